@@ -1,0 +1,50 @@
+"""Errors that a user meets: each says what is wrong, where, why, and what to do."""
+
+from __future__ import annotations
+
+
+class MonoplanError(Exception):
+    """Base of every error raised on purpose; `where` is the user's line, `why` and `fix` are optional sentences."""
+
+    def __init__(self, what: str, *, where: object = None, why: str = "", fix: str = "") -> None:
+        self.what, self.where, self.why, self.fix = what, where, why, fix
+        lines = [what]
+        if where is not None and str(where):
+            lines.append(f"  where: {where}")
+        if why:
+            lines.append(f"  why:   {why}")
+        if fix:
+            lines.append(f"  to do: {fix}")
+        super().__init__("\n".join(lines))
+
+
+class TypeRuleError(MonoplanError, TypeError):
+    """Operands or attributes of an op do not fit together (rank, shape or dtype)."""
+
+
+class TraceError(MonoplanError):
+    """`forward` did something that can't be captured in a graph."""
+
+
+class ParseError(MonoplanError, ValueError):
+    """IR text that does not parse; names line and column."""
+
+
+class VerifyError(MonoplanError):
+    """A graph that breaks the rules of the IR: a bug in a pass or in hand-written IR."""
+
+
+class ArgumentError(MonoplanError, ValueError):
+    """A call with wrong arguments: number, rank, shape, dtype or value."""
+
+
+class CompileError(MonoplanError):
+    """The C or CUDA compiler is missing, or failed."""
+
+
+class PlanError(MonoplanError, RuntimeError):
+    """A running plan reported an error; names the IR line and the user's line."""
+
+
+class LoadError(MonoplanError, ValueError):
+    """A checkpoint, tokenizer or configuration that can't be used."""
