@@ -1,1 +1,1 @@
-"""ir"""
+"""The language: types, ops, graphs, their text, the verifier and the reference interpreter."""

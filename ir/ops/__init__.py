@@ -1,1 +1,19 @@
-"""ir/ops"""
+"""Every op of the registry, by family; importing this package fills the registry."""
+
+from monoplan.ir.ops import (
+    attention,
+    collective,
+    control,
+    elementwise,
+    fused,
+    index,
+    linear,
+    norm,
+    reduce,
+    sampling,
+    shape,
+)
+from monoplan.ir.opdef import REGISTRY
+
+__all__ = ["REGISTRY", "attention", "collective", "control", "elementwise", "fused", "index", "linear", "norm",
+           "reduce", "sampling", "shape"]

@@ -1,0 +1,324 @@
+"""Dimensions: an int, or a polynomial over named symbols (`batch * seq + 1`, `seq // 2`).
+
+Enough algebra for shapes: sums and products are kept in a canonical form, so that equality is comparison;
+`//` by an int divides exactly where it can and is otherwise kept as an atom. Every symbol is at least 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Union
+
+from monoplan.ir.errors import ParseError
+
+Dim = Union[int, "Expr"]
+Atom = Union[str, "FloorDiv"]
+Monomial = tuple[Atom, ...]
+
+# Set by the tracer while user code runs: comparing a symbolic size with an int is then an error and not a silent False.
+_undecided: contextvars.ContextVar[Callable[[str], Exception] | None] = contextvars.ContextVar("undecided", default=None)
+
+
+@contextlib.contextmanager
+def comparisons_raise(make_error: Callable[[str], Exception] | None) -> Iterator[None]:
+    """Within it, an undecidable comparison of a symbolic size raises `make_error(text)` (None: plain comparison)."""
+    token = _undecided.set(make_error)
+    try:
+        yield
+    finally:
+        _undecided.reset(token)
+
+
+@dataclass(frozen=True)
+class FloorDiv:
+    """`numerator // denominator` that does not divide exactly; an atom of a monomial."""
+
+    numerator: Expr
+    denominator: int
+
+    def __str__(self) -> str:
+        return f"({self.numerator})//{self.denominator}"
+
+
+@dataclass(frozen=True, eq=False)
+class Expr:
+    """A canonical polynomial: sorted (monomial, coefficient) pairs without zeros; never a plain int."""
+
+    terms: tuple[tuple[Monomial, int], ...]
+
+    def __add__(self, other: Dim) -> Dim:
+        return _sum(self, other, 1)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Dim) -> Dim:
+        return _sum(self, other, -1)
+
+    def __rsub__(self, other: Dim) -> Dim:
+        return _sum(other, self, -1)
+
+    def __neg__(self) -> Dim:
+        return _sum(0, self, -1)
+
+    def __mul__(self, other: Dim) -> Dim:
+        if not isinstance(other, (int, Expr)):
+            return NotImplemented
+        result: dict[Monomial, int] = {}
+        for m1, c1 in self.terms:
+            for m2, c2 in _terms(other):
+                key = tuple(sorted(m1 + m2, key=str))
+                result[key] = result.get(key, 0) + c1 * c2
+        return _make(result)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Dim) -> Dim:
+        quotient = divide_exactly(self, other)
+        if quotient is not None:
+            return quotient
+        if isinstance(other, Expr):
+            raise ParseError(f"{self} // {other}: a symbolic divisor must divide exactly")
+        return Expr((((FloorDiv(self, other),), 1),))
+
+    def __mod__(self, other: int) -> Dim:
+        return self - (self // other) * other
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Expr):
+            if self.terms == other.terms:
+                return True
+        elif not isinstance(other, int):
+            return NotImplemented
+        make_error = _undecided.get()
+        if make_error is not None and possible(self, other):
+            raise make_error(f"{self} == {other}")
+        return False
+
+    def __hash__(self) -> int:
+        return hash(self.terms)
+
+    def _compare(self, other: Dim, sign: str) -> bool:
+        low, high = bounds(self - other)
+        decided = {
+            "<": (high is not None and high < 0, low is not None and low >= 0),
+            "<=": (high is not None and high <= 0, low is not None and low > 0),
+            ">": (low is not None and low > 0, high is not None and high <= 0),
+            ">=": (low is not None and low >= 0, high is not None and high < 0),
+        }[sign]
+        if decided[0] or decided[1]:
+            return decided[0]
+        make_error = _undecided.get()
+        text = f"{self} {sign} {other}"
+        raise make_error(text) if make_error else TypeError(f"{text} is not decided: the size is symbolic")
+
+    def __lt__(self, other: Dim) -> bool:
+        return self._compare(other, "<")
+
+    def __le__(self, other: Dim) -> bool:
+        return self._compare(other, "<=")
+
+    def __gt__(self, other: Dim) -> bool:
+        return self._compare(other, ">")
+
+    def __ge__(self, other: Dim) -> bool:
+        return self._compare(other, ">=")
+
+    def __bool__(self) -> bool:
+        return self > 0
+
+    def __index__(self) -> int:
+        make_error = _undecided.get()
+        raise make_error(f"int({self})") if make_error else TypeError(f"{self} is symbolic, not an int")
+
+    @cached_property
+    def text(self) -> str:
+        parts: list[str] = []
+        for monomial, coefficient in self.terms:
+            factors = [str(a) for a in monomial]
+            if abs(coefficient) != 1 or not factors:
+                factors.insert(0, str(abs(coefficient)))
+            sign = "-" if coefficient < 0 else "+" if parts else ""
+            parts.append(f"{sign}{'*'.join(factors)}")
+        return "".join(parts)
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
+
+
+def symbol(name: str) -> Expr:
+    """The symbol `name`."""
+    if not name.isidentifier():
+        raise ParseError(f"{name!r} is not a name for a symbolic dimension")
+    return Expr((((name,), 1),))
+
+
+def as_dim(spec: int | str | Expr) -> Dim:
+    """A Dim from an int, an expression in text, or a Dim."""
+    if isinstance(spec, str):
+        return parse_dim(spec)
+    return spec if isinstance(spec, Expr) else int(spec)
+
+
+def equal(a: Dim, b: Dim) -> bool:
+    """Whether two dims are the same expression (never raises)."""
+    if isinstance(a, Expr) and isinstance(b, Expr):
+        return a.terms == b.terms
+    return not isinstance(a, Expr) and not isinstance(b, Expr) and a == b
+
+
+def bounds(d: Dim) -> tuple[int | None, int | None]:
+    """The range that `d` can take when every symbol is at least 1 (None: unbounded)."""
+    low: int | None = 0
+    high: int | None = 0
+    for monomial, c in _terms(d):
+        if not monomial:
+            low = None if low is None else low + c
+            high = None if high is None else high + c
+            continue
+        least = 1 if all(isinstance(a, str) for a in monomial) else 0
+        if c > 0:
+            low, high = (None if low is None else low + c * least), None
+        else:
+            low, high = None, (None if high is None else high + c * least)
+    return low, high
+
+
+def possible(a: Dim, b: Dim) -> bool:
+    """Whether a == b can hold for some values of the symbols."""
+    low, high = bounds(a - b)
+    return (low is None or low <= 0) and (high is None or high >= 0)
+
+
+def divide_exactly(a: Dim, b: Dim) -> Dim | None:
+    """a / b when the division leaves nothing, else None."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b if b and a % b == 0 else None
+    divisor = _terms(b)
+    if len(divisor) != 1:
+        return 1 if equal(a, b) else _divide_polynomial(a, b)
+    (mono, coefficient) = divisor[0]
+    result: dict[Monomial, int] = {}
+    for m, c in _terms(a):
+        rest = list(m)
+        for atom in mono:
+            if atom not in rest:
+                return None
+            rest.remove(atom)
+        if c % coefficient:
+            return None
+        result[tuple(rest)] = c // coefficient
+    return _make(result)
+
+
+def _divide_polynomial(a: Dim, b: Dim) -> Dim | None:
+    """Long division by the leading term; shapes need only a step or two."""
+    quotient: Dim = 0
+    rest: Dim = a
+    lead = _make({_terms(b)[0][0]: _terms(b)[0][1]})
+    for _ in range(8):
+        if isinstance(rest, int) and rest == 0:
+            return quotient
+        head = _terms(rest)[0]
+        step = divide_exactly(_make({head[0]: head[1]}), lead)
+        if step is None:
+            return None
+        quotient, rest = quotient + step, rest - step * b
+    return None
+
+
+def symbols_of(d: Dim) -> set[str]:
+    """The names of the symbols in `d`."""
+    found: set[str] = set()
+    for monomial, _ in _terms(d):
+        for atom in monomial:
+            found |= {atom} if isinstance(atom, str) else symbols_of(atom.numerator)
+    return found
+
+
+def evaluate(d: Dim, values: Mapping[str, int]) -> int:
+    """The int that `d` is for these values of its symbols."""
+    result = 0
+    for monomial, coefficient in _terms(d):
+        for atom in monomial:
+            factor = values[atom] if isinstance(atom, str) else evaluate(atom.numerator, values) // atom.denominator
+            coefficient *= factor
+        result += coefficient
+    return result
+
+
+def substitute(d: Dim, values: Mapping[str, Dim]) -> Dim:
+    """`d` with symbols replaced by other dims."""
+    result: Dim = 0
+    for monomial, coefficient in _terms(d):
+        term: Dim = coefficient
+        for atom in monomial:
+            if isinstance(atom, str):
+                term = term * values.get(atom, symbol(atom))
+            else:
+                term = term * (substitute(atom.numerator, values) // atom.denominator)
+        result = result + term
+    return result
+
+
+def format_dim(d: Dim) -> str:
+    """The text that parse_dim reads back."""
+    return str(d)
+
+
+def parse_dim(text: str) -> Dim:
+    """A Dim from text such as `2*batch*seq+1` or `(seq+1)//2`."""
+    import ast
+
+    def walk(node: ast.expr) -> Dim:
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value
+        if isinstance(node, ast.Name):
+            return symbol(node.id)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return 0 - walk(node.operand)
+        if isinstance(node, ast.BinOp):
+            a, b = walk(node.left), walk(node.right)
+            if isinstance(node.op, ast.Add):
+                return a + b
+            if isinstance(node.op, ast.Sub):
+                return a - b
+            if isinstance(node.op, ast.Mult):
+                return a * b
+            if isinstance(node.op, ast.FloorDiv) and (isinstance(a, Expr) or b):
+                return a // b
+        raise ParseError(f"{text!r} is not a dimension", fix="ints, names, + - * // and parentheses are allowed")
+
+    try:
+        return walk(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, RecursionError, ValueError) as error:
+        if isinstance(error, ParseError):
+            raise
+        raise ParseError(f"{text!r} is not a dimension") from None
+
+
+def _terms(d: Dim) -> tuple[tuple[Monomial, int], ...]:
+    return d.terms if isinstance(d, Expr) else (((), d),) if d else ()
+
+
+def _sum(a: Dim, b: Dim, sign: int) -> Dim:
+    if not isinstance(a, (int, Expr)) or not isinstance(b, (int, Expr)):
+        return NotImplemented
+    result = dict(_terms(a))
+    for m, c in _terms(b):
+        result[m] = result.get(m, 0) + sign * c
+    return _make(result)
+
+
+def _make(terms: Mapping[Monomial, int]) -> Dim:
+    kept = {m: c for m, c in terms.items() if c}
+    if not kept:
+        return 0
+    if set(kept) == {()}:
+        return kept[()]
+    return Expr(tuple(sorted(kept.items(), key=lambda item: (-len(item[0]), [str(a) for a in item[0]]))))

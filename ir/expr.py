@@ -1,0 +1,171 @@
+"""Pointwise expressions: what a fused kernel computes per element, as a small tree with a text form.
+
+`add(mul(x0, 0.5), x1)`: xN is operand N, names are pointwise ops of the registry, literals take the type of the
+operand beside them. The same tree is evaluated by numpy (the reference) and rendered to C and CUDA.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Union
+
+import numpy as np
+
+from monoplan.ir.errors import ParseError, TypeRuleError
+from monoplan.ir.opdef import REGISTRY, Array
+from monoplan.ir.printer import format_attr
+from monoplan.ir.types import DTYPES, DType, TensorType, bool_, f32, i64, promote
+
+Node = Union["Arg", "Const", "Call"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """Operand number `index`."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"x{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A literal; takes the type of its neighbours."""
+
+    value: float | int | bool
+
+    def __str__(self) -> str:
+        text = format_attr(self.value)
+        return f"float('{text}')" if text.lstrip("-") in ("inf", "nan") else text
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A pointwise op applied to expressions."""
+
+    op: str
+    args: tuple[Node, ...]
+    attrs: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        attrs = [f"{k}={format_attr(v)}".replace('"', "'") for k, v in self.attrs]
+        return f"{self.op}({', '.join([*map(str, self.args), *attrs])})"
+
+
+@cache
+def parse_expr(text: str) -> Node:
+    """The tree of an expression's text."""
+    try:
+        return _walk(ast.parse(text, mode="eval").body, text)
+    except (SyntaxError, RecursionError, ValueError) as error:
+        if isinstance(error, ParseError):
+            raise
+        raise ParseError(f"{text!r} is not a pointwise expression") from None
+
+
+def _walk(node: ast.expr, text: str) -> Node:
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
+        return Const(node.value)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        inner = _walk(node.operand, text)
+        if isinstance(inner, Const):
+            return Const(-inner.value)
+    if isinstance(node, ast.Name) and node.id[:1] == "x" and node.id[1:].isdigit():
+        return Arg(int(node.id[1:]))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if node.func.id == "float" and isinstance(node.args[0], ast.Constant):
+            return Const(float(node.args[0].value))  # type: ignore[arg-type]
+        opdef = REGISTRY.get(node.func.id)
+        if opdef is not None and opdef.kind == "pointwise":
+            attrs = {k.arg or "": _attr(k.value, text) for k in node.keywords}
+            full = opdef.complete_attrs(attrs)
+            return Call(opdef.name, tuple(_walk(a, text) for a in node.args), tuple(full.items()))
+        raise ParseError(f"{node.func.id} in {text!r} is not a pointwise op")
+    raise ParseError(f"{text!r} is not a pointwise expression")
+
+
+def _attr(node: ast.expr, text: str) -> Any:
+    if isinstance(node, ast.Name) and node.id in DTYPES:
+        return DTYPES[node.id]
+    if isinstance(node, ast.Constant):
+        return node.value
+    raise ParseError(f"{text!r}: an attribute is not a literal")
+
+
+def expr_dtype(node: Node, args: Sequence[DType], hint: DType | None = None) -> DType:
+    """The element type of an expression whose operands have these types; `hint` types a bare literal."""
+    if isinstance(node, Arg):
+        return args[node.index]
+    if isinstance(node, Const):
+        return _const_dtype(node.value, hint)
+    types = call_dtypes(node, args)
+    return REGISTRY[node.op].infer([TensorType(t, ()) for t in types], dict(node.attrs))[0].dtype
+
+
+def call_dtypes(node: Call, args: Sequence[DType]) -> list[DType]:
+    """The types of a call's arguments; a literal takes the promoted type of those that have one."""
+    strong = [expr_dtype(a, args) for a in node.args if not isinstance(a, Const)]
+    if node.op == "where" and not isinstance(node.args[0], Const):
+        strong = strong[1:]
+    hint = promote(*strong) if strong else None
+    return [expr_dtype(a, args, hint) for a in node.args]
+
+
+def _const_dtype(value: float | int | bool, hint: DType | None) -> DType:
+    if isinstance(value, bool):
+        return bool_ if hint is None or hint == bool_ else hint
+    if isinstance(value, float):
+        return hint if hint is not None and hint.is_float else f32
+    return hint if hint is not None and hint != bool_ else i64
+
+
+def evaluate_expr(node: Node, args: Sequence[Array]) -> Array:
+    """The expression over numpy arrays, by the references of its ops."""
+    if isinstance(node, Arg):
+        return args[node.index]
+    if isinstance(node, Const):
+        raise TypeRuleError("an expression can't be a lone literal")
+    values = [None if isinstance(a, Const) else evaluate_expr(a, args) for a in node.args]
+    filled = []
+    for a, v in zip(node.args, values, strict=True):
+        if v is None:
+            assert isinstance(a, Const)
+            v = _literal(a.value, [x.dtype for i, x in enumerate(values) if x is not None
+                                   and not (node.op == "where" and i == 0)])
+        filled.append(v.astype(np.float32) if v.dtype.itemsize == 2 and v.dtype.kind in "fV" else v)
+    return np.asarray(REGISTRY[node.op].reference(*filled, **dict(node.attrs)))
+
+
+def _literal(value: float | int | bool, beside: Sequence[np.dtype[Any]]) -> Array:
+    kinds = {d.kind for d in beside}
+    if isinstance(value, float):
+        wide = any(d == np.float64 for d in beside)
+        return np.asarray(value, np.float64 if wide else np.float32)
+    if isinstance(value, bool) and (not beside or kinds == {"b"}):
+        return np.asarray(value)
+    return np.asarray(value, np.result_type(*beside) if beside and kinds != {"b"} else np.int64)
+
+
+def substitute_args(node: Node, make: Callable[[int], Node]) -> Node:
+    """The expression with every operand replaced."""
+    if isinstance(node, Arg):
+        return make(node.index)
+    if isinstance(node, Call):
+        return Call(node.op, tuple(substitute_args(a, make) for a in node.args), node.attrs)
+    return node
+
+
+def arg_indices(node: Node) -> set[int]:
+    """The operands that occur."""
+    if isinstance(node, Arg):
+        return {node.index}
+    return set().union(*(arg_indices(a) for a in node.args)) if isinstance(node, Call) else set()
+
+
+def count_ops(node: Node) -> int:
+    """The number of pointwise ops, for flop counts and limits on fusion."""
+    return 1 + sum(count_ops(a) for a in node.args) if isinstance(node, Call) else 0

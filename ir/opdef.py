@@ -1,0 +1,174 @@
+"""One definition per op: schema, type rule, numpy reference and doc, from one decorated function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from monoplan.ir.errors import TypeRuleError
+from monoplan.ir.types import DType, TensorType, bf16, f16, f32
+
+Array = np.ndarray[Any, Any]
+# A rule gets operand types (None where absent) by position and attributes by name; it gives one type or several.
+TypeRule = Callable[..., "TensorType | tuple[TensorType, ...]"]
+
+REGISTRY: dict[str, OpDef] = {}
+REQUIRED = inspect.Parameter.empty
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpDef:
+    """All there is to know about an operator."""
+
+    name: str
+    operand_names: tuple[str, ...]
+    optional: tuple[str, ...]  # operands that may be None
+    variadic: str | None  # a last operand that stands for any number of values
+    attr_defaults: Mapping[str, Any]  # REQUIRED where there is no default
+    rule: TypeRule
+    reference: Callable[..., Any]
+    doc: str
+    kind: str  # the kernel family or "pointwise", "view", "reduce" …: what passes and lowering switch on
+    inplace: Mapping[int, str]  # result number -> the operand whose storage it takes over
+
+    def complete_attrs(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
+        """Attributes with defaults filled in, in the order of the definition."""
+        if unknown := sorted(set(attrs) - set(self.attr_defaults)):
+            raise TypeRuleError(f"{self.name}: unknown attributes {', '.join(unknown)}")
+        full = {k: _plain(attrs.get(k, default)) for k, default in self.attr_defaults.items()}
+        if missing := [k for k, v in full.items() if v is REQUIRED]:
+            raise TypeRuleError(f"{self.name}: attributes {', '.join(missing)} are required")
+        return full
+
+    def check_operands(self, operands: Sequence[object]) -> None:
+        """Raises when the number of operands is wrong or a required one is missing."""
+        n = len(self.operand_names)
+        if len(operands) < n or (len(operands) > n and self.variadic is None):
+            raise TypeRuleError(f"{self.name} takes {self.signature()}; got {len(operands)} operands")
+        for name, v in zip(self.operand_names, operands, strict=False):
+            if v is None and name not in self.optional:
+                raise TypeRuleError(f"{self.name}: operand {name} is missing")
+
+    def infer(self, types: Sequence[TensorType | None], attrs: Mapping[str, Any]) -> tuple[TensorType, ...]:
+        """Result types by the type rule."""
+        result = self.rule(*types, **attrs)
+        return result if isinstance(result, tuple) else (result,)
+
+    def evaluate(
+        self,
+        operands: Sequence[Array | None],
+        attrs: Mapping[str, Any],
+        results: Sequence[TensorType],
+        *,
+        exact: bool = False,
+    ) -> tuple[Array, ...]:
+        """The numpy reference. Half floats are computed in f32 and rounded once; `exact` computes in f64, unrounded."""
+        wide = [None if a is None else _widen(a, exact) for a in operands]
+        with np.errstate(all="ignore"):
+            out = self.reference(*wide, **attrs)
+        outs = out if isinstance(out, tuple) else (out,)
+        kept = []
+        for a, t in zip(outs, results, strict=True):
+            dtype = np.dtype(np.float64) if exact and t.dtype.is_float else t.dtype.numpy
+            with np.errstate(all="ignore"):
+                kept.append(np.asarray(a).astype(dtype, copy=False))
+        return tuple(kept)
+
+    def signature(self) -> str:
+        parts = [f"{n}?" if n in self.optional else n for n in self.operand_names]
+        if self.variadic:
+            parts.append(f"*{self.variadic}")
+        return f"({', '.join(parts)})"
+
+    def __call__(self, *operands: Any, **attrs: Any) -> Any:
+        """Applies the op: builds it into the current graph, or runs the reference on concrete tensors."""
+        from monoplan.ir.builder import apply
+
+        return apply(self, operands, attrs)
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}{self.signature()}>"
+
+
+def op(rule: TypeRule, kind: str, *, inplace: Mapping[int, str] | None = None) -> Callable[[Callable[..., Any]], OpDef]:
+    """Registers an op: positional parameters are operands, keyword-only ones attributes, the body the reference."""
+
+    def register(fn: Callable[..., Any]) -> OpDef:
+        params = inspect.signature(fn).parameters.values()
+        positional = [p for p in params if p.kind is p.POSITIONAL_OR_KEYWORD]
+        opdef = OpDef(
+            name=fn.__name__.rstrip("_"),
+            operand_names=tuple(p.name for p in positional),
+            optional=tuple(p.name for p in positional if p.default is None),
+            variadic=next((p.name for p in params if p.kind is p.VAR_POSITIONAL), None),
+            attr_defaults={p.name: p.default for p in params if p.kind is p.KEYWORD_ONLY},
+            rule=rule,
+            reference=fn,
+            doc=inspect.cleandoc(fn.__doc__ or ""),
+            kind=kind,
+            inplace=inplace or {},
+        )
+        if not opdef.doc:
+            raise ValueError(f"{opdef.name}: an operator needs a one-line doc")
+        if opdef.name in REGISTRY:
+            raise ValueError(f"{opdef.name}: defined twice")
+        REGISTRY[opdef.name] = opdef
+        return opdef
+
+    return register
+
+
+def _widen(a: Array, exact: bool) -> Array:
+    """Half floats as f32, or every float as f64."""
+    if a.dtype == bf16.numpy or a.dtype == f16.numpy:
+        return a.astype(np.float64 if exact else np.float32)
+    if exact and a.dtype == f32.numpy:
+        return a.astype(np.float64)
+    return a
+
+
+def _plain(v: Any) -> Any:
+    """Attributes are plain immutable Python: lists become tuples, numpy scalars Python numbers."""
+    if isinstance(v, list | tuple):
+        return tuple(_plain(x) for x in v)
+    if isinstance(v, np.generic):
+        return v.item()
+    return v
+
+
+def same_as(name: str) -> Callable[..., TensorType]:
+    """A rule: the result has the type of that operand (by position 0) and attributes do not matter."""
+
+    def rule(first: TensorType, *_: TensorType | None, **__: Any) -> TensorType:
+        return first
+
+    rule.__name__ = f"same_as_{name}"
+    return rule
+
+
+def require(condition: bool, what: str, *, why: str = "", fix: str = "") -> None:
+    """Raises a TypeRuleError unless the condition holds."""
+    if not condition:
+        raise TypeRuleError(what, why=why, fix=fix)
+
+
+def require_float(name: str, *types: TensorType | None) -> None:
+    for t in types:
+        require(t is None or t.dtype.is_float, f"{name} needs floating point operands, got {t}")
+
+
+def normalize_axis(axis: int, rank: int, name: str) -> int:
+    """An axis counted from the front."""
+    require(-rank <= axis < rank, f"{name}: axis {axis} is out of range for rank {rank}")
+    return axis % rank
+
+
+def dtype_attr(dtype: Any) -> DType:
+    """A DType attribute given as a DType or a name."""
+    from monoplan.ir.types import as_dtype
+
+    return as_dtype(dtype)

@@ -1,0 +1,122 @@
+"""Reductions over any axes, cumulative sums, and softmax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from monoplan.ir.opdef import Array, normalize_axis, op, require
+from monoplan.ir.rules import normalized_axes, reduced_shape
+from monoplan.ir.types import TensorType, bool_, i64, u64
+
+
+def _reduce_type(name: str) -> Any:
+    def rule(x: TensorType, *, axes: Any, keepdims: bool) -> TensorType:
+        return TensorType(x.dtype, reduced_shape(x, normalized_axes(axes, x.rank, name), keepdims))
+
+    return rule
+
+
+def _sum_type(x: TensorType, *, axes: Any, keepdims: bool) -> TensorType:
+    dtype = x.dtype if x.dtype.is_float else u64 if x.dtype.kind == "u" else i64
+    return TensorType(dtype, reduced_shape(x, normalized_axes(axes, x.rank, "sum"), keepdims))
+
+
+def _mean_type(x: TensorType, *, axes: Any, keepdims: bool) -> TensorType:
+    require(x.dtype.is_float, f"mean needs floating point operands, got {x}")
+    return TensorType(x.dtype, reduced_shape(x, normalized_axes(axes, x.rank, "mean"), keepdims))
+
+
+def _extreme_type(name: str) -> Any:
+    inner = _reduce_type(name)
+
+    def rule(x: TensorType, *, axes: Any, keepdims: bool) -> TensorType:
+        require(x.dtype != bool_, f"{name} needs numbers, got {x}")
+        return inner(x, axes=axes, keepdims=keepdims)  # type: ignore[no-any-return]
+
+    return rule
+
+
+def _axes(x: Array, axes: Any) -> tuple[int, ...]:
+    return normalized_axes(axes, x.ndim, "reduce")
+
+
+@op(_sum_type, "reduce")
+def sum_(x: Array, *, axes: tuple[int, ...] | None = None, keepdims: bool = False) -> Array:
+    """The sum over axes (None: all); integers and bools are summed in 64 bits."""
+    return np.sum(x, axis=_axes(x, axes), keepdims=keepdims)
+
+
+@op(_mean_type, "reduce")
+def mean(x: Array, *, axes: tuple[int, ...] | None = None, keepdims: bool = False) -> Array:
+    """The mean over axes (None: all)."""
+    return np.mean(x, axis=_axes(x, axes), keepdims=keepdims)
+
+
+@op(_extreme_type("max"), "reduce")
+def max_(x: Array, *, axes: tuple[int, ...] | None = None, keepdims: bool = False) -> Array:
+    """The largest element over axes (None: all); NaN wins."""
+    return np.max(x, axis=_axes(x, axes), keepdims=keepdims)
+
+
+@op(_extreme_type("min"), "reduce")
+def min_(x: Array, *, axes: tuple[int, ...] | None = None, keepdims: bool = False) -> Array:
+    """The smallest element over axes (None: all); NaN wins."""
+    return np.min(x, axis=_axes(x, axes), keepdims=keepdims)
+
+
+def _argmax_type(x: TensorType, *, axis: int | None, keepdims: bool) -> TensorType:
+    require(x.dtype != bool_, f"argmax needs numbers, got {x}")
+    axes = normalized_axes(axis, x.rank, "argmax")
+    return TensorType(i64, reduced_shape(x, axes, keepdims))
+
+
+@op(_argmax_type, "reduce")
+def argmax(x: Array, *, axis: int | None = None, keepdims: bool = False) -> Array:
+    """The index of the largest element along an axis (None: of the flattened tensor); ties go to the lowest."""
+    return np.argmax(x, axis=axis, keepdims=keepdims)
+
+
+def _float_axis_type(name: str) -> Any:
+    def rule(x: TensorType, *, axis: int) -> TensorType:
+        require(x.dtype.is_float, f"{name} needs floating point operands, got {x}")
+        normalize_axis(axis, x.rank, name)
+        return x
+
+    return rule
+
+
+@op(_float_axis_type("softmax"), "softmax")
+def softmax(x: Array, *, axis: int = -1) -> Array:
+    """exp(x - max) / sum(exp(x - max)) along an axis."""
+    e = np.exp(x - np.max(x, axis=axis, keepdims=True))
+    return e / np.sum(e, axis=axis, keepdims=True)
+
+
+def _causal_type(x: TensorType) -> TensorType:
+    require(x.dtype.is_float and x.rank >= 2, f"causal_softmax needs floating point scores [..., query, key], got {x}")
+    return x
+
+
+@op(_causal_type, "softmax")
+def causal_softmax(x: Array) -> Array:
+    """softmax over the last axis, where query i of S sees keys up to i + (T - S)."""
+    rows, columns = x.shape[-2:]
+    visible = np.arange(columns) <= np.arange(rows)[:, None] + (columns - rows)
+    masked = np.where(visible, x, -np.inf)
+    top = np.max(masked, axis=-1, keepdims=True)
+    e = np.where(visible, np.exp(masked - np.where(np.isneginf(top), 0, top)), 0)
+    return e / np.maximum(np.sum(e, axis=-1, keepdims=True), np.finfo(x.dtype).tiny)
+
+
+def _cumsum_type(x: TensorType, *, axis: int) -> TensorType:
+    require(x.dtype != bool_, f"cumsum needs numbers, got {x}")
+    normalize_axis(axis, x.rank, "cumsum")
+    return x
+
+
+@op(_cumsum_type, "scan")
+def cumsum(x: Array, *, axis: int = -1) -> Array:
+    """Running sums along an axis, in the element type (half floats in f32)."""
+    return np.cumsum(x, axis=axis, dtype=x.dtype)

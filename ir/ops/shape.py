@@ -1,0 +1,140 @@
+"""Ops that move or make data: reshape, transpose, slice, expand, concat, split, repeat, arange, full."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from monoplan.ir.dims import Dim, Expr, bounds, equal
+from monoplan.ir.opdef import Array, normalize_axis, op, require
+from monoplan.ir.rules import broadcast
+from monoplan.ir.types import DType, TensorType, f32, i64, product, promote
+
+
+def _reshape_type(x: TensorType, *, shape: tuple[Dim, ...]) -> TensorType:
+    target = TensorType(x.dtype, shape)
+    require(equal(x.size, target.size), f"reshape: {x} has {x.size} elements, {target} has {target.size}")
+    return target
+
+
+@op(_reshape_type, "view")
+def reshape(x: Array, *, shape: tuple[Dim, ...]) -> Array:
+    """The same elements in another shape, in row-major order."""
+    return x.reshape(shape)
+
+
+def _transpose_type(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
+    require(sorted(axes) == list(range(x.rank)), f"transpose: axes {axes} are not a permutation for {x}")
+    return x.with_shape(x.shape[a] for a in axes)
+
+
+@op(_transpose_type, "view")
+def transpose(x: Array, *, axes: tuple[int, ...]) -> Array:
+    """Dimensions permuted: result dimension i is dimension axes[i] of x."""
+    return np.transpose(x, axes)
+
+
+def _slice_type(x: TensorType, *, axis: int, start: Dim, length: Dim, step: int) -> TensorType:
+    axis = normalize_axis(axis, x.rank, "slice")
+    require(step >= 1, f"slice: the step must be 1 or more, got {step}")
+    size = x.shape[axis]
+    last = start + (length - 1) * step if not equal(length, 0) else start
+    for d, what in ((start, "start"), (length, "length")):
+        low, _ = bounds(d)
+        require(low is None or low >= 0 or isinstance(d, Expr), f"slice: the {what} {d} is negative")
+    room = size - 1 - last if not equal(length, 0) else size - start
+    _, high = bounds(room)
+    require(high is None or high >= 0, f"slice: {start} + {length} goes past {size}, the size of axis {axis} of {x}")
+    return x.with_shape(length if i == axis else d for i, d in enumerate(x.shape))
+
+
+@op(_slice_type, "view")
+def slice_(x: Array, *, axis: int, start: Dim, length: Dim, step: int = 1) -> Array:
+    """`length` elements of an axis from `start`, every `step`-th."""
+    index = [slice(None)] * x.ndim
+    index[axis] = slice(start, start + (length - 1) * step + 1 if length else start, step)
+    return x[tuple(index)]
+
+
+def _expand_type(x: TensorType, *, shape: tuple[Dim, ...]) -> TensorType:
+    got = broadcast([x.shape, shape], "expand")
+    require(len(got) == len(shape) and all(equal(a, b) for a, b in zip(got, shape, strict=True)),
+            f"expand: {x} does not broadcast to {TensorType(x.dtype, shape)}")
+    return x.with_shape(shape)
+
+
+@op(_expand_type, "view")
+def expand(x: Array, *, shape: tuple[Dim, ...]) -> Array:
+    """x broadcast to a larger shape."""
+    return np.broadcast_to(x, shape)
+
+
+def _concat_type(*xs: TensorType, axis: int) -> TensorType:
+    require(len(xs) > 0, "concat needs at least one operand")
+    axis = normalize_axis(axis, xs[0].rank, "concat")
+    total: Dim = 0
+    for x in xs:
+        fits = x.rank == xs[0].rank and all(
+            i == axis or equal(a, b) for i, (a, b) in enumerate(zip(x.shape, xs[0].shape, strict=True))
+        )
+        require(fits, f"concat along {axis}: {xs[0]} and {x} differ in another dimension")
+        total = total + x.shape[axis]
+    shape = tuple(total if i == axis else d for i, d in enumerate(xs[0].shape))
+    return TensorType(promote(*(x.dtype for x in xs)), shape)
+
+
+@op(_concat_type, "copy")
+def concat(*xs: Array, axis: int = 0) -> Array:
+    """Operands joined along an axis."""
+    return np.concatenate(xs, axis=axis)
+
+
+def _split_type(x: TensorType, *, sizes: tuple[Dim, ...], axis: int) -> tuple[TensorType, ...]:
+    axis = normalize_axis(axis, x.rank, "split")
+    total: Dim = 0
+    for s in sizes:
+        total = total + s
+    require(equal(total, x.shape[axis]), f"split: sizes {sizes} do not add up to {x.shape[axis]}, axis {axis} of {x}")
+    return tuple(x.with_shape(s if i == axis else d for i, d in enumerate(x.shape)) for s in sizes)
+
+
+@op(_split_type, "view")
+def split(x: Array, *, sizes: tuple[Dim, ...], axis: int = -1) -> tuple[Array, ...]:
+    """x cut along an axis into pieces of the given sizes."""
+    return tuple(np.split(x, np.cumsum(sizes)[:-1], axis=axis))
+
+
+def _repeat_type(x: TensorType, *, repeats: int, axis: int) -> TensorType:
+    axis = normalize_axis(axis, x.rank, "repeat")
+    require(repeats >= 1, f"repeat: repeats must be 1 or more, got {repeats}")
+    return x.with_shape(d * repeats if i == axis else d for i, d in enumerate(x.shape))
+
+
+@op(_repeat_type, "copy")
+def repeat(x: Array, *, repeats: int, axis: int) -> Array:
+    """Each element of an axis `repeats` times in a row, as grouped key and value heads are shared."""
+    return np.repeat(x, repeats, axis=axis)
+
+
+def _arange_type(*, length: Dim, start: Dim, dtype: DType) -> TensorType:
+    return TensorType(dtype, (length,))
+
+
+@op(_arange_type, "generate")
+def arange(*, length: Dim, start: Dim = 0, dtype: DType = i64) -> Array:
+    """start, start + 1, … (length of them)."""
+    return np.arange(start, start + length).astype(dtype.numpy)  # type: ignore[arg-type]
+
+
+def _full_type(*, shape: tuple[Dim, ...], value: float | int | bool, dtype: DType) -> TensorType:
+    return TensorType(dtype, shape)
+
+
+@op(_full_type, "generate")
+def full(*, shape: tuple[Dim, ...] = (), value: float | int | bool, dtype: DType = f32) -> Array:
+    """One value everywhere; a scalar constant when the shape is empty."""
+    return np.full(shape, value, dtype.numpy)  # type: ignore[arg-type]
+
+
+def element_count(shape: tuple[Dim, ...]) -> Dim:
+    """The number of elements of a shape."""
+    return product(shape)

@@ -1,0 +1,164 @@
+"""Element types and tensor types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from monoplan.ir.dims import Dim, as_dim, equal, format_dim
+from monoplan.ir.errors import TypeRuleError
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """An element type; prints as its short name (`f32`)."""
+
+    name: str
+    kind: str  # "f" float, "i" signed, "u" unsigned, "b" bool
+    bits: int
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The numpy dtype that holds it (bf16 comes from ml_dtypes)."""
+        return _NUMPY[self.name]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return max(self.bits // 8, 1)
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "f"
+
+    @property
+    def is_integer(self) -> bool:
+        return self.kind in "iu"
+
+    @property
+    def accumulator(self) -> DType:
+        """The type sums are kept in: f64 for f64, f32 for narrower floats, 64 bits for integers."""
+        if self.kind == "f":
+            return f64 if self.bits == 64 else f32
+        return u64 if self.kind == "u" else i64
+
+
+f64, f32 = DType("f64", "f", 64), DType("f32", "f", 32)
+f16, bf16 = DType("f16", "f", 16), DType("bf16", "f", 16)
+i8, i16, i32, i64 = (DType(f"i{n}", "i", n) for n in (8, 16, 32, 64))
+u8, u16, u32, u64 = (DType(f"u{n}", "u", n) for n in (8, 16, 32, 64))
+bool_ = DType("bool", "b", 8)
+
+DTYPES: dict[str, DType] = {d.name: d for d in (f64, f32, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64, bool_)}
+FLOATS = (f64, f32, f16, bf16)
+INTEGERS = (i8, i16, i32, i64, u8, u16, u32, u64)
+
+_LONG = {"float": "f", "int": "i", "uint": "u"}
+_NUMPY: dict[str, np.dtype[Any]] = {
+    name: np.dtype(bool if name == "bool" else ml_dtypes.bfloat16 if name == "bf16" else name[0] + str(d.bits // 8))
+    for name, d in DTYPES.items()
+}
+_ALIASES: dict[str, DType] = {np.dtype(n).name: DTYPES[k] for k, n in _NUMPY.items()} | {
+    "float": f32, "double": f64, "half": f16, "int": i64, "long": i64,
+}
+
+
+def as_dtype(spec: Any) -> DType:
+    """A DType from a DType, a short or numpy name (`f32`, `float32`), or a numpy dtype."""
+    if isinstance(spec, DType):
+        return spec
+    if isinstance(spec, str):
+        name = spec.removeprefix("torch.").removeprefix("np.")
+        if name in DTYPES:
+            return DTYPES[name]
+        if name in _ALIASES:
+            return _ALIASES[name]
+    else:
+        try:
+            return _ALIASES[np.dtype(spec).name]
+        except (TypeError, KeyError):
+            pass
+    raise TypeRuleError(f"{spec!r} is not an element type", fix="use one of " + ", ".join(DTYPES))
+
+
+def promote(*dtypes: DType) -> DType:
+    """The common type of operands: floats win over integers, wider over narrower; bf16 with f16 gives f32."""
+    result = dtypes[0]
+    for d in dtypes[1:]:
+        result = _promote2(result, d)
+    return result
+
+
+def _promote2(a: DType, b: DType) -> DType:
+    if a == b:
+        return a
+    if a.is_float or b.is_float:
+        if a.is_float and b.is_float:
+            return max(a, b, key=lambda d: d.bits) if a.bits != b.bits else f32
+        return a if a.is_float else b
+    if a.kind == "b" or b.kind == "b":
+        return b if a.kind == "b" else a
+    return _ALIASES[np.promote_types(a.numpy, b.numpy).name] if a.bits < 64 or b.bits < 64 or a.kind == b.kind else i64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorType:
+    """Element type and shape; prints as `f32[batch, 64]`."""
+
+    dtype: DType
+    shape: tuple[Dim, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(format_dim(d) for d in self.shape)}]"
+
+    __repr__ = __str__
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, TensorType)
+            and self.dtype == other.dtype
+            and len(self.shape) == len(other.shape)
+            and all(equal(a, b) for a, b in zip(self.shape, other.shape, strict=True))
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.dtype, self.shape))
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> Dim:
+        """The number of elements."""
+        return product(self.shape)
+
+    def with_shape(self, shape: Iterable[Dim]) -> TensorType:
+        return TensorType(self.dtype, tuple(shape))
+
+    def with_dtype(self, dtype: DType) -> TensorType:
+        return TensorType(dtype, self.shape)
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """The product of dimensions (1 for none)."""
+    result: Dim = 1
+    for d in dims:
+        result = result * d
+    return result
+
+
+def tensor_type(dtype: Any, *shape: Any) -> TensorType:
+    """A TensorType from loose parts: `tensor_type("f32", "batch", 64)`."""
+    return TensorType(as_dtype(dtype), tuple(as_dim(d) for d in shape))
+
+
+def is_scalar(t: TensorType) -> bool:
+    return not t.shape

@@ -1,0 +1,67 @@
+"""The rules of the IR, checked after every pass: always on."""
+
+from __future__ import annotations
+
+from monoplan.ir.errors import MonoplanError, VerifyError
+from monoplan.ir.graph import Graph, Op, Value
+from monoplan.ir.printer import print_op
+
+
+def verify(graph: Graph) -> None:
+    """Raises VerifyError unless every value is defined once and before use, and every type rule agrees."""
+    defined: set[Value] = set()
+    names: set[str] = set()
+
+    def define(v: Value, where: str) -> None:
+        if v in defined or v.name in names:
+            raise VerifyError(f"{v} is defined twice", where=where)
+        defined.add(v)
+        names.add(v.name)
+
+    for v in graph.inputs:
+        define(v, f"inputs of {graph.name}")
+    for p in graph.params:
+        define(p.value, f"params of {graph.name}")
+    settled = {p.value for p in graph.params}
+    overwritten: dict[Value, Op] = {}
+    for op in (*graph.setup, *graph.ops):
+        line = print_op(op, locs=True)
+        for v in op.reads:
+            if v not in defined:
+                raise VerifyError(f"{v} is read before its definition", where=line)
+            if v in overwritten:
+                raise VerifyError(f"{v} is read after {overwritten[v].name} overwrote its storage", where=line)
+        if op in graph.setup:
+            if not settled.issuperset(op.reads):
+                raise VerifyError("a setup op reads a value that is not a parameter", where=line)
+            settled.update(op.results)
+        _check_types(op, line)
+        for name in op.opdef.inplace.values():
+            target = op.operand(name)
+            if target is not None:
+                overwritten[target] = op
+        for r in op.results:
+            define(r, line)
+    for v in graph.outputs:
+        if v not in defined:
+            raise VerifyError(f"output {v} of {graph.name} is not defined")
+        if v in overwritten:
+            raise VerifyError(f"output {v} of {graph.name} was overwritten", where=print_op(overwritten[v]))
+
+
+def _check_types(op: Op, line: str) -> None:
+    try:
+        op.opdef.check_operands(op.operands)
+        if op.opdef.complete_attrs(op.attrs) != dict(op.attrs):
+            raise VerifyError("attributes are not complete", where=line)
+        types = op.opdef.infer([None if v is None else v.type for v in op.operands], op.attrs)
+    except VerifyError:
+        raise
+    except MonoplanError as error:
+        raise VerifyError(error.what, where=line, why=error.why) from None
+    written = tuple(r.type for r in op.results)
+    if types != written:
+        raise VerifyError(f"the type rule of {op.name} gives {types}, the results say {written}", where=line)
+    for v in op.attrs.values():
+        if isinstance(v, Graph):
+            verify(v)

@@ -1,0 +1,377 @@
+"""The content-addressed build cache: an entry appears whole, by one rename, or not at all.
+
+    <root>/plans/<digest>/   plan.c (and its headers), plan.so, build.sh, build.log, meta.json
+    <root>/facts/            small answers about this machine's compiler and CPU (see toolchain.py)
+    <root>/failed/           sources whose build failed, kept for the reader of the error
+
+There are no locks: two builders of one key make equal entries, and the loser of the rename discards its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path, PurePosixPath
+
+from monoplan.ir.errors import ArgumentError, CompileError
+
+DEFAULT_MAX_BYTES = 2_000_000_000
+RECENT_SECONDS = 600
+STALE_SECONDS = 3600  # a temporary directory this old, of a dead process, is rubbish
+FILE_NAMES = {"c": ("plan.c", "plan.so"), "cuda": ("plan.cu", "plan.cubin")}
+
+TEMP_NAME = re.compile(r"\.tmp-([0-9]{1,9})-[0-9a-f]+")
+# The place is at fault, not the build: another place may do. ESTALE is how NFS reports a directory that went away.
+_PLACE_ERRORS = "ENOSPC EDQUOT EROFS EACCES EPERM ENOTDIR EIO ESTALE".split()
+_PLACE_TEXTS = ("No space left on device", "Disk quota exceeded", "Read-only file system")
+
+
+@dataclass(frozen=True, slots=True)
+class BuildKey:
+    """Everything that may change the machine code; what is not here must not affect it."""
+
+    source: str
+    headers: tuple[tuple[str, str], ...]  # (name as #include "name" says it, text); written beside the source
+    compiler: str  # Compiler.identity, or the NVRTC version
+    flags: tuple[str, ...]
+    target: str  # as detected, never "native"
+    abi: int
+    language: str = "c"  # "c" or "cuda": names the files of the entry
+
+    def digest(self) -> str:
+        """The name of the entry: sha256 of all fields."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A finished build on disk; `hit` says that nothing was built for this call."""
+
+    path: Path
+    source: Path
+    binary: Path
+    hit: bool
+    log: str
+
+
+@dataclass(frozen=True, slots=True)
+class CacheInfo:
+    """What `monoplan cache info` and the doctor print."""
+
+    root: Path
+    temporary: bool  # True when the wanted place could not be used
+    entries: int
+    nbytes: int
+    max_bytes: int
+
+
+@dataclass(slots=True)
+class _State:
+    """What this process learned about its places; module-level because the disk is shared by all callers."""
+
+    unusable: set[Path] = field(default_factory=set)
+    warned: set[str] = field(default_factory=set)
+    temporary: dict[int, Path] = field(default_factory=dict)  # by process id: a forked child makes its own
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+_state = _State()
+
+
+def cache_root() -> Path:
+    """The directory to write to: MONOPLAN_CACHE_DIR, the user's cache directory, or a private temporary one."""
+    wanted = _wanted_root()
+    if wanted not in _state.unusable:
+        try:
+            wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # The folder inside is tried too: /proc and its like say "writable" and then refuse.
+            (wanted / "plans").mkdir(mode=0o700, exist_ok=True)
+            if os.access(wanted / "plans", os.W_OK | os.X_OK):
+                return wanted
+            _leave(wanted, "it is not writable")
+        except OSError as error:
+            _leave(wanted, error.strerror or str(error))
+    return _temporary_root()
+
+
+def max_bytes() -> int:
+    """The size cap: MONOPLAN_CACHE_MAX_BYTES, or 2 GB."""
+    text = os.environ.get("MONOPLAN_CACHE_MAX_BYTES", "").strip()
+    if not re.fullmatch(r"[0-9]*", text):
+        raise ArgumentError(f"MONOPLAN_CACHE_MAX_BYTES={text!r} is not a number of bytes")
+    return int(text) if text else DEFAULT_MAX_BYTES
+
+
+def _wanted_root() -> Path:
+    setting = os.environ.get("MONOPLAN_CACHE_DIR", "").strip()
+    if setting:
+        return Path(os.path.abspath(os.path.expanduser(setting)))
+    import platformdirs  # here, so that importing this module costs nothing
+
+    return Path(platformdirs.user_cache_dir("monoplan", appauthor=False))
+
+
+def _read_roots() -> tuple[Path, ...]:
+    """Where a hit may be: the wanted root even when it is read-only, and this process's temporary root."""
+    return (_wanted_root(), *_state.temporary.values())
+
+
+def _leave(root: Path, reason: str) -> None:
+    _state.unusable.add(root)
+    warn_once("place", f"the cache directory {root} can't be used ({reason}): builds go to a temporary directory")
+
+
+def warn_once(topic: str, text: str) -> None:
+    """A RuntimeWarning, given once per process and topic."""
+    with _state.lock:
+        if topic in _state.warned:
+            return
+        _state.warned.add(topic)
+    warnings.warn(f"monoplan: {text}", RuntimeWarning, stacklevel=4)
+
+
+def _temporary_root() -> Path:
+    with _state.lock:
+        pid = os.getpid()
+        if pid not in _state.temporary:
+            _state.temporary[pid] = private_directory(None)
+            (_state.temporary[pid] / "plans").mkdir()
+        return _state.temporary[pid]
+
+
+def private_directory(base: str | None) -> Path:
+    """A directory of mode 0700 that this process removes when it exits (its forked children do not)."""
+    path, owner = Path(tempfile.mkdtemp(prefix="monoplan-", dir=base)), os.getpid()
+    atexit.register(lambda: os.getpid() == owner and shutil.rmtree(path, ignore_errors=True))
+    return path
+
+
+def get_or_build(key: BuildKey, build: Callable[[Path], None]) -> Entry:
+    """The entry of `key`. On a miss `build(dir)` makes the binary in `dir`, where the source already lies."""
+    cap = max_bytes()  # a bad setting is reported before the work, not after it
+    for root in _read_roots():
+        entry = _lookup(root, key)
+        if entry is not None:
+            return entry
+    root = cache_root()
+    try:
+        entry = _build_in(root, key, build)
+    except (OSError, CompileError) as error:
+        if root in _state.temporary.values() or not _place_at_fault(error):
+            raise
+        _leave(root, getattr(error, "strerror", None) or "the compiler could not write there")
+        root = _temporary_root()
+        entry = _build_in(root, key, build)
+    _sweep(root)
+    prune(cap, root)
+    return entry
+
+
+def _lookup(root: Path, key: BuildKey) -> Entry | None:
+    path = root / "plans" / key.digest()
+    if not os.path.exists(path):  # not Path.exists: that one raises where the directory may not be entered
+        return None
+    # Asked twice: a reader may see half of the old entry and half of the new one while another process replaces it.
+    problem = _problem(path, key) and _problem(path, key)
+    if problem is None:
+        with contextlib.suppress(OSError):  # a read-only cache is still a cache
+            os.utime(path / "meta.json")  # the clock of the LRU; its content is not touched
+        return _entry(path, key, hit=True)
+    if os.path.exists(path):  # else another process cleared it while we read: an ordinary miss
+        warnings.warn(f"monoplan: damaged cache entry {path} ({problem}): rebuilt", RuntimeWarning, stacklevel=4)
+        discard(path)
+    return None
+
+
+def _problem(path: Path, key: BuildKey) -> str | None:
+    """Why the entry can't be used, or None when its binary has the recorded sum."""
+    binary = FILE_NAMES[key.language][1]
+    try:
+        meta = json.loads((path / "meta.json").read_text("utf-8"))
+        recorded = meta["files"][binary]["sha256"]
+        actual = _sha256(path / binary)
+        if meta["digest"] != key.digest():
+            return "meta.json belongs to another key"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None if actual == recorded else f"{binary} does not have the recorded sha256"
+
+
+def _build_in(root: Path, key: BuildKey, build: Callable[[Path], None]) -> Entry:
+    plans = root / "plans"
+    plans.mkdir(mode=0o700, exist_ok=True)
+    temp = plans / f".tmp-{os.getpid()}-{secrets.token_hex(8)}"
+    temp.mkdir(mode=0o700)
+    try:
+        _write_sources(temp, key)
+        build(temp)
+        if not (temp / FILE_NAMES[key.language][1]).is_file():
+            raise CompileError(f"the build made no {FILE_NAMES[key.language][1]}", where=temp)
+        _write_meta(temp, key)
+        _publish(temp, plans / key.digest(), key)
+    except FileNotFoundError as error:
+        if temp.exists():
+            raise
+        # Someone cleared the directory under the build (a host that can't see our process).
+        raise OSError(errno.ESTALE, "the build directory was removed by another process") from error
+    finally:
+        shutil.rmtree(temp, ignore_errors=True)
+    return _entry(plans / key.digest(), key, hit=False)
+
+
+def _write_sources(temp: Path, key: BuildKey) -> None:
+    for name, text in ((FILE_NAMES[key.language][0], key.source), *key.headers):
+        pure = PurePosixPath(name)
+        if pure.is_absolute() or ".." in pure.parts:
+            raise ArgumentError(f"header name {name!r} leaves the build directory")
+        (temp / pure).parent.mkdir(parents=True, exist_ok=True)
+        (temp / pure).write_text(text, "utf-8")
+
+
+def _write_meta(temp: Path, key: BuildKey) -> None:
+    """Writes meta.json last, then forces everything to the disk: after the rename a crash must not tear it."""
+    names = sorted(p.relative_to(temp).as_posix() for p in temp.rglob("*") if p.is_file())
+    parts = asdict(key)
+    del parts["source"], parts["headers"]  # they lie beside it, as files
+    meta = {
+        "digest": key.digest(),
+        "key": parts,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "files": {n: {"sha256": _sha256(temp / n), "bytes": (temp / n).stat().st_size} for n in names},
+    }
+    (temp / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", "utf-8")
+    for path in temp.rglob("*"):
+        if path.is_file():
+            _fsync(path)
+
+
+def _publish(temp: Path, final: Path, key: BuildKey) -> None:
+    for _ in range(8):
+        try:
+            os.rename(temp, final)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            if _problem(final, key) is None:
+                return  # another process won the race; our copy is discarded by the caller
+            discard(final)
+        else:
+            return
+    raise CompileError(f"the cache entry {final} stays damaged", fix="remove it, or run `monoplan cache clear`")
+
+
+def _entry(path: Path, key: BuildKey, *, hit: bool) -> Entry:
+    source, binary = FILE_NAMES[key.language]
+    log = ""
+    with contextlib.suppress(OSError):
+        log = (path / "build.log").read_text("utf-8", errors="replace")
+    return Entry(path, path / source, path / binary, hit, log)
+
+
+def _place_at_fault(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return errno.errorcode.get(error.errno or 0) in _PLACE_ERRORS
+    return any(text in str(error) for text in _PLACE_TEXTS)  # the compiler ran into it, and said so
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def info() -> CacheInfo:
+    """Place, number of entries and their size."""
+    root = cache_root()
+    entries = list(_entries(root))
+    return CacheInfo(root, root != _wanted_root(), len(entries), sum(size for _, size, _ in entries), max_bytes())
+
+
+def clear() -> tuple[int, int]:
+    """Removes every entry, fact and kept source, but no running build; returns (entries, bytes) removed."""
+    root = cache_root()
+    removed = [size for _, size, path in _entries(root) if discard(path)]
+    _sweep(root, age=0)
+    for name in ("facts", "failed"):
+        shutil.rmtree(root / name, ignore_errors=True)
+    return len(removed), sum(removed)
+
+
+def prune(limit: int | None = None, root: Path | None = None) -> tuple[int, int]:
+    """Removes the longest unused entries until `limit` bytes are left; returns (entries, bytes) removed.
+
+    Entries used in the last ten minutes stay: another process may be about to load them.
+    """
+    limit = max_bytes() if limit is None else limit
+    entries = sorted(_entries(cache_root() if root is None else root))
+    total, removed = sum(size for _, size, _ in entries), []
+    for used, size, path in entries:
+        if total <= limit or used > time.time() - RECENT_SECONDS:
+            break
+        if discard(path):
+            total -= size
+            removed.append(size)
+    return len(removed), sum(removed)
+
+
+def _entries(root: Path) -> Iterator[tuple[float, int, Path]]:
+    """(last use, bytes, path) of every entry; one that vanishes meanwhile is skipped."""
+    for path in sorted((root / "plans").glob("[0-9a-f]*")):
+        try:
+            size = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+            meta = path / "meta.json"
+            yield (meta if meta.exists() else path).stat().st_mtime, size, path
+        except OSError:
+            continue
+
+
+def discard(path: Path) -> bool:
+    """Removes an entry in one step for all readers: renamed first, deleted after."""
+    trash = path.parent / f".tmp-{os.getpid()}-{secrets.token_hex(8)}"
+    try:
+        os.rename(path, trash)
+        trash.unlink() if trash.is_file() else shutil.rmtree(trash, ignore_errors=True)
+    except OSError:
+        return False
+    return True
+
+
+def _sweep(root: Path, age: float = STALE_SECONDS) -> None:
+    """Removes temporary directories that killed builders left."""
+    for path in (root / "plans").glob(".tmp-*"):
+        found = TEMP_NAME.fullmatch(path.name)
+        try:
+            if found and not _alive(int(found[1])) and time.time() - path.stat().st_mtime >= age:
+                shutil.rmtree(path, ignore_errors=True)
+        except OSError:
+            continue
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it lives, under another user
+    return True

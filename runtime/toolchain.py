@@ -1,0 +1,319 @@
+"""The C compiler of this machine: found, identified, run, counted; and the loading of what it made.
+
+Answers that cost a compiler process (its version, whether OpenMP links) are kept as *facts* in the cache directory,
+so that a second process which finds its plan in the cache starts no compiler at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from monoplan.ir.errors import CompileError
+from monoplan.runtime import cache
+
+T = TypeVar("T")
+
+BASE_FLAGS = (
+    "-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
+)  # fmt: skip
+LIBRARIES = ("-lm",)
+MESSAGE_LINES = 30
+DAY = 86400.0  # a negative fact is asked again after this: the user may have installed what was missing
+
+_INSTALL = """install one of:
+           Debian, Ubuntu   apt install gcc libc6-dev
+           Fedora, RHEL     dnf install gcc
+           macOS            xcode-select --install
+         or set CC to the compiler to use"""
+_OPENMP_PROBE = "#include <omp.h>\nint probe(void) { return omp_get_max_threads(); }\n"
+
+_counter_lock = threading.Lock()
+_started = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A compiler that answered --version."""
+
+    path: str
+    arguments: tuple[str, ...]  # the rest of CC: `CC="ccache gcc"`
+    kind: str  # "gcc", "clang" or "unknown"
+    version_line: str
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """How to start it."""
+        return (self.path, *self.arguments)
+
+    @property
+    def identity(self) -> str:
+        """Its part of the cache key. No mtime: a container image that was built again is the same compiler."""
+        return f"{shlex.join(self.command)} | {self.version_line}"
+
+
+@dataclass(frozen=True, slots=True)
+class BuildLog:
+    """One finished compiler process."""
+
+    command: tuple[str, ...]
+    stdout: str
+    stderr: str
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """As written to build.log."""
+        return f"$ {shlex.join(self.command)}\n{self.stdout}{self.stderr}# {self.seconds:.2f} s\n"
+
+
+def compiler_runs() -> int:
+    """How many compiler processes this process has started, probes and --version included."""
+    return _started
+
+
+def find_compiler() -> Compiler:
+    """The compiler named by CC, else the first of cc, gcc, clang that works."""
+    setting = os.environ.get("CC", "").strip()
+    if setting:
+        try:
+            words = shlex.split(setting)
+            return _identify(words)
+        except (ValueError, CompileError) as error:
+            reason = error.what if isinstance(error, CompileError) else str(error)
+            raise CompileError(
+                f"CC={setting!r} can't be run", why=reason, fix="correct CC, or unset it to search cc, gcc and clang"
+            ) from None
+    tried = []
+    for name in ("cc", "gcc", "clang"):
+        try:
+            return _identify([name])
+        except CompileError as error:  # on macOS /usr/bin/cc exists, and fails until the tools are installed
+            tried.append(error.what)
+    raise CompileError("no C compiler was found", why="; ".join(tried), fix=_INSTALL)
+
+
+def _identify(words: Sequence[str]) -> Compiler:
+    path = shutil.which(os.path.expanduser(words[0])) if words else None
+    if path is None:
+        raise CompileError(f"{words[0] if words else 'the empty command'} is not an executable on PATH")
+    command = (os.path.abspath(path), *words[1:])
+    return _identify_signed(command, _signature(command))
+
+
+def _signature(command: tuple[str, ...]) -> str:
+    """Path, mtime and size of each word that is a program: changes when one of them is replaced."""
+    found = [os.path.realpath(p) for w in command if not w.startswith("-") and (p := shutil.which(w))]
+    stats = [os.stat(p) for p in found]
+    return json.dumps([command, [(p, s.st_mtime_ns, s.st_size) for p, s in zip(found, stats, strict=True)]])
+
+
+@functools.cache
+def _identify_signed(command: tuple[str, ...], signature: str) -> Compiler:
+    # A wrapper script does not change when the compiler behind it does, so even this answer has an age.
+    fact = recall("compiler", signature, DAY)
+    if fact is None:
+        try:
+            code, log = _run([*command, "--version"], Path.cwd(), None, timeout=30)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise CompileError(f"{shlex.join(command)} --version does not run: {error}") from error
+        lines = (log.stdout + log.stderr).strip().splitlines()
+        if code != 0 or not lines:
+            raise CompileError(f"{shlex.join(command)} --version failed with status {code}: {' '.join(lines)[:300]}")
+        fact = {"version": lines[0].strip(), "kind": _kind("\n".join(lines))}
+        remember("compiler", signature, fact)
+    return Compiler(command[0], command[1:], str(fact["kind"]), str(fact["version"]))
+
+
+def _kind(text: str) -> str:
+    if "clang" in text.lower():
+        return "clang"
+    return "gcc" if "Free Software Foundation" in text or "gcc" in text.lower() else "unknown"
+
+
+def has_openmp(compiler: Compiler, *, fresh: bool = False) -> bool:
+    """Whether -fopenmp compiles and links; `fresh` asks again where the known answer is no."""
+    return _openmp(compiler, _signature(compiler.command), fresh)
+
+
+@functools.cache
+def _openmp(compiler: Compiler, signature: str, fresh: bool) -> bool:
+    fact = recall("openmp", signature, DAY)
+    if fact is None or (fresh and not fact["works"]):
+        with tempfile.TemporaryDirectory(prefix="monoplan-") as folder:
+            (Path(folder) / "probe.c").write_text(_OPENMP_PROBE)
+            command = [*compiler.command, "-fPIC", "-shared", "-fopenmp", "probe.c", "-o", "probe.so"]
+            code, _ = _run(command, Path(folder), None)
+        fact = {"works": code == 0}
+        remember("openmp", signature, fact)
+    return bool(fact["works"])
+
+
+def build_flags(flags: Sequence[str], compiler: Compiler | None = None) -> tuple[str, ...]:
+    """All flags of compile_shared for `flags`: what belongs into the BuildKey."""
+    compiler = compiler or find_compiler()
+    openmp = ("-fopenmp",) if has_openmp(compiler) else ()  # without it the source copes by #ifdef _OPENMP
+    return (*BASE_FLAGS, *openmp, *flags, *LIBRARIES)
+
+
+def compile_shared(
+    source_path: Path, out_path: Path, flags: Sequence[str], compiler: Compiler | None = None
+) -> BuildLog:
+    """Compiles one C file to a shared library. `flags` must not hold relative paths: the compiler runs elsewhere."""
+    compiler = compiler or find_compiler()
+    *front, library = build_flags(flags, compiler)
+    return _compile(compiler, front, source_path, out_path, [library])
+
+
+def compile_program(source_path: Path, out_path: Path, flags: Sequence[str], compiler: Compiler) -> BuildLog:
+    """Compiles one C file to a program, as the CPU probes need."""
+    return _compile(compiler, ["-std=gnu11", *flags], source_path, out_path, [])
+
+
+def _compile(
+    compiler: Compiler, front: Sequence[str], source: Path, out: Path, back: Sequence[str]
+) -> BuildLog:
+    # The compiler runs beside the source and sees bare names: its messages stay short, the command in build.sh works
+    # wherever the entry lies, and two builders in two temporary directories make the same bytes.
+    source, out = source.absolute(), out.absolute()
+    target = out.name if out.parent == source.parent else str(out)
+    command = [*compiler.command, *front, source.name, "-o", target, *back]
+    try:
+        code, log = _run(command, source.parent, out.parent, progress=True)
+    except OSError as error:
+        raise CompileError(f"{compiler.path} can't be started: {error}", fix="run `monoplan doctor`") from error
+    if code != 0:
+        raise _failure(code, log, _keep(source))
+    return log
+
+
+def _failure(code: int, log: BuildLog, kept: Path) -> CompileError:
+    lines = (log.stderr + log.stdout).strip().splitlines() or ["(it printed nothing)"]
+    shown = lines[:MESSAGE_LINES]
+    if len(lines) > len(shown):
+        shown.append(f"... and {len(lines) - len(shown)} more lines")
+    message = "".join(f"\n    {line}" for line in shown)
+    how = f"was killed by signal {-code}" if code < 0 else f"failed with status {code}"
+    return CompileError(
+        f"the C compiler {how}:{message}",
+        where=kept,
+        why=f"cd {shlex.quote(str(kept.parent))} && {shlex.join(log.command)}",
+        fix="read the source at the path above; set CC to try another compiler",
+    )
+
+
+def _keep(source: Path) -> Path:
+    """Where the source outlives its failed build: as it is, or copied out of a temporary build directory."""
+    if not cache.TEMP_NAME.fullmatch(source.parent.name):
+        return source
+    try:
+        kept = cache.cache_root() / "failed" / hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+        shutil.copytree(source.parent, kept, dirs_exist_ok=True)
+    except OSError:
+        return source
+    return kept / source.name
+
+
+def _run(
+    command: Sequence[str], cwd: Path, temporary: Path | None, *, progress: bool = False, timeout: float | None = None
+) -> tuple[int, BuildLog]:
+    """Runs one compiler process, counted; its own temporary files go to `temporary`, its messages are English."""
+    global _started
+    with _counter_lock:
+        _started += 1
+    environ = {**os.environ, "LC_ALL": "C"} | ({"TMPDIR": str(temporary)} if temporary else {})
+    begin = time.perf_counter()
+    with subprocess.Popen(
+        command, cwd=cwd, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, encoding="utf-8", errors="replace",
+    ) as process:  # fmt: skip
+        try:
+            out, err = _wait(process, progress and sys.stderr is not None and sys.stderr.isatty(), timeout)
+        except BaseException:  # Ctrl-C too: the compiler must not outlive the wish
+            process.kill()
+            raise
+    return process.returncode, BuildLog(tuple(command), out, err, time.perf_counter() - begin)
+
+
+def _wait(process: subprocess.Popen[str], show: bool, timeout: float | None) -> tuple[str, str]:
+    if not show:
+        return process.communicate(timeout=timeout)
+    begin, shown = time.perf_counter(), False
+    try:
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.communicate(timeout=0.1)
+            if (passed := time.perf_counter() - begin) > 1.0:
+                sys.stderr.write(f"\rcompiling plan … {passed:.1f} s")
+                sys.stderr.flush()
+                shown = True
+    finally:
+        if shown:
+            sys.stderr.write("\n")
+
+
+def plan_build(
+    source: str, flags: Sequence[str], *, target: str, abi: int, headers: Sequence[tuple[str, str]] = ()
+) -> tuple[cache.BuildKey, Callable[[Path], None]]:
+    """The key of a C plan and the function that builds it: what cache.get_or_build and load take."""
+    compiler = find_compiler()
+    key = cache.BuildKey(source, tuple(headers), compiler.identity, build_flags(flags, compiler), target, abi)
+
+    def build(folder: Path) -> None:
+        log = compile_shared(folder / "plan.c", folder / "plan.so", flags, compiler)
+        (folder / "build.sh").write_text(f'#!/bin/sh\ncd "$(dirname "$0")" && {shlex.join(log.command)}\n')
+        (folder / "build.log").write_text(log.text, "utf-8")
+
+    return key, build
+
+
+def load(
+    key: cache.BuildKey, build: Callable[[Path], None], opener: Callable[[str], T]
+) -> tuple[T, cache.Entry]:
+    """Entry and opener(path of its binary); survives a noexec cache, a concurrent clear, and a stale entry."""
+    errors: list[str] = []
+    for _ in range(4):
+        entry, errors = cache.get_or_build(key, build), []
+        for path in load_candidates(entry):
+            try:
+                library = opener(str(path))
+            except OSError as error:
+                errors.append(f"{path}: {error}")
+                continue
+            if errors:
+                cache.warn_once("noexec", f"a plan could not be loaded from the cache, a copy was ({errors[0]})")
+            return library, entry
+        if not entry.binary.exists():
+            continue  # cleared between the lookup and the load
+        if not entry.hit:
+            break  # just built, whole, and still refused everywhere
+        warnings.warn(f"monoplan: cache entry {entry.path} does not load: rebuilt", RuntimeWarning, stacklevel=2)
+        cache.discard(entry.path)
+    raise CompileError("the compiled plan can't be loaded", why="; ".join(errors), fix="run `monoplan doctor`")
+
+
+def load_candidates(entry: cache.Entry) -> Iterator[Path]:
+    """Paths to load the binary from: its own, then copies elsewhere (the cache may be mounted noexec)."""
+    yield entry.binary
+    for base in (os.environ.get("XDG_RUNTIME_DIR") or None, None):
+        try:
+            copy = cache.private_directory(base) / entry.binary.name
+            shutil.copyfile(entry.binary, copy)
+        except OSError:
+            continue
+        yield copy
