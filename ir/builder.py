@@ -70,6 +70,7 @@ def make_op(
     """One op with inferred result types; a type error names the op and its place."""
     try:
         with comparisons_raise(None):
+            operands, attrs = opdef.complete_operands(operands, attrs)
             opdef.check_operands(operands)
             full = opdef.complete_attrs(attrs)
             types = opdef.infer([None if v is None else v.type for v in operands], full)

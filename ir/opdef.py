@@ -44,6 +44,14 @@ class OpDef:
             raise TypeRuleError(f"{self.name}: attributes {', '.join(missing)} are required")
         return full
 
+    def complete_operands(self, operands: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Operands in order, absent optional ones as None; operands given by name are taken out of `attrs`."""
+        rest = dict(attrs)
+        full = list(operands)
+        for name in self.operand_names[len(full) :]:
+            full.append(rest.pop(name, None))
+        return full, rest
+
     def check_operands(self, operands: Sequence[object]) -> None:
         """Raises when the number of operands is wrong or a required one is missing."""
         n = len(self.operand_names)
