@@ -1,8 +1,8 @@
 """RoPE frequencies of every kind a LLaMA checkpoint may ask for, and the sine and cosine tables made of them.
 
-Kinds: default, linear, dynamic (NTK), yarn, longrope, llama3. For dynamic and longrope the frequencies depend on
-the length of the sequence: `table_key` says when two lengths share their tables, so a compiled plan takes the
-tables as data and gets new ones only where the key changes.
+Kinds: default, linear, dynamic (NTK), yarn, longrope, llama3. For dynamic and longrope the frequencies depend
+on the length of the sequence: `table_key` says when two lengths share their tables, so a compiled plan takes
+the tables as data and gets new ones only where the key changes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 Parameters = Mapping[str, Any]
+Length = int | None
+Frequencies = tuple[Array, float]
 
 # kind: (keys that must be there, keys that may be there)
 KINDS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
@@ -29,7 +31,8 @@ KINDS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "dynamic": (frozenset({"factor"}), frozenset()),
     "yarn": (
         frozenset({"original_max_position_embeddings"}),
-        frozenset({"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
+        frozenset({"factor", "attention_factor", "beta_fast", "beta_slow", "truncate"})
+        | {"mscale", "mscale_all_dim"},
     ),
     "longrope": (
         frozenset({"short_factor", "long_factor", "original_max_position_embeddings"}),
@@ -46,13 +49,13 @@ HARMLESS = frozenset({"type", "rope_type", "rope_theta", "partial_rotary_factor"
 
 
 def standard_parameters(raw: Parameters | None, max_positions: int, rotary_dim: int) -> dict[str, Any] | None:
-    """Check `rope_scaling` as found in a config and return it with one spelling; None stands for the default kind."""
+    """Check the `rope_scaling` of a config and return it in one spelling; None is the default kind."""
     if raw is None:
         return None
     if not isinstance(raw, Mapping):
         raise LoadError(f"rope_scaling must be a dictionary, not {type(raw).__name__}")
     kind = raw.get("rope_type") or raw.get("type") or "default"
-    kind = ALIASES.get(kind, kind)
+    kind = ALIASES.get(kind, kind) if isinstance(kind, str) else repr(kind)
     if kind not in KINDS:
         raise LoadError(
             f"unknown rope kind {kind!r}",
@@ -65,7 +68,7 @@ def standard_parameters(raw: Parameters | None, max_positions: int, rotary_dim: 
         values.setdefault("original_max_position_embeddings", max_positions)
     missing, unknown = required - values.keys(), values.keys() - required - optional
     if missing or unknown:
-        listed = [f"missing {sorted(missing)}"] * bool(missing) + [f"unknown {sorted(unknown)}"] * bool(unknown)
+        listed = [f"missing {key}" for key in sorted(missing)] + [f"unknown {key}" for key in sorted(unknown)]
         raise LoadError(f"rope kind {kind!r} has wrong keys: {', '.join(listed)}")
     for key, value in values.items():
         values[key] = _checked(kind, key, value, rotary_dim)
@@ -88,15 +91,22 @@ def _checked(kind: str, key: str, value: Any, rotary_dim: int) -> Any:
         if not isinstance(value, (list, tuple)) or not all(map(_is_positive, value)):
             raise bad("a list of positive numbers")
         if len(value) != rotary_dim // 2:
-            raise bad(f"{rotary_dim // 2} numbers long, one for each pair of rotated values; it has {len(value)}")
+            raise bad(
+                f"{rotary_dim // 2} numbers, one for each pair of rotated values; there are {len(value)}"
+            )
         return tuple(float(item) for item in value)
+    if key == "original_max_position_embeddings":
+        # Formulae divide by the logarithm of this, so 1 is no use either.
+        if not _is_positive(value) or int(value) != value or value < 2:
+            raise bad("an integer of 2 or more")
+        return int(value)
     if not _is_positive(value):
         raise bad("a positive number")
-    return int(value) if key == "original_max_position_embeddings" else float(value)
+    return float(value)
 
 
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def inverse_frequencies(
@@ -104,8 +114,8 @@ def inverse_frequencies(
 ) -> tuple[Array, float]:
     """Return the frequencies [rotary_dim / 2] in float64 and the factor on sine and cosine.
 
-    `dtype` is the precision of every step, not of the result: float32 repeats the arithmetic that checkpoints were
-    trained and are served with (see `rope_tables`).
+    `dtype` is the precision of every step, not of the result: float32 repeats the arithmetic that checkpoints
+    were trained and are served with (see `rope_tables`).
     """
     parameters = config.rope_scaling or {"rope_type": "default"}
     # Exponents are rounded like every other step; only the power itself is taken in double and then rounded,
@@ -118,10 +128,10 @@ def inverse_frequencies(
 def rope_tables(
     config: LlamaConfig, positions: int | Array, *, seq_len: int | None = None, exact: bool = False
 ) -> tuple[Array, Array]:
-    """Return the float32 tables (sin, cos), [positions, rotary_dim / 2], with the attention factor multiplied in.
+    """Return float32 tables (sin, cos), [positions, rotary_dim / 2], with the attention factor multiplied in.
 
-    `positions` is a count (0, 1, 2, ...) or an array of them; `seq_len` matters for dynamic and longrope only.
-    Angles are float32 as in the code that trained the models: at position 20 000 a float64 angle differs from that
+    `positions` is a count (0, 1, 2, ...) or an array; `seq_len` matters for dynamic and longrope only. Angles
+    are float32 as in the code that trained the models: at position 20 000 a float64 angle differs from that
     by up to 1e-3 radian. `exact=True` keeps float64 up to the last rounding.
     """
     dtype: type[np.floating[Any]] = np.float64 if exact else np.float32
@@ -136,10 +146,10 @@ def rope_tables(
 def table_key(config: LlamaConfig, seq_len: int) -> int:
     """Return a number that is equal for two lengths exactly when their tables are equal.
 
-    `seq_len` is the largest position of the call plus one, as transformers counts it: 0 stands for the tables of
-    `seq_len=None`, other keys are lengths to pass as `seq_len`. Keys in a cache keep the rotation that they got.
-    transformers' dynamic kind also remembers the longest sequence until a short one arrives; here each call stands
-    for itself.
+    `seq_len` is the largest position of the call plus one, as transformers counts it. 0 stands for the tables
+    of `seq_len=None`, any other result is a length to pass as `seq_len`. What is in a KV cache keeps the
+    rotation it got. transformers' dynamic kind also remembers the longest sequence until a short one arrives;
+    here each call stands for itself.
     """
     parameters = config.rope_scaling or {"rope_type": "default"}
     if parameters["rope_type"] == "dynamic" and seq_len > config.max_position_embeddings:
@@ -152,28 +162,29 @@ def table_key(config: LlamaConfig, seq_len: int) -> int:
 
 def _power(base: float, exponents: Array) -> Array:
     dtype = exponents.dtype.type
-    return np.power(np.float64(dtype(base)), exponents.astype(np.float64)).astype(dtype)
+    power: Array = np.power(np.float64(dtype(base)), exponents.astype(np.float64))
+    return power.astype(dtype)
 
 
-def _default(config: LlamaConfig, p: Parameters, exponents: Array, seq_len: int | None) -> tuple[Array, float]:
+def _default(config: LlamaConfig, p: Parameters, exponents: Array, seq_len: Length) -> Frequencies:
     return exponents.dtype.type(1) / _power(config.rope_theta, exponents), 1.0
 
 
-def _linear(config: LlamaConfig, p: Parameters, exponents: Array, seq_len: int | None) -> tuple[Array, float]:
+def _linear(config: LlamaConfig, p: Parameters, exponents: Array, seq_len: Length) -> Frequencies:
     return _default(config, p, exponents, seq_len)[0] / exponents.dtype.type(p["factor"]), 1.0
 
 
-def _dynamic(config: LlamaConfig, p: Parameters, exponents: Array, seq_len: int | None) -> tuple[Array, float]:
+def _dynamic(config: LlamaConfig, p: Parameters, exponents: Array, seq_len: Length) -> Frequencies:
     base, longest = config.rope_theta, config.max_position_embeddings
     if seq_len is not None and seq_len > longest:
         dtype = exponents.dtype.type
         stretch = dtype(p["factor"]) * dtype(seq_len) / dtype(longest) - dtype(p["factor"] - 1)
-        grown = np.power(np.float64(stretch), np.float64(dtype(config.rotary_dim / (config.rotary_dim - 2))))
+        grown = np.power(np.float64(stretch), config.rotary_dim / (config.rotary_dim - 2))
         base = float(dtype(base) * dtype(grown))
     return exponents.dtype.type(1) / _power(base, exponents), 1.0
 
 
-def _yarn(config: LlamaConfig, p: Parameters, exponents: Array, seq_len: int | None) -> tuple[Array, float]:
+def _yarn(config: LlamaConfig, p: Parameters, exponents: Array, seq_len: Length) -> Frequencies:
     dtype, dim = exponents.dtype.type, config.rotary_dim
     original = p["original_max_position_embeddings"]
     factor = p.get("factor", config.max_position_embeddings / original)
@@ -199,7 +210,7 @@ def _yarn(config: LlamaConfig, p: Parameters, exponents: Array, seq_len: int | N
     return frequencies, p.get("attention_factor", implied)
 
 
-def _longrope(config: LlamaConfig, p: Parameters, exponents: Array, seq_len: int | None) -> tuple[Array, float]:
+def _longrope(config: LlamaConfig, p: Parameters, exponents: Array, seq_len: Length) -> Frequencies:
     original = p["original_max_position_embeddings"]
     factor = p.get("factor", config.max_position_embeddings / original)
     implied = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
@@ -209,7 +220,7 @@ def _longrope(config: LlamaConfig, p: Parameters, exponents: Array, seq_len: int
     return frequencies, p.get("attention_factor", implied)
 
 
-def _llama3(config: LlamaConfig, p: Parameters, exponents: Array, seq_len: int | None) -> tuple[Array, float]:
+def _llama3(config: LlamaConfig, p: Parameters, exponents: Array, seq_len: Length) -> Frequencies:
     dtype = exponents.dtype.type
     factor, low, high = (dtype(p[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     original = dtype(p["original_max_position_embeddings"])
@@ -221,8 +232,7 @@ def _llama3(config: LlamaConfig, p: Parameters, exponents: Array, seq_len: int |
     return np.where(slow, plain / factor, np.where(fast, plain, blended)), 1.0
 
 
-_Formula = Callable[["LlamaConfig", Parameters, Array, "int | None"], tuple[Array, float]]
-_FORMULAS: dict[str, _Formula] = {
+_FORMULAS: dict[str, Callable[[LlamaConfig, Parameters, Array, Length], Frequencies]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,

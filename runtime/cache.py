@@ -35,7 +35,7 @@ STALE_SECONDS = 3600  # a temporary directory this old, of a dead process, is ru
 FILE_NAMES = {"c": ("plan.c", "plan.so"), "cuda": ("plan.cu", "plan.cubin")}
 
 TEMP_NAME = re.compile(r"\.tmp-([0-9]{1,9})-[0-9a-f]+")
-# The place is at fault, not the build: another place may do. ESTALE is how NFS reports a directory that went away.
+# The place is at fault, not the build: another may do. ESTALE is NFS's word for a directory that went away.
 _PLACE_ERRORS = "ENOSPC EDQUOT EROFS EACCES EPERM ENOTDIR EIO ESTALE".split()
 _PLACE_TEXTS = ("No space left on device", "Disk quota exceeded", "Read-only file system")
 
@@ -93,7 +93,7 @@ _state = _State()
 
 
 def cache_root() -> Path:
-    """The directory to write to: MONOPLAN_CACHE_DIR, the user's cache directory, or a private temporary one."""
+    """Where to write: MONOPLAN_CACHE_DIR, else the user's cache directory, else a private temporary one."""
     wanted = _wanted_root()
     if wanted not in _state.unusable:
         try:
@@ -125,14 +125,14 @@ def _wanted_root() -> Path:
     return Path(platformdirs.user_cache_dir("monoplan", appauthor=False))
 
 
-def _read_roots() -> tuple[Path, ...]:
+def read_roots() -> tuple[Path, ...]:
     """Where a hit may be: the wanted root even when it is read-only, and this process's temporary root."""
     return (_wanted_root(), *_state.temporary.values())
 
 
 def _leave(root: Path, reason: str) -> None:
     _state.unusable.add(root)
-    warn_once("place", f"the cache directory {root} can't be used ({reason}): builds go to a temporary directory")
+    warn_once("place", f"cache directory {root} can't be used ({reason}); using a temporary one")
 
 
 def warn_once(topic: str, text: str) -> None:
@@ -155,15 +155,20 @@ def _temporary_root() -> Path:
 
 def private_directory(base: str | None) -> Path:
     """A directory of mode 0700 that this process removes when it exits (its forked children do not)."""
-    path, owner = Path(tempfile.mkdtemp(prefix="monoplan-", dir=base)), os.getpid()
-    atexit.register(lambda: os.getpid() == owner and shutil.rmtree(path, ignore_errors=True))
+    path = Path(tempfile.mkdtemp(prefix="monoplan-", dir=base))
+    atexit.register(_remove_own, path, os.getpid())
     return path
+
+
+def _remove_own(path: Path, owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def get_or_build(key: BuildKey, build: Callable[[Path], None]) -> Entry:
     """The entry of `key`. On a miss `build(dir)` makes the binary in `dir`, where the source already lies."""
     cap = max_bytes()  # a bad setting is reported before the work, not after it
-    for root in _read_roots():
+    for root in read_roots():
         entry = _lookup(root, key)
         if entry is not None:
             return entry
@@ -185,14 +190,15 @@ def _lookup(root: Path, key: BuildKey) -> Entry | None:
     path = root / "plans" / key.digest()
     if not os.path.exists(path):  # not Path.exists: that one raises where the directory may not be entered
         return None
-    # Asked twice: a reader may see half of the old entry and half of the new one while another process replaces it.
+    # Asked twice: while another process replaces the entry, one look may see half of it old, half new.
     problem = _problem(path, key) and _problem(path, key)
     if problem is None:
         with contextlib.suppress(OSError):  # a read-only cache is still a cache
             os.utime(path / "meta.json")  # the clock of the LRU; its content is not touched
         return _entry(path, key, hit=True)
     if os.path.exists(path):  # else another process cleared it while we read: an ordinary miss
-        warnings.warn(f"monoplan: damaged cache entry {path} ({problem}): rebuilt", RuntimeWarning, stacklevel=4)
+        text = f"monoplan: damaged cache entry {path} ({problem}): rebuilt"
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
         discard(path)
     return None
 
@@ -243,7 +249,7 @@ def _write_sources(temp: Path, key: BuildKey) -> None:
 
 
 def _write_meta(temp: Path, key: BuildKey) -> None:
-    """Writes meta.json last, then forces everything to the disk: after the rename a crash must not tear it."""
+    """Writes meta.json, then forces everything to the disk: after the rename a crash must not tear it."""
     names = sorted(p.relative_to(temp).as_posix() for p in temp.rglob("*") if p.is_file())
     parts = asdict(key)
     del parts["source"], parts["headers"]  # they lie beside it, as files
@@ -271,7 +277,7 @@ def _publish(temp: Path, final: Path, key: BuildKey) -> None:
             discard(final)
         else:
             return
-    raise CompileError(f"the cache entry {final} stays damaged", fix="remove it, or run `monoplan cache clear`")
+    raise CompileError(f"the cache entry {final} stays damaged", fix="run `monoplan cache clear`")
 
 
 def _entry(path: Path, key: BuildKey, *, hit: bool) -> Entry:
@@ -303,8 +309,8 @@ def _fsync(path: Path) -> None:
 def info() -> CacheInfo:
     """Place, number of entries and their size."""
     root = cache_root()
-    entries = list(_entries(root))
-    return CacheInfo(root, root != _wanted_root(), len(entries), sum(size for _, size, _ in entries), max_bytes())
+    sizes = [size for _, size, _ in _entries(root)]
+    return CacheInfo(root, root != _wanted_root(), len(sizes), sum(sizes), max_bytes())
 
 
 def clear() -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """The C compiler of this machine: found, identified, run, counted; and the loading of what it made.
 
-Answers that cost a compiler process (its version, whether OpenMP links) are kept as *facts* in the cache directory,
-so that a second process which finds its plan in the cache starts no compiler at all.
+Answers that cost a compiler process (its version, whether OpenMP links) are kept as facts in the cache
+directory: a second process which finds its plan in the cache starts no compiler at all.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Compiler:
 
     @property
     def identity(self) -> str:
-        """Its part of the cache key. No mtime: a container image that was built again is the same compiler."""
+        """Its part of the cache key. No mtime: in a container image built again it is the same compiler."""
         return f"{shlex.join(self.command)} | {self.version_line}"
 
 
@@ -92,13 +92,11 @@ def find_compiler() -> Compiler:
     setting = os.environ.get("CC", "").strip()
     if setting:
         try:
-            words = shlex.split(setting)
-            return _identify(words)
+            return _identify(shlex.split(setting))
         except (ValueError, CompileError) as error:
             reason = error.what if isinstance(error, CompileError) else str(error)
-            raise CompileError(
-                f"CC={setting!r} can't be run", why=reason, fix="correct CC, or unset it to search cc, gcc and clang"
-            ) from None
+            fix = "correct CC, or unset it to search cc, gcc and clang"
+            raise CompileError(f"CC={setting!r} can't be run", why=reason, fix=fix) from None
     tried = []
     for name in ("cc", "gcc", "clang"):
         try:
@@ -125,8 +123,7 @@ def _signature(command: tuple[str, ...]) -> str:
 
 @functools.cache
 def _identify_signed(command: tuple[str, ...], signature: str) -> Compiler:
-    # A wrapper script does not change when the compiler behind it does, so even this answer has an age.
-    fact = recall("compiler", signature, DAY)
+    fact = recall("compiler", signature)
     if fact is None:
         try:
             code, log = _run([*command, "--version"], Path.cwd(), None, timeout=30)
@@ -134,9 +131,11 @@ def _identify_signed(command: tuple[str, ...], signature: str) -> Compiler:
             raise CompileError(f"{shlex.join(command)} --version does not run: {error}") from error
         lines = (log.stdout + log.stderr).strip().splitlines()
         if code != 0 or not lines:
-            raise CompileError(f"{shlex.join(command)} --version failed with status {code}: {' '.join(lines)[:300]}")
+            said = " ".join(lines)[:300]
+            raise CompileError(f"{shlex.join(command)} --version failed with status {code}: {said}")
         fact = {"version": lines[0].strip(), "kind": _kind("\n".join(lines))}
-        remember("compiler", signature, fact)
+        # A wrapper script does not change when the compiler behind it does, so even this answer ages.
+        remember("compiler", signature, fact, DAY)
     return Compiler(command[0], command[1:], str(fact["kind"]), str(fact["version"]))
 
 
@@ -146,6 +145,33 @@ def _kind(text: str) -> str:
     return "gcc" if "Free Software Foundation" in text or "gcc" in text.lower() else "unknown"
 
 
+def recall(name: str, key: str) -> dict[str, object] | None:
+    """A fact that this or an earlier process remembered and that has not expired."""
+    for root in cache.read_roots():
+        try:
+            fact = json.loads(_fact_path(root, name, key).read_text("utf-8"))
+            if fact["key"] == key and (fact["expires"] is None or time.time() < fact["expires"]):
+                return dict(fact["value"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # absent or damaged: it is asked again
+    return None
+
+
+def remember(name: str, key: str, value: dict[str, object], seconds: float | None = None) -> None:
+    """Keeps a fact for later processes, for ever or for `seconds`; failing to write it is no error."""
+    path = _fact_path(cache.cache_root(), name, key)
+    temp = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+    expires = None if seconds is None else time.time() + seconds
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        temp.write_text(json.dumps({"key": key, "value": value, "expires": expires}), "utf-8")
+        os.replace(temp, path)
+
+
+def _fact_path(root: Path, name: str, key: str) -> Path:
+    return root / "facts" / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+
+
 def has_openmp(compiler: Compiler, *, fresh: bool = False) -> bool:
     """Whether -fopenmp compiles and links; `fresh` asks again where the known answer is no."""
     return _openmp(compiler, _signature(compiler.command), fresh)
@@ -153,14 +179,14 @@ def has_openmp(compiler: Compiler, *, fresh: bool = False) -> bool:
 
 @functools.cache
 def _openmp(compiler: Compiler, signature: str, fresh: bool) -> bool:
-    fact = recall("openmp", signature, DAY)
+    fact = recall("openmp", signature)
     if fact is None or (fresh and not fact["works"]):
         with tempfile.TemporaryDirectory(prefix="monoplan-") as folder:
             (Path(folder) / "probe.c").write_text(_OPENMP_PROBE)
             command = [*compiler.command, "-fPIC", "-shared", "-fopenmp", "probe.c", "-o", "probe.so"]
             code, _ = _run(command, Path(folder), None)
         fact = {"works": code == 0}
-        remember("openmp", signature, fact)
+        remember("openmp", signature, fact, None if fact["works"] else DAY)
     return bool(fact["works"])
 
 
@@ -174,7 +200,7 @@ def build_flags(flags: Sequence[str], compiler: Compiler | None = None) -> tuple
 def compile_shared(
     source_path: Path, out_path: Path, flags: Sequence[str], compiler: Compiler | None = None
 ) -> BuildLog:
-    """Compiles one C file to a shared library. `flags` must not hold relative paths: the compiler runs elsewhere."""
+    """Compiles one C file to a shared library; `flags` hold no relative paths (see _compile)."""
     compiler = compiler or find_compiler()
     *front, library = build_flags(flags, compiler)
     return _compile(compiler, front, source_path, out_path, [library])
@@ -188,7 +214,8 @@ def compile_program(source_path: Path, out_path: Path, flags: Sequence[str], com
 def _compile(
     compiler: Compiler, front: Sequence[str], source: Path, out: Path, back: Sequence[str]
 ) -> BuildLog:
-    # The compiler runs beside the source and sees bare names: its messages stay short, the command in build.sh works
+    """Runs the compiler with `front` flags before the source and `back` after it."""
+    # The compiler runs beside the source and sees bare names: its messages stay short, build.sh works
     # wherever the entry lies, and two builders in two temporary directories make the same bytes.
     source, out = source.absolute(), out.absolute()
     target = out.name if out.parent == source.parent else str(out)
@@ -196,7 +223,7 @@ def _compile(
     try:
         code, log = _run(command, source.parent, out.parent, progress=True)
     except OSError as error:
-        raise CompileError(f"{compiler.path} can't be started: {error}", fix="run `monoplan doctor`") from error
+        raise CompileError(f"{compiler.path} can't be started: {error}") from error
     if code != 0:
         raise _failure(code, log, _keep(source))
     return log
@@ -230,17 +257,23 @@ def _keep(source: Path) -> Path:
 
 
 def _run(
-    command: Sequence[str], cwd: Path, temporary: Path | None, *, progress: bool = False, timeout: float | None = None
+    command: Sequence[str],
+    cwd: Path,
+    temporary: Path | None,
+    *,
+    progress: bool = False,
+    timeout: float | None = None,
 ) -> tuple[int, BuildLog]:
-    """Runs one compiler process, counted; its own temporary files go to `temporary`, its messages are English."""
+    """Runs and counts one compiler process; its own temporary files go to `temporary`."""
     global _started
     with _counter_lock:
         _started += 1
+    # English messages: the cache looks for "No space left on device" in them.
     environ = {**os.environ, "LC_ALL": "C"} | ({"TMPDIR": str(temporary)} if temporary else {})
     begin = time.perf_counter()
     with subprocess.Popen(
-        command, cwd=cwd, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, encoding="utf-8", errors="replace",
+        command, cwd=cwd, env=environ, text=True, encoding="utf-8", errors="replace",
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         try:
             out, err = _wait(process, progress and sys.stderr is not None and sys.stderr.isatty(), timeout)
@@ -285,7 +318,7 @@ def plan_build(
 def load(
     key: cache.BuildKey, build: Callable[[Path], None], opener: Callable[[str], T]
 ) -> tuple[T, cache.Entry]:
-    """Entry and opener(path of its binary); survives a noexec cache, a concurrent clear, and a stale entry."""
+    """opener(path) and the entry it opened; survives a noexec cache, a concurrent clear and a stale entry."""
     errors: list[str] = []
     for _ in range(4):
         entry, errors = cache.get_or_build(key, build), []
@@ -296,15 +329,16 @@ def load(
                 errors.append(f"{path}: {error}")
                 continue
             if errors:
-                cache.warn_once("noexec", f"a plan could not be loaded from the cache, a copy was ({errors[0]})")
+                cache.warn_once("noexec", f"the cache's plan does not load, a copy does ({errors[0]})")
             return library, entry
         if not entry.binary.exists():
             continue  # cleared between the lookup and the load
         if not entry.hit:
             break  # just built, whole, and still refused everywhere
-        warnings.warn(f"monoplan: cache entry {entry.path} does not load: rebuilt", RuntimeWarning, stacklevel=2)
+        text = f"monoplan: cache entry {entry.path} does not load ({errors[0]}): rebuilt"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
         cache.discard(entry.path)
-    raise CompileError("the compiled plan can't be loaded", why="; ".join(errors), fix="run `monoplan doctor`")
+    raise CompileError("the compiled plan can't be loaded", why="; ".join(errors))
 
 
 def load_candidates(entry: cache.Entry) -> Iterator[Path]:

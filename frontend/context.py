@@ -1,0 +1,78 @@
+"""What is being traced now, and where in the user's code we are."""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from monoplan.ir.graph import Loc, Value
+from monoplan.ir.opdef import OpDef
+
+if TYPE_CHECKING:
+    from monoplan.frontend.tensor import Tensor
+
+
+class Tracing(Protocol):
+    """What tensors need of a tracer."""
+
+    def is_graph_value(self, tensor: Tensor) -> bool: ...
+
+    def value_of(self, tensor: Tensor) -> Value: ...
+
+    def emit(
+        self, opdef: OpDef, operands: Sequence[Value | None], attrs: Mapping[str, Any]
+    ) -> Value | tuple[Value, ...]: ...
+
+    def module_path(self) -> str: ...
+
+    def enter_module(self, module: object) -> None: ...
+
+    def leave_module(self) -> None: ...
+
+
+_tracing: contextvars.ContextVar[Tracing | None] = contextvars.ContextVar("tracing", default=None)
+
+# Frames of these folders are ours, not the user's. Models and tests are written as a user would write them.
+_HERE = os.path.dirname(os.path.realpath(__file__))
+_ROOT = os.path.dirname(_HERE)
+_INTERNAL = tuple(os.path.join(_ROOT, d) + os.sep for d in ("frontend", "ir", "passes", "codegen", "runtime"))
+_FACE = (os.path.join(_ROOT, "monoplan") + os.sep, os.path.join(_ROOT, "api.py"))
+_real: dict[str, str] = {}
+
+
+def current() -> Tracing | None:
+    """The tracer at work, or None in eager mode."""
+    return _tracing.get()
+
+
+def activate(tracing: Tracing | None) -> contextvars.Token[Tracing | None]:
+    return _tracing.set(tracing)
+
+
+def deactivate(token: contextvars.Token[Tracing | None]) -> None:
+    _tracing.reset(token)
+
+
+def user_location() -> Loc:
+    """The innermost line that is not inside the library, with the path of the module being traced."""
+    tracing = current()
+    path = tracing.module_path() if tracing is not None else ""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not _is_internal(name):
+            return Loc(path, name, frame.f_lineno)
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return Loc(path)
+
+
+def _is_internal(filename: str) -> bool:
+    real = _real.get(filename)
+    if real is None:
+        real = _real[filename] = os.path.realpath(filename)
+    return real.startswith(_INTERNAL) or real.startswith(_FACE) or filename.startswith("<")

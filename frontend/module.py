@@ -1,0 +1,296 @@
+"""Module: a tree of parameters, buffers and submodules with PyTorch's names and manners."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from monoplan.frontend.context import current
+from monoplan.frontend.parameter import Parameter
+from monoplan.frontend.tensor import Tensor
+from monoplan.ir.errors import ArgumentError, LoadError
+from monoplan.ir.types import as_dtype
+
+M = TypeVar("M", bound="Module")
+
+
+class Module:
+    """Base of all layers and models. Assigning a Parameter or a Module to an attribute registers it."""
+
+    _parameters: dict[str, Parameter | None]
+    _buffers: dict[str, Tensor | None]
+    _modules: dict[str, Module]
+    _transient: set[str]  # buffers that are not saved
+
+    def __init__(self) -> None:
+        for name in ("_parameters", "_buffers", "_modules"):
+            object.__setattr__(self, name, {})
+        object.__setattr__(self, "_transient", set())
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} has no forward()")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tracing = current()
+        if tracing is None:
+            return self.forward(*args, **kwargs)
+        tracing.enter_module(self)
+        try:
+            return self.forward(*args, **kwargs)
+        finally:
+            tracing.leave_module()
+
+    # -- registration -------------------------------------------------------------------------------------------
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Parameter | Module):
+            if "_parameters" not in self.__dict__:
+                raise AttributeError(f"call super().__init__() before setting {name} in {type(self).__name__}")
+            self.__dict__.pop(name, None)
+            for table in (self._parameters, self._buffers, self._modules):
+                table.pop(name, None)
+            (self._parameters if isinstance(value, Parameter) else self._modules)[name] = value  # type: ignore[index]
+        elif name in self.__dict__.get("_parameters", {}) and value is None:
+            self._parameters[name] = None
+        elif name in self.__dict__.get("_buffers", {}):
+            self._buffers[name] = value
+        else:
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        for table in ("_parameters", "_buffers", "_modules"):
+            found = self.__dict__.get(table, {})
+            if name in found:
+                return found[name]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def register_parameter(self, name: str, parameter: Parameter | None) -> Parameter | None:
+        """Adds a parameter under a name; None reserves the name."""
+        _check_name(name)
+        if parameter is not None and not isinstance(parameter, Parameter):
+            raise TypeError(f"{name}: expected a Parameter or None, got {type(parameter).__name__}")
+        self._parameters[name] = parameter
+        return parameter
+
+    def register_buffer(self, name: str, tensor: Any, persistent: bool = True) -> Tensor | None:
+        """Adds a tensor that is not learned; a non-persistent one is not part of the state dict."""
+        _check_name(name)
+        self._buffers[name] = None if tensor is None else tensor if isinstance(tensor, Tensor) else Tensor(tensor)
+        if not persistent:
+            self._transient.add(name)
+        return self._buffers[name]
+
+    def add_module(self, name: str, module: M) -> M:
+        """Adds an existing submodule."""
+        _check_name(name)
+        if not isinstance(module, Module):
+            raise TypeError(f"{name}: expected a Module, got {type(module).__name__}")
+        self._modules[name] = module
+        return module
+
+    def register_module(self, name: str, module: type[M] | M, *args: Any, **kwargs: Any) -> M:
+        """Creates module(*args, **kwargs) (or takes an existing one) and adds it."""
+        made = module(*args, **kwargs) if isinstance(module, type) else module
+        return self.add_module(name, made)
+
+    def register_modules(self, count: int, name: str, module: type[M], *args: Any, **kwargs: Any) -> list[M]:
+        """Creates `count` submodules named name.0, name.1, …"""
+        made = [module(*args, **kwargs) for _ in range(count)]
+        self.add_module(name, ModuleList(made))
+        return made
+
+    # -- walking ------------------------------------------------------------------------------------------------
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        yield from self._modules.items()
+
+    def children(self) -> Iterator[Module]:
+        yield from self._modules.values()
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """This module and all below it, by dotted path; a shared one is named once."""
+        seen: set[int] = set()
+
+        def walk(module: Module, path: str) -> Iterator[tuple[str, Module]]:
+            if id(module) in seen:
+                return
+            seen.add(id(module))
+            yield path, module
+            for name, child in module._modules.items():
+                yield from walk(child, f"{path}.{name}" if path else name)
+
+        yield from walk(self, prefix)
+
+    def modules(self) -> Iterator[Module]:
+        yield from (m for _, m in self.named_modules())
+
+    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+        """Parameters by dotted path; a shared one is named once."""
+        seen: set[int] = set()
+        for path, p in self._named("_parameters", prefix):
+            if id(p) not in seen:
+                seen.add(id(p))
+                yield path, p  # type: ignore[misc]
+
+    def parameters(self) -> Iterator[Parameter]:
+        yield from (p for _, p in self.named_parameters())
+
+    def named_buffers(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+        yield from self._named("_buffers", prefix)
+
+    def buffers(self) -> Iterator[Tensor]:
+        yield from (b for _, b in self.named_buffers())
+
+    def _named(self, table: str, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+        for path, module in self.named_modules(prefix):
+            for name, t in getattr(module, table).items():
+                if t is not None:
+                    yield (f"{path}.{name}" if path else name), t
+
+    # -- state --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Every parameter and persistent buffer by dotted path, as PyTorch names them."""
+        found: dict[str, Tensor] = {}
+        for path, module in self.named_modules():
+            for name, t in (*module._parameters.items(), *module._buffers.items()):
+                if t is not None and name not in module._transient:
+                    found[f"{path}.{name}" if path else name] = t
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:
+        """Copies tensors in by name; gives (missing, unexpected), which strict loading refuses. Nothing is changed
+        unless every shape fits."""
+        own = self.state_dict()
+        missing = [k for k in own if k not in state]
+        unexpected = [k for k in state if k not in own]
+        wrong = [text for k, t in own.items() if k in state and (text := _misfit(k, t, state[k]))]
+        problems = []
+        if strict and missing:
+            problems.append("missing: " + ", ".join(missing))
+        if strict and unexpected:
+            problems.append("unexpected: " + ", ".join(unexpected))
+        if wrong:
+            problems.append("wrong shape: " + "; ".join(wrong))
+        if problems:
+            raise LoadError(f"the state dict does not fit {type(self).__name__}", why="; ".join(problems))
+        for k, t in own.items():
+            if k in state:
+                _load(t, state[k])
+        return missing, unexpected
+
+    def load_parameter(self, name: str, data: Any) -> None:
+        """Loads one parameter or buffer (its shard, if it is a sharded Parameter) from a full tensor."""
+        t = self._state_tensor(name)
+        if text := _misfit(name, t, data):
+            raise LoadError(f"{text}")
+        _load(t, data)
+
+    def load_parameter_from_blob(self, name: str, blob: Any) -> None:
+        """Loads one parameter from raw bytes of its own dtype and shape."""
+        t = self._state_tensor(name)
+        array = t.numpy()
+        raw = np.frombuffer(memoryview(blob).cast("B"), np.uint8)
+        if raw.nbytes != array.nbytes:
+            raise LoadError(f"{name}: expected {array.nbytes} bytes for {t.type}, got {raw.nbytes}")
+        _replace(t, raw.view(array.dtype).reshape(array.shape).copy())
+
+    def _state_tensor(self, name: str) -> Tensor:
+        own = self.state_dict()
+        if name not in own:
+            raise LoadError(f"{type(self).__name__} has no parameter named {name}",
+                            fix="names are: " + ", ".join(list(own)[:8]) + (" …" if len(own) > 8 else ""))
+        return own[name]
+
+    def to(self: M, dtype: Any) -> M:
+        """Floating point parameters and persistent buffers in another element type, in place."""
+        target = as_dtype(dtype)
+        for module in self.modules():
+            for table in (module._parameters, module._buffers):
+                for name, t in table.items():
+                    if t is not None and t.dtype.is_float and name not in module._transient:
+                        _replace(t, t.numpy().astype(target.numpy))
+        return self
+
+    def eval(self: M) -> M:
+        """Inference is all there is: returns the module itself."""
+        return self
+
+    # -- printing and calling -----------------------------------------------------------------------------------
+
+    def extra_repr(self) -> str:
+        """What stands between the parentheses of this module's own line."""
+        return ""
+
+    def __repr__(self) -> str:
+        lines = []
+        for name, child in self._modules.items():
+            lines.append(f"({name}): " + repr(child).replace("\n", "\n  "))
+        extra = self.extra_repr()
+        if not lines:
+            return f"{type(self).__name__}({extra})"
+        head = [extra] if extra else []
+        return f"{type(self).__name__}(\n  " + "\n  ".join(head + lines) + "\n)"
+
+    def bind_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of a call by the names that forward gives them."""
+        signature = inspect.signature(self.forward)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise ArgumentError(f"{type(self).__name__}.forward{signature}: {error}") from None
+        return dict(bound.arguments)
+
+    def unbind_arguments(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inverse of bind_arguments."""
+        bound = inspect.signature(self.forward).bind_partial()
+        bound.arguments.update(arguments)
+        return bound.args, bound.kwargs
+
+
+class ModuleList(Module):
+    """A list of modules, registered as 0, 1, …"""
+
+    def __init__(self, modules: Sequence[Module] = ()) -> None:
+        super().__init__()
+        for m in modules:
+            self.append(m)
+
+    def append(self, module: Module) -> ModuleList:
+        self.add_module(str(len(self._modules)), module)
+        return self
+
+    def __getitem__(self, index: int | slice) -> Any:
+        found = list(self._modules.values())[index]
+        return ModuleList(found) if isinstance(found, list) else found
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Module]:
+        return iter(self._modules.values())
+
+
+def _check_name(name: str) -> None:
+    if not name or "." in name:
+        raise KeyError(f"{name!r} can't name a parameter, buffer or module: it is empty or has a dot")
+
+
+def _misfit(name: str, t: Tensor, data: Any) -> str:
+    shape = tuple(np.shape(data) if not isinstance(data, Tensor) else data.shape)
+    wanted = t.full_shape if isinstance(t, Parameter) else t.shape
+    return "" if shape == tuple(wanted) or shape == tuple(t.shape) else f"{name} is {list(wanted)}, got {list(shape)}"
+
+
+def _load(t: Tensor, data: Any) -> None:
+    if isinstance(t, Parameter):
+        t.load(data)
+    else:
+        _replace(t, np.asarray(data.numpy() if isinstance(data, Tensor) else data).astype(t.dtype.numpy))
+
+
+def _replace(t: Tensor, array: np.ndarray[Any, Any]) -> None:
+    t._array = array

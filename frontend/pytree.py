@@ -1,0 +1,72 @@
+"""Nested arguments and results: dicts, lists, tuples, None, and classes that say how to flatten themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from monoplan.frontend.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The structure of a nested value; `leaf` at the bottom."""
+
+    kind: str  # "leaf", "none", "dict", "list", "tuple", "object"
+    keys: tuple[Any, ...] = ()
+    children: tuple[Tree, ...] = ()
+    cls: Any = None
+    meta: Any = None  # what an object needs besides its leaves to be rebuilt
+
+
+def flatten(x: Any, name: str = "") -> tuple[list[tuple[str, Any]], Tree]:
+    """Named leaves and the structure. An object with `tree_flatten() -> (dict of parts, meta)` is a branch."""
+    if x is None:
+        return [], Tree("none")
+    if isinstance(x, Tensor):
+        return [(name or "x", x)], Tree("leaf")
+    if isinstance(x, dict):
+        return _branch(Tree("dict", tuple(x)), list(x.items()), name)
+    if isinstance(x, tuple | list):
+        cls = type(x) if hasattr(x, "_fields") else None
+        kind = "list" if isinstance(x, list) else "tuple"
+        return _branch(Tree(kind, tuple(range(len(x))), cls=cls), list(enumerate(x)), name)
+    if hasattr(x, "tree_flatten"):
+        parts, meta = x.tree_flatten()
+        return _branch(Tree("object", tuple(parts), cls=type(x), meta=meta), list(parts.items()), name)
+    return [(name or "x", x)], Tree("leaf")
+
+
+def _branch(tree: Tree, items: list[tuple[Any, Any]], name: str) -> tuple[list[tuple[str, Any]], Tree]:
+    leaves: list[tuple[str, Any]] = []
+    children = []
+    for key, child in items:
+        found, sub = flatten(child, f"{name}.{key}" if name else str(key))
+        leaves += found
+        children.append(sub)
+    return leaves, Tree(tree.kind, tree.keys, tuple(children), tree.cls, tree.meta)
+
+
+def unflatten(tree: Tree, leaves: Sequence[Any]) -> Any:
+    """The nested value again, with other leaves."""
+    rest = list(leaves)
+    value = _build(tree, rest)
+    if rest:
+        raise ValueError(f"{len(rest)} leaves too many")
+    return value
+
+
+def _build(tree: Tree, rest: list[Any]) -> Any:
+    if tree.kind == "none":
+        return None
+    if tree.kind == "leaf":
+        return rest.pop(0)
+    parts = [_build(c, rest) for c in tree.children]
+    if tree.kind == "dict":
+        return dict(zip(tree.keys, parts, strict=True))
+    if tree.kind == "object":
+        return tree.cls.tree_unflatten(dict(zip(tree.keys, parts, strict=True)), tree.meta)
+    if tree.cls is not None:
+        return tree.cls(*parts)
+    return parts if tree.kind == "list" else tuple(parts)

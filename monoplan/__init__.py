@@ -1,0 +1,1 @@
+"""monoplan: a Module becomes one compiled plan, and every step is readable."""
