@@ -32,6 +32,12 @@ class Tracing(Protocol):
 
     def leave_module(self) -> None: ...
 
+    def failed(self, error: Exception) -> None: ...
+
+    def note_read(self, tensor: Tensor) -> None: ...
+
+    def overwrite(self, tensor: Tensor) -> None: ...
+
 
 _tracing: contextvars.ContextVar[Tracing | None] = contextvars.ContextVar("tracing", default=None)
 
@@ -63,7 +69,7 @@ def user_location() -> Loc:
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not _is_internal(name):
+        if not is_internal(name):
             return Loc(path, name, frame.f_lineno)
         if frame.f_back is None:
             break
@@ -71,7 +77,8 @@ def user_location() -> Loc:
     return Loc(path)
 
 
-def _is_internal(filename: str) -> bool:
+def is_internal(filename: str) -> bool:
+    """Whether a file is part of the library and not of the user's program."""
     real = _real.get(filename)
     if real is None:
         real = _real[filename] = os.path.realpath(filename)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from monoplan.frontend.context import current
-from monoplan.frontend.parameter import Parameter
-from monoplan.frontend.tensor import Tensor
+from monoplan.frontend.parameter import Parameter, from_blob
+from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.errors import ArgumentError, LoadError
+from monoplan.ir.graph import Loc
 from monoplan.ir.types import as_dtype
 
 M = TypeVar("M", bound="Module")
@@ -40,25 +41,50 @@ class Module:
         tracing.enter_module(self)
         try:
             return self.forward(*args, **kwargs)
+        except Exception as error:
+            tracing.failed(error)
+            raise
         finally:
             tracing.leave_module()
 
-    # -- registration -------------------------------------------------------------------------------------------
+    # -- registration -------------------------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Parameter | Module):
             if "_parameters" not in self.__dict__:
-                raise AttributeError(f"call super().__init__() before setting {name} in {type(self).__name__}")
-            self.__dict__.pop(name, None)
-            for table in (self._parameters, self._buffers, self._modules):
-                table.pop(name, None)
-            (self._parameters if isinstance(value, Parameter) else self._modules)[name] = value  # type: ignore[index]
-        elif name in self.__dict__.get("_parameters", {}) and value is None:
+                raise AttributeError(
+                    f"call super().__init__() before setting {name} in {type(self).__name__}"
+                )
+            self._forget(name, keep=self._parameters if isinstance(value, Parameter) else self._modules)
+            if isinstance(value, Parameter):
+                self._parameters[name] = value
+            else:
+                self._modules[name] = value
+        elif name in self.__dict__.get("_parameters", {}):
+            if value is not None:
+                raise TypeError(f"{name} is a parameter, which can't become a {type(value).__name__}")
             self._parameters[name] = None
         elif name in self.__dict__.get("_buffers", {}):
-            self._buffers[name] = value
+            self._buffers[name] = value if value is None or isinstance(value, Tensor) else Tensor(value)
         else:
+            self.__dict__.get("_modules", {}).pop(name, None)
             object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name not in self.__dict__ and not any(name in t for t in self._tables()):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        self._forget(name)
+
+    def _tables(self) -> tuple[dict[str, Any], ...]:
+        return self._parameters, self._buffers, self._modules
+
+    def _forget(self, name: str, keep: Mapping[str, Any] | None = None) -> None:
+        """Drops what has this name, except from the table where it is replaced in place (order is kept)."""
+        self.__dict__.pop(name, None)
+        self._transient.discard(name)
+        for table in self._tables():
+            if table is not keep:
+                table.pop(name, None)
 
     def __getattr__(self, name: str) -> Any:
         for table in ("_parameters", "_buffers", "_modules"):
@@ -69,7 +95,7 @@ class Module:
 
     def register_parameter(self, name: str, parameter: Parameter | None) -> Parameter | None:
         """Adds a parameter under a name; None reserves the name."""
-        _check_name(name)
+        self._check_name(name, self._parameters)
         if parameter is not None and not isinstance(parameter, Parameter):
             raise TypeError(f"{name}: expected a Parameter or None, got {type(parameter).__name__}")
         self._parameters[name] = parameter
@@ -77,15 +103,16 @@ class Module:
 
     def register_buffer(self, name: str, tensor: Any, persistent: bool = True) -> Tensor | None:
         """Adds a tensor that is not learned; a non-persistent one is not part of the state dict."""
-        _check_name(name)
-        self._buffers[name] = None if tensor is None else tensor if isinstance(tensor, Tensor) else Tensor(tensor)
+        self._check_name(name, self._buffers)
+        self._buffers[name] = None if tensor is None else as_tensor(tensor)
+        self._transient.discard(name)
         if not persistent:
             self._transient.add(name)
         return self._buffers[name]
 
     def add_module(self, name: str, module: M) -> M:
         """Adds an existing submodule."""
-        _check_name(name)
+        self._check_name(name, self._modules)
         if not isinstance(module, Module):
             raise TypeError(f"{name}: expected a Module, got {type(module).__name__}")
         self._modules[name] = module
@@ -102,7 +129,13 @@ class Module:
         self.add_module(name, ModuleList(made))
         return made
 
-    # -- walking ------------------------------------------------------------------------------------------------
+    def _check_name(self, name: str, table: Mapping[str, Any]) -> None:
+        if not name or "." in name:
+            raise KeyError(f"{name!r} can't name a parameter, buffer or module: it is empty or has a dot")
+        if name not in table and hasattr(self, name):
+            raise KeyError(f"{type(self).__name__} already has an attribute {name!r}")
+
+    # -- walking ------------------------------------------------------------------------------------------
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
         yield from self._modules.items()
@@ -150,22 +183,31 @@ class Module:
                 if t is not None:
                     yield (f"{path}.{name}" if path else name), t
 
-    # -- state --------------------------------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
         """Every parameter and persistent buffer by dotted path, as PyTorch names them."""
         found: dict[str, Tensor] = {}
-        for path, module in self.named_modules():
+
+        def walk(module: Module, prefix: str) -> None:  # a shared module appears under each of its names
             for name, t in (*module._parameters.items(), *module._buffers.items()):
                 if t is not None and name not in module._transient:
-                    found[f"{path}.{name}" if path else name] = t
+                    found[prefix + name] = t
+            for name, child in module._modules.items():
+                walk(child, f"{prefix}{name}.")
+
+        walk(self, "")
         return found
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:
-        """Copies tensors in by name; gives (missing, unexpected), which strict loading refuses. Nothing is changed
-        unless every shape fits."""
+        """Copies tensors in by name; gives (missing, unexpected), which strict loading refuses.
+
+        Nothing is changed unless every shape fits. A name whose tensor is shared and comes under another name
+        (tied embeddings) is not missing.
+        """
         own = self.state_dict()
-        missing = [k for k in own if k not in state]
+        covered = {id(t) for k, t in own.items() if k in state}
+        missing = [k for k, t in own.items() if k not in state and id(t) not in covered]
         unexpected = [k for k in state if k not in own]
         wrong = [text for k, t in own.items() if k in state and (text := _misfit(k, t, state[k]))]
         problems = []
@@ -192,21 +234,21 @@ class Module:
     def load_parameter_from_blob(self, name: str, blob: Any) -> None:
         """Loads one parameter from raw bytes of its own dtype and shape."""
         t = self._state_tensor(name)
-        array = t.numpy()
-        raw = np.frombuffer(memoryview(blob).cast("B"), np.uint8)
-        if raw.nbytes != array.nbytes:
-            raise LoadError(f"{name}: expected {array.nbytes} bytes for {t.type}, got {raw.nbytes}")
-        _replace(t, raw.view(array.dtype).reshape(array.shape).copy())
+        _replace(t, from_blob(blob, t, name))
 
     def _state_tensor(self, name: str) -> Tensor:
         own = self.state_dict()
         if name not in own:
-            raise LoadError(f"{type(self).__name__} has no parameter named {name}",
-                            fix="names are: " + ", ".join(list(own)[:8]) + (" …" if len(own) > 8 else ""))
+            raise LoadError(
+                f"{type(self).__name__} has no parameter named {name}",
+                fix="names are: " + ", ".join(list(own)[:8]) + (" …" if len(own) > 8 else ""),
+            )
         return own[name]
 
     def to(self: M, dtype: Any) -> M:
         """Floating point parameters and persistent buffers in another element type, in place."""
+        if isinstance(dtype, str) and dtype == "cpu":
+            return self
         target = as_dtype(dtype)
         for module in self.modules():
             for table in (module._parameters, module._buffers):
@@ -219,7 +261,7 @@ class Module:
         """Inference is all there is: returns the module itself."""
         return self
 
-    # -- printing and calling -----------------------------------------------------------------------------------
+    # -- printing and calling -----------------------------------------------------------------------------
 
     def extra_repr(self) -> str:
         """What stands between the parentheses of this module's own line."""
@@ -241,7 +283,12 @@ class Module:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise ArgumentError(f"{type(self).__name__}.forward{signature}: {error}") from None
+            code = getattr(self.forward, "__code__", None)
+            raise ArgumentError(
+                f"{type(self).__name__}.forward{signature}: {error}",
+                where=Loc("", code.co_filename, code.co_firstlineno) if code else None,
+                fix="give one spec or value for each argument of forward that has no default",
+            ) from None
         return dict(bound.arguments)
 
     def unbind_arguments(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -263,6 +310,29 @@ class ModuleList(Module):
         self.add_module(str(len(self._modules)), module)
         return self
 
+    def extend(self, modules: Iterable[Module]) -> ModuleList:
+        for m in modules:
+            self.append(m)
+        return self
+
+    def __setitem__(self, index: int, module: Module) -> None:
+        self._modules[list(self._modules)[index]] = module
+
+    def __repr__(self) -> str:
+        """Like PyTorch's: neighbours that print alike share a line, `(0-11): 12 x Block(…)`."""
+        runs: list[tuple[int, int, str]] = []
+        for i, child in enumerate(self):
+            text = repr(child)
+            if runs and runs[-1][2] == text:
+                runs[-1] = (runs[-1][0], i, text)
+            else:
+                runs.append((i, i, text))
+        lines = [
+            (f"({a}): " if a == b else f"({a}-{b}): {b - a + 1} x ") + text.replace("\n", "\n  ")
+            for a, b, text in runs
+        ]
+        return "ModuleList(\n  " + "\n  ".join(lines) + "\n)" if lines else "ModuleList()"
+
     def __getitem__(self, index: int | slice) -> Any:
         found = list(self._modules.values())[index]
         return ModuleList(found) if isinstance(found, list) else found
@@ -274,15 +344,14 @@ class ModuleList(Module):
         return iter(self._modules.values())
 
 
-def _check_name(name: str) -> None:
-    if not name or "." in name:
-        raise KeyError(f"{name!r} can't name a parameter, buffer or module: it is empty or has a dot")
-
-
 def _misfit(name: str, t: Tensor, data: Any) -> str:
     shape = tuple(np.shape(data) if not isinstance(data, Tensor) else data.shape)
     wanted = t.full_shape if isinstance(t, Parameter) else t.shape
-    return "" if shape == tuple(wanted) or shape == tuple(t.shape) else f"{name} is {list(wanted)}, got {list(shape)}"
+    return (
+        ""
+        if shape == tuple(wanted) or shape == tuple(t.shape)
+        else f"{name} is {list(wanted)}, got {list(shape)}"
+    )
 
 
 def _load(t: Tensor, data: Any) -> None:

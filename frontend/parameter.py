@@ -16,7 +16,9 @@ class Parameter(Tensor):
 
     __slots__ = ("tp_dim", "tp_rank", "tp_size")
 
-    def __init__(self, data: Any, dtype: Any = None, *, tp_dim: int = 0, tp_rank: int = 0, tp_size: int = 1) -> None:
+    def __init__(
+        self, data: Any, dtype: Any = None, *, tp_dim: int = 0, tp_rank: int = 0, tp_size: int = 1
+    ) -> None:
         if tp_size < 1 or not 0 <= tp_rank < tp_size:
             raise LoadError(f"tp_rank {tp_rank} is not a rank of a group of {tp_size}")
         super().__init__(data, dtype)
@@ -45,24 +47,38 @@ class Parameter(Tensor):
         return full[tuple(index)]
 
     def load(self, data: Any) -> None:
-        """Takes its values (its shard, if the tensor is the full one) from a tensor or array, in its own dtype."""
+        """Takes its values (its shard, of a full tensor) from a tensor or array, in its own dtype."""
         array = data.numpy() if isinstance(data, Tensor) else np.asarray(data)
         own = self.numpy()
         if array.shape == self.full_shape:
             array = self.shard(array)
         elif array.shape != own.shape:
-            raise LoadError(f"expected {list(self.full_shape)} (or the shard {list(own.shape)}), got {list(array.shape)}")
-        # A memory-mapped checkpoint tensor of the right type is kept as it is: it costs no memory until it is read.
-        same = array.dtype == own.dtype and isinstance(array, np.memmap | np.ndarray) and not array.flags.writeable
+            shard = f" (or the shard {list(own.shape)})" if self.tp_size > 1 else ""
+            raise LoadError(f"expected {list(self.full_shape)}{shard}, got {list(array.shape)}")
+        # A memory-mapped tensor of the right type is kept as it is: it costs no memory until it is read.
+        same = (
+            array.dtype == own.dtype
+            and isinstance(array, np.memmap | np.ndarray)
+            and not array.flags.writeable
+        )
         self._array = array if same else array.astype(own.dtype)
 
     def load_blob(self, blob: Any) -> None:
-        """Takes its values from raw bytes."""
-        own = self.numpy()
-        raw = np.frombuffer(memoryview(blob).cast("B"), np.uint8)
-        if raw.nbytes != own.nbytes:
-            raise LoadError(f"expected {own.nbytes} bytes for {self.type}, got {raw.nbytes}")
-        self._array = raw.view(own.dtype).reshape(own.shape).copy()
+        """Takes its values from raw bytes of its own dtype and shape."""
+        self._array = from_blob(blob, self)
 
     def __repr__(self) -> str:
         return f"Parameter({self.type})"
+
+
+def from_blob(blob: Any, like: Tensor, name: str = "") -> np.ndarray[Any, Any]:
+    """An array of the type of `like` from bytes, a buffer or an array, copied."""
+    own = like.numpy()
+    if isinstance(blob, np.ndarray):  # buffers of bf16 have no format that memoryview knows
+        raw = np.ascontiguousarray(blob).reshape(-1).view(np.uint8)
+    else:
+        raw = np.frombuffer(memoryview(blob).cast("B"), np.uint8)
+    if raw.nbytes != own.nbytes:
+        where = f"{name}: " if name else ""
+        raise LoadError(f"{where}expected {own.nbytes} bytes for {like.type}, got {raw.nbytes}")
+    return raw.view(own.dtype).reshape(own.shape).copy()

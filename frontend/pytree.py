@@ -1,9 +1,9 @@
-"""Nested arguments and results: dicts, lists, tuples, None, and classes that say how to flatten themselves."""
+"""Nested arguments and results: dicts, lists, tuples, None, and classes that flatten themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from monoplan.frontend.tensor import Tensor
@@ -13,15 +13,15 @@ from monoplan.frontend.tensor import Tensor
 class Tree:
     """The structure of a nested value; `leaf` at the bottom."""
 
-    kind: str  # "leaf", "none", "dict", "list", "tuple", "object"
+    kind: str  # "leaf", "constant", "none", "dict", "list", "tuple", "object"
     keys: tuple[Any, ...] = ()
     children: tuple[Tree, ...] = ()
     cls: Any = None
-    meta: Any = None  # what an object needs besides its leaves to be rebuilt
+    meta: Any = None  # what an object needs besides its leaves to be rebuilt; the value of a constant
 
 
 def flatten(x: Any, name: str = "") -> tuple[list[tuple[str, Any]], Tree]:
-    """Named leaves and the structure. An object with `tree_flatten() -> (dict of parts, meta)` is a branch."""
+    """Named leaves and the structure; an object with `tree_flatten() -> (parts, meta)` is a branch."""
     if x is None:
         return [], Tree("none")
     if isinstance(x, Tensor):
@@ -48,6 +48,19 @@ def _branch(tree: Tree, items: list[tuple[Any, Any]], name: str) -> tuple[list[t
     return leaves, Tree(tree.kind, tree.keys, tuple(children), tree.cls, tree.meta)
 
 
+def with_constants(tree: Tree, leaves: Sequence[Any], is_leaf: Callable[[Any], bool]) -> Tree:
+    """The structure in which leaves that are no leaves after all (a number, a string) stand as constants."""
+    rest = list(leaves)
+
+    def walk(t: Tree) -> Tree:
+        if t.kind == "leaf":
+            value = rest.pop(0)
+            return t if is_leaf(value) else Tree("constant", meta=value)
+        return replace(t, children=tuple(walk(c) for c in t.children))
+
+    return walk(tree)
+
+
 def unflatten(tree: Tree, leaves: Sequence[Any]) -> Any:
     """The nested value again, with other leaves."""
     rest = list(leaves)
@@ -60,7 +73,11 @@ def unflatten(tree: Tree, leaves: Sequence[Any]) -> Any:
 def _build(tree: Tree, rest: list[Any]) -> Any:
     if tree.kind == "none":
         return None
+    if tree.kind == "constant":
+        return tree.meta
     if tree.kind == "leaf":
+        if not rest:
+            raise ValueError("too few leaves")
         return rest.pop(0)
     parts = [_build(c, rest) for c in tree.children]
     if tree.kind == "dict":

@@ -1,16 +1,22 @@
-"""Captures `forward` as a Graph: runs it once with traced tensors and records every op with its user location."""
+"""Captures `forward` as a Graph: runs it once on traced tensors and records every op with its user location.
+
+What forward writes into its arguments (a KV cache, `out=`) becomes further outputs of the graph, paired with the
+inputs they replace: `Graph.writes`.
+"""
 
 from __future__ import annotations
 
+import re
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from monoplan.frontend.context import activate, current, deactivate, user_location
+from monoplan.frontend.context import activate, current, deactivate, is_internal, user_location
 from monoplan.frontend.module import Module
-from monoplan.frontend.pytree import Tree, flatten, unflatten
+from monoplan.frontend.pytree import Tree, flatten, unflatten, with_constants
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.builder import Builder
 from monoplan.ir.dims import as_dim, comparisons_raise
@@ -48,53 +54,110 @@ def spec_of(x: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A captured call: the graph, the tensors behind its params, and the structure of arguments and results."""
+    """A captured call: the graph, the tensors behind its params, the structure of arguments and results.
+
+    Results are the first outputs of the graph; the others are the new contents of inputs that forward wrote
+    into: `mutated` pairs (number of the input, number of the output).
+    """
 
     graph: Graph
     params: Mapping[str, Tensor]
     in_tree: Tree
     out_tree: Tree
+    mutated: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """A concrete tensor that was written while tracing, and what it held before."""
+
+    tensor: weakref.ref[Tensor]
+    before: np.ndarray[Any, Any]
+    was_read: bool
+    where: Loc
 
 
 class Tracer:
-    """Emits ops while forward runs. Parameters and buffers become params by identity; other arrays constants."""
+    """Emits ops while forward runs. Parameters and buffers become params by identity, arrays constants."""
 
     def __init__(self, root: Module) -> None:
         self.root = root
         self.builder = Builder()
-        self.params: dict[int, tuple[Param, Tensor]] = {}
+        self.params: dict[int, tuple[Param, Tensor]] = {}  # by id of the tensor, or of a constant's array
         self.modules = {id(m): path for path, m in root.named_modules()}
         self.stack: list[str] = []
+        self.failure: tuple[Exception, str] | None = None  # the error on its way out, and the module it left
         self.named: dict[int, str] = {}
         for path, t in (*root.named_parameters(), *root.named_buffers()):
             self.named.setdefault(id(t), path)
-        self.constants: list[Tensor] = []  # keeps constants alive: params are found by identity
+        self.writes: dict[int, _Write] = {}
+        self.read: dict[int, object] = {}  # ids of arrays that were read; the arrays, so that ids stay theirs
 
     def is_graph_value(self, tensor: Tensor) -> bool:
         return tensor.is_traced or id(tensor) in self.named
 
     def value_of(self, tensor: Tensor) -> Value:
+        if tensor._stale is not None:
+            raise TraceError(
+                "a traced tensor was read after a view that shares its storage was written in place",
+                where=user_location(),
+                why=f"the write at {tensor._stale} would change it too, but the graph has no aliases",
+                fix="drop inplace=/out= there, or take the view after the write",
+            )
         if tensor._value is not None:
             return tensor._value
-        known = self.params.get(id(tensor))
+        self.note_read(tensor)
+        array = tensor.numpy()
+        path = self.named.get(id(tensor))
+        known = self.params.get(id(array) if path is None else id(tensor))
         if known is not None:
             return known[0].value
-        path = self.named.get(id(tensor))
-        if path is None:
-            if tensor.ndim == 0:
-                value = self.emit(full, [], {"value": tensor.numpy().item(), "dtype": tensor.dtype})
-                assert isinstance(value, Value)
-                return value
-            path = f"constant_{len(self.constants)}"
-            self.constants.append(tensor)
+        if path is not None:
+            return self._add_param(id(tensor), path, tensor)
+        if tensor.ndim == 0:
+            value = self.emit(full, [], {"value": array.item(), "dtype": tensor.dtype})
+            assert isinstance(value, Value)
+            return value
+        # A new Tensor: the graph's constant must not change when forward later writes into the user's.
+        return self._add_param(id(array), f"constant_{len(self.params)}", Tensor(array))
+
+    def _add_param(self, key: int, path: str, tensor: Tensor) -> Value:
         value = Value(tensor.type, self.builder.fresh(path))
-        self.params[id(tensor)] = (Param(value, path), tensor)
+        self.params[key] = (Param(value, path), tensor)
         return value
 
     def emit(
         self, opdef: OpDef, operands: Sequence[Value | None], attrs: Mapping[str, Any]
     ) -> Value | tuple[Value, ...]:
         return self.builder.emit(opdef, operands, attrs, loc=user_location())
+
+    def note_read(self, tensor: Tensor) -> None:
+        array = tensor.numpy()
+        self.read[id(array)] = array
+
+    def overwrite(self, tensor: Tensor) -> None:
+        """Called before a tensor gets new contents: aliases become stale, concrete contents are remembered."""
+        where = user_location()
+        for ref in tensor._aliases:
+            other = ref()
+            if other is not None and other is not tensor:
+                other._stale = where
+        tensor._stale = None
+        known = self.writes.get(id(tensor))
+        if tensor._array is not None and (known is None or known.tensor() is not tensor):
+            before = tensor._array
+            self.writes[id(tensor)] = _Write(weakref.ref(tensor), before, id(before) in self.read, where)
+
+    def undo_writes(self) -> Loc | None:
+        """Gives concrete tensors back what they held; tells where one that outlives the trace carried state."""
+        state = None
+        for w in self.writes.values():
+            tensor = w.tensor()
+            if tensor is not None:
+                tensor._array, tensor._value, tensor._stale = w.before, None, None
+                # Written before it is read, it is scratch space; read first, its old contents matter next time.
+                state = w.where if w.was_read and state is None else state
+        return state
 
     def module_path(self) -> str:
         return self.stack[-1] if self.stack else ""
@@ -105,6 +168,21 @@ class Tracer:
     def leave_module(self) -> None:
         self.stack.pop()
 
+    def failed(self, error: Exception) -> None:
+        if self.failure is None or self.failure[0] is not error:
+            self.failure = (error, self.module_path())
+
+    def place_of(self, error: Exception) -> Loc:
+        """The innermost line of user code in an error's traceback, and the module where it was raised."""
+        path = self.failure[1] if self.failure is not None and self.failure[0] is error else ""
+        place = Loc(path)
+        tb = error.__traceback__
+        while tb is not None:
+            if not is_internal(tb.tb_frame.f_code.co_filename):
+                place = Loc(path, tb.tb_frame.f_code.co_filename, tb.tb_lineno)
+            tb = tb.tb_next
+        return place
+
 
 def trace(module: Module, *specs: Any, **kwargs: Any) -> Trace:
     """The graph of module(*specs, **kwargs); leaves that are Specs become inputs, others constants."""
@@ -113,29 +191,79 @@ def trace(module: Module, *specs: Any, **kwargs: Any) -> Trace:
     if current() is not None:
         raise TraceError("trace was called while another trace is running", where=user_location())
     tracer = Tracer(module)
-    arguments = module.bind_arguments(specs, kwargs)
-    leaves, in_tree = flatten(arguments)
-    inputs: list[Value] = []
-    filled: list[Any] = []
-    for name, leaf in leaves:
+    leaves, in_tree = flatten(module.bind_arguments(specs, kwargs))
+    filled = [leaf for _, leaf in leaves]
+    places: list[int] = []  # leaf number of each input
+    for at, (name, leaf) in enumerate(leaves):
         if isinstance(leaf, Spec):
-            value = Value(leaf.type, tracer.builder.fresh(name))
-            inputs.append(value)
-            filled.append(Tensor.traced(value))
-        else:
-            filled.append(leaf)
-    result = _run(module, tracer, unflatten(in_tree, filled))
-    out_leaves, out_tree = flatten(result)
-    outputs = tuple(_output(tracer, name, leaf) for name, leaf in out_leaves if _is_tensor(leaf))
+            stem = re.sub(r"[^\w.$-]", "_", name)
+            filled[at] = Tensor.traced(Value(leaf.type, tracer.builder.fresh(stem)))
+            places.append(at)
+    inputs = [filled[at]._value for at in places]
+    arguments = unflatten(in_tree, filled)
+    token = activate(tracer)
+    try:
+        outputs, out_tree, mutated = _capture(module, tracer, arguments, in_tree, places, inputs)
+    finally:
+        deactivate(token)
+        filled.clear()
+        state = tracer.undo_writes()
+    if state is not None:
+        raise TraceError(
+            "forward reads and then overwrites a tensor that it keeps between calls",
+            where=state,
+            why="a plan has no memory of its own: the next call would start from the old contents again",
+            fix="pass it to forward as an argument (a KVCache, a dict of tensors), which may be written",
+        )
+    params = tuple(p for p, _ in tracer.params.values())
     graph = Graph(
-        type(module).__name__, tuple(inputs), tuple(p for p, _ in tracer.params.values()), tuple(tracer.builder.ops),
-        outputs,
+        type(module).__name__, tuple(inputs), params, tuple(tracer.builder.ops), outputs, writes=mutated
     )
     verify(graph)
-    return Trace(graph, {p.path: t for p, t in tracer.params.values()}, in_tree, out_tree)
+    return Trace(graph, {p.path: t for p, t in tracer.params.values()}, in_tree, out_tree, mutated)
+
+
+Captured = tuple[tuple[Value, ...], Tree, tuple[tuple[int, int], ...]]
+
+
+def _capture(
+    module: Module, tracer: Tracer, arguments: dict[str, Any], in_tree: Tree, places: list[int], inputs: list[Any]
+) -> Captured:
+    """Runs forward; the values of its results and of the arguments it wrote, the structure of the results."""
+    result = _run(module, tracer, arguments)
+    leaves, tree = flatten(result)
+    out_tree = with_constants(tree, [leaf for _, leaf in leaves], _is_tensor)
+    outputs = [
+        tracer.value_of(leaf if isinstance(leaf, Tensor) else Tensor(leaf)) for _, leaf in leaves if _is_tensor(leaf)
+    ]
+    after, tree = flatten(arguments)
+    if tree != in_tree:
+        raise TraceError(
+            "forward changed the structure of an argument (a dict or list got other entries)",
+            fix="return the new entries in place of adding them to an argument",
+        )
+    mutated: list[tuple[int, int]] = []
+    for number, (at, before) in enumerate(zip(places, inputs, strict=True)):
+        name, leaf = after[at]
+        if isinstance(leaf, Tensor) and leaf._value is before and leaf._stale is None:
+            continue
+        if not isinstance(leaf, Tensor | np.ndarray):
+            raise TraceError(f"forward replaced the argument {name} by a {type(leaf).__name__}")
+        value = tracer.value_of(leaf if isinstance(leaf, Tensor) else Tensor(leaf))
+        if value.type != before.type:
+            raise TraceError(
+                f"forward replaced the argument {name}: {before.type} by {value.type}",
+                why="what is written into an argument must keep its type",
+                fix="return the new tensor in place of storing it in the argument",
+            )
+        mutated.append((number, len(outputs)))
+        outputs.append(value)
+    return tuple(outputs), out_tree, tuple(mutated)
 
 
 def _run(module: Module, tracer: Tracer, arguments: Mapping[str, Any]) -> Any:
+    """Calls the module; every error gets the user's line, tables of buffers are left as they were."""
+
     def undecided(text: str) -> TraceError:
         return TraceError(
             f"`{text}` is not decided: the size is symbolic",
@@ -144,36 +272,41 @@ def _run(module: Module, tracer: Tracer, arguments: Mapping[str, Any]) -> Any:
             fix="make the dimension a fixed number in the spec, or write forward without this comparison",
         )
 
-    token = activate(tracer)
+    tables = [(m, dict(m._parameters), dict(m._buffers)) for m in module.modules()]
     try:
         with comparisons_raise(undecided):
             args, kw = module.unbind_arguments(arguments)
-            return module(*args, **kw)
-    except MonoplanError:
-        raise
-    except (AttributeError, TypeError, ValueError, IndexError, KeyError, NotImplementedError) as error:
-        place = _raised_at(error, tracer)
-        raise TraceError(f"forward failed while it was traced: {type(error).__name__}: {error}", where=place) from error
+            result = module(*args, **kw)
+    except MonoplanError as error:
+        if error.where is not None:
+            raise
+        raise type(error)(error.what, where=tracer.place_of(error), why=error.why, fix=error.fix) from error
+    except (ArithmeticError, AttributeError, TypeError, ValueError, LookupError, NotImplementedError) as error:
+        what = f"forward failed while it was traced: {type(error).__name__}: {error}"
+        raise TraceError(what, where=tracer.place_of(error)) from error
     finally:
-        deactivate(token)
+        replaced = _restore(tables)
+    if replaced:
+        raise TraceError(
+            f"forward replaced {replaced} of its module",
+            why="a plan has no memory of its own: the module would not see the new tensor",
+            fix="return the new tensor, or pass the state to forward as an argument, which may be written",
+        )
+    return result
 
 
-def _raised_at(error: BaseException, tracer: Tracer) -> Loc:
-    """The innermost frame of user code in the error's traceback."""
-    from monoplan.frontend.context import _is_internal
-
-    place = Loc(tracer.module_path())
-    tb = error.__traceback__
-    while tb is not None:
-        if not _is_internal(tb.tb_frame.f_code.co_filename):
-            place = Loc(tracer.module_path(), tb.tb_frame.f_code.co_filename, tb.tb_lineno)
-        tb = tb.tb_next
-    return place
+def _restore(tables: Sequence[tuple[Module, dict[str, Any], dict[str, Any]]]) -> str:
+    """Puts parameters and buffers back that forward bound to other tensors; the name of one of them."""
+    found = ""
+    for m, parameters, buffers in tables:
+        for now, before in ((m._parameters, parameters), (m._buffers, buffers)):
+            changed = [n for n in {**now, **before} if now.get(n) is not before.get(n)]
+            if changed:
+                found = found or f"{changed[0]} of {type(m).__name__}"
+                now.clear()
+                now.update(before)  # type: ignore[arg-type]
+    return found
 
 
 def _is_tensor(x: Any) -> bool:
     return isinstance(x, Tensor | np.ndarray)
-
-
-def _output(tracer: Tracer, name: str, leaf: Any) -> Value:
-    return tracer.value_of(leaf if isinstance(leaf, Tensor) else Tensor(leaf))

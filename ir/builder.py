@@ -12,6 +12,7 @@ from monoplan.ir.graph import Graph, Loc, Op, Param, Value
 from monoplan.ir.opdef import OpDef
 from monoplan.ir.types import TensorType
 
+NOWHERE = Loc()
 _current: contextvars.ContextVar[Builder | None] = contextvars.ContextVar("builder", default=None)
 
 
@@ -53,7 +54,9 @@ class Builder:
         loc: Loc | None = None,
     ) -> Value | tuple[Value, ...]:
         """Appends one op and gives its result or results."""
-        op = make_op(opdef, operands, attrs, names=names, loc=self.loc if loc is None else loc, fresh=self.fresh)
+        op = make_op(
+            opdef, operands, attrs, names=names, loc=self.loc if loc is None else loc, fresh=self.fresh
+        )
         self.ops.append(op)
         return op.results[0] if len(op.results) == 1 else op.results
 
@@ -65,7 +68,7 @@ def make_op(
     *,
     fresh: Callable[[str], str],
     names: Sequence[str] = (),
-    loc: Loc = Loc(),
+    loc: Loc = NOWHERE,
 ) -> Op:
     """One op with inferred result types; a type error names the op and its place."""
     try:
@@ -79,7 +82,9 @@ def make_op(
             raise type(error)(error.what, where=loc, why=error.why, fix=error.fix) from None
         raise
     chosen = [names[i] if i < len(names) else fresh(opdef.name) for i in range(len(types))]
-    return Op(opdef, tuple(operands), full, tuple(Value(t, n) for t, n in zip(types, chosen, strict=True)), loc)
+    return Op(
+        opdef, tuple(operands), full, tuple(Value(t, n) for t, n in zip(types, chosen, strict=True)), loc
+    )
 
 
 def apply(opdef: OpDef, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:

@@ -6,8 +6,11 @@ Enough algebra for shapes: sums and products are kept in a canonical form, so th
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import contextvars
+import keyword
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,13 +22,16 @@ Dim = Union[int, "Expr"]
 Atom = Union[str, "FloorDiv"]
 Monomial = tuple[Atom, ...]
 
-# Set by the tracer while user code runs: comparing a symbolic size with an int is then an error and not a silent False.
-_undecided: contextvars.ContextVar[Callable[[str], Exception] | None] = contextvars.ContextVar("undecided", default=None)
+# Set by the tracer while user code runs: comparing a symbolic size with an int is then an error, not a silent
+# False.
+_undecided: contextvars.ContextVar[Callable[[str], Exception] | None] = contextvars.ContextVar(
+    "undecided", default=None
+)
 
 
 @contextlib.contextmanager
 def comparisons_raise(make_error: Callable[[str], Exception] | None) -> Iterator[None]:
-    """Within it, an undecidable comparison of a symbolic size raises `make_error(text)` (None: plain comparison)."""
+    """Within it, an undecidable comparison of a symbolic size raises `make_error(text)` (None: as usual)."""
     token = _undecided.set(make_error)
     try:
         yield
@@ -82,7 +88,15 @@ class Expr:
             return quotient
         if isinstance(other, Expr):
             raise ParseError(f"{self} // {other}: a symbolic divisor must divide exactly")
+        if other <= 0:
+            raise ParseError(f"{self} // {other}: a divisor must be 1 or more")
         return Expr((((FloorDiv(self, other),), 1),))
+
+    def __rfloordiv__(self, other: int) -> Dim:
+        quotient = divide_exactly(other, self)
+        if quotient is None:
+            raise ParseError(f"{other} // {self}: a symbolic divisor must divide exactly")
+        return quotient
 
     def __mod__(self, other: int) -> Dim:
         return self - (self // other) * other
@@ -138,7 +152,9 @@ class Expr:
     def text(self) -> str:
         parts: list[str] = []
         for monomial, coefficient in self.terms:
-            factors = [str(a) for a in monomial]
+            # `2*(n+1)//2` would be read as `(2*(n+1))//2`: a division stands alone or in parentheses.
+            alone = coefficient == 1 and len(monomial) == 1
+            factors = [str(a) if alone or isinstance(a, str) else f"({a})" for a in monomial]
             if abs(coefficient) != 1 or not factors:
                 factors.insert(0, str(abs(coefficient)))
             sign = "-" if coefficient < 0 else "+" if parts else ""
@@ -151,10 +167,14 @@ class Expr:
     __repr__ = __str__
 
 
+# In the text of an attribute these are numbers or element types.
+_RESERVED = re.compile(r"inf|nan|bool|bf16|[fiu](8|16|32|64)")
+
+
 def symbol(name: str) -> Expr:
     """The symbol `name`."""
-    if not name.isidentifier():
-        raise ParseError(f"{name!r} is not a name for a symbolic dimension")
+    if not (name.isidentifier() and name.isascii()) or keyword.iskeyword(name) or _RESERVED.fullmatch(name):
+        raise ParseError(f"{name!r} is not a name for a symbolic dimension", fix="use a name such as seq")
     return Expr((((name,), 1),))
 
 
@@ -181,12 +201,26 @@ def bounds(d: Dim) -> tuple[int | None, int | None]:
             low = None if low is None else low + c
             high = None if high is None else high + c
             continue
-        least = 1 if all(isinstance(a, str) for a in monomial) else 0
+        least = _least(monomial)
+        if least is None:
+            return None, None
         if c > 0:
             low, high = (None if low is None else low + c * least), None
         else:
             low, high = None, (None if high is None else high + c * least)
     return low, high
+
+
+def _least(monomial: Monomial) -> int | None:
+    """The smallest value of a product of atoms, or None where an atom may be negative."""
+    least = 1
+    for atom in monomial:
+        if not isinstance(atom, str):
+            low, _ = bounds(atom.numerator)
+            if low is None or low < 0:
+                return None
+            least *= low // atom.denominator
+    return least
 
 
 def possible(a: Dim, b: Dim) -> bool:
@@ -197,8 +231,10 @@ def possible(a: Dim, b: Dim) -> bool:
 
 def divide_exactly(a: Dim, b: Dim) -> Dim | None:
     """a / b when the division leaves nothing, else None."""
+    if isinstance(b, int) and b == 0:
+        return None
     if isinstance(a, int) and isinstance(b, int):
-        return a // b if b and a % b == 0 else None
+        return a // b if a % b == 0 else None
     divisor = _terms(b)
     if len(divisor) != 1:
         return 1 if equal(a, b) else _divide_polynomial(a, b)
@@ -246,7 +282,11 @@ def evaluate(d: Dim, values: Mapping[str, int]) -> int:
     result = 0
     for monomial, coefficient in _terms(d):
         for atom in monomial:
-            factor = values[atom] if isinstance(atom, str) else evaluate(atom.numerator, values) // atom.denominator
+            factor = (
+                values[atom]
+                if isinstance(atom, str)
+                else evaluate(atom.numerator, values) // atom.denominator
+            )
             coefficient *= factor
         result += coefficient
     return result
@@ -273,8 +313,6 @@ def format_dim(d: Dim) -> str:
 
 def parse_dim(text: str) -> Dim:
     """A Dim from text such as `2*batch*seq+1` or `(seq+1)//2`."""
-    import ast
-
     def walk(node: ast.expr) -> Dim:
         if isinstance(node, ast.Constant) and type(node.value) is int:
             return node.value
@@ -290,9 +328,13 @@ def parse_dim(text: str) -> Dim:
                 return a - b
             if isinstance(node.op, ast.Mult):
                 return a * b
-            if isinstance(node.op, ast.FloorDiv) and (isinstance(a, Expr) or b):
+            if isinstance(node.op, ast.FloorDiv) and isinstance(b, Expr):
+                return a // b if isinstance(a, Expr) else b.__rfloordiv__(a)
+            if isinstance(node.op, ast.FloorDiv) and b:
                 return a // b
-        raise ParseError(f"{text!r} is not a dimension", fix="ints, names, + - * // and parentheses are allowed")
+        raise ParseError(
+            f"{text!r} is not a dimension", fix="ints, names, + - * // and parentheses are allowed"
+        )
 
     try:
         return walk(ast.parse(text.strip(), mode="eval").body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class MonoplanError(Exception):
-    """Base of every error raised on purpose; `where` is the user's line, `why` and `fix` are optional sentences."""
+    """Base of every error raised on purpose: `where` is the user's line; `why` and `fix` are optional."""
 
     def __init__(self, what: str, *, where: object = None, why: str = "", fix: str = "") -> None:
         self.what, self.where, self.why, self.fix = what, where, why, fix

@@ -1,7 +1,7 @@
 """Pointwise expressions: what a fused kernel computes per element, as a small tree with a text form.
 
-`add(mul(x0, 0.5), x1)`: xN is operand N, names are pointwise ops of the registry, literals take the type of the
-operand beside them. The same tree is evaluated by numpy (the reference) and rendered to C and CUDA.
+`add(mul(x0, 0.5), x1)`: xN is operand N, names are pointwise ops of the registry, literals take the type of
+the operand beside them. The same tree is evaluated by numpy (the reference) and rendered to C and CUDA.
 """
 
 from __future__ import annotations
@@ -77,13 +77,18 @@ def _walk(node: ast.expr, text: str) -> Node:
     if isinstance(node, ast.Name) and node.id[:1] == "x" and node.id[1:].isdigit():
         return Arg(int(node.id[1:]))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        if node.func.id == "float" and isinstance(node.args[0], ast.Constant):
+        if node.func.id == "float" and len(node.args) == 1 and isinstance(node.args[0], ast.Constant):
             return Const(float(node.args[0].value))  # type: ignore[arg-type]
         opdef = REGISTRY.get(node.func.id)
         if opdef is not None and opdef.kind == "pointwise":
             attrs = {k.arg or "": _attr(k.value, text) for k in node.keywords}
-            full = opdef.complete_attrs(attrs)
-            return Call(opdef.name, tuple(_walk(a, text) for a in node.args), tuple(full.items()))
+            args = tuple(_walk(a, text) for a in node.args)
+            try:
+                opdef.check_operands(args)
+                full = opdef.complete_attrs(attrs)
+            except TypeRuleError as error:
+                raise ParseError(f"{text!r}: {error.what}") from None
+            return Call(opdef.name, args, tuple(full.items()))
         raise ParseError(f"{node.func.id} in {text!r} is not a pointwise op")
     raise ParseError(f"{text!r} is not a pointwise expression")
 
@@ -134,8 +139,14 @@ def evaluate_expr(node: Node, args: Sequence[Array]) -> Array:
     for a, v in zip(node.args, values, strict=True):
         if v is None:
             assert isinstance(a, Const)
-            v = _literal(a.value, [x.dtype for i, x in enumerate(values) if x is not None
-                                   and not (node.op == "where" and i == 0)])
+            v = _literal(
+                a.value,
+                [
+                    x.dtype
+                    for i, x in enumerate(values)
+                    if x is not None and not (node.op == "where" and i == 0)
+                ],
+            )
         filled.append(v.astype(np.float32) if v.dtype.itemsize == 2 and v.dtype.kind in "fV" else v)
     return np.asarray(REGISTRY[node.op].reference(*filled, **dict(node.attrs)))
 

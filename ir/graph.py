@@ -75,7 +75,7 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A value that comes from the model's state: a parameter, a buffer or a constant, by its state-dict path."""
+    """A value from the model's state: a parameter, a buffer or a constant, by its state-dict path."""
 
     value: Value
     path: str
@@ -83,7 +83,11 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Ops in topological order. `setup` holds ops over params only: they run once, when weights are loaded."""
+    """Ops in topological order. `setup` holds ops over params only: they run once, at load.
+
+    `writes` pairs an input with the output that replaces its contents after the call (a cache that forward
+    updates).
+    """
 
     name: str
     inputs: tuple[Value, ...]
@@ -91,6 +95,7 @@ class Graph:
     ops: tuple[Op, ...]
     outputs: tuple[Value, ...]
     setup: tuple[Op, ...] = field(default=())
+    writes: tuple[tuple[int, int], ...] = field(default=())
 
     def replace(self, **changes: Any) -> Graph:
         """A copy with some fields changed."""

@@ -25,6 +25,11 @@ def interpret(
     watch: Watch | None = None,
 ) -> list[Array]:
     """Outputs of the graph. `exact` computes every float in f64; `watch` sees each intermediate value."""
+    if len(inputs) != len(graph.inputs):
+        wanted = ", ".join(f"{v.name}: {v.type}" for v in graph.inputs)
+        raise ArgumentError(f"{graph.name} takes {len(graph.inputs)} inputs ({wanted}), got {len(inputs)}")
+    if missing := [p.path for p in graph.params if p.path not in (params or {})]:
+        raise ArgumentError(f"{graph.name}: no values for the parameters {', '.join(missing)}")
     symbols = bind_symbols(graph.inputs, [a.shape for a in inputs])
     env: dict[Value, Array] = {}
     for v, a in zip(graph.inputs, inputs, strict=True):
@@ -51,6 +56,8 @@ def run_op(
         except MonoplanError as error:
             raise type(error)(error.what, where=op.loc, why=error.why, fix=error.fix) from None
     for r, a in zip(op.results, outs, strict=True):
+        if a.shape != concrete(r.type.shape, symbols):
+            raise ArgumentError(f"{op.name} gave the shape {list(a.shape)}, {r} is {r.type}", where=op.loc)
         env[r] = a
         if watch is not None:
             watch(op, r, a)
@@ -87,7 +94,9 @@ def bind_symbols(values: Sequence[Value], shapes: Sequence[tuple[int, ...]]) -> 
     waiting: list[tuple[Value, int, Dim, int]] = []
     for v, shape in zip(values, shapes, strict=True):
         if len(shape) != v.type.rank:
-            raise ArgumentError(f"argument {v.name}: expected {v.type} (rank {v.type.rank}), got shape {list(shape)}")
+            raise ArgumentError(
+                f"argument {v.name}: expected {v.type} (rank {v.type.rank}), got shape {list(shape)}"
+            )
         waiting += [(v, i, d, n) for i, (d, n) in enumerate(zip(v.type.shape, shape, strict=True))]
     progress = True
     while waiting and progress:
@@ -101,7 +110,8 @@ def bind_symbols(values: Sequence[Value], shapes: Sequence[tuple[int, ...]]) -> 
                 if left != size:
                     note = f" ({dim} with {_known(dim, known)})" if isinstance(dim, Expr) else ""
                     raise ArgumentError(
-                        f"argument {v.name}: expected {v.type}, got size {size} at dimension {axis}, not {left}{note}"
+                        f"argument {v.name}: expected {v.type}, got size {size} at dimension {axis}, "
+                        f"not {left}{note}"
                     )
             elif (solved := _solve(left, size)) is not None:
                 progress = True
@@ -111,7 +121,9 @@ def bind_symbols(values: Sequence[Value], shapes: Sequence[tuple[int, ...]]) -> 
         waiting = rest
     if waiting:
         v, axis, dim, size = waiting[0]
-        raise ArgumentError(f"argument {v.name}: {dim} = {size} at dimension {axis} has no solution in whole numbers")
+        raise ArgumentError(
+            f"argument {v.name}: {dim} = {size} at dimension {axis} has no solution in whole numbers"
+        )
     return known
 
 

@@ -13,7 +13,7 @@ from monoplan.ir.errors import TypeRuleError
 from monoplan.ir.types import DType, TensorType, bf16, f16, f32
 
 Array = np.ndarray[Any, Any]
-# A rule gets operand types (None where absent) by position and attributes by name; it gives one type or several.
+# A rule gets operand types (None where absent) by position and attributes by name; it gives one type or more.
 TypeRule = Callable[..., "TensorType | tuple[TensorType, ...]"]
 
 REGISTRY: dict[str, OpDef] = {}
@@ -44,8 +44,10 @@ class OpDef:
             raise TypeRuleError(f"{self.name}: attributes {', '.join(missing)} are required")
         return full
 
-    def complete_operands(self, operands: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Operands in order, absent optional ones as None; operands given by name are taken out of `attrs`."""
+    def complete_operands(
+        self, operands: Sequence[Any], attrs: Mapping[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Operands in order, absent ones as None; operands given by name are taken out of `attrs`."""
         rest = dict(attrs)
         full = list(operands)
         for name in self.operand_names[len(full) :]:
@@ -74,7 +76,7 @@ class OpDef:
         *,
         exact: bool = False,
     ) -> tuple[Array, ...]:
-        """The numpy reference. Half floats are computed in f32 and rounded once; `exact` computes in f64, unrounded."""
+        """The numpy reference. Half floats are computed in f32 and rounded once; `exact` computes in f64."""
         wide = [None if a is None else _widen(a, exact) for a in operands]
         with np.errstate(all="ignore"):
             out = self.reference(*wide, **attrs)
@@ -102,8 +104,10 @@ class OpDef:
         return f"<op {self.name}{self.signature()}>"
 
 
-def op(rule: TypeRule, kind: str, *, inplace: Mapping[int, str] | None = None) -> Callable[[Callable[..., Any]], OpDef]:
-    """Registers an op: positional parameters are operands, keyword-only ones attributes, the body the reference."""
+def op(
+    rule: TypeRule, kind: str, *, inplace: Mapping[int, str] | None = None
+) -> Callable[[Callable[..., Any]], OpDef]:
+    """Registers an op: positional parameters are operands, keyword-only ones attributes, the body runs it."""
 
     def register(fn: Callable[..., Any]) -> OpDef:
         params = inspect.signature(fn).parameters.values()

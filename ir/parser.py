@@ -24,7 +24,7 @@ _LOC = re.compile(r' @ ("(?:[^"\\]|\\.)*") ("(?:[^"\\]|\\.)*"):(\d+)$')
 
 
 def parse_graph(text: str) -> Graph:
-    """A verified-by-construction graph from its text: types are inferred again and compared with those written."""
+    """A graph from its text: types are inferred again and compared with those written."""
     import monoplan.ir.ops  # noqa: F401  (fills the registry)
 
     parser = _Parser(text.splitlines())
@@ -41,7 +41,9 @@ class _Parser:
 
     def fail(self, what: str, fragment: str = "") -> ParseError:
         line = self.lines[self.at] if self.at < len(self.lines) else ""
-        column = line.find(fragment) + 1 if fragment and fragment in line else len(line) - len(line.lstrip()) + 1
+        column = (
+            line.find(fragment) + 1 if fragment and fragment in line else len(line) - len(line.lstrip()) + 1
+        )
         return ParseError(f"line {self.at + 1}, column {column}: {what}", where=line.strip() or "end of text")
 
     def next_line(self) -> str:
@@ -80,13 +82,28 @@ class _Parser:
                 setup.append(self.op(line.removeprefix("setup ")))
             else:
                 ops.append(self.op(line))
-        outputs = tuple(self.value(t) for t in _pieces(line.removeprefix("return")))
+        outputs, writes = self.outputs(line.removeprefix("return"), inputs)
         self.at += 1
         if self.next_line() != "}":
             raise self.fail("expected `}` after return")
         self.at += 1
         self.scopes.pop()
-        return Graph(m[1], inputs, tuple(params), tuple(ops), outputs, tuple(setup))
+        return Graph(m[1], inputs, tuple(params), tuple(ops), outputs, tuple(setup), writes)
+
+    def outputs(
+        self, text: str, inputs: tuple[Value, ...]
+    ) -> tuple[tuple[Value, ...], tuple[tuple[int, int], ...]]:
+        """`%y, %cache_1 -> %cache`: results, and the inputs whose contents they replace."""
+        found, writes = [], []
+        for j, piece in enumerate(_pieces(text)):
+            name, _, into = piece.partition(" -> ")
+            found.append(self.value(name.strip()))
+            if into:
+                place = self.value(into.strip())
+                if place not in inputs:
+                    raise self.fail(f"{into.strip()} is not an input of the graph", into)
+                writes.append((inputs.index(place), j))
+        return tuple(found), tuple(writes)
 
     def split_signature(self, text: str) -> list[tuple[str, str]]:
         found = re.findall(rf"%({_NAME}): (\w+\[[^\]]*\])", text)
@@ -134,7 +151,9 @@ class _Parser:
         result = self.make(opdef, operands, attrs, [p[1:] for p in _pieces(m[1])], loc)
         for v, t in zip(result.results, types, strict=False):
             if v.type != t:
-                raise self.fail(f"{v} is written as {t}, but the type rule of {opdef.name} gives {v.type}", str(t))
+                raise self.fail(
+                    f"{v} is written as {t}, but the type rule of {opdef.name} gives {v.type}", str(t)
+                )
         if len(types) != len(result.results):
             raise self.fail(f"{opdef.name} has {len(result.results)} results, {len(types)} types are written")
         self.at = after
@@ -145,11 +164,9 @@ class _Parser:
     ) -> Op:
         try:
             op = make_op(opdef, operands, attrs, names=names, loc=loc, fresh=lambda stem: stem)
-        except ParseError:
-            raise
         except MonoplanError as error:
             raise self.fail(error.what) from None
-        except (TypeError, ValueError, AttributeError, IndexError) as error:
+        except (TypeError, ValueError, AttributeError, IndexError, KeyError, OverflowError) as error:
             raise self.fail(f"{opdef.name}: attributes or operands do not fit ({error})") from None
         if len(names) != len(op.results):
             raise self.fail(f"{opdef.name} has {len(op.results)} results, {len(names)} names are written")

@@ -51,7 +51,9 @@ def _graph_lines(graph: Graph, locs: bool) -> list[str]:
         lines += _op_lines(op, locs, "setup ")
     for op in graph.ops:
         lines += _op_lines(op, locs, "")
-    lines.append("  return " + ", ".join(map(str, graph.outputs)))
+    target = {j: graph.inputs[i] for i, j in graph.writes}
+    outputs = (f"{v} -> {target[j]}" if j in target else str(v) for j, v in enumerate(graph.outputs))
+    lines.append("  return " + ", ".join(outputs))
     lines.append("}")
     return lines
 

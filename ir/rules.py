@@ -23,10 +23,20 @@ def broadcast(shapes: Sequence[tuple[Dim, ...]], name: str) -> tuple[Dim, ...]:
                 continue
             if not equal(size, 1):
                 text = " and ".join(str(list(s)).replace("'", "") for s in shapes)
-                raise TypeRuleError(f"{name}: shapes {text} do not broadcast: {size} meets {d} at dimension {axis}")
+                raise TypeRuleError(
+                    f"{name}: shapes {text} do not broadcast: {size} meets {d} at dimension {axis}"
+                )
             size = d
         result.append(size)
     return tuple(result)
+
+
+def broadcasts_to(shape: tuple[Dim, ...], target: tuple[Dim, ...]) -> bool:
+    """Whether `shape` stretches to just `target`."""
+    tail = target[len(target) - len(shape) :] if len(shape) <= len(target) else ()
+    return len(shape) <= len(target) and all(
+        equal(a, 1) or equal(a, b) for a, b in zip(shape, tail, strict=True)
+    )
 
 
 def numeric(name: str, *, floats: bool = False) -> Any:
@@ -36,8 +46,11 @@ def numeric(name: str, *, floats: bool = False) -> Any:
         dtype = promote(*(t.dtype for t in types))
         shown = ", ".join(map(str, types))
         require(dtype != bool_, f"{name} needs numbers, got {shown}")
-        require(dtype.is_float or not floats, f"{name} needs floating point operands, got {shown}",
-                fix="cast to f32 first")
+        require(
+            dtype.is_float or not floats,
+            f"{name} needs floating point operands, got {shown}",
+            fix="cast to f32 first",
+        )
         return TensorType(dtype, broadcast([t.shape for t in types], name))
 
     return rule
@@ -56,7 +69,10 @@ def logical(name: str) -> Any:
     """A pointwise rule over bools."""
 
     def rule(*types: TensorType, **_: Any) -> TensorType:
-        require(all(t.dtype == bool_ for t in types), f"{name} needs bool operands, got {', '.join(map(str, types))}")
+        require(
+            all(t.dtype == bool_ for t in types),
+            f"{name} needs bool operands, got {', '.join(map(str, types))}",
+        )
         return TensorType(bool_, broadcast([t.shape for t in types], name))
 
     return rule
@@ -79,26 +95,39 @@ def normalized_axes(axes: tuple[int, ...] | int | None, rank: int, name: str) ->
     return result
 
 
-def linear_type(x: TensorType, weight: TensorType, bias: TensorType | None, name: str = "linear") -> TensorType:
+def linear_type(
+    x: TensorType, weight: TensorType, bias: TensorType | None, name: str = "linear"
+) -> TensorType:
     """x[…, K] with weight[N, K] and bias[N] gives […, N]; activations may be wider than weights."""
     require(weight.rank == 2, f"{name}: the weight must be [out, in], got {weight}")
-    require(x.rank >= 1 and equal(x.shape[-1], weight.shape[1]),
-            f"{name}: the input {x} has {x.shape[-1] if x.rank else 'no'} features, the weight {weight} takes "
-            f"{weight.shape[1]}")
-    require(bias is None or (bias.rank == 1 and equal(bias.shape[0], weight.shape[0])),
-            f"{name}: the bias {bias} does not fit the weight {weight}")
+    require(
+        x.rank >= 1 and equal(x.shape[-1], weight.shape[1]),
+        f"{name}: the input {x} has {x.shape[-1] if x.rank else 'no'} features, the weight {weight} takes "
+        f"{weight.shape[1]}",
+    )
+    require(
+        bias is None or (bias.rank == 1 and equal(bias.shape[0], weight.shape[0])),
+        f"{name}: the bias {bias} does not fit the weight {weight}",
+    )
     dtype = promote(x.dtype, weight.dtype)
     require(dtype.is_float, f"{name} needs floating point operands, got {x} and {weight}")
     return TensorType(dtype, (*x.shape[:-1], weight.shape[0]))
 
 
-def norm_type(x: TensorType, weight: TensorType | None, bias: TensorType | None, dims: int, name: str) -> TensorType:
+def norm_type(
+    x: TensorType, weight: TensorType | None, bias: TensorType | None, dims: int, name: str
+) -> TensorType:
     """A norm over the last `dims` dimensions, whose weight and bias have just that shape."""
     require(x.dtype.is_float, f"{name} needs floating point operands, got {x}")
     require(1 <= dims <= x.rank, f"{name}: normalizes {dims} dimensions, the input is {x}")
     for what, p in (("weight", weight), ("bias", bias)):
         if p is not None:
-            fits = p.rank == dims and all(equal(a, b) for a, b in zip(p.shape, x.shape[x.rank - dims :], strict=True))
-            require(fits, f"{name}: the {what} {p} does not match the last {dims} dimension(s) of {x}",
-                    why="normalized_shape must equal the trailing dimensions of the input")
+            fits = p.rank == dims and all(
+                equal(a, b) for a, b in zip(p.shape, x.shape[x.rank - dims :], strict=True)
+            )
+            require(
+                fits,
+                f"{name}: the {what} {p} does not match the last {dims} dimension(s) of {x}",
+                why="normalized_shape must equal the trailing dimensions of the input",
+            )
     return x

@@ -30,7 +30,9 @@ def verify(graph: Graph) -> None:
             if v not in defined:
                 raise VerifyError(f"{v} is read before its definition", where=line)
             if v in overwritten:
-                raise VerifyError(f"{v} is read after {overwritten[v].name} overwrote its storage", where=line)
+                raise VerifyError(
+                    f"{v} is read after {overwritten[v].name} overwrote its storage", where=line
+                )
         if op in graph.setup:
             if not settled.issuperset(op.reads):
                 raise VerifyError("a setup op reads a value that is not a parameter", where=line)
@@ -47,6 +49,12 @@ def verify(graph: Graph) -> None:
             raise VerifyError(f"output {v} of {graph.name} is not defined")
         if v in overwritten:
             raise VerifyError(f"output {v} of {graph.name} was overwritten", where=print_op(overwritten[v]))
+    for i, j in graph.writes:
+        if not (0 <= i < len(graph.inputs) and 0 <= j < len(graph.outputs)):
+            raise VerifyError(f"{graph.name}: output {j} can't replace input {i}: there is no such pair")
+        source, target = graph.outputs[j], graph.inputs[i]
+        if source.type != target.type:
+            raise VerifyError(f"output {source}: {source.type} can't replace input {target}: {target.type}")
 
 
 def _check_types(op: Op, line: str) -> None:
@@ -59,6 +67,8 @@ def _check_types(op: Op, line: str) -> None:
         raise
     except MonoplanError as error:
         raise VerifyError(error.what, where=line, why=error.why) from None
+    except (TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
+        raise VerifyError(f"{op.name}: attributes or operands do not fit ({error})", where=line) from None
     written = tuple(r.type for r in op.results)
     if types != written:
         raise VerifyError(f"the type rule of {op.name} gives {types}, the results say {written}", where=line)

@@ -17,7 +17,7 @@ DTYPES = {
     "float32": "float32", "float": "float32", "f32": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16",
     "float16": "float16", "half": "float16", "f16": "float16",
 }  # fmt: skip
-# What transformers calls an activation, and the function of monoplan.nn.functional that computes it.
+# What transformers calls an activation, and what it is: gelu_tanh is the gelu with approximate="tanh".
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu",
     "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
@@ -56,7 +56,7 @@ _OWN: dict[str, tuple[str, ...]] = {
     "qwen2": (), "qwen3": ("attention_bias",),
 }  # fmt: skip
 _READ = {"rope_parameters", "original_max_position_embeddings", "use_sliding_window", "max_window_layers"}
-# A key that is not known here is let through unless its name says that it may change the numbers.
+# A key that is not read here is let through unless its name says that it may change the numbers.
 _SUSPICIOUS = re.compile(
     r"scal|cap|multipl|expert|moe|quant|compress|rope|rotary|window|norm|bias|alibi|residual|parallel", re.I
 )
@@ -225,7 +225,7 @@ class LlamaConfig:
 
     @property
     def activation(self) -> str:
-        """The name of `hidden_act` in monoplan.nn.functional."""
+        """The function that `hidden_act` names: silu, relu, gelu or gelu_tanh."""
         return ACTIVATIONS[self.hidden_act]
 
     @property
@@ -277,6 +277,13 @@ class LlamaConfig:
         return data
 
 
+def changes_numbers(key: str, value: Any) -> bool:
+    """Say whether a key that nothing here reads may change a model's numbers, going by its name and value."""
+    # 0, 1 and the empty values are what such keys hold where they do nothing.
+    neutral = value is None or value is False or (value is not True and value in (0, 1, [], {}, ""))
+    return _SUSPICIOUS.search(key) is not None and not neutral
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file, or say what is wrong with the file."""
     try:
@@ -305,17 +312,14 @@ def _arguments(data: Mapping[str, Any]) -> dict[str, Any]:
     rope = data.get("rope_scaling") or data.get("rope_parameters") or {}
     if isinstance(rope, Mapping):
         rope = dict(_flat(rope))
-        rope.setdefault("rope_theta", data.get("rope_theta", LlamaConfig.rope_theta))
+        rope.setdefault("rope_theta", data.get("rope_theta") or LlamaConfig.rope_theta)
         original = data.get("original_max_position_embeddings")
-        if original is not None and (rope.get("rope_type") or rope.get("type")) in _HAVE_ORIGINAL:
+        if original and (rope.get("rope_type") or rope.get("type")) in ("yarn", "longrope", "su", "llama3"):
             rope["original_max_position_embeddings"] = original
         if rope.get("partial_rotary_factor", data.get("partial_rotary_factor")) not in (None, 1, 1.0):
             raise LoadError(f"partial_rotary_factor is not defined for a {family} model")
     arguments["rope_scaling"] = rope
     return arguments
-
-
-_HAVE_ORIGINAL = ("yarn", "longrope", "su", "llama3")
 
 
 def _model_type(data: Mapping[str, Any]) -> str:
@@ -339,9 +343,7 @@ def _model_type(data: Mapping[str, Any]) -> str:
 def _refuse_unsupported(data: Mapping[str, Any], family: str) -> None:
     known = {field.name for field in dataclasses.fields(LlamaConfig)} | _READ
     for key, value in data.items():
-        # 0, 1 and the empty values are what these keys hold where they do nothing.
-        neutral = value is None or value is False or (value is not True and value in (0, 1, [], {}, ""))
-        if key not in known and _SUSPICIOUS.search(key) and not neutral:
+        if key not in known and changes_numbers(key, value):
             raise LoadError(f"unsupported key {key!r} in the configuration", why=f"it is {_short(value)}")
     window = data.get("sliding_window", _FAMILIES[family].get("sliding_window"))
     if family == "llama" and window is not None:

@@ -171,7 +171,7 @@ def save_checkpoint(
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     for name, array in state.items():
-        if np.dtype(array.dtype) not in DTYPES.values():
+        if np.dtype(array.dtype).newbyteorder("=") not in DTYPES.values():
             raise LoadError(f"can't save tensor {name!r} of dtype {array.dtype}", where=directory)
     shards = _split(state, max_shard_bytes)
     names = [SINGLE] if len(shards) == 1 else _shard_names(len(shards))
@@ -213,8 +213,10 @@ def _shard_names(count: int) -> list[str]:
 def _write(path: Path, tensors: Mapping[str, Array]) -> None:
     from safetensors.numpy import save_file
 
-    # The library takes the memory as it lies, so it must be dense and in row order.
-    dense = {name: np.asarray(array, order="C") for name, array in tensors.items()}
+    # The library takes the memory as it lies, so it must be dense, in row order and little-endian.
+    dense = {
+        name: array.astype(array.dtype.newbyteorder("<"), "C", copy=False) for name, array in tensors.items()
+    }
     save_file(dense, str(path), metadata={"format": "pt"})
 
 

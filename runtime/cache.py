@@ -229,7 +229,7 @@ def _build_in(root: Path, key: BuildKey, build: Callable[[Path], None]) -> Entry
             raise CompileError(f"the build made no {FILE_NAMES[key.language][1]}", where=temp)
         _write_meta(temp, key)
         _publish(temp, plans / key.digest(), key)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, CompileError) as error:
         if temp.exists():
             raise
         # Someone cleared the directory under the build (a host that can't see our process).

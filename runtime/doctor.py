@@ -139,7 +139,7 @@ def _size(nbytes: float) -> str:
 
 
 def _wants_colour() -> bool:
-    return sys.stdout is not None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    return sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def _bold(text: str) -> str:

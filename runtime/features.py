@@ -42,7 +42,13 @@ _ARM_OPTIONS = {
 # What Armv8.2 adds to user code. gcc's header ties the fp16 and dot product intrinsics to arch=armv8.2-a, and
 # does not inline them under -march=armv8-a+fp16+dotprod.
 _ARMV82 = frozenset({"crc32", "atomics", "asimdrdm"})
-_KNOWN = frozenset(_X86_OPTIONS) | frozenset(_ARM_OPTIONS) | _ARMV82 | _NEEDS["x86_64"]["amx"] | {"amx_int8"}
+# The flags that code of a level may ask for: a lower level by MONOPLAN_ISA must not see those of a higher.
+_KNOWN = {
+    "avx2": _AVX2,
+    "avx512": _AVX512.union(_X86_OPTIONS),
+    "amx": _NEEDS["x86_64"]["amx"].union(_X86_OPTIONS, {"amx_int8"}),
+    "neon": _ARMV82.union(_ARM_OPTIONS),
+}
 _VECTOR_BYTES = {"amx": 64, "avx512": 64, "avx2": 32, "neon": 16, "generic": 16, "scalar": 0}
 _MACOS_ARM = {
     "FEAT_FP16": "asimdhp", "FEAT_DotProd": "asimddp", "FEAT_LSE": "atomics", "FEAT_FHM": "asimdfhm",
@@ -136,7 +142,7 @@ class CpuFeatures:
 
     arch: str  # "x86_64", "aarch64", or what the platform calls itself
     isa: str
-    flags: tuple[str, ...]  # those of the flags that this project knows, as Linux names them, sorted
+    flags: tuple[str, ...]  # those that code of this level may use, as Linux names them, sorted
     note: str = field(default="", compare=False)  # how the level was chosen, for the doctor
 
     @property
@@ -186,7 +192,7 @@ def choose(arch: str, flags: frozenset[str], wanted: str, trial: Callable[[CpuFe
         )
     objections: list[str] = []
     for isa in (wanted,) if wanted else reversed(claimed):
-        full = CpuFeatures(arch, isa, tuple(sorted(flags & _KNOWN)))
+        full = CpuFeatures(arch, isa, tuple(sorted(flags & _KNOWN.get(isa, frozenset()))))
         # An old compiler, or a lying CPU, may fail only at the options: the plain level is the second try.
         plain = replace(full, flags=tuple(f for f in full.flags if f not in _X86_OPTIONS | _ARM_OPTIONS))
         for candidate in dict.fromkeys((full, plain)):
@@ -234,26 +240,28 @@ class _Trial:
         return objection
 
     def _run(self, candidate: CpuFeatures, key: str, flags: tuple[str, ...]) -> str:
-        source = _ARM_PROBE if candidate.arch == "aarch64" else _X86_PROBE
-        for place in (None, cache.cache_root()):  # the temporary directory may be mounted noexec
-            with tempfile.TemporaryDirectory(prefix="monoplan-", dir=place) as folder:
-                path, program = Path(folder) / "probe.c", Path(folder) / "probe"
-                path.write_text(source)
-                try:
-                    toolchain.compile_program(path, program, ("-O0", *flags), self.compiler)
-                except CompileError as error:
-                    lines = error.what.splitlines()[1:]
-                    reason = next((line for line in lines if "error" in line), lines[0]).strip()
-                    self.unbuilt.append((key, f"the compiler refuses: {reason}"))
-                    return self.unbuilt[-1][1]
-                try:
-                    code = subprocess.run([str(program)], timeout=30, capture_output=True).returncode
-                except subprocess.TimeoutExpired:
-                    return "the probe did not end"
-                except OSError:
-                    continue
+        # Any of these may be mounted noexec, or be absent; the same order as when a plan is loaded.
+        for place in dict.fromkeys((None, os.environ.get("XDG_RUNTIME_DIR") or None, cache.cache_root())):
+            try:
+                with tempfile.TemporaryDirectory(prefix="monoplan-", dir=place) as folder:
+                    code = self._run_in(Path(folder), candidate.arch, flags)
+            except OSError:
+                continue
+            except subprocess.TimeoutExpired:
+                return "the probe did not end"
+            except CompileError as error:
+                lines = error.what.splitlines()
+                reason = next((line for line in lines[1:] if "error" in line), lines[-1]).strip()
+                self.unbuilt.append((key, f"the compiler refuses: {reason}"))
+                return self.unbuilt[-1][1]
             return self._conclude(key, code)
         return "no place to run the probe" if candidate.isa == "amx" else ""
+
+    def _run_in(self, folder: Path, arch: str, flags: tuple[str, ...]) -> int:
+        source, program = folder / "probe.c", folder / "probe"
+        source.write_text(_ARM_PROBE if arch == "aarch64" else _X86_PROBE)
+        toolchain.compile_program(source, program, ("-O0", *flags), self.compiler)
+        return subprocess.run([str(program)], timeout=30, capture_output=True).returncode
 
     def _conclude(self, key: str, code: int) -> str:
         if code < 0:
@@ -272,8 +280,10 @@ def request_tiles() -> bool:
     """Asks the kernel for AMX state, for this process and its threads; once is enough, more is harmless."""
     if machine() != "x86_64" or sys.platform != "linux":
         return False
-    from cffi import FFI
-
+    try:
+        from cffi import FFI
+    except ImportError:  # then no CPU plan can be loaded either; the CUDA road must not stumble here
+        return False
     ffi = FFI()
     ffi.cdef("long syscall(long number, ...);")
     arch_prctl, request, tile_data = 158, 0x1023, 18

@@ -34,6 +34,7 @@ BASE_FLAGS = (
 )  # fmt: skip
 LIBRARIES = ("-lm",)
 MESSAGE_LINES = 30
+PROGRESS_AFTER = 1.0  # seconds
 DAY = 86400.0  # a negative fact is asked again after this: the user may have installed what was missing
 
 _INSTALL = """install one of:
@@ -291,7 +292,7 @@ def _wait(process: subprocess.Popen[str], show: bool, timeout: float | None) -> 
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return process.communicate(timeout=0.1)
-            if (passed := time.perf_counter() - begin) > 1.0:
+            if (passed := time.perf_counter() - begin) > PROGRESS_AFTER:
                 sys.stderr.write(f"\rcompiling plan … {passed:.1f} s")
                 sys.stderr.flush()
                 shown = True
@@ -326,7 +327,10 @@ def load(
             try:
                 library = opener(str(path))
             except OSError as error:
-                errors.append(f"{path}: {error}")
+                # cffi repeats the path and adds a remark on searching for it, which nobody asked for.
+                errors.append(
+                    f"{path}: {str(error).partition('  Additionally')[0].removeprefix(f'{path}: ')}"
+                )
                 continue
             if errors:
                 cache.warn_once("noexec", f"the cache's plan does not load, a copy does ({errors[0]})")

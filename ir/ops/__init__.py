@@ -1,5 +1,6 @@
 """Every op of the registry, by family; importing this package fills the registry."""
 
+from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.ops import (
     attention,
     collective,
@@ -13,7 +14,18 @@ from monoplan.ir.ops import (
     sampling,
     shape,
 )
-from monoplan.ir.opdef import REGISTRY
 
-__all__ = ["REGISTRY", "attention", "collective", "control", "elementwise", "fused", "index", "linear", "norm",
-           "reduce", "sampling", "shape"]
+__all__ = [
+    "REGISTRY",
+    "attention",
+    "collective",
+    "control",
+    "elementwise",
+    "fused",
+    "index",
+    "linear",
+    "norm",
+    "reduce",
+    "sampling",
+    "shape",
+]

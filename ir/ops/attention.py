@@ -7,7 +7,7 @@ import numpy as np
 from monoplan.ir.dims import Dim, equal
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.opdef import Array, op, require
-from monoplan.ir.rules import broadcast
+from monoplan.ir.rules import broadcasts_to
 from monoplan.ir.types import TensorType, bool_, promote
 
 ROPE_ALGORITHMS = ("gpt_neox", "gpt_j")
@@ -17,14 +17,23 @@ def _rope_type(
     x: TensorType, positions: TensorType, sin: TensorType, cos: TensorType, *, algo: str
 ) -> TensorType:
     require(algo in ROPE_ALGORITHMS, f"rope: algo={algo!r} is not one of {', '.join(ROPE_ALGORITHMS)}")
-    require(x.dtype.is_float and x.rank in (3, 4), f"rope: x must be [seq, heads, dim] or [batch, seq, heads, dim], "
-            f"got {x}")
-    require(positions.dtype.is_integer and positions.rank in (1, 2) and positions.rank <= x.rank - 2,
-            f"rope: positions must be integers [seq] or [batch, seq], got {positions} for x {x}")
+    require(
+        x.dtype.is_float and x.rank in (3, 4),
+        f"rope: x must be [seq, heads, dim] or [batch, seq, heads, dim], got {x}",
+    )
+    require(
+        positions.dtype.is_integer and positions.rank in (1, 2) and positions.rank <= x.rank - 2,
+        f"rope: positions must be integers [seq] or [batch, seq], got {positions} for x {x}",
+    )
     lead = x.shape[: x.rank - 2][-positions.rank :]
-    require(all(equal(a, b) for a, b in zip(positions.shape, lead, strict=True)),
-            f"rope: positions {positions} do not fit x {x}")
-    require(sin.rank == 2 and sin.shape == cos.shape, f"rope: tables must be [positions, dim/2], got {sin} and {cos}")
+    require(
+        all(equal(a, b) for a, b in zip(positions.shape, lead, strict=True)),
+        f"rope: positions {positions} do not fit x {x}",
+    )
+    require(
+        sin.rank == 2 and sin.shape == cos.shape,
+        f"rope: tables must be [positions, dim/2], got {sin} and {cos}",
+    )
     dim, half = x.shape[-1], sin.shape[1]
     require(isinstance(dim, int) and dim % 2 == 0, f"rope: the head dimension must be even, got {dim} in {x}")
     require(isinstance(half, int) and 2 * half <= dim, f"rope: tables rotate {2 * half} of {dim} dimensions")  # type: ignore[operator]
@@ -33,12 +42,14 @@ def _rope_type(
 
 @op(_rope_type, "rope")
 def rope(x: Array, positions: Array, sin: Array, cos: Array, *, algo: str = "gpt_neox") -> Array:
-    """Rotates pairs of the head dimension by the angle of each position: (i, i+half) or, for gpt_j, (2i, 2i+1)."""
+    """Rotates pairs of the head dimension by each position's angle: (i, i+half) or, for gpt_j, (2i, 2i+1)."""
     bad = np.argwhere((positions < 0) | (positions >= sin.shape[0]))
     if len(bad):
         place = tuple(int(i) for i in bad[0])
-        raise ArgumentError(f"rope: position {int(positions[place])} at {list(place)} is beyond the table of "
-                            f"{sin.shape[0]} positions")
+        raise ArgumentError(
+            f"rope: position {int(positions[place])} at {list(place)} is beyond the table of "
+            f"{sin.shape[0]} positions"
+        )
     half = sin.shape[1]
     s, c = sin[positions][..., None, :], cos[positions][..., None, :]  # (…, seq, 1, half)
     first = slice(0, 2 * half, 2) if algo == "gpt_j" else slice(0, half)
@@ -54,31 +65,57 @@ LAYOUTS = ("bhsd", "bshd")
 
 
 def _attention_type(
-    q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None, past: TensorType | None, *,
-    causal: bool, scale: float | None, softcap: float | None, window: int | None, layout: str,
+    q: TensorType,
+    k: TensorType,
+    v: TensorType,
+    mask: TensorType | None,
+    past: TensorType | None,
+    *,
+    causal: bool,
+    scale: float | None,
+    softcap: float | None,
+    window: int | None,
+    layout: str,
 ) -> TensorType:
     require(layout in LAYOUTS, f"attention: layout={layout!r} is not one of {', '.join(LAYOUTS)}")
-    require(q.rank in (3, 4) and k.rank == q.rank == v.rank,
-            f"attention: q, k and v must all have rank 3 or 4 ([batch,] heads, seq, dim), got {q}, {k}, {v}")
-    require(all(t.dtype.is_float for t in (q, k, v)), f"attention needs floating point operands, got {q}, {k}, {v}")
+    require(
+        q.rank in (3, 4) and k.rank == q.rank == v.rank,
+        f"attention: q, k and v must all have rank 3 or 4 ([batch,] heads, seq, dim), got {q}, {k}, {v}",
+    )
+    require(
+        all(t.dtype.is_float for t in (q, k, v)),
+        f"attention needs floating point operands, got {q}, {k}, {v}",
+    )
     heads, seq = (q.shape[-3], q.shape[-2]) if layout == "bhsd" else (q.shape[-2], q.shape[-3])
     kv_heads, keys = k.shape[-3], k.shape[-2]
-    require(isinstance(heads, int) and isinstance(kv_heads, int) and heads % kv_heads == 0,
-            f"attention: {heads} query heads can't share {kv_heads} key/value heads")
+    require(
+        isinstance(heads, int) and isinstance(kv_heads, int) and kv_heads > 0 and heads % kv_heads == 0,
+        f"attention: {heads} query heads can't share {kv_heads} key/value heads",
+    )
     require(equal(q.shape[-1], k.shape[-1]), f"attention: q {q} and k {k} differ in the head dimension")
-    require(all(equal(a, b) for a, b in zip(k.shape[:-1], v.shape[:-1], strict=True)),
-            f"attention: k {k} and v {v} do not fit")
+    require(
+        all(equal(a, b) for a, b in zip(k.shape[:-1], v.shape[:-1], strict=True)),
+        f"attention: k {k} and v {v} do not fit",
+    )
     require(q.rank == 3 or equal(q.shape[0], k.shape[0]), f"attention: q {q} and k {k} differ in batch")
     batch: tuple[Dim, ...] = q.shape[: q.rank - 3]
     if mask is not None:
         target = (*batch, heads, seq, keys)
-        require(mask.dtype == bool_ or mask.dtype.is_float, f"attention: the mask must be bool or float, got {mask}")
-        require(len(broadcast([mask.shape, target], "attention mask")) == len(target),
-                f"attention: the mask {mask} does not broadcast to {list(target)}")
+        require(
+            mask.dtype == bool_ or mask.dtype.is_float,
+            f"attention: the mask must be bool or float, got {mask}",
+        )
+        require(
+            broadcasts_to(mask.shape, target),
+            f"attention: the mask {mask} does not broadcast to {list(target)}",
+        )
     if past is not None:
-        require(past.dtype.is_integer and q.rank == 4 and past.rank == 1 and equal(past.shape[0], q.shape[0]),
-                f"attention: past must be integers [batch], got {past}")
+        require(
+            past.dtype.is_integer and q.rank == 4 and past.rank == 1 and equal(past.shape[0], q.shape[0]),
+            f"attention: past must be integers [batch], got {past}",
+        )
     require(window is None or window > 0, f"attention: the window must be positive, got {window}")
+    require(softcap is None or softcap > 0, f"attention: the softcap must be positive, got {softcap}")
     dtype = promote(q.dtype, k.dtype, v.dtype) if q.dtype != k.dtype else q.dtype
     tail = (heads, seq) if layout == "bhsd" else (seq, heads)
     return TensorType(dtype, (*batch, *tail, v.shape[-1]))
@@ -86,15 +123,23 @@ def _attention_type(
 
 @op(_attention_type, "attention")
 def attention(
-    q: Array, k: Array, v: Array, mask: Array | None = None, past: Array | None = None, *,
-    causal: bool = False, scale: float | None = None, softcap: float | None = None, window: int | None = None,
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None = None,
+    past: Array | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: int | None = None,
     layout: str = "bhsd",
 ) -> Array:
-    """softmax(q k' * scale, masked) v; k and v are [batch, kv heads, keys, dim] and shared by groups of query heads.
+    """softmax(q k' * scale, masked) v; k, v [batch, kv heads, keys, dim] are shared by groups of query heads.
 
-    Query i of row b stands at position past[b] + i (keys - queries + i without `past`); `causal` hides later keys,
-    `window` keys that lie `window` or more before it; keys from past[b] + queries on are never seen. `layout` is that
-    of q and the result: bhsd (heads before seq) or bshd.
+    Query i of row b stands at position past[b] + i (keys - queries + i without `past`); `causal` hides later
+    keys, `window` keys that lie `window` or more before it; keys from past[b] + queries on are never seen.
+    `layout` is that of q and the result: bhsd (heads before seq) or bshd.
     """
     qh = q if layout == "bhsd" else np.swapaxes(q, -3, -2)
     heads, seq, dim = qh.shape[-3:]
@@ -106,7 +151,9 @@ def attention(
     start = np.asarray(keys - seq) if past is None else past.astype(np.int64).reshape(-1, 1, 1, 1)
     position = start + np.arange(seq)[:, None]
     key = np.arange(keys)
-    visible = np.broadcast_to((key < start + seq), np.broadcast_shapes(scores.shape, np.shape(start + key))).copy()
+    visible = np.broadcast_to(
+        (key < start + seq), np.broadcast_shapes(scores.shape, np.shape(start + key))
+    ).copy()
     if causal:
         visible &= key <= position
     if window is not None:
@@ -124,29 +171,40 @@ def attention(
     return out if layout == "bhsd" else np.swapaxes(out, -3, -2)
 
 
-def _kv_type(cache: TensorType, rows: TensorType, lengths: TensorType, valid: TensorType | None) -> TensorType:
-    require(cache.rank == 4 and rows.rank == 4,
-            f"kv_update: the cache is [batch, heads, capacity, dim], rows [batch, seq, heads, dim]; got {cache}, {rows}")
+def _kv_type(
+    cache: TensorType, rows: TensorType, lengths: TensorType, valid: TensorType | None
+) -> TensorType:
+    require(
+        cache.rank == 4 and rows.rank == 4,
+        f"kv_update: the cache is [batch, heads, capacity, dim], rows [batch, seq, heads, dim]; got {cache} "
+        f"and {rows}",
+    )
     b, s, h, d = rows.shape
-    require(equal(b, cache.shape[0]) and equal(h, cache.shape[1]) and equal(d, cache.shape[3]),
-            f"kv_update: rows {rows} do not fit the cache {cache}")
+    require(
+        equal(b, cache.shape[0]) and equal(h, cache.shape[1]) and equal(d, cache.shape[3]),
+        f"kv_update: rows {rows} do not fit the cache {cache}",
+    )
     require(rows.dtype.is_float and cache.dtype.is_float, f"kv_update needs floats, got {cache} and {rows}")
     for t in (lengths, valid):
-        require(t is None or (t.dtype.is_integer and t.rank == 1 and equal(t.shape[0], b)),
-                f"kv_update: lengths and valid counts must be integers [batch], got {t}")
+        require(
+            t is None or (t.dtype.is_integer and t.rank == 1 and equal(t.shape[0], b)),
+            f"kv_update: lengths and valid counts must be integers [batch], got {t}",
+        )
     return cache
 
 
 @op(_kv_type, "kv_update", inplace={0: "cache"})
 def kv_update(cache: Array, rows: Array, lengths: Array, valid: Array | None = None) -> Array:
-    """The cache with row s of sequence b at position lengths[b] + s (for s < valid[b]); takes over its storage."""
+    """The cache with row s of sequence b at lengths[b] + s (for s < valid[b]); takes over its storage."""
     out = cache.copy()
     batch, seq, _, _ = rows.shape
     for b in range(batch):
         count = seq if valid is None else int(valid[b])
         start = int(lengths[b])
         if start < 0 or count < 0 or count > seq or start + count > cache.shape[2]:
-            raise ArgumentError(f"kv_update: {count} rows at position {start} of sequence {b} do not fit a cache of "
-                                f"{cache.shape[2]} positions")
+            raise ArgumentError(
+                f"kv_update: {count} rows at position {start} of sequence {b} do not fit a cache of "
+                f"{cache.shape[2]} positions"
+            )
         out[b, :, start : start + count] = np.swapaxes(rows[b, :count], 0, 1)
     return out

@@ -33,4 +33,6 @@ def all_gather(x: Array, *, axis: int = -1, world: int = 1) -> Array:
 
 def _one_rank(world: int, name: str) -> None:
     if world != 1:
-        raise ArgumentError(f"{name} over {world} ranks needs a communicator", fix="run it in a plan compiled with tp=")
+        raise ArgumentError(
+            f"{name} over {world} ranks needs a communicator", fix="run it in a plan compiled with tp="
+        )

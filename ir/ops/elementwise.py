@@ -146,13 +146,15 @@ GELU_KINDS = ("none", "tanh", "fast", "fast_tanh")
 
 
 def _gelu_type(x: TensorType, *, approximate: str) -> TensorType:
-    require(approximate in GELU_KINDS, f"gelu: approximate={approximate!r} is not one of {', '.join(GELU_KINDS)}")
+    require(
+        approximate in GELU_KINDS, f"gelu: approximate={approximate!r} is not one of {', '.join(GELU_KINDS)}"
+    )
     return numeric("gelu", floats=True)(x)  # type: ignore[no-any-return]
 
 
 @op(_gelu_type, P)
 def gelu(x: Array, *, approximate: str = "none") -> Array:
-    """x * Phi(x): exact by erf ("none"), "tanh", x*sigmoid(1.702x) ("fast"), or 0.5x(1+tanh(1.702x)) ("fast_tanh")."""
+    """x * Phi(x): "none" by erf, "tanh", "fast" x*sigmoid(1.702x), "fast_tanh" 0.5x(1+tanh(1.702x))."""
     if approximate == "none":
         return 0.5 * x * (1 + _erf(x / math.sqrt(2)))
     if approximate == "tanh":

@@ -20,16 +20,20 @@ NORMS = ("none", "rms", "layer")
 
 
 def _with_expr(first: list[TensorType], extras: tuple[TensorType, ...], expr: str, name: str) -> TensorType:
-    """The type of `expr` over accumulators and extra operands, which must broadcast to the accumulator's shape."""
+    """The type of `expr` over accumulators and extras, which must broadcast to the accumulator's shape."""
     types = [*first, *extras]
     shape = broadcast([t.shape for t in types], name)
-    require(len(shape) == first[0].rank and all(equal(a, b) for a, b in zip(shape, first[0].shape, strict=True)),
-            f"{name}: extra operands {', '.join(map(str, extras))} do not broadcast to {first[0]}")
+    require(
+        len(shape) == first[0].rank and all(equal(a, b) for a, b in zip(shape, first[0].shape, strict=True)),
+        f"{name}: extra operands {', '.join(map(str, extras))} do not broadcast to {first[0]}",
+    )
     return TensorType(expr_dtype(parse_expr(expr), [t.dtype for t in types]), shape)
 
 
 def _pointwise_type(*xs: TensorType, expr: str) -> TensorType:
-    return TensorType(expr_dtype(parse_expr(expr), [x.dtype for x in xs]), broadcast([x.shape for x in xs], "pointwise"))
+    return TensorType(
+        expr_dtype(parse_expr(expr), [x.dtype for x in xs]), broadcast([x.shape for x in xs], "pointwise")
+    )
 
 
 @op(_pointwise_type, "fused_pointwise")
@@ -45,26 +49,44 @@ def _norm_then(x: Array, weight: Array | None, bias: Array | None, norm: str, ep
 
 
 def _fused_linear_type(
-    x: TensorType, weight: TensorType, bias: TensorType | None, norm_weight: TensorType | None,
-    norm_bias: TensorType | None, *extras: TensorType, norm: str, eps: float, gated: bool, expr: str,
+    x: TensorType,
+    weight: TensorType,
+    bias: TensorType | None,
+    norm_weight: TensorType | None,
+    norm_bias: TensorType | None,
+    *extras: TensorType,
+    norm: str,
+    eps: float,
+    gated: bool,
+    expr: str,
 ) -> TensorType:
     require(norm in NORMS, f"fused_linear: norm={norm!r} is not one of {', '.join(NORMS)}")
     norm_type(x, norm_weight, norm_bias, 1, "fused_linear")
     full = linear_type(x, weight, bias, "fused_linear")
     if gated:
         n: Any = full.shape[-1]
-        require(isinstance(n, int) and n % 2 == 0, f"fused_linear: a gated weight needs an even size, got {weight}")
+        require(
+            isinstance(n, int) and n % 2 == 0,
+            f"fused_linear: a gated weight needs an even size, got {weight}",
+        )
         full = full.with_shape((*full.shape[:-1], n // 2))
     return _with_expr([full] * (2 if gated else 1), extras, expr, "fused_linear")
 
 
 @op(_fused_linear_type, "fused_linear")
 def fused_linear(
-    x: Array, weight: Array, bias: Array | None = None, norm_weight: Array | None = None,
-    norm_bias: Array | None = None, *extras: Array, norm: str = "none", eps: float = 0.0, gated: bool = False,
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    norm_weight: Array | None = None,
+    norm_bias: Array | None = None,
+    *extras: Array,
+    norm: str = "none",
+    eps: float = 0.0,
+    gated: bool = False,
     expr: str = "x0",
 ) -> Array:
-    """expr(linear(norm(x), weight, bias), extras…); gated: the weight is gate|up and x0, x1 are its two halves."""
+    """expr(linear(norm(x), weight, bias), extras…); gated: the weight is gate|up, x0 and x1 its halves."""
     y = linear.reference(_norm_then(x, norm_weight, norm_bias, norm, eps), weight, bias)
     parts = np.split(y, 2, axis=-1) if gated else [y]
     return evaluate_expr(parse_expr(expr), [*parts, *extras])
@@ -81,20 +103,35 @@ def fused_matmul(a: Array, b: Array, *extras: Array, expr: str) -> Array:
 
 
 def _fused_norm_type(
-    x: TensorType, weight: TensorType | None, bias: TensorType | None, *extras: TensorType, norm: str, eps: float,
-    dims: int, expr: str,
+    x: TensorType,
+    weight: TensorType | None,
+    bias: TensorType | None,
+    *extras: TensorType,
+    norm: str,
+    eps: float,
+    dims: int,
+    expr: str,
 ) -> TensorType:
     return _with_expr([norm_type(x, weight, bias, dims, "fused_norm")], extras, expr, "fused_norm")
 
 
 @op(_fused_norm_type, "fused_norm")
 def fused_norm(
-    x: Array, weight: Array | None = None, bias: Array | None = None, *extras: Array, norm: str, eps: float,
-    dims: int = 1, expr: str,
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *extras: Array,
+    norm: str,
+    eps: float,
+    dims: int = 1,
+    expr: str,
 ) -> Array:
     """expr(norm(x, weight, bias), extras…)."""
-    y = (rms_norm.reference(x, weight, eps=eps, dims=dims) if norm == "rms"
-         else layer_norm.reference(x, weight, bias, eps=eps, dims=dims))
+    y = (
+        rms_norm.reference(x, weight, eps=eps, dims=dims)
+        if norm == "rms"
+        else layer_norm.reference(x, weight, bias, eps=eps, dims=dims)
+    )
     return evaluate_expr(parse_expr(expr), [y, *extras])
 
 
@@ -109,7 +146,13 @@ def fused_gather(ids: Array, weight: Array, *extras: Array, expr: str) -> Array:
 
 
 def _fused_reduce_type(
-    *xs: TensorType, inputs: int, reduce: str, axes: tuple[int, ...] | None, keepdims: bool, pre: str, post: str
+    *xs: TensorType,
+    inputs: int,
+    reduce: str,
+    axes: tuple[int, ...] | None,
+    keepdims: bool,
+    pre: str,
+    post: str,
 ) -> TensorType:
     inner = _pointwise_type(*xs[:inputs], expr=pre)
     reduced = REGISTRY[reduce].infer([inner], {"axes": axes, "keepdims": keepdims})[0]
@@ -118,8 +161,13 @@ def _fused_reduce_type(
 
 @op(_fused_reduce_type, "fused_reduce")
 def fused_reduce(
-    *xs: Array, inputs: int, reduce: str, axes: tuple[int, ...] | None = None, keepdims: bool = False,
-    pre: str = "x0", post: str = "x0",
+    *xs: Array,
+    inputs: int,
+    reduce: str,
+    axes: tuple[int, ...] | None = None,
+    keepdims: bool = False,
+    pre: str = "x0",
+    post: str = "x0",
 ) -> Array:
     """post(reduce(pre(the first `inputs` operands)), the other operands…) over axes."""
     inner = pointwise.reference(*xs[:inputs], expr=pre)
@@ -128,8 +176,15 @@ def fused_reduce(
 
 
 def _argmax_type(
-    x: TensorType, weight: TensorType, bias: TensorType | None, norm_weight: TensorType | None,
-    norm_bias: TensorType | None, *, norm: str, eps: float, keepdims: bool,
+    x: TensorType,
+    weight: TensorType,
+    bias: TensorType | None,
+    norm_weight: TensorType | None,
+    norm_bias: TensorType | None,
+    *,
+    norm: str,
+    eps: float,
+    keepdims: bool,
 ) -> TensorType:
     norm_type(x, norm_weight, norm_bias, 1, "linear_argmax")
     full = linear_type(x, weight, bias, "linear_argmax")
@@ -138,8 +193,15 @@ def _argmax_type(
 
 @op(_argmax_type, "linear_argmax")
 def linear_argmax(
-    x: Array, weight: Array, bias: Array | None = None, norm_weight: Array | None = None,
-    norm_bias: Array | None = None, *, norm: str = "none", eps: float = 0.0, keepdims: bool = False,
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    norm_weight: Array | None = None,
+    norm_bias: Array | None = None,
+    *,
+    norm: str = "none",
+    eps: float = 0.0,
+    keepdims: bool = False,
 ) -> Array:
     """argmax(linear(norm(x), weight, bias)) over the last axis; the logits are never stored."""
     y = linear.reference(_norm_then(x, norm_weight, norm_bias, norm, eps), weight, bias)
@@ -147,17 +209,36 @@ def linear_argmax(
 
 
 def _qkv_type(
-    x: TensorType, weight: TensorType, positions: TensorType, sin: TensorType, cos: TensorType, k_cache: TensorType,
-    v_cache: TensorType, lengths: TensorType, valid: TensorType | None, bias: TensorType | None,
-    norm_weight: TensorType | None, norm_bias: TensorType | None, q_norm: TensorType | None,
-    k_norm: TensorType | None, *, heads: int, kv_heads: int, algo: str, norm: str, eps: float, qk_eps: float,
+    x: TensorType,
+    weight: TensorType,
+    positions: TensorType,
+    sin: TensorType,
+    cos: TensorType,
+    k_cache: TensorType,
+    v_cache: TensorType,
+    lengths: TensorType,
+    valid: TensorType | None,
+    bias: TensorType | None,
+    norm_weight: TensorType | None,
+    norm_bias: TensorType | None,
+    q_norm: TensorType | None,
+    k_norm: TensorType | None,
+    *,
+    heads: int,
+    kv_heads: int,
+    algo: str,
+    norm: str,
+    eps: float,
+    qk_eps: float,
 ) -> tuple[TensorType, TensorType, TensorType]:
     require(x.rank == 3, f"qkv_rope_cache: x must be [batch, seq, features], got {x}")
     norm_type(x, norm_weight, norm_bias, 1, "qkv_rope_cache")
     full = linear_type(x, weight, bias, "qkv_rope_cache")
     dim: Any = k_cache.shape[-1]
-    require(equal(full.shape[-1], (heads + 2 * kv_heads) * dim),
-            f"qkv_rope_cache: the weight {weight} is not {heads} + 2 x {kv_heads} heads of {dim}")
+    require(
+        equal(full.shape[-1], (heads + 2 * kv_heads) * dim),
+        f"qkv_rope_cache: the weight {weight} is not {heads} + 2 x {kv_heads} heads of {dim}",
+    )
     batch, seq = x.shape[:2]
     rows = full.with_shape((batch, seq, kv_heads, dim))
     for cache in (k_cache, v_cache):
@@ -172,12 +253,29 @@ def _qkv_type(
 
 @op(_qkv_type, "qkv_rope_cache", inplace={1: "k_cache", 2: "v_cache"})
 def qkv_rope_cache(
-    x: Array, weight: Array, positions: Array, sin: Array, cos: Array, k_cache: Array, v_cache: Array,
-    lengths: Array, valid: Array | None = None, bias: Array | None = None, norm_weight: Array | None = None,
-    norm_bias: Array | None = None, q_norm: Array | None = None, k_norm: Array | None = None, *,
-    heads: int, kv_heads: int, algo: str, norm: str = "none", eps: float = 0.0, qk_eps: float = 0.0,
+    x: Array,
+    weight: Array,
+    positions: Array,
+    sin: Array,
+    cos: Array,
+    k_cache: Array,
+    v_cache: Array,
+    lengths: Array,
+    valid: Array | None = None,
+    bias: Array | None = None,
+    norm_weight: Array | None = None,
+    norm_bias: Array | None = None,
+    q_norm: Array | None = None,
+    k_norm: Array | None = None,
+    *,
+    heads: int,
+    kv_heads: int,
+    algo: str,
+    norm: str = "none",
+    eps: float = 0.0,
+    qk_eps: float = 0.0,
 ) -> tuple[Array, Array, Array]:
-    """linear(norm(x)) cut into heads of q, k and v; q and k normed (if asked) and rotated; k and v into their caches."""
+    """linear(norm(x)) cut into heads; q and k normed (if asked) and rotated; k and v into their caches."""
     dim = k_cache.shape[-1]
     y = linear.reference(_norm_then(x, norm_weight, norm_bias, norm, eps), weight, bias)
     y = y.reshape(*y.shape[:-1], heads + 2 * kv_heads, dim)
@@ -185,4 +283,8 @@ def qkv_rope_cache(
     q = q if q_norm is None else rms_norm.reference(q, q_norm, eps=qk_eps)
     k = k if k_norm is None else rms_norm.reference(k, k_norm, eps=qk_eps)
     q, k = (rope.reference(t, positions, sin, cos, algo=algo) for t in (q, k))
-    return (q, kv_update.reference(k_cache, k, lengths, valid), kv_update.reference(v_cache, v, lengths, valid))
+    return (
+        q,
+        kv_update.reference(k_cache, k, lengths, valid),
+        kv_update.reference(v_cache, v, lengths, valid),
+    )

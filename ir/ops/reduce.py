@@ -74,7 +74,7 @@ def _argmax_type(x: TensorType, *, axis: int | None, keepdims: bool) -> TensorTy
 
 @op(_argmax_type, "reduce")
 def argmax(x: Array, *, axis: int | None = None, keepdims: bool = False) -> Array:
-    """The index of the largest element along an axis (None: of the flattened tensor); ties go to the lowest."""
+    """The index of the largest element along an axis (None: of all elements); ties go to the lowest."""
     return np.argmax(x, axis=axis, keepdims=keepdims)
 
 
@@ -95,7 +95,10 @@ def softmax(x: Array, *, axis: int = -1) -> Array:
 
 
 def _causal_type(x: TensorType) -> TensorType:
-    require(x.dtype.is_float and x.rank >= 2, f"causal_softmax needs floating point scores [..., query, key], got {x}")
+    require(
+        x.dtype.is_float and x.rank >= 2,
+        f"causal_softmax needs floating point scores [..., query, key], got {x}",
+    )
     return x
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from monoplan.ir.dims import Dim, Expr, bounds, equal
+from monoplan.ir.errors import ArgumentError
 from monoplan.ir.opdef import Array, normalize_axis, op, require
 from monoplan.ir.rules import broadcast
 from monoplan.ir.types import DType, TensorType, f32, i64, product, promote
@@ -43,13 +44,21 @@ def _slice_type(x: TensorType, *, axis: int, start: Dim, length: Dim, step: int)
         require(low is None or low >= 0 or isinstance(d, Expr), f"slice: the {what} {d} is negative")
     room = size - 1 - last if not equal(length, 0) else size - start
     _, high = bounds(room)
-    require(high is None or high >= 0, f"slice: {start} + {length} goes past {size}, the size of axis {axis} of {x}")
+    require(
+        high is None or high >= 0,
+        f"slice: {start} + {length} goes past {size}, the size of axis {axis} of {x}",
+    )
     return x.with_shape(length if i == axis else d for i, d in enumerate(x.shape))
 
 
 @op(_slice_type, "view")
 def slice_(x: Array, *, axis: int, start: Dim, length: Dim, step: int = 1) -> Array:
     """`length` elements of an axis from `start`, every `step`-th."""
+    last = start + (length - 1) * step if length else start
+    if start < 0 or last > x.shape[axis] - (1 if length else 0):
+        raise ArgumentError(
+            f"slice: {length} elements from {start} go past {x.shape[axis]}, the size of axis {axis}"
+        )
     index = [slice(None)] * x.ndim
     index[axis] = slice(start, start + (length - 1) * step + 1 if length else start, step)
     return x[tuple(index)]
@@ -57,15 +66,17 @@ def slice_(x: Array, *, axis: int, start: Dim, length: Dim, step: int = 1) -> Ar
 
 def _expand_type(x: TensorType, *, shape: tuple[Dim, ...]) -> TensorType:
     got = broadcast([x.shape, shape], "expand")
-    require(len(got) == len(shape) and all(equal(a, b) for a, b in zip(got, shape, strict=True)),
-            f"expand: {x} does not broadcast to {TensorType(x.dtype, shape)}")
+    require(
+        len(got) == len(shape) and all(equal(a, b) for a, b in zip(got, shape, strict=True)),
+        f"expand: {x} does not broadcast to {TensorType(x.dtype, shape)}",
+    )
     return x.with_shape(shape)
 
 
 @op(_expand_type, "view")
 def expand(x: Array, *, shape: tuple[Dim, ...]) -> Array:
     """x broadcast to a larger shape."""
-    return np.broadcast_to(x, shape)
+    return np.broadcast_to(x, shape)  # type: ignore[arg-type]
 
 
 def _concat_type(*xs: TensorType, axis: int) -> TensorType:
@@ -92,15 +103,19 @@ def _split_type(x: TensorType, *, sizes: tuple[Dim, ...], axis: int) -> tuple[Te
     axis = normalize_axis(axis, x.rank, "split")
     total: Dim = 0
     for s in sizes:
+        require(isinstance(s, Expr) or s >= 0, f"split: a size in {sizes} is negative")
         total = total + s
-    require(equal(total, x.shape[axis]), f"split: sizes {sizes} do not add up to {x.shape[axis]}, axis {axis} of {x}")
+    require(
+        equal(total, x.shape[axis]),
+        f"split: sizes {sizes} do not add up to {x.shape[axis]}, axis {axis} of {x}",
+    )
     return tuple(x.with_shape(s if i == axis else d for i, d in enumerate(x.shape)) for s in sizes)
 
 
 @op(_split_type, "view")
 def split(x: Array, *, sizes: tuple[Dim, ...], axis: int = -1) -> tuple[Array, ...]:
     """x cut along an axis into pieces of the given sizes."""
-    return tuple(np.split(x, np.cumsum(sizes)[:-1], axis=axis))
+    return tuple(np.split(x, np.cumsum(np.array(sizes, np.int64))[:-1], axis=axis))
 
 
 def _repeat_type(x: TensorType, *, repeats: int, axis: int) -> TensorType:

@@ -47,7 +47,8 @@ class Case:
         """Return the same model as older checkpoints spell it, and with default keys left out."""
         rope = dict(config["rope_parameters"])
         kind, theta = rope.pop("rope_type"), rope.pop("rope_theta")
-        old = {key: value for key, value in config.items() if key not in ("rope_parameters", "dtype")}
+        new_keys = ("rope_parameters", "dtype", "layer_types")
+        old = {key: value for key, value in config.items() if key not in new_keys}
         old |= {
             "rope_theta": theta,
             "torch_dtype": "float32",

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ import tokenizers
 import torch
 import transformers
 from tokenizers import Tokenizer, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
 
 FOLDER = Path(__file__).parent / "smollm2"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -151,13 +152,10 @@ def record_tokenizer(loaded: Any, about: dict[str, Any]) -> None:
 
 def write(name: str, data: dict[str, Any]) -> None:
     """Write JSON with one line for each list of ids, so that a change reads well in a diff."""
-    lines = json.dumps(data, indent=1, ensure_ascii=True)
-    out, inside = [], False
-    for line in lines.split("\n"):
-        number = line.strip().rstrip(",").lstrip("-").isdigit()
-        out.append((" " if inside else "") + line.strip() if number else ("" if inside else "\n") + line)
-        inside = number
-    FOLDER.joinpath(name).write_text("".join(out).strip() + "\n")
+    text = json.dumps(data, indent=1)
+    # Only a list can match: inside a JSON string a line break is written as an escape.
+    text = re.sub(r"\[\n([\s\d,]+)\]", lambda ids: f"[{' '.join(ids[1].split())}]", text)
+    FOLDER.joinpath(name).write_text(text + "\n")
 
 
 def main(path: Path) -> None:
@@ -172,7 +170,7 @@ def main(path: Path) -> None:
     about = {
         "model": path.name,
         "gguf_sha256": digest,
-        "loaded_by": "transformers from_pretrained(gguf_file=...), float32, eager attention",
+        "loaded_by": "transformers from_pretrained(gguf_file=...), dequantized to float32, eager attention",
         "versions": {
             "torch": torch.__version__,
             "transformers": transformers.__version__,
@@ -182,7 +180,12 @@ def main(path: Path) -> None:
     loaded = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     record_tokenizer(loaded, about)
     model = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
+        path.parent,
+        gguf_file=path.name,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        # Where it finds kernels for them, transformers would otherwise multiply by the packed weights.
+        quantization_config=GgufConfig(dequantize=True),
     )
     record_greedy(model.eval(), loaded, about)
 

@@ -1,0 +1,89 @@
+/* What every generated plan includes: element types, scalar functions, threads and errors. */
+#ifndef MP_PLAN_H
+#define MP_PLAN_H
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "mp_math.h"
+#include "mp_vec.h"
+
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+#include <sched.h>
+
+#define MP_UNUSED __attribute__((unused))
+#define MP_INLINE static inline __attribute__((always_inline, unused))
+#define MP_PRAGMA(text) _Pragma(#text)
+#define MP_SIMD MP_PRAGMA(omp simd)
+#define MP_SIMD_SUM(v) MP_PRAGMA(omp simd reduction(+ : v))
+#if defined(__clang__)
+#define MP_UNROLL(n) MP_PRAGMA(clang loop unroll_count(n))
+#else
+#define MP_UNROLL(n) MP_PRAGMA(GCC unroll n)
+#endif
+
+/* The first thing that went wrong; Python turns it into an exception with the IR line of the step. */
+enum { MP_OK = 0, MP_INDEX = 1, MP_POSITION = 2, MP_CACHE_FULL = 3 };
+
+typedef struct {
+    int32_t code, step;
+    int64_t place, value, limit;
+} mp_error;
+
+typedef struct {
+    const int64_t *symbols;   /* values of the symbolic dimensions, in the order of the plan */
+    void *const *inputs;
+    void *const *outputs;
+    void *const *params;
+    char *arena;
+    const int64_t *offsets;   /* byte offset of each arena slot for these symbols */
+    int32_t threads;
+} mp_args;
+
+/* One call of the plan, shared by all threads of its parallel region. */
+typedef struct {
+    const mp_args *args;
+    _Alignas(64) atomic_int arrived;
+    _Alignas(64) atomic_int turn;
+    _Alignas(64) atomic_int failed;
+    mp_error *error;
+} mp_run;
+
+/* Waits until all T threads are here. Spins first: phases are microseconds long; then gives the core away. */
+static inline void mp_barrier(mp_run *run, int T)
+{
+    if (T == 1) return;
+    const int turn = atomic_load_explicit(&run->turn, memory_order_relaxed);
+    if (atomic_fetch_add_explicit(&run->arrived, 1, memory_order_acq_rel) == T - 1) {
+        atomic_store_explicit(&run->arrived, 0, memory_order_relaxed);
+        atomic_store_explicit(&run->turn, turn + 1, memory_order_release);
+        return;
+    }
+    for (int spin = 0; atomic_load_explicit(&run->turn, memory_order_acquire) == turn; ++spin)
+        if (spin > 4000) sched_yield();
+}
+
+/* Keeps the first error; the plan runs on with clamped values and reports at its end. */
+MP_INLINE void mp_fail(mp_run *run, int code, int step, int64_t place, int64_t value, int64_t limit)
+{
+    int expected = 0;
+    if (atomic_compare_exchange_strong(&run->failed, &expected, 1)) {
+        run->error->code = code;
+        run->error->step = step;
+        run->error->place = place;
+        run->error->value = value;
+        run->error->limit = limit;
+    }
+}
+
+/* Where the share of thread t of n pieces of work begins; it ends where that of t + 1 begins. */
+MP_INLINE int64_t mp_share(int64_t n, int t, int T) { return n * t / T; }
+
+MP_INLINE int64_t mp_min(int64_t a, int64_t b) { return a < b ? a : b; }
+MP_INLINE int64_t mp_max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+#endif

@@ -1,0 +1,328 @@
+"""Kernels: the facts a template needs, one dataclass per family, shared by both targets. No decisions here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from monoplan.codegen.expressions import C_TYPES, c_dim, c_expr, c_index, c_literal, compute_type, convert, load
+from monoplan.codegen.views import Buffer, View
+from monoplan.ir.dims import Dim, Expr, symbols_of
+from monoplan.ir.expr import Node, expr_dtype
+from monoplan.ir.graph import Op
+from monoplan.ir.types import DType, product
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A view under the name it has in the kernel's source."""
+
+    name: str
+    view: View
+    written: bool = False
+
+    @property
+    def dtype(self) -> DType:
+        return self.view.dtype
+
+    @property
+    def ctype(self) -> str:
+        return C_TYPES[self.view.dtype.name]
+
+    @property
+    def compute(self) -> DType:
+        return compute_type(self.view.dtype)
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        return self.view.shape
+
+    def index(self, *indices: str) -> str:
+        """The element number of an index, as C."""
+        return c_index(list(zip(indices, self.view.strides, strict=True)), self.view.offset)
+
+    def place(self, *indices: str) -> str:
+        """The element as an lvalue."""
+        return f"{self.name}[{self.index(*indices)}]"
+
+    def pointer(self, *indices: str) -> str:
+        return f"({self.name} + {self.index(*indices)})"
+
+    def at(self, *indices: str) -> str:
+        """The element's value in its compute type; constants and ramps need no memory."""
+        b = self.view.buffer
+        if b.kind == "const":
+            assert not isinstance(b.start, Expr)
+            return c_literal(b.start, compute_type(b.dtype))
+        if b.kind == "iota":
+            start = b.start if isinstance(b.start, int | Expr) else int(b.start)
+            text = c_index(list(zip(indices, self.view.strides, strict=True)), self.view.offset + start)
+            return f"({C_TYPES[compute_type(b.dtype).name]})({text})"
+        return load(self.dtype, self.place(*indices))
+
+    def with_view(self, view: View) -> Operand:
+        return Operand(self.name, view, self.written)
+
+    def store(self, value: str, value_type: DType, *indices: str) -> str:
+        """A statement that stores a value."""
+        return f"{self.place(*indices)} = {convert(value, value_type, self.dtype)};"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """What all kernels have: the op they compute, their operands, scratch memory and cost."""
+
+    op: Op
+    step: int = 0
+    operands: tuple[Operand, ...]
+    scratch: tuple[Operand, ...] = ()
+    flops: Dim = 0
+    family: str = field(default="", init=False)
+
+    @property
+    def reads(self) -> tuple[Operand, ...]:
+        return tuple(o for o in self.operands if not o.written)
+
+    @property
+    def writes(self) -> tuple[Operand, ...]:
+        return tuple(o for o in self.operands if o.written)
+
+    @property
+    def pointers(self) -> tuple[Operand, ...]:
+        """Operands that have memory, in the order of the function's parameters."""
+        return tuple(o for o in (*self.operands, *self.scratch) if not o.view.is_virtual)
+
+    @property
+    def bytes(self) -> Dim:
+        """Bytes that must move once: the elements of every operand."""
+        total: Dim = 0
+        for o in self.operands:
+            if not o.view.is_virtual:
+                total = total + _touched(o.view) * o.dtype.itemsize
+        return total
+
+    @property
+    def symbols(self) -> set[str]:
+        """Symbols that shapes, strides and offsets of its operands mention."""
+        found: set[str] = set()
+        for o in (*self.operands, *self.scratch):
+            for d in (*o.view.shape, *o.view.strides, o.view.offset):
+                found |= symbols_of(d)
+            if isinstance(o.view.buffer.start, Expr):
+                found |= symbols_of(o.view.buffer.start)
+        return found
+
+    def operand(self, name: str) -> Operand:
+        return next(o for o in (*self.operands, *self.scratch) if o.name == name)
+
+    def has(self, name: str) -> bool:
+        return any(o.name == name for o in self.operands)
+
+    def group(self, prefix: str) -> list[Operand]:
+        """Operands named prefix0, prefix1, …"""
+        return [o for o in self.operands if o.name.startswith(prefix) and o.name[len(prefix) :].isdigit()]
+
+
+def _touched(v: View) -> Dim:
+    """Elements behind a view: stretched dimensions count once."""
+    return product(n for n, s in zip(v.shape, v.strides, strict=True) if not (isinstance(s, int) and s == 0))
+
+
+@dataclass(frozen=True)
+class Body:
+    """A pointwise expression with the types of its arguments."""
+
+    node: Node
+    types: tuple[DType, ...]
+
+    @property
+    def dtype(self) -> DType:
+        """The type of the result as the IR has it."""
+        return expr_dtype(self.node, self.types)
+
+    @property
+    def compute(self) -> DType:
+        return compute_type(self.dtype)
+
+    def c(self, args: Sequence[str]) -> str:
+        """The expression as C over operands in their compute types."""
+        return c_expr(self.node, args, self.types)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pointwise(Kernel):
+    """y[i] = body(x0[i], x1[i], …) over a common shape; operands are already expanded to it."""
+
+    body: Body
+    family: str = field(default="pointwise", init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduce(Kernel):
+    """y[o] = post(reduce over i of pre(x0[o, i], …), e0[o], …); views are arranged as outer then inner dims."""
+
+    kind: str  # sum, mean, max, min, argmax
+    pre: Body
+    post: Body
+    outer: tuple[Dim, ...]
+    inner: tuple[Dim, ...]
+    family: str = field(default="reduce", init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm(Kernel):
+    """y[o, i] = body(norm(x[o])[i] * weight[i] + bias[i], e0[o, i], …) over the inner dimension."""
+
+    kind: str  # rms, layer
+    eps: float
+    body: Body
+    outer: tuple[Dim, ...]
+    inner: Dim
+    family: str = field(default="norm", init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Softmax(Kernel):
+    """y[o, i] = softmax over i of x[o]; causal: row s of S sees columns up to s + (T - S)."""
+
+    causal: bool
+    outer: tuple[Dim, ...]
+    inner: Dim
+    family: str = field(default="softmax", init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matmul(Kernel):
+    """y[b, m, n] = body(sum over k of a[b, m, k] * b[b, k, n], e0[b, m, n], …): any strides, any type."""
+
+    body: Body
+    batch: tuple[Dim, ...]
+    rows: Dim
+    columns: Dim
+    depth: Dim
+    accumulator: DType
+    family: str = field(default="matmul", init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(Kernel):
+    """A product with packed constant weights, a norm in front and an epilogue behind.
+
+    epilogue: "pointwise" (body over the columns), "gated" (body over pairs of columns n and n + N),
+    "heads" (q|k|v heads: optional norm, rotation, q to y, k and v into their caches), "argmax" (only the best column).
+    """
+
+    norm: str  # none, rms, layer
+    eps: float
+    rows: Dim
+    depth: int
+    columns: int  # rows of the weight
+    epilogue: str
+    body: Body | None = None
+    # heads epilogue
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    rotary: int = 0  # dimensions that rotate
+    algo: str = ""
+    qk_eps: float = 0.0
+    batch: Dim = 1
+    seq: Dim = 1
+    family: str = field(default="linear", init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Kernel):
+    """Online-softmax attention; q and y are [b, s, h, d] views, k and v [b, g, t, d]."""
+
+    batch: Dim
+    seq: Dim
+    keys: Dim
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    causal: bool
+    scale: float
+    softcap: float | None
+    window: int | None
+    family: str = field(default="attention", init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gather(Kernel):
+    """y[a, i, c] = body(x[a, index[i], c], e0[…], …): embedding, gather, select_rows and take_along by strides."""
+
+    body: Body
+    outer: tuple[Dim, ...]
+    inner: tuple[Dim, ...]
+    limit: Dim
+    packed: bool  # the table is a packed linear weight
+    depth: int
+    family: str = field(default="gather", init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope(Kernel):
+    """Rotary embedding of x [b, s, h, d] by the tables' rows positions[b, s]."""
+
+    algo: str
+    rotary: int
+    head_dim: int
+    limit: Dim
+    family: str = field(default="rope", init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVUpdate(Kernel):
+    """cache[b, h, lengths[b] + s, :] = rows[b, s, h, :] for s < valid[b]."""
+
+    capacity: Dim
+    family: str = field(default="kv_update", init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scan(Kernel):
+    """Running sums along the inner dimension."""
+
+    outer: tuple[Dim, ...]
+    inner: Dim
+    family: str = field(default="scan", init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sort(Kernel):
+    """The `keep` first of the inner dimension in sorted order, with indices; stable."""
+
+    outer: tuple[Dim, ...]
+    inner: Dim
+    keep: Dim
+    descending: bool
+    family: str = field(default="sort", init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample(Kernel):
+    """A token id for each row of logits (random_sample), or logits with seen tokens penalized."""
+
+    mode: str  # sample, penalty
+    rows: tuple[Dim, ...]
+    vocabulary: Dim
+    family: str = field(default="sample", init=False)
+
+
+FAMILIES: dict[str, type[Kernel]] = {
+    "pointwise": Pointwise, "reduce": Reduce, "norm": Norm, "softmax": Softmax, "matmul": Matmul, "linear": Linear,
+    "attention": Attention, "gather": Gather, "rope": Rope, "kv_update": KVUpdate, "scan": Scan, "sort": Sort,
+    "sample": Sample,
+}
+
+
+def table_buffer(name: str, like: Buffer, numbers: Sequence[int]) -> Buffer:
+    """A buffer chosen by the turn of a rolled loop among several inputs or params."""
+    return Buffer(name, like.dtype, like.size, "table", table=tuple(numbers), table_kind=like.kind, layout=like.layout)
+
+
+def symbols_text(d: Dim) -> str:
+    """A dim for comments and tables."""
+    return c_dim(d)

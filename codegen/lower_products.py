@@ -1,0 +1,243 @@
+"""Lowering of products: packed linears with their prologues and epilogues, general matmuls, attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monoplan.codegen.kernels import Attention, Body, Linear, Matmul, Norm, Operand
+from monoplan.codegen.lower import Lowerer, expanded_rows, lowers, rows_by_columns
+from monoplan.codegen.views import View
+from monoplan.ir.dims import Dim
+from monoplan.ir.expr import Arg, parse_expr
+from monoplan.ir.graph import Op, Value
+from monoplan.ir.types import DType, bf16, f16, f32, f64, i64, product, promote
+
+FAST = (f32, bf16, f16)
+
+
+def can_pack(lo: Lowerer, x: Value, weight: Value) -> bool:
+    """Whether the packed kernel takes this product: constant weights, floats up to f32."""
+    return lo.is_param(weight) and weight.type.dtype in FAST and x.type.dtype in FAST
+
+
+def _rows(x: Value) -> Dim:
+    return product(x.type.shape[:-1])
+
+
+def _prologue(lo: Lowerer, op: Op, x: Value) -> list[Operand]:
+    """x as rows, with the weights of the norm in front."""
+    depth = x.type.shape[-1]
+    operands = [Operand("x", rows_by_columns(lo, lo.read(x), _rows(x), depth))]
+    for name in ("bias", "norm_weight", "norm_bias"):
+        v = op.operand(name) if name in op.opdef.operand_names else None
+        if v is not None:
+            operands.append(Operand(name, lo.dense(lo.read(v))))
+    return operands
+
+
+@lowers("linear", "fused_linear", "linear_argmax")
+def lower_linear(lo: Lowerer, op: Op) -> None:
+    """A linear layer with constant weights becomes one packed kernel; otherwise a norm (if any) and a matmul."""
+    x, weight = op.operands[0], op.operands[1]
+    assert x is not None and weight is not None
+    if not can_pack(lo, x, weight):
+        _lower_general_linear(lo, op, x, weight)
+        return
+    a = op.attrs
+    gated = a.get("gated", False)
+    columns, depth = weight.type.shape
+    assert isinstance(columns, int) and isinstance(depth, int)
+    operands = _prologue(lo, op, x)
+    layout = f"panel{lo.target.panel}" + (":gated" if gated else "")
+    packed = lo.param(weight, layout)
+    operands.insert(1, Operand("w", View(packed, (columns, depth), (depth, 1))))
+    acc = promote(x.type.dtype, weight.type.dtype)
+    y = lo.destination(op.result)
+    common = dict(op=op, norm=a.get("norm", "none"), eps=a.get("eps", 0.0), rows=_rows(x), depth=depth, columns=columns,
+                  flops=_rows(x) * (2 * columns * depth))
+    if op.name == "linear_argmax":
+        best = View(y.buffer, (_rows(x),), (1,), y.offset)
+        operands.append(Operand("y", best, written=True))
+        found = Operand("found", lo.fresh(i64, (lo_threads(), _rows(x), 2), "scratch"), written=True)
+        lo.emit(Linear(**common, operands=tuple(operands), epilogue="argmax", body=Body(Arg(0), (f32,)),
+                       scratch=(*_scratch(lo, x), found)))
+        return
+    n = columns // 2 if gated else columns
+    extras = [v for v in op.operands[len(op.opdef.operand_names) :] if v is not None]
+    for i, v in enumerate(extras):
+        operands.append(Operand(f"e{i}", expanded_rows(lo, lo.read(v), op.result.type.shape, _rows(x), n)))
+    out = y.reshaped((_rows(x), n))
+    assert out is not None
+    operands.append(Operand("y", out, written=True))
+    node = parse_expr(a["expr"]) if op.name == "fused_linear" else Arg(0)
+    body = Body(node, (*([acc] * (2 if gated else 1)), *(v.type.dtype for v in extras)))
+    lo.emit(Linear(**common, operands=tuple(operands), epilogue="gated" if gated else "pointwise", body=body,
+                   scratch=_scratch(lo, x)))
+
+
+def lo_threads() -> Dim:
+    """The number of threads as a symbol: scratch memory may be per thread."""
+    from monoplan.ir.dims import symbol
+
+    return symbol("threads")
+
+
+def _scratch(lo: Lowerer, x: Value) -> tuple[Operand, ...]:
+    """Rows of x, normed and transposed into blocks: one copy for all threads, or a block for each when rows are few."""
+    block = lo.target.row_blocks[-1]
+    rows = (_rows(x) + (block - 1)) // block + lo_threads()
+    return (Operand("xt", lo.fresh(f32, (rows, x.type.shape[-1], block), "scratch"), written=True),)
+
+
+def _lower_general_linear(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
+    """Weights that are computed, or f64: the norm, then a matmul by the transposed weight, then the epilogue."""
+    a = op.attrs
+    norm = a.get("norm", "none")
+    xs = lo.read(x)
+    depth = x.type.shape[-1]
+    rows = _rows(x)
+    if norm != "none":
+        normed = lo.fresh(x.type.dtype, x.type.shape)
+        operands = [Operand("x", rows_by_columns(lo, xs, rows, depth))]
+        for name, short in (("norm_weight", "weight"), ("norm_bias", "bias")):
+            v = op.operand(name)
+            if v is not None:
+                operands.append(Operand(short, lo.dense(lo.read(v))))
+        flat = normed.reshaped((rows, depth))
+        assert flat is not None
+        operands.append(Operand("y", flat, written=True))
+        lo.emit(Norm(op=op, operands=tuple(operands), kind=norm, eps=a["eps"], body=Body(Arg(0), (x.type.dtype,)),
+                     outer=(rows,), inner=depth))
+        xs = normed
+    acc = promote(x.type.dtype, weight.type.dtype)
+    extras = [v for v in op.operands[len(op.opdef.operand_names) :] if v is not None]
+    node: Any = parse_expr(a["expr"]) if op.name == "fused_linear" else Arg(0)
+    bias = op.operand("bias")
+    w = lo.read(weight).transposed((1, 0))
+    columns = weight.type.shape[0]
+    plain = op.name == "linear" and bias is None
+    if plain:
+        _emit_matmul(lo, op, xs, w, lo.destination(op.result), [], Body(Arg(0), (acc,)))
+        return
+    product_view = lo.fresh(acc, (*x.type.shape[:-1], columns))
+    extra_bias = [] if bias is None else [lo.read(bias)]
+    from monoplan.ir.expr import Call
+
+    first = Arg(0) if bias is None else Call("add", (Arg(0), Arg(1)))
+    if op.name == "linear":
+        _emit_matmul(lo, op, xs, w, lo.destination(op.result), extra_bias, Body(first, (acc, bias.type.dtype)))  # type: ignore[union-attr]
+        return
+    body = Body(first, (acc, *([bias.type.dtype] if bias is not None else [])))
+    _emit_matmul(lo, op, xs, w, product_view, extra_bias, body)
+    if op.name == "linear_argmax":
+        from monoplan.codegen.kernels import Reduce
+
+        y = lo.destination(op.result)
+        out = View(y.buffer, product_view.shape[:-1], _lead_strides(y, op), y.offset)
+        lo.emit(Reduce(op=op, operands=(Operand("x0", product_view), Operand("y", out, written=True)), kind="argmax",
+                       pre=Body(Arg(0), (acc,)), post=Body(Arg(0), (i64,)), outer=product_view.shape[:-1],
+                       inner=(columns,)))
+        return
+    parts = [product_view]
+    if a["gated"]:
+        half = columns // 2
+        parts = [product_view.sliced(len(product_view.shape) - 1, i * half, half) for i in range(2)]
+    lo.pointwise(node, [*parts, *(lo.read(v) for v in extras)], lo.destination(op.result))
+
+
+def _lead_strides(y: View, op: Op) -> tuple[Dim, ...]:
+    return y.strides[:-1] if op.attrs["keepdims"] else y.strides
+
+
+@lowers("matmul", "fused_matmul")
+def lower_matmul(lo: Lowerer, op: Op) -> None:
+    """Batched product of two values."""
+    a, b = op.operands[0], op.operands[1]
+    assert a is not None and b is not None
+    acc = promote(a.type.dtype, b.type.dtype)
+    extras = [v for v in op.operands[2:] if v is not None]
+    node = parse_expr(op.attrs["expr"]) if op.name == "fused_matmul" else Arg(0)
+    body = Body(node, (acc, *(v.type.dtype for v in extras)))
+    _emit_matmul(lo, op, lo.read(a), lo.read(b), lo.destination(op.result), [lo.read(v) for v in extras], body)
+
+
+def _emit_matmul(lo: Lowerer, op: Op, a: View, b: View, y: View, extras: list[View], body: Body) -> None:
+    batch = y.shape[:-2]
+    rows, columns, depth = y.shape[-2], y.shape[-1], a.shape[-1]
+    if len(y.shape) == 1:  # a vector times a matrix
+        batch, rows, columns = (), 1, y.shape[-1]
+        a = View(a.buffer, (1, *a.shape), (0, *a.strides), a.offset)
+        y = View(y.buffer, (1, *y.shape), (0, *y.strides), y.offset)
+    left = a.expanded((*batch, rows, depth))
+    right = b.expanded((*batch, depth, columns))
+    operands = [Operand("a", left), Operand("b", right)]
+    operands += [Operand(f"e{i}", v.expanded((*batch, rows, columns))) for i, v in enumerate(extras)]
+    operands.append(Operand("y", y, written=True))
+    acc: DType = body.types[0]
+    kept = acc if acc.is_integer else f64 if acc == f64 else f32
+    lo.emit(Matmul(op=op, operands=tuple(operands), body=body, batch=batch, rows=rows, columns=columns, depth=depth,
+                   accumulator=kept, flops=product(y.shape) * 2 * depth))
+
+
+@lowers("qkv_rope_cache")
+def lower_qkv(lo: Lowerer, op: Op) -> None:
+    """The QKV product whose epilogue norms, rotates and writes heads to q and to the caches."""
+    a = op.attrs
+    x, weight = op.operands[0], op.operands[1]
+    assert x is not None and weight is not None
+    columns, depth = weight.type.shape
+    operands = _prologue(lo, op, x)
+    kc, vc = lo.inplace_view(op, 1), lo.inplace_view(op, 2)
+    dim = kc.shape[3]
+    assert isinstance(dim, int) and isinstance(columns, int) and isinstance(depth, int)
+    packed = lo.param(weight, f"panel{lo.target.panel}:heads{dim}")
+    operands.insert(1, Operand("w", View(packed, (columns, depth), (depth, 1))))
+    batch, seq = x.type.shape[:2]
+    positions = op.operand("positions")
+    assert positions is not None
+    operands.append(Operand("positions", lo.read(positions).expanded((batch, seq))))
+    for name in ("sin", "cos", "lengths", "valid", "q_norm", "k_norm"):
+        v = op.operand(name)
+        if v is not None:
+            operands.append(Operand(name, lo.dense(lo.read(v))))
+    operands += [Operand("k_cache", kc, written=True), Operand("v_cache", vc, written=True)]
+    operands.append(Operand("y", lo.destination(op.results[0]), written=True))
+    table = next(o for o in operands if o.name == "sin")
+    half = table.shape[1]
+    assert isinstance(half, int)
+    rows = _rows(x)
+    lo.emit(Linear(op=op, operands=tuple(operands), norm=a["norm"], eps=a["eps"], rows=rows, depth=depth,
+                   columns=columns, epilogue="heads", heads=a["heads"], kv_heads=a["kv_heads"], head_dim=dim,
+                   rotary=2 * half, algo=a["algo"], qk_eps=a["qk_eps"], batch=batch, seq=seq,
+                   flops=rows * (2 * columns * depth), scratch=_scratch(lo, x)))
+
+
+@lowers("attention")
+def lower_attention(lo: Lowerer, op: Op) -> None:
+    """One kernel from scores to weighted values; views bring every layout to [b, s, h, d] and [b, g, t, d]."""
+    q, k, v = (lo.read(o) for o in op.operands[:3] if o is not None)
+    y = lo.destination(op.result)
+    heads_first = op.attrs["layout"] == "bhsd"
+
+    def four(view: View, swap: bool) -> View:
+        if len(view.shape) == 3:
+            view = View(view.buffer, (1, *view.shape), (0, *view.strides), view.offset)
+        return view.transposed((0, 2, 1, 3)) if swap else view
+
+    q, y, k, v = four(q, heads_first), four(y, heads_first), four(k, False), four(v, False)
+    batch, seq, heads, dim = q.shape
+    kv_heads, keys, value_dim = k.shape[1], k.shape[2], v.shape[3]
+    assert all(isinstance(d, int) for d in (heads, dim, kv_heads, value_dim))
+    operands = [Operand("q", q), Operand("k", k), Operand("v", v)]
+    mask, past = op.operand("mask"), op.operand("past")
+    if mask is not None:
+        operands.append(Operand("mask", lo.read(mask).expanded((batch, heads, seq, keys))))
+    if past is not None:
+        operands.append(Operand("past", lo.read(past)))
+    operands.append(Operand("y", y, written=True))
+    a: Any = op.attrs
+    scale = a["scale"] if a["scale"] is not None else dim**-0.5  # type: ignore[operator]
+    lo.emit(Attention(op=op, operands=tuple(operands), batch=batch, seq=seq, keys=keys, heads=heads,  # type: ignore[arg-type]
+                      kv_heads=kv_heads, head_dim=dim, value_dim=value_dim, causal=a["causal"], scale=scale,  # type: ignore[arg-type]
+                      softcap=a["softcap"], window=a["window"],
+                      flops=batch * seq * keys * heads * (dim + value_dim) * 2))

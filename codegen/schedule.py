@@ -1,0 +1,67 @@
+"""Decisions by shape and machine: every tile size and loop order that a template uses is chosen here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monoplan.codegen.kernels import Attention, Kernel, Linear
+from monoplan.codegen.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Nothing to decide: rows are shared out among the threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSchedule:
+    """How a packed product runs: groups of `panels` panels make one epilogue; `streams` panels are read at once."""
+
+    panel: int  # columns in a panel
+    panels: int  # panels in a group
+    groups: int
+    streams: int  # panels read side by side when there is one row
+    row_blocks: tuple[int, ...]
+    vectors: int  # vectors in a panel
+
+    @property
+    def width(self) -> int:
+        """Columns of a group, padding included."""
+        return self.panel * self.panels
+
+    @property
+    def block(self) -> int:
+        return self.row_blocks[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSchedule:
+    """Queries that share one pass over the keys, and keys whose scores are kept at a time."""
+
+    queries: int
+    keys: int
+
+
+def choose(kernel: Kernel, target: Target) -> Schedule | LinearSchedule | AttentionSchedule:
+    """The schedule of a kernel on a target."""
+    if isinstance(kernel, Linear):
+        return _linear(kernel, target)
+    if isinstance(kernel, Attention):
+        return AttentionSchedule(queries=8, keys=64)
+    return Schedule()
+
+
+def _linear(k: Linear, target: Target) -> LinearSchedule:
+    # Eight independent sums hide the latency of a fused multiply-add on every machine we know.
+    vectors = target.panel // target.lanes
+    wide = max(1, 8 // vectors)
+    if k.epilogue == "heads":
+        panels = -(-k.head_dim // target.panel)
+        groups = k.heads + 2 * k.kv_heads
+    else:
+        panels = max(wide, 2) if k.epilogue == "gated" else wide
+        columns = k.columns // 2 if k.epilogue == "gated" else k.columns
+        each = target.panel * (panels // 2 if k.epilogue == "gated" else panels)
+        groups = -(-columns // each)
+    streams = wide if panels % wide == 0 else 1
+    return LinearSchedule(target.panel, panels, groups, streams, target.row_blocks, vectors)

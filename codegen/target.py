@@ -1,0 +1,32 @@
+"""What a back end can do, as data: schedules read it, templates never do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A back end and its machine. `lanes` floats fit a vector; weights are packed in panels of `panel` columns."""
+
+    name: str  # cpu, cuda
+    isa: str  # neon, avx2, avx512, amx, generic, scalar, sm_90 …
+    lanes: int
+    panel: int
+    row_blocks: tuple[int, ...]  # rows that one pass over a weight panel serves, ascending from 1
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.name == "cpu"
+
+
+def cpu_target(isa: str, vector_bytes: int) -> Target:
+    """The CPU target of an instruction set: register counts decide the block of rows."""
+    lanes = max(vector_bytes // 4, 1)
+    if isa in ("avx512", "amx"):
+        return Target("cpu", isa, 16, 32, (1, 4, 12))
+    if isa == "avx2":
+        return Target("cpu", isa, 8, 16, (1, 3, 6))
+    if isa == "neon":
+        return Target("cpu", isa, 4, 16, (1, 3, 6))
+    return Target("cpu", isa, lanes, 16, (1, 4))

@@ -1,0 +1,145 @@
+"""Models from disk and back: weights come in one tensor at a time, and all that does not fit is in one error."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from monoplan.frontend.module import Module
+from monoplan.frontend.parameter import Parameter
+from monoplan.ir.errors import LoadError
+from monoplan.models.checkpoint import Weights, open_model
+from monoplan.models.llama import LlamaForCausalLM
+from monoplan.models.safetensors import save_checkpoint
+
+TIED = "lm_head.weight"
+# Old checkpoints store the frequencies of RoPE, which follow from the configuration.
+_IGNORED = re.compile(r"\.rotary_emb\.inv_freq$")
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+    "generation_config.json",
+)  # fmt: skip
+_SHOWN = 12  # names of each kind in an error; a wrong configuration would list hundreds
+
+
+class AutoLlamaModel:
+    """Loads whatever the path holds: a Hugging Face directory (one file or shards) or a GGUF file."""
+
+    @classmethod
+    def from_pretrained(
+        cls, model_path: str | Path, device: str = "cpu", dtype: Any = None, *, progress: bool = True,
+        verbose: bool = False,
+    ) -> LlamaForCausalLM:  # fmt: skip
+        """The model with its weights in `dtype` (float32, bfloat16, float16; None: the checkpoint's own).
+
+        Weights that are in `dtype` already stay mapped files. Loading that takes over a second shows a bar on
+        stderr (progress=False: never); `verbose` says there what was loaded. The tokenizer is made when it is used.
+        """
+        begin = time.perf_counter()
+        opened = open_model(model_path)
+        config = opened.config if dtype is None else dataclasses.replace(opened.config, dtype=dtype)
+        model = LlamaForCausalLM(config, init=False)
+        load_weights(model, opened.weights, progress=progress)
+        model.device = str(device)
+        model.name_or_path = str(model_path)
+        model.set_tokenizer(opened.tokenizer)
+        if verbose:
+            took = (time.perf_counter() - begin) * 1e3
+            count = sum(int(p.numpy().size) for p in model.parameters())
+            print(f"loaded {count / 1e6:.0f}M parameters as {config.dtype} in {took:.0f} ms", file=sys.stderr)
+        return model
+
+
+def load_weights(model: Module, weights: Weights, *, progress: bool = True) -> None:
+    """Fills every parameter from a checkpoint, in the parameter's own dtype; nothing changes unless all names fit."""
+    own = {name: t for name, t in model.state_dict().items() if isinstance(t, Parameter)}
+    names = [name for name in weights.names() if not _IGNORED.search(name)]
+    tied = TIED in own and any(own[TIED] is t for name, t in own.items() if name != TIED)
+    missing = [name for name in own if name not in names and not (tied and name == TIED)]
+    unexpected = [name for name in names if name not in own]
+    wrong = [
+        f"{name} is {list(weights.shape(name))}, not {list(own[name].full_shape)}"
+        for name in names if name in own and weights.shape(name) != own[name].full_shape
+    ]  # fmt: skip
+    problems = [
+        f"{label}: {_listed(found)}"
+        for label, found in (("missing", missing), ("unexpected", unexpected), ("wrong shape", wrong)) if found
+    ]  # fmt: skip
+    if problems:
+        raise LoadError("the weights do not fit the configuration", where=weights.path, why="; ".join(problems))
+    if tied and TIED in names:
+        # A second copy of the embedding is harmless; another matrix under that name is a wrong configuration.
+        embedding = next(name for name, t in own.items() if t is own[TIED] and name != TIED)
+        if not np.array_equal(weights.tensor(TIED), weights.tensor(embedding)):
+            raise LoadError(
+                f"{TIED} differs from {embedding}, but tie_word_embeddings is true", where=weights.path,
+                fix="set tie_word_embeddings to false in config.json",
+            )  # fmt: skip
+        names.remove(TIED)
+    for name in _with_bar(names, own, progress):
+        own[name].load(weights.tensor(name))
+
+
+def _with_bar(names: list[str], own: dict[str, Parameter], progress: bool) -> Iterator[str]:
+    """The names, with a progress bar in bytes if it takes over a second."""
+    bar = None
+    if progress:
+        try:
+            from tqdm import tqdm
+
+            total = sum(own[name].numpy().nbytes for name in names)
+            bar = tqdm(total=total, desc="loading", unit="B", unit_scale=True, file=sys.stderr, leave=False, delay=1)
+        except ImportError:
+            pass  # the bar is a courtesy
+    try:
+        for name in names:
+            yield name
+            if bar is not None:
+                bar.update(own[name].numpy().nbytes)
+    finally:
+        if bar is not None:
+            bar.close()
+
+
+def _listed(names: list[str]) -> str:
+    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + rest
+
+
+def save_model(model: LlamaForCausalLM, directory: str | Path, **options: Any) -> None:
+    """Writes config.json, safetensors and the tokenizer so that transformers and from_pretrained read them back."""
+    state = {name: t.numpy() for name, t in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        del state[TIED]  # stored once, as transformers does
+    dtype = next(iter(state.values())).dtype
+    config = dataclasses.replace(model.config, dtype=dtype.name)
+    save_checkpoint(directory, state, config.to_dict(), **options)
+    _save_tokenizer(model, Path(directory))
+
+
+def _save_tokenizer(model: LlamaForCausalLM, target: Path) -> None:
+    source = Path(model.name_or_path) if model.name_or_path else None
+    if source is not None and (source / "tokenizer.json").is_file():
+        for name in _TOKENIZER_FILES:
+            if (source / name).is_file() and (source / name).resolve() != (target / name).resolve():
+                shutil.copyfile(source / name, target / name)
+        return
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        return
+    tokenizer._core.save(str(target / "tokenizer.json"))  # the object of the tokenizers library writes itself
+    settings = {**tokenizer.special_tokens, "add_bos_token": tokenizer.add_bos}
+    if tokenizer.chat_template is not None:
+        settings["chat_template"] = tokenizer.chat_template
+    ends = sorted(tokenizer.eos_ids)
+    for name, data in (("tokenizer_config.json", settings), ("generation_config.json", {"eos_token_id": ends})):
+        (target / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,266 @@
+"""LLaMA and its family (Mistral, Qwen2, Qwen3, SmolLM) as plain modules, with Hugging Face's parameter names.
+
+Nothing here knows about the compiler: the same `forward` runs eagerly on numpy, and traced it is the graph.
+Shapes are written as [batch, seq, ...]; a KV cache holds [batch, kv heads, capacity, head dim].
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from monoplan.frontend import functional as F
+from monoplan.frontend.context import current
+from monoplan.frontend.kv_cache import KVCache
+from monoplan.frontend.layers import Embedding, Linear, RMSNorm
+from monoplan.frontend.module import Module, ModuleList
+from monoplan.frontend.tensor import Tensor, as_tensor
+from monoplan.ir.errors import ArgumentError
+from monoplan.models.config import LlamaConfig
+from monoplan.models.generation import GenerationMixin
+from monoplan.models.rope_scaling import rope_tables, table_key
+
+LlamaRMSNorm = RMSNorm
+RopeRows = tuple[Tensor, Tensor, Tensor]  # the row of each token in the tables, sine table, cosine table
+
+
+def repeat_kv(keys: Tensor, values: Tensor, ngroup: int) -> tuple[Tensor, Tensor]:
+    """Each key/value head `ngroup` times in a row: [..., keys, heads, dim] -> [..., keys, heads * ngroup, dim]."""
+
+    def repeat(x: Tensor) -> Tensor:
+        *lead, heads, dim = x.shape
+        return x.unsqueeze(-2).expand(*lead, heads, ngroup, dim).reshape(*lead, heads * ngroup, dim)
+
+    return repeat(keys), repeat(values)
+
+
+def multi_head_attention(querys: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    """Causal attention written out, on [..., seq, heads, dim]: the queries are the last of the keys' positions."""
+    q, k, v = (
+        querys.transpose(-3, -2),
+        keys.transpose(-3, -2),
+        values.transpose(-3, -2),
+    )  # [..., heads, seq, dim]
+    weights = F.causal_softmax(q @ k.transpose(-2, -1) * scaling)
+    return (weights @ v).transpose(-3, -2)
+
+
+def grouped_query_attention(querys: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    """Attention whose query heads share fewer key/value heads: GQA, and MHA and MQA as its two ends."""
+    ngroup = querys.shape[-2] // keys.shape[-2]
+    if ngroup > 1:
+        keys, values = repeat_kv(keys, values, ngroup)
+    return multi_head_attention(querys, keys, values, scaling)
+
+
+class LlamaRotaryEmbedding(Module):
+    """Sine and cosine tables of RoPE, and the row of each token in them.
+
+    longrope and dynamic depend on the length of the sequence, which is a row's largest position plus one. longrope
+    has two tables, one below the other, and a row that is longer than the original context reads the lower one.
+    dynamic has frequencies of its own for each length beyond the trained one; they are computed in place of a table.
+    What lies in a KV cache keeps the rotation it got. transformers takes one length for the whole batch; here each row
+    counts for itself, so that it gives what it gives alone.
+    """
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.rope_type = (config.rope_scaling or {"rope_type": "default"})["rope_type"]
+        self.max_positions, self.theta, self.dim = (
+            config.max_position_embeddings, config.rope_theta, config.rotary_dim,
+        )  # fmt: skip
+        self.original = 0  # with two tables: the length from which the second holds
+        if self.rope_type == "dynamic":
+            self.factor = config.rope_scaling["factor"]  # type: ignore[index]
+            self.register_buffer(
+                "exponents", np.arange(0, self.dim, 2) / np.float32(self.dim), persistent=False
+            )
+            return
+        sin, cos = rope_tables(config, self.max_positions)
+        if table_key(config, 2**31) != 0:
+            self.original = config.rope_scaling["original_max_position_embeddings"]  # type: ignore[index]
+            longer = rope_tables(config, self.max_positions, seq_len=2**31)
+            sin, cos = (np.concatenate(pair) for pair in zip((sin, cos), longer, strict=True))
+        self.register_buffer("sin", sin, persistent=False)
+        self.register_buffer("cos", cos, persistent=False)
+
+    def forward(self, position_ids: Tensor) -> RopeRows:
+        if self.rope_type == "dynamic":
+            return self._computed(position_ids)
+        if self.original:
+            length = position_ids.max(dim=-1, keepdim=True) + 1
+            position_ids = position_ids + (length > self.original).to("int64") * self.max_positions
+        return position_ids, self.sin, self.cos
+
+    def _computed(self, position_ids: Tensor) -> RopeRows:
+        # The float32 steps of transformers, one by one: at position 20,000 the last bit of a frequency is 1e-3 radian.
+        batch, seq = position_ids.shape
+        length = position_ids.max(dim=-1, keepdim=True) + 1  # [batch, 1]
+        stretch = length.float() * self.factor / float(self.max_positions) - (self.factor - 1.0)
+        grown = (stretch.to("float64") ** (self.dim / (self.dim - 2))).float() * self.theta
+        base = F.where(length > self.max_positions, grown, F.full((), self.theta, dtype="float32"))
+        turns = (base.to("float64") ** self.exponents).float()  # [batch, dim / 2]
+        angles = position_ids.float().unsqueeze(-1) * (1.0 / turns).unsqueeze(1)  # [batch, seq, dim / 2]
+        angles = angles.to("float64").reshape(batch * seq, self.dim // 2)
+        rows = F.arange(batch * seq).reshape(batch, seq)
+        return rows, F.sin(angles).float(), F.cos(angles).float()
+
+
+class LlamaMLP(Module):
+    """down_proj(silu(gate_proj(x)) * up_proj(x))."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        inner, bias = config.intermediate_size, config.mlp_bias
+        self.gate_proj = Linear(config.hidden_size, inner, bias=bias)
+        self.up_proj = Linear(config.hidden_size, inner, bias=bias)
+        self.down_proj = Linear(inner, config.hidden_size, bias=bias)
+        self.act_fn = getattr(F, config.activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class LlamaAttention(Module):
+    """Multi-head, grouped-query or multi-query attention with RoPE, and a KV cache if there is one."""
+
+    def __init__(self, config: LlamaConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = config.head_dim
+        self.num_key_value_groups = self.num_heads // self.num_kv_heads
+        self.scaling = self.head_dim**-0.5
+        self.window = config.layer_window(layer_idx)
+        hidden, bias = config.hidden_size, config.attention_bias
+        self.q_proj = Linear(hidden, self.num_heads * self.head_dim, bias=bias)
+        self.k_proj = Linear(hidden, self.num_kv_heads * self.head_dim, bias=bias)
+        self.v_proj = Linear(hidden, self.num_kv_heads * self.head_dim, bias=bias)
+        self.o_proj = Linear(self.num_heads * self.head_dim, hidden, bias=config.attention_out_bias)
+        self.qk_norm = config.qk_norm
+        if config.qk_norm:
+            self.q_norm = LlamaRMSNorm(self.head_dim, eps=config.rms_norm_eps)
+            self.k_norm = LlamaRMSNorm(self.head_dim, eps=config.rms_norm_eps)
+
+    def forward(
+        self, hidden_states: Tensor, rope: RopeRows, past_key_values: KVCache | None = None,
+        num_valid: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        batch, seq, _ = hidden_states.shape
+        q = self.q_proj(hidden_states).view(batch, seq, self.num_heads, self.head_dim)
+        k = self.k_proj(hidden_states).view(batch, seq, self.num_kv_heads, self.head_dim)
+        v = self.v_proj(hidden_states).view(batch, seq, self.num_kv_heads, self.head_dim)
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        rows, sin, cos = rope
+        q, k = F.rope(q, rows, sin, cos), F.rope(k, rows, sin, cos)
+        past = None
+        if past_key_values is None:
+            k, v = k.transpose(1, 2), v.transpose(1, 2)
+        else:
+            past = past_key_values.lengths
+            k, v = past_key_values.update(self.layer_idx, k, v, num_valid)
+        y = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k, v, is_causal=True, scale=self.scaling, window=self.window, past=past
+        )
+        return self.o_proj(y.transpose(1, 2).reshape(batch, seq, self.num_heads * self.head_dim))
+
+
+class LlamaDecoderLayer(Module):
+    """Attention and MLP, each behind a norm and beside a residual connection."""
+
+    def __init__(self, config: LlamaConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.self_attn = LlamaAttention(config, layer_idx)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(
+        self, hidden_states: Tensor, rope: RopeRows, past_key_values: KVCache | None = None,
+        num_valid: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        residual = hidden_states
+        hidden_states = self.self_attn(self.input_layernorm(hidden_states), rope, past_key_values, num_valid)
+        hidden_states = residual + hidden_states
+        residual = hidden_states
+        return residual + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+class LlamaModel(Module):
+    """Embedding, decoder layers and the final norm, of the last token of each row unless all are asked for."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = ModuleList([LlamaDecoderLayer(config, i) for i in range(config.num_hidden_layers)])
+        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.rotary_emb = LlamaRotaryEmbedding(config)
+
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor | None = None, past_key_values: KVCache | None = None,
+        *, num_valid: Tensor | None = None, all_tokens: bool = False,
+    ) -> Tensor:  # fmt: skip
+        batch, seq = input_ids.shape
+        if position_ids is None:
+            position_ids = _positions(batch, seq, past_key_values, num_valid)
+        elif position_ids.ndim == 1:
+            position_ids = position_ids.unsqueeze(0).expand(batch, seq)
+        rope = self.rotary_emb(position_ids)
+        hidden_states = self.embed_tokens(input_ids)
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, rope, past_key_values, num_valid)
+        if past_key_values is not None:
+            past_key_values.advance(seq if num_valid is None else num_valid)
+        if not all_tokens and num_valid is not None:
+            hidden_states = F.select_rows(hidden_states, num_valid - 1)
+        elif not all_tokens:
+            hidden_states = hidden_states.narrow(1, seq - 1, 1)
+        return self.norm(hidden_states)
+
+
+def _positions(batch: Any, seq: Any, past: KVCache | None, num_valid: Tensor | None) -> Tensor:
+    """Positions that go on from the cache: [batch, seq]. Padding repeats the last one, which is never out of range."""
+    if past is None:
+        positions = F.arange(seq).unsqueeze(0).expand(batch, seq)
+        return positions if num_valid is None else F.minimum(positions, num_valid.unsqueeze(-1) - 1)
+    positions = past.positions(seq)
+    if num_valid is None:
+        return positions
+    return F.minimum(positions, (past.lengths + num_valid - 1).unsqueeze(-1))
+
+
+class LlamaForCausalLM(Module, GenerationMixin):
+    """The model with its language head: logits [batch, 1, vocab] of the last token of each row.
+
+    `forward(input_ids, position_ids=None, past_key_values=None, use_cache=None)` returns logits alone. A cache that is
+    given is written in place and its lengths grow; `use_cache=True` without one makes one and keeps it as `last_cache`.
+    """
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = LlamaModel(config)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+        self.device = "cpu"
+        self.last_cache: KVCache | None = None
+
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor | None = None, past_key_values: KVCache | None = None,
+        use_cache: bool | None = None, *, num_valid: Tensor | None = None, all_logits: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Logits of the last token ([batch, 1, vocab]), or of every token with all_logits ([batch, seq, vocab]).
+
+        Positions go on from the cache's lengths, or from 0. In a batch that is padded on the right, `num_valid`
+        (int32 [batch]) says how many tokens of each row count: the last of them gives the logits.
+        """
+        if use_cache and past_key_values is None:
+            past_key_values = self.last_cache = self._own_cache(input_ids)
+        hidden_states = self.model(
+            input_ids, position_ids, past_key_values, num_valid=num_valid, all_tokens=all_logits
+        )
+        return self.lm_head(hidden_states)

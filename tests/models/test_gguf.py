@@ -1,0 +1,369 @@
+"""GGUF files: names, row order, every block format, the configuration in the metadata, and damage."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Kind
+from numpy.typing import NDArray
+
+from monoplan.ir.errors import LoadError
+from monoplan.models.checkpoint import open_model
+from monoplan.models.config import LlamaConfig
+from monoplan.models.gguf import open_gguf
+from monoplan.models.rope_scaling import inverse_frequencies
+
+Array = NDArray[Any]
+
+HEADS, KV_HEADS, HIDDEN, INNER, VOCAB = 4, 2, 64, 96, 24
+NAMES = {
+    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+
+
+def permute(array: Array, heads: int) -> Array:
+    """The row order of the llama writer: of each head, the first of every pair and then the second, interleaved."""
+    head = array.shape[0] // heads
+    rows = [
+        h * head + pair + half * head // 2
+        for h in range(heads)
+        for pair in range(head // 2)
+        for half in (0, 1)
+    ]
+    return array[rows]
+
+
+def weights(arch: str = "llama", layers: int = 2, bias: bool = False) -> dict[str, Array]:
+    """Random weights under Hugging Face names."""
+    random = np.random.default_rng(3)
+    kv = HIDDEN // HEADS * KV_HEADS
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,),
+        "lm_head.weight": (VOCAB, HIDDEN),
+    }  # fmt: skip
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}."
+        shapes |= {
+            prefix + "input_layernorm.weight": (HIDDEN,), prefix + "post_attention_layernorm.weight": (HIDDEN,),
+            prefix + "self_attn.q_proj.weight": (HIDDEN, HIDDEN), prefix + "self_attn.k_proj.weight": (kv, HIDDEN),
+            prefix + "self_attn.v_proj.weight": (kv, HIDDEN), prefix + "self_attn.o_proj.weight": (HIDDEN, HIDDEN),
+            prefix + "mlp.gate_proj.weight": (INNER, HIDDEN), prefix + "mlp.up_proj.weight": (INNER, HIDDEN),
+            prefix + "mlp.down_proj.weight": (HIDDEN, INNER),
+        }  # fmt: skip
+        if bias:
+            sizes = {"q": HIDDEN, "k": kv, "v": kv}
+            shapes |= {f"{prefix}self_attn.{name}_proj.bias": (size,) for name, size in sizes.items()}
+        if arch == "qwen3":
+            head = HIDDEN // HEADS
+            shapes |= {f"{prefix}self_attn.{name}_norm.weight": (head,) for name in "qk"}
+    return {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def gguf_name(name: str) -> str:
+    fixed = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    stem, _, kind = name.rpartition(".")
+    if stem in fixed:
+        return f"{fixed[stem]}.{kind}"
+    layer, rest = stem.removeprefix("model.layers.").split(".", 1)
+    back = {hf: own for own, hf in NAMES.items()} | {f"self_attn.{n}_norm": f"attn_{n}_norm" for n in "qk"}
+    return f"blk.{layer}.{back[rest]}.{kind}"
+
+
+def write(
+    path: Path,
+    state: dict[str, Array],
+    arch: str = "llama",
+    metadata: dict[str, Any] | None = None,
+    extra: dict[str, Array] | None = None,
+    kinds: dict[str, Kind] | None = None,
+    without: tuple[str, ...] = (),
+) -> Path:
+    """Write a model with the gguf library; `metadata` adds keys under the architecture's name, or replaces them."""
+    keys: dict[str, Any] = {
+        "block_count": 2, "context_length": 256, "embedding_length": HIDDEN, "feed_forward_length": INNER,
+        "attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS,
+        "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 500000.0,
+    } | (metadata or {})  # fmt: skip
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in keys.items():
+        name = key if key.startswith(("tokenizer.", "split.")) else f"{arch}.{key}"
+        if isinstance(value, bool):
+            writer.add_bool(name, value)
+        elif isinstance(value, int):
+            writer.add_uint32(name, value)
+        elif isinstance(value, float):
+            writer.add_float32(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
+        else:
+            writer.add_array(name, value)
+    for name, array in {**state, **(extra or {})}.items():
+        if name in without:
+            continue
+        is_hf = name in state
+        heads = HEADS if ".q_proj." in name else KV_HEADS if ".k_proj." in name else 0
+        stored = permute(array, heads) if heads and arch == "llama" else array
+        kind = (kinds or {}).get(name, Kind.F32)
+        stored = gguf.quants.quantize(stored, kind)
+        writer.add_tensor(gguf_name(name) if is_hf else name, stored, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arch", "bias"), [("llama", False), ("llama", True), ("qwen2", True), ("qwen3", False)]
+)
+def test_weights_and_configuration(tmp_path: Path, arch: str, bias: bool) -> None:
+    state = weights(arch, bias=bias)
+    checkpoint = open_gguf(write(tmp_path / "model.gguf", state, arch))
+    assert set(checkpoint.names()) == set(state)
+    for name, array in state.items():
+        assert checkpoint.shape(name) == array.shape and checkpoint.dtype(name) == np.float32
+        np.testing.assert_array_equal(checkpoint.tensor(name), array, err_msg=name)
+    config = checkpoint.config
+    assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (VOCAB, HIDDEN, INNER)
+    assert (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads) == (
+        2,
+        HEADS,
+        KV_HEADS,
+    )
+    assert (config.head_dim, config.max_position_embeddings) == (HIDDEN // HEADS, 256)
+    assert (config.rope_theta, config.rms_norm_eps) == (500000.0, 1e-5)
+    assert config.attention_bias == bias and not config.attention_out_bias
+    assert config.qk_norm == (arch == "qwen3") and not config.tie_word_embeddings
+
+
+def test_norms_and_float_weights_are_views(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", weights("qwen2"), "qwen2")
+    checkpoint = open_gguf(path)
+    array = checkpoint.tensor("model.layers.1.mlp.up_proj.weight")
+    assert not array.flags.owndata and not array.flags.writeable
+    assert np.shares_memory(array, checkpoint.tensor("model.layers.1.mlp.up_proj.weight"))
+
+
+def test_no_output_matrix_means_tied_embeddings(tmp_path: Path) -> None:
+    checkpoint = open_gguf(write(tmp_path / "m.gguf", weights(), without=("lm_head.weight",)))
+    assert checkpoint.config.tie_word_embeddings
+    assert "lm_head.weight" not in checkpoint.names()
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_formats_that_the_library_writes(tmp_path: Path, kind: str) -> None:
+    state = weights()
+    names = ["model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.down_proj.weight"]
+    checkpoint = open_gguf(write(tmp_path / "m.gguf", state, kinds={name: Kind[kind] for name in names}))
+    bits = {"F16": 11, "BF16": 8, "Q8_0": 7, "Q5_0": 4, "Q5_1": 4, "Q4_0": 3, "Q4_1": 3}[kind]
+    for name in names:
+        found = checkpoint.tensor(name)
+        assert checkpoint.stored_type(name) == kind
+        assert (
+            found.dtype
+            == checkpoint.dtype(name)
+            == (
+                kind.lower().replace("bf", "bfloat").replace("f16", "float16")
+                if kind in ("F16",)
+                else "bfloat16"
+                if kind == "BF16"
+                else "float32"
+            )
+        )
+        error = np.abs(found.astype(np.float32) - state[name])
+        assert error.max() < 4.0 * 2.0**-bits, f"{name}: rows in the wrong order, or a wrong format"
+        assert error.max() > 0.0
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_NL"])
+def test_formats_that_the_library_only_reads(kind: str) -> None:
+    """Random blocks through our road and the library's, more of them than one chunk holds."""
+    from monoplan.models.gguf import _CHUNK, _Tensor, _values
+
+    codec = getattr(gguf.quants, kind)
+    rows, columns = 3, 256 * (_CHUNK // 256 // 2)
+    random = np.random.default_rng(4)
+    raw = random.integers(0, 256, (rows, columns // codec.block_size * codec.type_size), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        expected = gguf.quants.dequantize(raw, Kind[kind])
+    found = _values(_Tensor(kind, (rows, columns), raw.reshape(-1)))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_per_layer_numbers_and_key_length(tmp_path: Path) -> None:
+    lists = {"attention.head_count_kv": [KV_HEADS, KV_HEADS], "feed_forward_length": [INNER, INNER]}
+    lengths = {"attention.key_length": 16, "attention.value_length": 16, "rope.dimension_count": 16}
+    config = open_gguf(write(tmp_path / "m.gguf", weights(), metadata=lists | lengths)).config
+    assert (config.num_key_value_heads, config.intermediate_size, config.head_dim) == (KV_HEADS, INNER, 16)
+    for change, message in (
+        ({"attention.head_count_kv": [1, 2]}, "attention.head_count_kv must be a positive number"),
+        ({"attention.key_length": 16, "attention.value_length": 8}, "different length"),
+        ({"rope.dimension_count": 8}, "rope.dimension_count is 8"),
+        ({"expert_count": 8}, "mixture-of-experts"),
+        ({"block_count": 3}, "block_count is 3, but the file has 2 layers"),
+        ({"block_count": 2**31}, "block_count is 2147483648"),
+        ({"embedding_length": 32}, "the embedding has 64 columns"),
+        ({"attention.head_count": 0}, "attention.head_count must be one positive integer"),
+        ({"attention.head_count": "4"}, "attention.head_count must be a positive number"),
+        ({"context_length": 0}, "max_position_embeddings must be a positive integer"),
+        ({"final_logit_softcapping": 30.0}, "unsupported metadata 'llama.final_logit_softcapping'"),
+        ({"rope.scaling.alpha": 2.0}, "unsupported metadata 'llama.rope.scaling.alpha'"),
+        ({"rope.scaling.type": "ntk"}, "unsupported rope scaling 'ntk'"),
+        ({"split.count": 3}, "split into several files"),
+        ({"tokenizer.ggml.tokens": ["a", "b"]}, "the vocabulary has 2 tokens, but the embedding has 24 rows"),
+    ):
+        write(tmp_path / "bad.gguf", weights(), metadata=change)
+        with pytest.raises(LoadError, match=message) as caught:
+            open_gguf(tmp_path / "bad.gguf")
+        assert "bad.gguf" in str(caught.value)
+
+
+def test_another_architecture_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="unsupported architecture 'gemma2'"):
+        open_gguf(write(tmp_path / "m.gguf", weights("qwen2"), "gemma2"))
+
+
+def test_qwen_may_rotate_a_part_of_a_head(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", weights("qwen2"), "qwen2", {"rope.dimension_count": 8})
+    assert open_gguf(path).config.rotary_dim == 8
+
+
+def test_rope_scaling_keys(tmp_path: Path) -> None:
+    def rope(**metadata: Any) -> Any:
+        keys = {name.replace("__", "."): value for name, value in metadata.items()}
+        return open_gguf(write(tmp_path / "m.gguf", weights(), metadata=keys)).config.rope_scaling
+
+    assert rope() is None
+    assert rope(rope__scaling__type="none", rope__scaling__factor=4.0) is None
+    assert rope(rope__scaling__factor=4.0) == {"rope_type": "linear", "factor": 4.0}
+    assert rope(rope__scale_linear=4.0) == {"rope_type": "linear", "factor": 4.0}
+    yarn = {
+        "rope__scaling__type": "yarn",
+        "rope__scaling__factor": 4.0,
+        "rope__scaling__original_context_length": 64,
+    }
+    expected = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    assert rope(**yarn) == expected
+    assert rope(**yarn, rope__scaling__yarn_beta_fast=16.0) == expected | {"beta_fast": 16.0}
+
+
+def test_rope_freqs_tensor_is_llama3_scaling(tmp_path: Path) -> None:
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    sizes: dict[str, Any] = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "rope_theta": 500000.0}
+    scaled = LlamaConfig(**sizes, max_position_embeddings=256, rope_scaling=scaling)
+    plain = LlamaConfig(**sizes)
+    divisors = inverse_frequencies(plain)[0] / inverse_frequencies(scaled)[0]
+    assert divisors.max() == 8.0 and divisors.min() == 1.0
+    path = write(tmp_path / "m.gguf", weights(), extra={"rope_freqs.weight": divisors.astype(np.float32)})
+    checkpoint = open_gguf(path)
+    assert "rope_freqs.weight" not in checkpoint.names()
+    for seq_len in (None, 1, 100, 100_000):
+        found, factor = inverse_frequencies(checkpoint.config, seq_len)
+        np.testing.assert_allclose(found, inverse_frequencies(scaled)[0], rtol=1e-6)
+        assert factor == 1.0
+    assert LlamaConfig.from_dict(checkpoint.config.to_dict()) == checkpoint.config
+
+
+def test_longrope_tensors(tmp_path: Path) -> None:
+    factors = np.linspace(1.0, 2.0, 8, dtype=np.float32)
+    extra = {"rope_factors_short.weight": factors, "rope_factors_long.weight": 3 * factors}
+    keys = {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": 64}
+    config = open_gguf(write(tmp_path / "m.gguf", weights(), metadata=keys, extra=extra)).config
+    short, long = inverse_frequencies(config, 64)[0], inverse_frequencies(config, 65)[0]
+    np.testing.assert_allclose(short / long, 3.0, rtol=1e-6)
+    with pytest.raises(LoadError, match="unsupported rope scaling"):
+        open_gguf(write(tmp_path / "bad.gguf", weights(), extra=extra))
+
+
+def test_unknown_tensors_keep_their_names(tmp_path: Path) -> None:
+    extra = {"blk.1.attn_sinks.weight": np.ones(4, np.float32), "strange.weight": np.ones(2, np.float32)}
+    checkpoint = open_gguf(write(tmp_path / "m.gguf", weights(), extra=extra))
+    assert set(extra) <= set(checkpoint.names())
+    with pytest.raises(LoadError, match="there is no tensor 'model.nope'"):
+        checkpoint.tensor("model.nope")
+
+
+def damaged(tmp_path: Path, data: bytes) -> str:
+    """Open the bytes as a file, read everything in it, and say how it went."""
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(data)
+    try:
+        checkpoint = open_gguf(path)
+        for name in checkpoint.names():
+            checkpoint.tensor(name).tobytes()
+    except LoadError:
+        return "refused"
+    return "loaded"
+
+
+def test_wrong_magic_version_and_counts(tmp_path: Path) -> None:
+    whole = write(tmp_path / "m.gguf", weights()).read_bytes()
+    huge = (2**62).to_bytes(8, "little")
+    for data, message in (
+        (b"", "can't read"),
+        (b"GGML" + whole[4:], "does not begin with GGUF"),
+        (whole[:4] + b"\0\0\0\3" + whole[8:], "big-endian"),
+        (whole[:4] + b"\1\0\0\0" + whole[8:], "version 1 is unknown"),
+        (whole[:8] + huge + whole[16:], "can't fit into the file"),
+        (whole[:16] + huge + whole[24:], "can't fit into the file"),
+        (whole[:8] + (99).to_bytes(8, "little") + whole[16:], "is not a usable GGUF file"),
+        (whole[:24] + huge + whole[32:], "longer than the file"),  # the length of the first key
+        (whole[:-8], "ends at byte"),
+    ):
+        path = tmp_path / "bad.gguf"
+        path.write_bytes(data)
+        with pytest.raises(LoadError, match=message):
+            open_gguf(path)
+
+
+def test_any_cut_and_any_flipped_header_byte(tmp_path: Path) -> None:
+    """Whatever happens to the header: a LoadError, or tensors that lie within the file; never another exception."""
+    tokens = {
+        "tokenizer.ggml.tokens": [f"t{i}" for i in range(VOCAB)],
+        "tokenizer.ggml.scores": [0.5] * VOCAB,
+    }
+    kinds = {"model.layers.0.mlp.up_proj.weight": Kind.Q4_1, "model.layers.0.mlp.gate_proj.weight": Kind.Q8_0}
+    state = weights()
+    path = write(tmp_path / "m.gguf", state, metadata=tokens, kinds=kinds)
+    whole = path.read_bytes()
+    header = gguf.GGUFReader(path).data_offset
+    for length in [1, 4, 8, 20, 24, 25, 40, *range(64, header, 97), header, header + 5, len(whole) // 2]:
+        assert damaged(tmp_path, whole[:length]) == "refused", length
+    random = np.random.default_rng(5)
+    outcomes = set()
+    for _ in range(400):
+        data = bytearray(whole)
+        for _ in range(random.integers(1, 4)):
+            data[random.integers(header)] ^= 1 << int(random.integers(8))
+        outcomes.add(damaged(tmp_path, data))
+    assert outcomes == {"loaded", "refused"}
+
+
+def test_open_model_takes_a_file_or_the_only_one_in_a_directory(tmp_path: Path) -> None:
+    path = write(tmp_path / "one.gguf", weights())
+    for place in (path, tmp_path):
+        found = open_model(place)
+        assert found.config.vocab_size == VOCAB
+        assert found.weights.path == path
+        with pytest.raises(LoadError, match="no vocabulary"):
+            found.tokenizer()
+    # A GGUF repository may have a config.json beside the file.
+    (tmp_path / "config.json").write_text("{}")
+    assert open_model(tmp_path).weights.path == path
+    os.rename(path, tmp_path / "renamed")
+    assert open_model(tmp_path / "renamed").config.vocab_size == VOCAB
+    write(tmp_path / "a.gguf", weights())
+    write(tmp_path / "b.gguf", weights())
+    with pytest.raises(LoadError, match="2 GGUF files in the directory") as caught:
+        open_model(tmp_path)
+    assert "a.gguf, b.gguf" in str(caught.value)
