@@ -32,7 +32,7 @@ def c_dim(d: Dim) -> str:
     """A dim as a C expression over symbol variables."""
     if isinstance(d, int):
         return str(d)
-    parts = []
+    parts: list[str] = []
     for monomial, coefficient in d.terms:
         factors = [a if isinstance(a, str) else _c_floordiv(a) for a in monomial]
         if abs(coefficient) != 1 or not factors:

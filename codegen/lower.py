@@ -73,7 +73,7 @@ class Lowerer:
         self.root: Lowerer = parent.root if parent else self
         self.views: dict[Value, View] = {}
         self.items: list[Kernel | Loop] = []
-        self.result = Lowered() if parent is None else parent.root.result
+        self.result: Lowered = Lowered() if parent is None else parent.root.result
         self.destinations: dict[Value, View] = {}  # where a result must be written
         self.param_values: set[Value] = set()
         self.param_index: dict[tuple[Value, str], Buffer] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from monoplan.codegen.kernels import Body, Gather, KVUpdate, Norm, Operand, Reduce, Rope, Sample, Scan, Softmax, Sort
 from monoplan.codegen.lower import Lowerer, lowers, rows_by_columns
+from monoplan.codegen.schedule import linear_layout
 from monoplan.codegen.views import View, row_major
 from monoplan.ir.dims import Dim
 from monoplan.ir.expr import Arg, parse_expr
@@ -192,10 +193,9 @@ def _lower_embedding(lo: Lowerer, op: Op) -> None:
     y = lo.destination(op.result)
     outer = ids.shape
     extras = [v for v in op.operands[2:] if v is not None]
-    layout = f"panel{lo.target.panel}"
     packed = lo.is_param(weight) and weight in lo.root.packed_tables and weight.type.dtype in (f32, bf16, f16)
     if packed:
-        buffer = lo.param(weight, layout)
+        buffer = lo.param(weight, linear_layout(lo.target, "pointwise"))
         source = View(buffer, (*outer, rows, depth), (*[0] * len(outer), 1, 1))
     else:
         x = lo.read(weight)

@@ -6,6 +6,7 @@ from typing import Any
 
 from monoplan.codegen.kernels import Attention, Body, Linear, Matmul, Norm, Operand
 from monoplan.codegen.lower import Lowerer, expanded_rows, lowers, rows_by_columns
+from monoplan.codegen.schedule import linear_layout
 from monoplan.codegen.views import View
 from monoplan.ir.dims import Dim
 from monoplan.ir.expr import Arg, parse_expr
@@ -48,8 +49,7 @@ def lower_linear(lo: Lowerer, op: Op) -> None:
     columns, depth = weight.type.shape
     assert isinstance(columns, int) and isinstance(depth, int)
     operands = _prologue(lo, op, x)
-    layout = f"panel{lo.target.panel}" + (":gated" if gated else "")
-    packed = lo.param(weight, layout)
+    packed = lo.param(weight, linear_layout(lo.target, "gated" if gated else "pointwise"))
     operands.insert(1, Operand("w", View(packed, (columns, depth), (depth, 1))))
     acc = promote(x.type.dtype, weight.type.dtype)
     y = lo.destination(op.result)
@@ -190,7 +190,7 @@ def lower_qkv(lo: Lowerer, op: Op) -> None:
     kc, vc = lo.inplace_view(op, 1), lo.inplace_view(op, 2)
     dim = kc.shape[3]
     assert isinstance(dim, int) and isinstance(columns, int) and isinstance(depth, int)
-    packed = lo.param(weight, f"panel{lo.target.panel}:heads{dim}")
+    packed = lo.param(weight, linear_layout(lo.target, "heads", dim))
     operands.insert(1, Operand("w", View(packed, (columns, depth), (depth, 1))))
     batch, seq = x.type.shape[:2]
     positions = op.operand("positions")

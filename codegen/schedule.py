@@ -51,17 +51,33 @@ def choose(kernel: Kernel, target: Target) -> Schedule | LinearSchedule | Attent
     return Schedule()
 
 
-def _linear(k: Linear, target: Target) -> LinearSchedule:
+def linear_layout(target: Target, epilogue: str, head_dim: int = 0) -> str:
+    """How a weight is packed for an epilogue: `panel16x2`, with what a group means after a colon."""
     # Eight independent sums hide the latency of a fused multiply-add on every machine we know.
-    vectors = target.panel // target.lanes
-    wide = max(1, 8 // vectors)
+    wide = max(1, 8 * target.lanes // target.panel)
+    if epilogue == "heads":
+        return f"panel{target.panel}x{-(-head_dim // target.panel)}:heads{head_dim}"
+    if epilogue == "gated":
+        return f"panel{target.panel}x{max(wide, 2)}:gated"
+    return f"panel{target.panel}x{wide}"
+
+
+def parse_layout(layout: str) -> tuple[int, int, str]:
+    """Columns in a panel, panels in a group, and what a group is."""
+    shape, _, group = layout.partition(":")
+    panel, panels = shape.removeprefix("panel").split("x")
+    return int(panel), int(panels), group
+
+
+def _linear(k: Linear, target: Target) -> LinearSchedule:
+    panel, panels, group = parse_layout(k.operand("w").view.buffer.layout)
     if k.epilogue == "heads":
-        panels = -(-k.head_dim // target.panel)
         groups = k.heads + 2 * k.kv_heads
+    elif k.epilogue == "gated":
+        groups = -(-(k.columns // 2) // (panel * (panels // 2)))
     else:
-        panels = max(wide, 2) if k.epilogue == "gated" else wide
-        columns = k.columns // 2 if k.epilogue == "gated" else k.columns
-        each = target.panel * (panels // 2 if k.epilogue == "gated" else panels)
-        groups = -(-columns // each)
+        groups = -(-k.columns // (panel * panels))
+    vectors = panel // target.lanes
+    wide = max(1, 8 // vectors)
     streams = wide if panels % wide == 0 else 1
-    return LinearSchedule(target.panel, panels, groups, streams, target.row_blocks, vectors)
+    return LinearSchedule(panel, panels, groups, streams, target.row_blocks, vectors)

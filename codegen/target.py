@@ -29,4 +29,4 @@ def cpu_target(isa: str, vector_bytes: int) -> Target:
         return Target("cpu", isa, 8, 16, (1, 3, 6))
     if isa == "neon":
         return Target("cpu", isa, 4, 16, (1, 3, 6))
-    return Target("cpu", isa, lanes, 16, (1, 4))
+    return Target("cpu", isa, lanes, 8, (1, 4))

@@ -283,13 +283,17 @@ class Module:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            code = getattr(self.forward, "__code__", None)
             raise ArgumentError(
                 f"{type(self).__name__}.forward{signature}: {error}",
-                where=Loc("", code.co_filename, code.co_firstlineno) if code else None,
+                where=self.forward_place(),
                 fix="give one spec or value for each argument of forward that has no default",
             ) from None
         return dict(bound.arguments)
+
+    def forward_place(self) -> Loc:
+        """The file and line where forward is written."""
+        code = getattr(self.forward, "__code__", None)
+        return Loc(type(self).__name__, code.co_filename, code.co_firstlineno) if code else Loc()
 
     def unbind_arguments(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The inverse of bind_arguments."""

@@ -1,7 +1,7 @@
 """Captures `forward` as a Graph: runs it once on traced tensors and records every op with its user location.
 
-What forward writes into its arguments (a KV cache, `out=`) becomes further outputs of the graph, paired with the
-inputs they replace: `Graph.writes`.
+What forward writes into its arguments (a KV cache, `out=`) becomes further outputs of the graph, paired with
+the inputs they replace: `Graph.writes`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from monoplan.frontend.context import activate, current, deactivate, is_internal, user_location
 from monoplan.frontend.module import Module
 from monoplan.frontend.pytree import Tree, flatten, unflatten, with_constants
-from monoplan.frontend.tensor import Tensor
+from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.builder import Builder
 from monoplan.ir.dims import as_dim, comparisons_raise
 from monoplan.ir.errors import MonoplanError, TraceError
@@ -136,7 +136,7 @@ class Tracer:
         self.read[id(array)] = array
 
     def overwrite(self, tensor: Tensor) -> None:
-        """Called before a tensor gets new contents: aliases become stale, concrete contents are remembered."""
+        """Before a tensor gets new contents: its aliases become stale, concrete contents are remembered."""
         where = user_location()
         for ref in tensor._aliases:
             other = ref()
@@ -149,13 +149,13 @@ class Tracer:
             self.writes[id(tensor)] = _Write(weakref.ref(tensor), before, id(before) in self.read, where)
 
     def undo_writes(self) -> Loc | None:
-        """Gives concrete tensors back what they held; tells where one that outlives the trace carried state."""
+        """Gives concrete tensors back what they held; tells where one that lives on carried state."""
         state = None
         for w in self.writes.values():
             tensor = w.tensor()
             if tensor is not None:
                 tensor._array, tensor._value, tensor._stale = w.before, None, None
-                # Written before it is read, it is scratch space; read first, its old contents matter next time.
+                # Written before it is read, it is scratch space; read first, its contents matter next time.
                 state = w.where if w.was_read and state is None else state
         return state
 
@@ -187,7 +187,8 @@ class Tracer:
 def trace(module: Module, *specs: Any, **kwargs: Any) -> Trace:
     """The graph of module(*specs, **kwargs); leaves that are Specs become inputs, others constants."""
     if not isinstance(module, Module):
-        raise TraceError(f"trace needs a Module, got {type(module).__name__}", fix="subclass monoplan.nn.Module")
+        got = type(module).__name__
+        raise TraceError(f"trace needs a Module, got {got}", fix="subclass monoplan.nn.Module")
     if current() is not None:
         raise TraceError("trace was called while another trace is running", where=user_location())
     tracer = Tracer(module)
@@ -227,19 +228,23 @@ Captured = tuple[tuple[Value, ...], Tree, tuple[tuple[int, int], ...]]
 
 
 def _capture(
-    module: Module, tracer: Tracer, arguments: dict[str, Any], in_tree: Tree, places: list[int], inputs: list[Any]
+    module: Module,
+    tracer: Tracer,
+    arguments: dict[str, Any],
+    in_tree: Tree,
+    places: list[int],
+    inputs: list[Any],
 ) -> Captured:
     """Runs forward; the values of its results and of the arguments it wrote, the structure of the results."""
     result = _run(module, tracer, arguments)
     leaves, tree = flatten(result)
     out_tree = with_constants(tree, [leaf for _, leaf in leaves], _is_tensor)
-    outputs = [
-        tracer.value_of(leaf if isinstance(leaf, Tensor) else Tensor(leaf)) for _, leaf in leaves if _is_tensor(leaf)
-    ]
+    outputs = [tracer.value_of(as_tensor(leaf)) for _, leaf in leaves if _is_tensor(leaf)]
     after, tree = flatten(arguments)
     if tree != in_tree:
         raise TraceError(
-            "forward changed the structure of an argument (a dict or list got other entries)",
+            "forward changed the structure of an argument: a dict, list or object got other entries",
+            where=module.forward_place(),
             fix="return the new entries in place of adding them to an argument",
         )
     mutated: list[tuple[int, int]] = []
@@ -248,11 +253,13 @@ def _capture(
         if isinstance(leaf, Tensor) and leaf._value is before and leaf._stale is None:
             continue
         if not isinstance(leaf, Tensor | np.ndarray):
-            raise TraceError(f"forward replaced the argument {name} by a {type(leaf).__name__}")
-        value = tracer.value_of(leaf if isinstance(leaf, Tensor) else Tensor(leaf))
+            what = f"forward replaced the argument {name} by a {type(leaf).__name__}"
+            raise TraceError(what, where=module.forward_place())
+        value = tracer.value_of(as_tensor(leaf))
         if value.type != before.type:
             raise TraceError(
                 f"forward replaced the argument {name}: {before.type} by {value.type}",
+                where=module.forward_place(),
                 why="what is written into an argument must keep its type",
                 fix="return the new tensor in place of storing it in the argument",
             )
@@ -281,14 +288,15 @@ def _run(module: Module, tracer: Tracer, arguments: Mapping[str, Any]) -> Any:
         if error.where is not None:
             raise
         raise type(error)(error.what, where=tracer.place_of(error), why=error.why, fix=error.fix) from error
-    except (ArithmeticError, AttributeError, TypeError, ValueError, LookupError, NotImplementedError) as error:
+    except (ArithmeticError, AttributeError, TypeError, ValueError, LookupError, RuntimeError) as error:
         what = f"forward failed while it was traced: {type(error).__name__}: {error}"
         raise TraceError(what, where=tracer.place_of(error)) from error
     finally:
         replaced = _restore(tables)
     if replaced:
         raise TraceError(
-            f"forward replaced {replaced} of its module",
+            f"forward replaced {replaced}",
+            where=module.forward_place(),
             why="a plan has no memory of its own: the module would not see the new tensor",
             fix="return the new tensor, or pass the state to forward as an argument, which may be written",
         )

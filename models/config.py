@@ -192,7 +192,9 @@ class LlamaConfig:
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             found = getattr(self, name)
             ids = found if isinstance(found, tuple) else (found,)
-            if not all(value is None or value == 0 or _is_size(value) for value in ids):
+            if not all(
+                value is None or _is_size(value) or (value == 0 and type(value) is int) for value in ids
+            ):
                 raise LoadError(f"{name} must be a token id, got {_short(found)}")
 
     def _check_windows(self) -> None:

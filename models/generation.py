@@ -45,8 +45,11 @@ class GenerationStep(Module):
         logits = self.lm(input_ids, past_key_values=past_key_values, num_valid=num_valid)
         raw = logits.squeeze(1).float()
         scores = F.repetition_penalty(raw, history, history_count, penalty)
-        token = F.random_sample(scores, random_val, top_p, top_k, temperature, min_p)
-        logprob = F.take_along(F.log_softmax(raw, -1), token.unsqueeze(-1), -1).squeeze(-1)
+        token = F.random_sample(scores, random_val, top_p, top_k, temperature, min_p=min_p)
+        # log softmax at one place only: the whole row of it is never stored.
+        top = raw.max(dim=-1, keepdim=True)
+        total = F.log(F.exp(raw - top).sum(dim=-1, keepdim=True)) + top
+        logprob = (F.take_along(raw, token.unsqueeze(-1)) - total).squeeze(-1)
         return {"token": token, "logprob": logprob, "logits": logits}
 
 
@@ -329,7 +332,7 @@ class GenerationMixin:
         active, step = rows, 0
         while active:
             out = self._run_step(
-                input_ids=ids, past_key_values=cache, num_valid=valid, **_sampling(active, step)
+                input_ids=ids, past_key_values=cache, num_valid=valid, **_choice(active, step)
             )
             chosen = zip(active, out["token"].tolist(), out["logprob"].tolist(), strict=True)
             yield from [(row, row.push(token, logprob)) for row, token, logprob in chosen]
@@ -356,16 +359,23 @@ def _padded(prompts: Sequence[Sequence[int]]) -> tuple[Array, Array]:
     return ids, valid
 
 
-def _sampling(rows: Sequence[_Row], step: int) -> dict[str, Array]:
-    """The arguments of GenerationStep that say how to choose, one entry for each row."""
-    s, batch = rows[0].settings, len(rows)
-    # Without a penalty the history is not read, so it need not travel to the plan.
-    texts = [row.result.prompt_ids + row.result.ids if s.repetition_penalty != 1 else [] for row in rows]
-    history, count = _padded([text or [0] for text in texts])
+def _choice(rows: Sequence[_Row], step: int) -> dict[str, Array]:
+    s = rows[0].settings
     draws = [random_value(s.seed, row.number, step) if s.temperature > 0 else 0.0 for row in rows]
+    return sampling_arrays(s, draws, [row.result.prompt_ids + row.result.ids for row in rows])
+
+
+def sampling_arrays(
+    settings: Settings, draws: Sequence[float], histories: Sequence[Sequence[int]] | None = None
+) -> dict[str, Array]:
+    """The arguments of GenerationStep that say how to choose: one entry for each row, which `draws` counts."""
+    batch, s = len(draws), settings
+    # Without a penalty the history is not read, so it need not travel to the plan.
+    used = histories if histories is not None and s.repetition_penalty != 1 else None
+    history, count = _padded([[0]] * batch if used is None else used)
     return {
         "history": history,
-        "history_count": count if s.repetition_penalty != 1 else np.zeros(batch, np.int32),
+        "history_count": np.zeros(batch, np.int32) if used is None else count,
         "penalty": np.full(batch, s.repetition_penalty, np.float32),
         "random_val": np.array(draws, np.float32),
         "top_p": np.full(batch, s.top_p, np.float32),

@@ -288,7 +288,7 @@ class _Keys:
     def number(self, key: str, default: float | None = None) -> Any:
         """Return a positive number, a float in its shortest decimal form; 0 stands for an absent key."""
         value = self.get(key, default)
-        if value is None or (value == 0 and isinstance(value, (int, float))):
+        if value is None or (isinstance(value, (int, float)) and value == 0):
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
             raise LoadError(f"{key} must be a positive number, got {value!r:.60}")
@@ -298,11 +298,11 @@ class _Keys:
 
 def _config(metadata: Mapping[str, Any], tensors: Mapping[str, _Tensor]) -> LlamaConfig:
     keys = _Keys(metadata)
-    if keys.arch not in ARCHITECTURES:
+    if not isinstance(keys.arch, str) or keys.arch not in ARCHITECTURES:
         raise LoadError(
             f"unsupported architecture {keys.arch!r}", fix=f"supported: {', '.join(ARCHITECTURES)}"
         )
-    if metadata.get("split.count", 1) not in (0, 1):
+    if not np.isin(metadata.get("split.count", 1), (0, 1)).all():
         raise LoadError("the model is split into several files", fix="merge them with gguf-split --merge")
     if keys.number("expert_count"):
         raise LoadError("mixture-of-experts models are not supported")

@@ -27,13 +27,8 @@ RopeRows = tuple[Tensor, Tensor, Tensor]  # the row of each token in the tables,
 
 
 def repeat_kv(keys: Tensor, values: Tensor, ngroup: int) -> tuple[Tensor, Tensor]:
-    """Each key/value head `ngroup` times in a row: [..., keys, heads, dim] -> [..., keys, heads * ngroup, dim]."""
-
-    def repeat(x: Tensor) -> Tensor:
-        *lead, heads, dim = x.shape
-        return x.unsqueeze(-2).expand(*lead, heads, ngroup, dim).reshape(*lead, heads * ngroup, dim)
-
-    return repeat(keys), repeat(values)
+    """Each key/value head `ngroup` times: [..., keys, heads, dim] -> [..., keys, heads * ngroup, dim]."""
+    return F.repeat_interleave(keys, ngroup, -2), F.repeat_interleave(values, ngroup, -2)
 
 
 def multi_head_attention(querys: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
@@ -100,7 +95,7 @@ class LlamaRotaryEmbedding(Module):
         length = position_ids.max(dim=-1, keepdim=True) + 1  # [batch, 1]
         stretch = length.float() * self.factor / float(self.max_positions) - (self.factor - 1.0)
         grown = (stretch.to("float64") ** (self.dim / (self.dim - 2))).float() * self.theta
-        base = F.where(length > self.max_positions, grown, F.full((), self.theta, dtype="float32"))
+        base = F.where(length > self.max_positions, grown, self.theta)
         turns = (base.to("float64") ** self.exponents).float()  # [batch, dim / 2]
         angles = position_ids.float().unsqueeze(-1) * (1.0 / turns).unsqueeze(1)  # [batch, seq, dim / 2]
         angles = angles.to("float64").reshape(batch * seq, self.dim // 2)
@@ -235,19 +230,21 @@ def _positions(batch: Any, seq: Any, past: KVCache | None, num_valid: Tensor | N
 class LlamaForCausalLM(Module, GenerationMixin):
     """The model with its language head: logits [batch, 1, vocab] of the last token of each row.
 
-    `forward(input_ids, position_ids=None, past_key_values=None, use_cache=None)` returns logits alone. A cache that is
-    given is written in place and its lengths grow; `use_cache=True` without one makes one and keeps it as `last_cache`.
+    Called as `model(input_ids, position_ids=None, past_key_values=None, use_cache=None)` it gives logits alone. A
+    cache that is passed is written in place and its lengths grow; `use_cache=True` without one makes one, which is
+    then `model.last_cache`.
     """
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, *, init: bool = True) -> None:
         super().__init__()
         self.config = config
         self.model = LlamaModel(config)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
-        self.device = "cpu"
+        self.device, self.name_or_path = "cpu", ""
         self.last_cache: KVCache | None = None
+        self._tokenizer: Any = None
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor | None = None, past_key_values: KVCache | None = None,
@@ -258,9 +255,79 @@ class LlamaForCausalLM(Module, GenerationMixin):
         Positions go on from the cache's lengths, or from 0. In a batch that is padded on the right, `num_valid`
         (int32 [batch]) says how many tokens of each row count: the last of them gives the logits.
         """
+        input_ids, position_ids, num_valid = (
+            None if x is None else as_tensor(x) for x in (input_ids, position_ids, num_valid)
+        )
         if use_cache and past_key_values is None:
             past_key_values = self.last_cache = self._own_cache(input_ids)
         hidden_states = self.model(
             input_ids, position_ids, past_key_values, num_valid=num_valid, all_tokens=all_logits
         )
-        return self.lm_head(hidden_states)
+        logits: Tensor = self.lm_head(hidden_states)
+        return logits
+
+    def _own_cache(self, input_ids: Tensor) -> KVCache:
+        if current() is not None:
+            raise ArgumentError(
+                "use_cache=True needs a cache while the model is traced", fix="pass past_key_values=…",
+                why="a cache that is made inside of the graph would be lost with it",
+            )  # fmt: skip
+        batch, seq = input_ids.shape
+        return self.new_cache(int(batch), int(seq))
+
+    @property
+    def dtype(self) -> DType:
+        """The element type of the weights."""
+        return self.model.embed_tokens.weight.dtype
+
+    @property
+    def tokenizer(self) -> Any:  # type: ignore[override]
+        """The tokenizer that came with the weights, made at the first use; None if there is none."""
+        if callable(self._tokenizer):
+            self._tokenizer = self._tokenizer()
+        return self._tokenizer
+
+    def set_tokenizer(self, tokenizer: Any) -> None:
+        """Gives the model a tokenizer, or a function that makes one."""
+        self._tokenizer = tokenizer
+
+    def new_cache(self, batch: int = 1, capacity: int = 0, *, dtype: Any = None) -> KVCache:
+        """An empty KV cache for `batch` rows. It grows up to the model's context, from `capacity` on."""
+        c = self.config
+        return KVCache(
+            c.num_hidden_layers, batch, c.num_key_value_heads, c.head_dim,
+            capacity=min(max(capacity, 16), self.max_length), dtype=dtype or self.dtype, limit=self.max_length,
+        )  # fmt: skip
+
+    def _run_step(self, **arguments: Any) -> dict[str, Any]:
+        arguments["past_key_values"].reserve(int(arguments["num_valid"].max()))
+        return {name: t.numpy() for name, t in GenerationStep(self)(**arguments).items()}
+
+    @classmethod
+    def from_config(cls, config: LlamaConfig, seed: int = 0) -> LlamaForCausalLM:
+        """A model of random weights in config.dtype: the same ones for the same seed, on any machine."""
+        model = cls(config, init=False)
+        for index, (name, parameter) in enumerate(model.named_parameters()):
+            shape = parameter.full_shape
+            if name.endswith("bias"):
+                values = np.zeros(shape, np.float32)
+            elif len(shape) == 1:
+                values = np.ones(shape, np.float32)
+            else:
+                random = np.random.Generator(np.random.Philox(key=[seed % 2**64, index]))
+                values = random.standard_normal(shape, np.float32) * np.float32(config.initializer_range)
+            parameter.load(values)
+        return model
+
+    @classmethod
+    def from_pretrained(cls, model_path: str | Path, device: str = "cpu", dtype: Any = None) -> LlamaForCausalLM:
+        """A model from a Hugging Face directory or a GGUF file; see AutoLlamaModel."""
+        from monoplan.models.auto import AutoLlamaModel
+
+        return AutoLlamaModel.from_pretrained(model_path, device, dtype)
+
+    def save_pretrained(self, directory: str | Path, **options: Any) -> None:
+        """Writes what from_pretrained and transformers read back: config.json, safetensors, the tokenizer."""
+        from monoplan.models.auto import save_model
+
+        save_model(self, directory, **options)

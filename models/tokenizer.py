@@ -290,9 +290,7 @@ def _from_gguf(metadata: Mapping[str, Any], vocab_size: int | None, where: objec
     if len(vocab) < len(tokens):
         again = next(token for index, token in enumerate(tokens) if vocab[token] != index)
         raise LoadError(f"the token {again!r} is in the vocabulary twice")
-    kinds = np.asarray(get("token_type", [_NORMAL] * len(tokens)))
-    if kinds.shape != (len(tokens),):
-        raise LoadError(f"{len(tokens)} tokens have {kinds.size} types")
+    kinds = _numbers(get("token_type", [_NORMAL] * len(tokens)), len(tokens), "types")
     build = {"gpt2": _byte_level, "llama": _sentence_pieces}.get(kind) if isinstance(kind, str) else None
     if build is None:
         raise LoadError(f"unknown tokenizer model {kind!r}", fix="supported: gpt2, llama")
@@ -320,19 +318,26 @@ def _from_gguf(metadata: Mapping[str, Any], vocab_size: int | None, where: objec
     )
 
 
-def _add_tokens(core: Any, tokens: Sequence[str], kinds: Any) -> None:
+def _numbers(values: Any, count: int, what: str) -> list[float]:
+    array = np.asarray(values)
+    if array.shape != (count,) or array.dtype.kind not in "iuf":
+        raise LoadError(f"{count} tokens have {array.size} {what}")
+    return array.astype(np.float64).tolist()
+
+
+def _add_tokens(core: Any, tokens: Sequence[str], kinds: Sequence[float]) -> None:
     """Let the text of control and user-defined tokens be found before any other cut."""
     from tokenizers import AddedToken
 
     def added(kind: int, special: bool) -> list[Any]:
-        texts = [tokens[index] for index in np.flatnonzero(kinds == kind).tolist()]
-        return [AddedToken(text, special=special, normalized=False) for text in texts if text]
+        texts = [text for text, found in zip(tokens, kinds, strict=True) if found == kind and text]
+        return [AddedToken(text, special=special, normalized=False) for text in texts]
 
     core.add_special_tokens(added(_CONTROL, True))
     core.add_tokens(added(_USER_DEFINED, False))
 
 
-def _byte_level(vocab: dict[str, int], kinds: Any, metadata: Mapping[str, Any]) -> Any:
+def _byte_level(vocab: dict[str, int], kinds: Sequence[float], metadata: Mapping[str, Any]) -> Any:
     from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Core
 
@@ -340,8 +345,8 @@ def _byte_level(vocab: dict[str, int], kinds: Any, metadata: Mapping[str, Any]) 
     if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
         raise LoadError(f"unknown pre-tokenizer {pre!r}", fix=f"supported: {', '.join(PRE_TOKENIZERS)}")
     merges = metadata.get("tokenizer.ggml.merges")
-    pairs = [tuple(merge.split(" ")) for merge in merges] if isinstance(merges, list) else []
-    if not pairs or any(len(pair) != 2 for pair in pairs):
+    pairs = [tuple(merge.split(" ")) for merge in merges] if isinstance(merges, list) else [()]
+    if any(len(pair) != 2 for pair in pairs):
         raise LoadError("the vocabulary has no usable merges")
     try:
         core = Core(models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre in _WHOLE_WORDS_FIRST))
@@ -361,13 +366,11 @@ def _byte_level(vocab: dict[str, int], kinds: Any, metadata: Mapping[str, Any]) 
     return core
 
 
-def _sentence_pieces(vocab: dict[str, int], kinds: Any, metadata: Mapping[str, Any]) -> Any:
+def _sentence_pieces(vocab: dict[str, int], kinds: Sequence[float], metadata: Mapping[str, Any]) -> Any:
     from tokenizers import Tokenizer as Core
     from tokenizers import decoders, models, normalizers
 
-    scores = np.asarray(metadata.get("tokenizer.ggml.scores", []))
-    if scores.shape != (len(vocab),):
-        raise LoadError(f"{len(vocab)} tokens have {scores.size} scores")
+    scores = _numbers(metadata.get("tokenizer.ggml.scores", []), len(vocab), "scores")
     # SentencePiece joins the pair whose whole has the best score: merges are all splits of pieces, by score.
     pieces = [text for text, index in vocab.items() if kinds[index] in (_NORMAL, _USER_DEFINED)]
     ranked = [

@@ -29,7 +29,7 @@ NAMES = {
 
 
 def permute(array: Array, heads: int) -> Array:
-    """The row order of the llama writer: of each head, the first of every pair and then the second, interleaved."""
+    """The row order of the llama writer: the two values that RoPE turns together lie side by side."""
     head = array.shape[0] // heads
     rows = [
         h * head + pair + half * head // 2
@@ -51,12 +51,16 @@ def weights(arch: str = "llama", layers: int = 2, bias: bool = False) -> dict[st
     for layer in range(layers):
         prefix = f"model.layers.{layer}."
         shapes |= {
-            prefix + "input_layernorm.weight": (HIDDEN,), prefix + "post_attention_layernorm.weight": (HIDDEN,),
-            prefix + "self_attn.q_proj.weight": (HIDDEN, HIDDEN), prefix + "self_attn.k_proj.weight": (kv, HIDDEN),
-            prefix + "self_attn.v_proj.weight": (kv, HIDDEN), prefix + "self_attn.o_proj.weight": (HIDDEN, HIDDEN),
-            prefix + "mlp.gate_proj.weight": (INNER, HIDDEN), prefix + "mlp.up_proj.weight": (INNER, HIDDEN),
+            prefix + "input_layernorm.weight": (HIDDEN,),
+            prefix + "post_attention_layernorm.weight": (HIDDEN,),
+            prefix + "self_attn.q_proj.weight": (HIDDEN, HIDDEN),
+            prefix + "self_attn.k_proj.weight": (kv, HIDDEN),
+            prefix + "self_attn.v_proj.weight": (kv, HIDDEN),
+            prefix + "self_attn.o_proj.weight": (HIDDEN, HIDDEN),
+            prefix + "mlp.gate_proj.weight": (INNER, HIDDEN),
+            prefix + "mlp.up_proj.weight": (INNER, HIDDEN),
             prefix + "mlp.down_proj.weight": (HIDDEN, INNER),
-        }  # fmt: skip
+        }
         if bias:
             sizes = {"q": HIDDEN, "k": kv, "v": kv}
             shapes |= {f"{prefix}self_attn.{name}_proj.bias": (size,) for name, size in sizes.items()}
@@ -85,7 +89,7 @@ def write(
     kinds: dict[str, Kind] | None = None,
     without: tuple[str, ...] = (),
 ) -> Path:
-    """Write a model with the gguf library; `metadata` adds keys under the architecture's name, or replaces them."""
+    """Write a model with the gguf library; `metadata` adds or replaces keys under the architecture's name."""
     keys: dict[str, Any] = {
         "block_count": 2, "context_length": 256, "embedding_length": HIDDEN, "feed_forward_length": INNER,
         "attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS,
@@ -166,17 +170,8 @@ def test_formats_that_the_library_writes(tmp_path: Path, kind: str) -> None:
     for name in names:
         found = checkpoint.tensor(name)
         assert checkpoint.stored_type(name) == kind
-        assert (
-            found.dtype
-            == checkpoint.dtype(name)
-            == (
-                kind.lower().replace("bf", "bfloat").replace("f16", "float16")
-                if kind in ("F16",)
-                else "bfloat16"
-                if kind == "BF16"
-                else "float32"
-            )
-        )
+        expected = {"F16": "float16", "BF16": "bfloat16"}.get(kind, "float32")
+        assert found.dtype == checkpoint.dtype(name) == expected
         error = np.abs(found.astype(np.float32) - state[name])
         assert error.max() < 4.0 * 2.0**-bits, f"{name}: rows in the wrong order, or a wrong format"
         assert error.max() > 0.0
@@ -210,7 +205,7 @@ def test_per_layer_numbers_and_key_length(tmp_path: Path) -> None:
         ({"block_count": 3}, "block_count is 3, but the file has 2 layers"),
         ({"block_count": 2**31}, "block_count is 2147483648"),
         ({"embedding_length": 32}, "the embedding has 64 columns"),
-        ({"attention.head_count": 0}, "attention.head_count must be one positive integer"),
+        ({"attention.head_count": 0}, "attention.head_count must be a positive integer up to 64"),
         ({"attention.head_count": "4"}, "attention.head_count must be a positive number"),
         ({"context_length": 0}, "max_position_embeddings must be a positive integer"),
         ({"final_logit_softcapping": 30.0}, "unsupported metadata 'llama.final_logit_softcapping'"),
@@ -327,7 +322,7 @@ def test_wrong_magic_version_and_counts(tmp_path: Path) -> None:
 
 
 def test_any_cut_and_any_flipped_header_byte(tmp_path: Path) -> None:
-    """Whatever happens to the header: a LoadError, or tensors that lie within the file; never another exception."""
+    """Whatever happens to the header: a LoadError, or tensors within the file; never another exception."""
     tokens = {
         "tokenizer.ggml.tokens": [f"t{i}" for i in range(VOCAB)],
         "tokenizer.ggml.scores": [0.5] * VOCAB,

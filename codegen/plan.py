@@ -1,0 +1,166 @@
+"""The plan: numbered steps with their schedules, loops, arena and params. Prints as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from monoplan.codegen.kernels import Kernel
+from monoplan.codegen.lower import Loop, Lowered, ParamUse, lower
+from monoplan.codegen.memory import Arena, plan_arena
+from monoplan.codegen.schedule import choose
+from monoplan.codegen.target import Target
+from monoplan.codegen.views import Buffer
+from monoplan.ir.dims import Dim, evaluate, symbols_of
+from monoplan.ir.graph import Graph
+from monoplan.ir.printer import print_op
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel call. `barrier`: threads wait for each other before it."""
+
+    number: int
+    kernel: Kernel
+    schedule: object
+    barrier: bool
+
+
+@dataclass(frozen=True)
+class StepLoop:
+    """Steps that run `count` times over a table of weights."""
+
+    count: int
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything there is to know about a compiled graph, before it becomes text."""
+
+    graph: Graph
+    target: Target
+    items: tuple[Step | StepLoop, ...]
+    arena: Arena
+    params: tuple[ParamUse, ...]
+    outputs: tuple[Buffer | int, ...]
+
+    @property
+    def name(self) -> str:
+        return self.graph.name
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """Symbolic dimensions in the order of the plan's arguments; `threads` comes last."""
+        return (*self.graph.symbols, "threads")
+
+    def steps(self) -> Iterator[tuple[Step, int]]:
+        """Every step with the number of times it runs."""
+        for item in self.items:
+            if isinstance(item, StepLoop):
+                yield from ((s, item.count) for s in item.steps)
+            else:
+                yield item, 1
+
+    @property
+    def summary(self) -> str:
+        steps = list(self.steps())
+        loops = [f"{i.count} x {len(i.steps)}" for i in self.items if isinstance(i, StepLoop)]
+        rolled = f", rolled layers: {', '.join(loops)}" if loops else ""
+        return f"{len(steps)} kernels{rolled}; symbols: {', '.join(self.graph.symbols) or 'none'}"
+
+    def table(self, symbols: Mapping[str, int] | None = None) -> str:
+        """The step table; sizes as numbers where the symbols are given, else as expressions."""
+        rows = [("step", "runs", "kernel", "module", "flops", "bytes", "reads -> writes", "ir")]
+        for step, count in self.steps():
+            k = step.kernel
+            rows.append((
+                str(step.number), str(count), k.family, k.op.loc.path or "-", _amount(k.flops, symbols),
+                _amount(k.bytes, symbols), _buffers(k), print_op(k.op),
+            ))
+        widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]) - 1)]
+        lines = ["  ".join([*(c.ljust(w) for c, w in zip(r, widths, strict=False)), r[-1]]) for r in rows]
+        values = dict.fromkeys(self.symbols, 1) | dict(symbols or {})
+        offsets, peak = self.arena.layout(values)
+        shown = ", ".join(f"{k}={v}" for k, v in values.items())
+        lines.append(f"arena: {len(offsets)} slots for {len(self.arena.lifetimes)} buffers, peak {peak} bytes "
+                     f"({self.arena.unshared(values)} unshared) at {shown}")
+        return "\n".join(lines) + "\n"
+
+    def __str__(self) -> str:
+        return f"plan {self.name}: {self.summary}\n{self.table()}"
+
+
+def _amount(d: Dim, symbols: Mapping[str, int] | None) -> str:
+    if symbols is not None and symbols_of(d) <= set(symbols):
+        return f"{evaluate(d, symbols):,}"
+    return str(d)
+
+
+def _buffers(k: Kernel) -> str:
+    def show(names: Sequence[str]) -> str:
+        return " ".join(names) or "-"
+
+    reads = [o.view.buffer.name for o in k.reads if not o.view.is_virtual]
+    return f"{show(reads)} -> {show([o.view.buffer.name for o in k.writes])}"
+
+
+def make_plan(graph: Graph, target: Target) -> Plan:
+    """Lowers, schedules and places a graph."""
+    lowered = lower(graph, target)
+    arena = plan_arena(lowered.items)
+    return Plan(graph, target, _number(lowered, arena, target), arena, tuple(lowered.params), tuple(lowered.outputs))
+
+
+def _number(lowered: Lowered, arena: Arena, target: Target) -> tuple[Step | StepLoop, ...]:
+    """Numbers the steps and decides where threads must wait."""
+    counter = 0
+    state = _Hazards(arena)
+
+    def make(kernel: Kernel, always: bool) -> Step:
+        nonlocal counter
+        numbered = replace(kernel, step=counter)
+        barrier = state.enter(kernel) or (always and counter > 0)
+        step = Step(counter, numbered, choose(numbered, target), barrier)
+        counter += 1
+        return step
+
+    items: list[Step | StepLoop] = []
+    for item in lowered.items:
+        if isinstance(item, Loop):
+            state.clear()
+            # The first step of a turn waits for the last of the turn before.
+            kernels = [k for k in item.items if isinstance(k, Kernel)]
+            items.append(StepLoop(item.count, tuple(make(k, i == 0) for i, k in enumerate(kernels))))
+        else:
+            after_loop = bool(items) and isinstance(items[-1], StepLoop)
+            items.append(make(item, after_loop))
+    return tuple(items)
+
+
+class _Hazards:
+    """What was read and written since the last barrier."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.read: set[object] = set()
+        self.written: set[object] = set()
+
+    def clear(self) -> None:
+        self.read, self.written = set(), set()
+
+    def enter(self, k: Kernel) -> bool:
+        """Whether the kernel must wait; notes what it touches."""
+        reads = {self._place(o.view.buffer) for o in k.reads if o.view.buffer.kind not in ("param", "iota", "const")}
+        writes = {self._place(o.view.buffer) for o in (*k.writes, *k.scratch)}
+        clash = bool(reads & self.written or writes & (self.read | self.written))
+        if clash:
+            self.clear()
+        self.read |= reads
+        self.written |= writes
+        return clash
+
+    def _place(self, b: Buffer) -> object:
+        if b.kind in ("arena", "scratch"):
+            return ("slot", self.arena.slot_of[b])
+        return (b.table_kind or b.kind, b.table or b.index)

@@ -1,0 +1,152 @@
+"""Plan to source: each kernel through its template, once for equal kernels, and the plan function around them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from monoplan.codegen.expressions import C_TYPES, c_dim, c_literal
+from monoplan.codegen.facts import facts, unravel_lines
+from monoplan.codegen.kernels import Kernel, Operand
+from monoplan.codegen.plan import Plan, Step, StepLoop
+from monoplan.codegen.views import Buffer
+from monoplan.ir.printer import print_op
+from monoplan.ir.types import f32
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Function:
+    """A kernel's source and the comment that says where it comes from."""
+
+    name: str
+    comment: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """The whole translation unit; `lines` maps each source line of a kernel to its step."""
+
+    text: str
+    functions: tuple[Function, ...]
+    step_functions: dict[int, str]
+
+
+@cache
+def environment() -> Any:
+    """The one Jinja environment: files only, undefined names are errors."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    env = Environment(
+        loader=FileSystemLoader(HERE / "templates"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True, autoescape=False,
+    )
+    env.filters.update(
+        dim=c_dim, unravel_lines=unravel_lines, c_float=lambda x: c_literal(x, f32), symbols_used=_symbols_used
+    )
+    return env
+
+
+def _symbols_used(k: Kernel) -> list[str]:
+    return sorted(k.symbols - {"threads"})
+
+
+def headers(target: str) -> tuple[tuple[str, str], ...]:
+    """Names and texts of the headers that generated source includes."""
+    folder = HERE / "include" / target
+    return tuple((p.name, p.read_text()) for p in sorted(folder.iterdir()) if p.suffix in (".h", ".cuh"))
+
+
+def render_cpu(plan: Plan, version: str) -> Source:
+    """The C source of a plan."""
+    env = environment()
+    numbers = {name: i for i, name in enumerate(plan.symbols)}
+    env.filters["symbol_number"] = lambda name: numbers[name]
+    functions: dict[str, Function] = {}
+    used: dict[int, str] = {}
+    for step, _ in plan.steps():
+        k = step.kernel
+        template = env.get_template(f"cpu/{k.family}.c.j2")
+        text = template.render(k=k, s=step.schedule, name="@NAME@", **facts(k, step.schedule))
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        if digest not in functions:
+            name = f"{k.op.name}_{step.number}"
+            functions[digest] = Function(name, _comment(k), text.replace("@NAME@", name))
+        used[step.number] = functions[digest].name
+    body = "\n".join(_body(plan, used))
+    text = env.get_template("cpu/plan.c.j2").render(
+        plan=plan, functions=list(functions.values()), body=body, version=version, target=plan.target
+    )
+    return Source(text, tuple(functions.values()), used)
+
+
+def _comment(k: Kernel) -> str:
+    lines = [print_op(k.op)]
+    if str(k.op.loc):
+        lines.append(str(k.op.loc))
+    safe = [line.replace("*/", "* /") for line in lines]
+    return "/* " + "\n * ".join(safe) + " */"
+
+
+def _body(plan: Plan, used: dict[int, str]) -> list[str]:
+    lines: list[str] = []
+    for item in plan.items:
+        if isinstance(item, StepLoop):
+            lines += _tables(item.steps)
+            lines.append(f"    for (int turn = 0; turn < {item.count}; ++turn) {{")
+            for step in item.steps:
+                lines += _call(plan, step, used, "        ")
+            lines.append("    }")
+        else:
+            lines += _call(plan, item, used, "    ")
+    return lines
+
+
+def _call(plan: Plan, step: Step, used: dict[int, str], indent: str) -> list[str]:
+    k = step.kernel
+    where = f"  ({k.op.loc})" if str(k.op.loc) else ""
+    head = f"{indent}/* {step.number}: {print_op(k.op)}{where} */".replace("*/", "* /", 0)
+    args = ", ".join(["run", "t", "T", str(step.number), *(_pointer(plan, o) for o in k.pointers)])
+    lines = [f"{indent}mp_barrier(run, T);"] if step.barrier else []
+    return [*lines, head, f"{indent}{used[step.number]}({args});"]
+
+
+def _pointer(plan: Plan, o: Operand) -> str:
+    b = o.view.buffer
+    cast = f"({'' if o.written else 'const '}{C_TYPES[b.dtype.name]} *)"
+    if b.kind in ("arena", "scratch"):
+        return f"{cast}(arena + at[{plan.arena.slot_of[b]}])"
+    if b.kind == "table":
+        array = "param" if b.table_kind == "param" else "in"
+        return f"{cast}{array}[{_table_index(b)}]"
+    array = {"input": "in", "output": "out", "param": "param"}[b.kind]
+    return f"{cast}{array}[{b.index}]"
+
+
+def _table_index(b: Buffer) -> str:
+    """A step through consecutive numbers, or a lookup in a table of them."""
+    step = b.table[1] - b.table[0]
+    if all(n == b.table[0] + step * i for i, n in enumerate(b.table)):
+        return f"{b.table[0]} + turn" if step == 1 else f"{b.table[0]} + {step} * turn"
+    return f"{_table_name(b)}[turn]"
+
+
+def _table_name(b: Buffer) -> str:
+    return "table_" + "".join(c if c.isalnum() else "_" for c in b.name)
+
+
+def _tables(steps: Sequence[Step]) -> list[str]:
+    found: dict[str, str] = {}
+    for step in steps:
+        for o in step.kernel.pointers:
+            b = o.view.buffer
+            if b.kind == "table" and "table_" in _table_index(b):
+                numbers = ", ".join(map(str, b.table))
+                found[_table_name(b)] = f"    static const int {_table_name(b)}[] = {{{numbers}}};"
+    return list(found.values())

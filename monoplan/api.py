@@ -1,0 +1,223 @@
+"""compile(): a Module becomes a callable plan that shows every step of its making."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from monoplan.build import Built, build
+from monoplan.frontend.module import Module
+from monoplan.frontend.pytree import Tree, flatten, unflatten
+from monoplan.frontend.tensor import Tensor
+from monoplan.frontend.tracer import Spec, spec_of
+from monoplan.ir.dims import Expr, equal, symbol
+from monoplan.ir.errors import ArgumentError, MonoplanError
+from monoplan.ir.interpreter import bind_symbols
+from monoplan.ir.printer import print_graph
+from monoplan.ir.types import TensorType, as_dtype
+from monoplan.options import TARGETS, Options, debug_level
+
+
+@dataclasses.dataclass
+class Stats:
+    """Counts of a Compiled: plans made, how many binaries came from the cache, and milliseconds of each stage."""
+
+    compiles: int = 0
+    cache_hits: int = 0
+    calls: int = 0
+    milliseconds: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def add(self, times: Mapping[str, float]) -> None:
+        for name, value in times.items():
+            self.milliseconds[name] = self.milliseconds.get(name, 0.0) + value
+
+
+class Compiled:
+    """A compiled Module. Called like it, with numpy arrays or Tensors; returns numpy arrays in forward's structure.
+
+    Without specs it is traced at the first call, for just those shapes; a call with other sizes generalizes the
+    dimensions that changed to symbols, so a second plan serves all further sizes.
+    """
+
+    def __init__(
+        self, module: Module, *specs: Any, target: str = "cpu", dtype: Any = None,
+        options: Options | Mapping[str, Any] | None = None, **kw_specs: Any,
+    ) -> None:
+        if not isinstance(module, Module):
+            raise ArgumentError(f"compile needs a monoplan.nn.Module, got {type(module).__name__}")
+        if target not in TARGETS:
+            raise ArgumentError(f"unknown target {target!r}", fix="use one of " + ", ".join(TARGETS))
+        self.module, self.target = module, target
+        self.dtype = None if dtype is None else as_dtype(dtype)
+        self.options = Options.make(options)
+        self.stats = Stats()
+        self.built: list[tuple[Tree, list[Any], Built]] = []
+        self.declared = bool(specs or kw_specs)
+        if self.declared:
+            self._build(module.bind_arguments(specs, kw_specs))
+
+    # -- calling ------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, tree = flatten(self.module.bind_arguments(args, kwargs))
+        values = [(name, _plain(x)) for name, x in leaves]
+        built = self._find(tree, values)
+        arrays = [_contiguous(v) for _, v in values if isinstance(v, np.ndarray)]
+        symbols = built.check(arrays)
+        outputs = built.run(arrays, symbols)
+        self.stats.calls += 1
+        for number, result in built.graph.writes:
+            _write_back([x for _, x in leaves if isinstance(x, Tensor | np.ndarray)][number], outputs[result])
+        returned = len(built.graph.outputs) - len(built.graph.writes)
+        return unflatten(built.out_tree, built.place_outputs(outputs[:returned]))
+
+    def _find(self, tree: Tree, values: list[tuple[str, Any]]) -> Built:
+        """The plan that fits these arguments; a lazily traced module gets a new one."""
+        problem: MonoplanError | None = None
+        for known_tree, specs, built in self.built:
+            try:
+                _match(tree, values, known_tree, specs, built)
+                return built
+            except MonoplanError as error:
+                problem = error
+        if self.declared:
+            assert problem is not None
+            raise problem
+        specs = [spec_of(v) for _, v in values]
+        wider = self._generalize(tree, values)
+        for candidate in ([wider] if wider else []) + [specs]:
+            try:
+                return self._build(unflatten(tree, candidate))
+            except MonoplanError:
+                if candidate is specs:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _generalize(self, tree: Tree, values: list[tuple[str, Any]]) -> list[Any] | None:
+        """Specs where sizes that differ from an earlier plan's are symbols; equal changes share one."""
+        for known_tree, specs, _ in reversed(self.built):
+            if known_tree != tree:
+                continue
+            names: dict[tuple[Any, int], Expr] = {}
+            result: list[Any] = []
+            for (_, v), s in zip(values, specs, strict=True):
+                if not isinstance(s, Spec):
+                    if not _same_constant(s, v):
+                        return None
+                    result.append(s)
+                    continue
+                if not isinstance(v, np.ndarray) or v.ndim != s.type.rank or as_dtype(v.dtype) != s.type.dtype:
+                    return None
+                shape = []
+                for old, new in zip(s.type.shape, v.shape, strict=True):
+                    if isinstance(old, Expr) or equal(old, new) or new == 0:
+                        shape.append(old)
+                    else:
+                        taken = len({n for n in names.values()}) + len(self.built) * 10
+                        shape.append(names.setdefault((old, new), symbol(f"d{taken}")))
+                result.append(Spec(TensorType(s.type.dtype, tuple(shape))))
+            return result if names else None
+        return None
+
+    def _build(self, arguments: dict[str, Any]) -> Built:
+        built = build(self.module, arguments, self.target, self.dtype, self.options)
+        leaves, tree = flatten(arguments)
+        self.built.append((tree, [x for _, x in leaves], built))
+        self.stats.compiles += 1
+        self.stats.cache_hits += built.hit
+        self.stats.add(built.milliseconds)
+        folder = self.options.dump or os.environ.get("MONOPLAN_DUMP")
+        if folder:
+            suffix = "" if len(self.built) == 1 else f"_{len(self.built)}"
+            built.dump(Path(folder) / f"{built.graph.name}{suffix}")
+        _report(built)
+        return built
+
+    # -- looking inside -----------------------------------------------------------------------------------------
+
+    def _latest(self) -> Built:
+        if not self.built:
+            raise ArgumentError("nothing is compiled yet: the module is traced at its first call",
+                                fix="call it once, or give specs to compile()")
+        return self.built[-1][2]
+
+    def ir(self, stage: str | None = None, *, locs: bool = False) -> str:
+        """IR text after a stage ("trace" or a pass's name), or after all passes."""
+        return print_graph(self._latest().stage(stage).graph, locs=locs)
+
+    def source(self) -> str:
+        """The generated source, whole."""
+        return self._latest().source_text
+
+    @property
+    def plan(self) -> Any:
+        """Steps, buffers, arena; prints as a table."""
+        return self._latest().plan
+
+    def dump(self, folder: str | os.PathLike[str]) -> Path:
+        """Every stage, the plan, the source and the build log as files in a folder."""
+        return self._latest().dump(Path(folder))
+
+    def __repr__(self) -> str:
+        state = f"{len(self.built)} plans" if self.built else "not traced yet"
+        return f"<Compiled {type(self.module).__name__} for {self.target}, {state}>"
+
+
+def compile(  # noqa: A001  (the public name)
+    module: Module, *specs: Any, target: str = "cpu", dtype: Any = None,
+    options: Options | Mapping[str, Any] | None = None, **kw_specs: Any,
+) -> Any:
+    """A compiled form of a Module: traced now if specs are given, else at the first call."""
+    if hasattr(module, "generation_step") and not specs and not kw_specs:
+        from monoplan.llm import CompiledLM
+
+        return CompiledLM(module, target=target, dtype=dtype, options=options)
+    return Compiled(module, *specs, target=target, dtype=dtype, options=options, **kw_specs)
+
+
+def _plain(x: Any) -> Any:
+    return x.numpy() if isinstance(x, Tensor) else x
+
+
+def _contiguous(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.ascontiguousarray(a) if a.ndim else a
+
+
+def _match(tree: Tree, values: list[tuple[str, Any]], known: Tree, specs: list[Any], built: Built) -> None:
+    """Raises unless arguments have the structure, constants, types and sizes of a plan."""
+    if tree != known:
+        raise ArgumentError("the arguments are nested differently from those that were compiled")
+    arrays = []
+    for (name, v), s in zip(values, specs, strict=True):
+        if isinstance(s, Spec):
+            if not isinstance(v, np.ndarray):
+                raise ArgumentError(f"argument {name}: expected an array {s.type}, got {type(v).__name__}")
+            if v.dtype != s.type.dtype.numpy:
+                raise ArgumentError(f"argument {name}: expected {s.type}, got dtype {v.dtype} with shape {list(v.shape)}")
+            arrays.append(v)
+        elif not _same_constant(s, v):
+            raise ArgumentError(f"argument {name}: this plan was compiled for {s!r}, got {v!r}")
+    bind_symbols(built.graph.inputs, [a.shape for a in arrays])
+
+
+def _same_constant(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and bool(a == b)
+
+
+def _write_back(leaf: Any, value: np.ndarray[Any, Any]) -> None:
+    """Puts the new contents of an argument that forward changed into the caller's own array."""
+    array = leaf.numpy() if isinstance(leaf, Tensor) else leaf
+    if array is not value:
+        array[...] = value
+
+
+def _report(built: Built) -> None:
+    level = debug_level()
+    if level >= 1:
+        sys.stderr.write(built.describe(level))

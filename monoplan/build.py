@@ -1,0 +1,196 @@
+"""From arguments to a runnable plan: trace, passes, lowering, source, binary, weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from monoplan.frontend.module import Module
+from monoplan.frontend.pytree import Tree
+from monoplan.frontend.tensor import Tensor
+from monoplan.frontend.tracer import Trace, trace
+from monoplan.ir.errors import ArgumentError
+from monoplan.ir.graph import Graph, Param, Value
+from monoplan.ir.interpreter import bind_symbols, interpret
+from monoplan.ir.printer import print_graph
+from monoplan.ir.types import DType
+from monoplan.ir.verifier import verify
+from monoplan.options import Options
+from monoplan.passes.manager import Stage, run_passes
+from monoplan.passes.pipeline import PIPELINE, UNFUSED
+from monoplan.passes.rebuild import replace_values
+
+Array = np.ndarray[Any, Any]
+VERSION = "0.1.0"
+
+
+@dataclass
+class Built:
+    """A plan ready to run, with every stage of its making."""
+
+    graph: Graph
+    stages: list[Stage]
+    plan: Any
+    source: Any
+    executable: Any
+    out_tree: Tree
+    tensors: Mapping[str, Tensor]
+    target: str
+    milliseconds: dict[str, float] = field(default_factory=dict)
+
+    def check(self, arrays: Sequence[Array]) -> dict[str, int]:
+        """The values of the symbols; raises when the arguments do not fit."""
+        return bind_symbols(self.graph.inputs, [a.shape for a in arrays])
+
+    def run(self, arrays: Sequence[Array], symbols: Mapping[str, int]) -> list[Array]:
+        if self.executable is None:
+            params = {path: t.numpy() for path, t in self.tensors.items()}
+            return interpret(self.graph, list(arrays), _as_types(self.graph, params))
+        return self.executable.run(arrays, symbols)  # type: ignore[no-any-return]
+
+    def place_outputs(self, arrays: Sequence[Array]) -> list[Any]:
+        """Outputs among the leaves of forward's result that are not tensors."""
+        return list(arrays)
+
+    @property
+    def hit(self) -> bool:
+        return bool(self.executable is not None and self.executable.hit)
+
+    @property
+    def source_text(self) -> str:
+        if self.executable is None:
+            raise ArgumentError("target='reference' has no source: it runs the numpy references")
+        return str(self.executable.text)
+
+    def stage(self, name: str | None) -> Stage:
+        """The stage of that name, or the last."""
+        if name is None:
+            return self.stages[-1]
+        for s in self.stages:
+            if s.name == name:
+                return s
+        raise ArgumentError(f"there is no stage {name!r}", fix="stages are: " + ", ".join(s.name for s in self.stages))
+
+    def describe(self, level: int) -> str:
+        """What MONOPLAN_DEBUG shows."""
+        total = sum(self.milliseconds.values())
+        steps = len(list(self.plan.steps())) if self.plan is not None else 0
+        origin = "cache" if self.hit else "built"
+        lines = [f"monoplan: {self.graph.name}: {steps} kernels, {origin}, {total:.0f} ms ("
+                 + ", ".join(f"{k} {v:.0f}" for k, v in self.milliseconds.items()) + ")"]
+        for s in self.stages[1:]:
+            if level >= 2:
+                lines.append(f"  {s.name}: {s.rewrites} rewrites, {s.seconds * 1e3:.1f} ms")
+            if level >= 3:
+                lines += [f"    {m}" for m in s.misses]
+        if level >= 4 and self.executable is not None:
+            lines.append(self.source_text)
+        return "\n".join(lines) + "\n"
+
+    def dump(self, folder: Path) -> Path:
+        """Numbered files: IR after each stage that changed something, kernels, plan, source, build command and log."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for i, s in enumerate(self.stages):
+            if s.changed:
+                head = f"// {s.name}: {s.rule} ({s.rewrites} rewrites, {s.seconds * 1e3:.1f} ms)\n"
+                (folder / f"{i:02d}_{s.name}.ir").write_text(head + print_graph(s.graph, locs=True))
+        if self.executable is None:
+            return folder
+        lines = [f"{step.number}: {step.kernel.family} {step.schedule}" for step, _ in self.plan.steps()]
+        (folder / "kernels.txt").write_text("\n".join(lines) + "\n")
+        (folder / "plan.txt").write_text(str(self.plan))
+        suffix = "c" if self.target == "cpu" else "cu"
+        (folder / f"plan.{suffix}").write_text(self.source_text)
+        for name in ("build.sh", "build.log"):
+            made = Path(self.executable.entry.path) / name
+            if made.exists():
+                (folder / name).write_text(made.read_text())
+        return folder
+
+
+def build(
+    module: Module, arguments: Mapping[str, Any], target: str, dtype: DType | None, options: Options
+) -> Built:
+    """Compiles one signature of a module."""
+    clock = _Clock()
+    args, kwargs = module.unbind_arguments(arguments)
+    traced = trace(module, *args, **kwargs)
+    graph = traced.graph.replace(writes=getattr(traced, "mutated", ()))
+    if dtype is not None:
+        graph = with_param_dtype(graph, dtype)
+    clock.lap("trace")
+    stages = run_passes(graph, _pipeline(options), options.stop_after)
+    clock.lap("passes")
+    if target == "reference":
+        return _built(graph, stages, None, None, None, traced, target, clock)
+    if target == "cuda":
+        from monoplan.runtime.cuda import CudaExecutable, cuda_target
+        raise ArgumentError("target='cuda'")
+    from monoplan.codegen.plan import make_plan
+    from monoplan.codegen.render import render_cpu
+    from monoplan.runtime.cpu import CpuExecutable, host_target
+    from monoplan.runtime.threads import default_threads
+    from monoplan.runtime.weights import prepare
+
+    final = stages[-1].graph
+    plan = make_plan(final, host_target())
+    source = render_cpu(plan, VERSION)
+    clock.lap("codegen")
+    tensors = traced.params
+    params = prepare(final, plan.params, lambda path: tensors[path].numpy())
+    clock.lap("weights")
+    threads = options.threads or default_threads().count
+    text = Path(options.source).read_text() if options.source else None
+    executable = CpuExecutable(plan, source, params, threads, text)
+    clock.lap("build")
+    return _built(final, stages, plan, source, executable, traced, target, clock)
+
+
+def _built(
+    graph: Graph, stages: list[Stage], plan: Any, source: Any, executable: Any, traced: Trace, target: str, clock: _Clock
+) -> Built:
+    return Built(graph, stages, plan, source, executable, traced.out_tree, traced.params, target, clock.laps)
+
+
+def _pipeline(options: Options) -> Sequence[Any]:
+    pipeline = PIPELINE if options.fuse else UNFUSED
+    known = [p.name for p in pipeline]
+    for name in (*(options.passes or ()), *([options.stop_after] if options.stop_after else [])):
+        if name not in known:
+            raise ArgumentError(f"there is no pass named {name!r}", fix="passes are: " + ", ".join(known))
+    return [p for p in pipeline if options.passes is None or p.name in options.passes]
+
+
+def with_param_dtype(graph: Graph, dtype: DType) -> Graph:
+    """The graph with floating point params in another element type; results are inferred again."""
+    new: dict[Value, Value] = {}
+    params = []
+    for p in graph.params:
+        if p.value.type.dtype.is_float and p.value.type.dtype != dtype:
+            new[p.value] = Value(p.value.type.with_dtype(dtype), p.value.name)
+        params.append(Param(new.get(p.value, p.value), p.path))
+    changed = replace_values(graph.replace(params=tuple(params)), new)
+    verify(changed)
+    return changed
+
+
+def _as_types(graph: Graph, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    return {p.path: arrays[p.path].astype(p.value.type.dtype.numpy, copy=False) for p in graph.params}
+
+
+class _Clock:
+    """Milliseconds of each stage."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self.last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = (now - self.last) * 1e3
+        self.last = now

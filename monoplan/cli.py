@@ -1,0 +1,86 @@
+"""The command line: `monoplan generate | chat | bench | compile | doctor | cache`.
+
+Each command is a module of its own with `add_arguments(parser)` and `run(args) -> exit status`; only the one that
+was asked for is imported. Text goes to stdout; timings and errors go to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+# name -> (module, what it does): the order is that of the help.
+COMMANDS = {
+    "generate": ("monoplan.cli_generate", "continue a prompt, streamed"),
+    "chat": ("monoplan.cli_chat", "talk with a model"),
+    "bench": ("monoplan.cli_bench", "tokens per second of prompt processing and generation"),
+    "compile": ("monoplan.cli_compile", "compile a model and write the IR, the source and the plan"),
+    "doctor": ("monoplan.cli_doctor", "what this machine offers: compiler, threads, cache, packages"),
+    "cache": ("monoplan.cli_cache", "the compiled plans on disk: info, clear, prune"),
+}
+INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the number of the signal, as shells count
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status; no error of ours shows a traceback unless MONOPLAN_DEBUG asks."""
+    from monoplan.ir.errors import MonoplanError
+
+    try:
+        status = _run(sys.argv[1:] if argv is None else list(argv))
+        sys.stdout.flush()  # a closed pipe shows here, where it can still be handled
+        return status
+    except MonoplanError as error:
+        if debug_level() >= 1:
+            import traceback
+
+            traceback.print_exc()
+        print(f"monoplan: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nmonoplan: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our text has left. Python would complain once more when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def _run(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="monoplan", description="A language model as one compiled plan.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    module = None
+    for name, (path, what) in COMMANDS.items():
+        command = commands.add_parser(name, help=what, description=what[0].upper() + what[1:] + ".")
+        if argv and argv[0] == name:
+            module = importlib.import_module(path)
+            module.add_arguments(command)
+    args = parser.parse_args(argv)
+    if args.version:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"monoplan {version('monoplan')}")
+        except PackageNotFoundError:  # run from a checkout that is not installed
+            print("monoplan (not installed)")
+        return 0
+    if module is None:
+        parser.print_help()
+        return 0
+    status: int = module.run(args)
+    return status
+
+
+def debug_level() -> int:
+    """MONOPLAN_DEBUG as a number; what is not one counts as 0."""
+    text = os.environ.get("MONOPLAN_DEBUG", "").strip()
+    return int(text) if text.isdigit() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

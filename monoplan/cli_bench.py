@@ -1,0 +1,116 @@
+"""`monoplan bench`: tokens per second of a prompt (pp) and of generation (tg), as llama-bench counts them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from monoplan.cli_common import Timings, add_model_arguments, load, peak_memory
+
+if TYPE_CHECKING:
+    from monoplan.llm import CompiledLM
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("-p", "--n-prompt", type=int, default=512, metavar="N", help="tokens of the prompt (default: %(default)s)")
+    parser.add_argument("-n", "--n-gen", type=int, default=128, metavar="N", help="tokens to generate (default: %(default)s)")
+    parser.add_argument("-r", "--repetitions", type=int, default=5, metavar="N", help="times each (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="a JSON object in place of the table")
+    add_model_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the table, or JSON; a note on stderr where the memory's bandwidth is not known."""
+    timings = Timings()
+    llm = load(args, timings)
+    bandwidth = _bandwidth(args.target)
+    rows = [
+        _row(llm, name, count, step, args.repetitions, bandwidth)
+        for name, count, step in (("pp", args.n_prompt, _prompt), ("tg", args.n_gen, _generation)) if count > 0
+    ]  # fmt: skip
+    about = {
+        "model": Path(llm.name_or_path).name, "parameters": llm.num_parameters, "weight_bytes": llm.weight_bytes,
+        "dtype": args.dtype, "target": args.target, "load_s": timings.load, "compile_s": timings.compile,
+        "memory_bandwidth": bandwidth, "peak_memory": peak_memory(),
+    }  # fmt: skip
+    if args.json:
+        print(json.dumps({**about, "tests": rows}, indent=2))
+        return 0
+    print(_table(about, rows))
+    if bandwidth is None:
+        print("the memory's bandwidth was not measured: no share of it is shown", file=sys.stderr)
+    print(f"load {timings.load:.2f} s, compile {timings.compile:.2f} s", file=sys.stderr)
+    return 0
+
+
+def _row(llm: CompiledLM, name: str, count: int, run_once: Any, times: int, bandwidth: float | None) -> dict[str, Any]:
+    count = min(count, llm.max_length)
+    run_once(llm, min(count, 8))  # the first run touches every page of the weights
+    speeds = []
+    for _ in range(max(times, 1)):
+        begin = time.perf_counter()
+        run_once(llm, count)
+        speeds.append(count / (time.perf_counter() - begin))
+    mean = statistics.fmean(speeds)
+    row: dict[str, Any] = {
+        "test": f"{name}{count}", "tokens_per_s": mean, "stdev": statistics.stdev(speeds) if len(speeds) > 1 else 0.0,
+        "samples": speeds,
+    }  # fmt: skip
+    if name == "tg":
+        # Each token reads every weight once; the embedding table is left out, where only a row of it is read.
+        row["bytes_per_s"] = mean * llm.bytes_per_token
+        if bandwidth:
+            row["bandwidth_share"] = row["bytes_per_s"] / bandwidth
+    return row
+
+
+def _prompt(llm: CompiledLM, count: int) -> None:
+    import numpy as np
+
+    ids = np.random.Generator(np.random.Philox(0)).integers(0, llm.config.vocab_size, (1, count))
+    llm.step(ids, llm.new_cache(1, count))
+
+
+def _generation(llm: CompiledLM, count: int) -> None:
+    import numpy as np
+
+    cache, token = llm.new_cache(1, count), np.zeros((1, 1), np.int64)
+    for _ in range(count):
+        token = llm.step(token, cache)["token"][:, None]
+
+
+def _bandwidth(target: str) -> float | None:
+    """Bytes per second that this machine's memory was measured to give; None where nothing measures it."""
+    try:
+        from monoplan.runtime import limits
+    except ImportError:
+        return None
+    value: float | None = limits.memory_bandwidth(target)
+    return value
+
+
+def _table(about: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    head = ["model", "size", "params", "dtype", "target", "test", "tokens/s", "GB/s"]
+    if about["memory_bandwidth"]:
+        head.append("of memory")
+    lines = []
+    for row in rows:
+        speed = f"{row['tokens_per_s']:.2f} ± {row['stdev']:.2f}"
+        cells = [
+            about["model"], f"{about['weight_bytes'] / 2**20:.0f} MiB", f"{about['parameters'] / 1e6:.1f} M",
+            about["dtype"], about["target"], row["test"], speed,
+            f"{row['bytes_per_s'] / 1e9:.2f}" if "bytes_per_s" in row else "",
+        ]  # fmt: skip
+        if about["memory_bandwidth"]:
+            cells.append(f"{row['bandwidth_share']:.0%}" if "bandwidth_share" in row else "")
+        lines.append(cells)
+    widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
+    texts = ["| " + " | ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)) + " |" for line in [head, *lines]]
+    rule = "| " + " | ".join("-" * w for w in widths) + " |"
+    return "\n".join([texts[0], rule, *texts[1:]])

@@ -1,0 +1,44 @@
+"""Options of compile(), and the environment variables behind their defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from monoplan.ir.errors import ArgumentError
+
+TARGETS = ("cpu", "cuda", "reference")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to compile: all of these may be given as a dict to compile(options=)."""
+
+    fuse: bool = True  # False: one kernel per op, for comparison
+    threads: int | None = None  # None: MONOPLAN_NUM_THREADS, else what the machine offers
+    passes: tuple[str, ...] | None = None  # names of the passes to run; None: all
+    stop_after: str | None = None  # the last pass to run
+    source: str | None = None  # a file to build in place of the generated source
+    dump: str | None = None  # a folder for every stage; None: MONOPLAN_DUMP
+
+    @classmethod
+    def make(cls, given: Options | Mapping[str, Any] | None) -> Options:
+        """Options from a dict; an unknown name is an error that lists the known ones."""
+        if isinstance(given, Options):
+            return given
+        known = {f.name for f in dataclasses.fields(cls)}
+        unknown = sorted(set(given or {}) - known)
+        if unknown:
+            raise ArgumentError(f"unknown options: {', '.join(unknown)}", fix="known ones: " + ", ".join(sorted(known)))
+        return cls(**dict(given or {}))
+
+
+def debug_level() -> int:
+    """MONOPLAN_DEBUG: 0 silent, 1 a line per compile, 2 passes, 3 near misses, 4 source."""
+    text = os.environ.get("MONOPLAN_DEBUG", "0") or "0"
+    if not text.isdigit():
+        raise ArgumentError(f"MONOPLAN_DEBUG={text!r} is not a number from 0 to 4")
+    return int(text)

@@ -1,0 +1,76 @@
+"""Runs the pipeline: every pass is timed, counted, verified, and its graph kept for diffs and dumps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from monoplan.ir.errors import MonoplanError, VerifyError
+from monoplan.ir.graph import Graph
+from monoplan.ir.verifier import verify
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """A rewrite that almost fired, and why it did not."""
+
+    rule: str
+    where: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.rule} did not fire at {self.where}: {self.reason}"
+
+
+@dataclass
+class Notes:
+    """What a pass tells about itself while it runs."""
+
+    rewrites: int = 0
+    misses: list[NearMiss] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A named Graph -> Graph function with its rule in one line."""
+
+    name: str
+    rule: str
+    run: Callable[[Graph, Notes], Graph]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The graph after a pass, how many rewrites it made, how long it took, and its near misses."""
+
+    name: str
+    rule: str
+    graph: Graph
+    rewrites: int
+    seconds: float
+    misses: tuple[NearMiss, ...]
+    changed: bool
+
+
+def run_passes(graph: Graph, pipeline: Sequence[Pass], stop_after: str | None = None) -> list[Stage]:
+    """All stages, the traced graph first. A failing pass is named with the passes before it."""
+    stages = [Stage("trace", "the graph as forward wrote it", graph, 0, 0.0, (), True)]
+    for p in pipeline:
+        notes = Notes()
+        start = time.perf_counter()
+        try:
+            new = p.run(graph, notes)
+            if new is not graph:
+                verify(new)
+        except VerifyError as error:
+            raise VerifyError(f"pass {p.name} made a wrong graph: {error.what}", where=error.where, why=error.why,
+                              fix="this is a bug of the pass; `options={'passes': ...}` can leave it out") from error
+        except MonoplanError as error:
+            raise type(error)(f"pass {p.name}: {error.what}", where=error.where, why=error.why, fix=error.fix) from error
+        seconds = time.perf_counter() - start
+        stages.append(Stage(p.name, p.rule, new, notes.rewrites, seconds, tuple(notes.misses), new is not graph))
+        graph = new
+        if p.name == stop_after:
+            break
+    return stages

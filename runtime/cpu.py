@@ -1,0 +1,145 @@
+"""Runs a plan on the CPU: builds the C source, loads it with cffi and calls its one entry point without the GIL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from monoplan.codegen.plan import Plan, Step
+from monoplan.codegen.render import Source, headers, render_cpu
+from monoplan.codegen.target import Target, cpu_target
+from monoplan.codegen.views import Buffer
+from monoplan.ir.dims import evaluate
+from monoplan.ir.errors import ArgumentError, PlanError
+from monoplan.ir.types import product
+from monoplan.runtime import cache, features, toolchain
+from monoplan.runtime.weights import address, aligned
+
+Array = np.ndarray[Any, Any]
+ABI = 1
+
+CDEF = """
+typedef struct { int32_t code, step; int64_t place, value, limit; } mp_error;
+typedef struct {
+    const int64_t *symbols; void *const *inputs; void *const *outputs; void *const *params;
+    char *arena; const int64_t *offsets; int32_t threads;
+} mp_args;
+int mp_run_plan(const mp_args *, mp_error *);
+"""
+_INDEX, _POSITION, _CACHE_FULL = 1, 2, 3
+
+
+def host_target() -> Target:
+    """The CPU target of this machine (or of MONOPLAN_ISA)."""
+    found = features.detect()
+    return cpu_target(found.isa, features.vector_bytes(found.isa))
+
+
+def flags_for(target: Target) -> tuple[str, ...]:
+    """Compiler flags of a target, beyond those every build has."""
+    return (*features.compile_flags(features.detect()), f"-DMP_LANES={target.lanes}", "-fwrapv", "-fopenmp-simd")
+
+
+class CpuExecutable:
+    """A loaded plan with its weights."""
+
+    def __init__(self, plan: Plan, source: Source, params: Sequence[Array], threads: int, text: str | None = None) -> None:
+        import cffi
+
+        self.plan, self.source, self.threads = plan, source, threads
+        self.text = source.text if text is None else text
+        key, build = toolchain.plan_build(
+            self.text, flags_for(plan.target), target=features.detect().key, abi=ABI, headers=headers("cpu")
+        )
+        self.ffi = cffi.FFI()
+        self.ffi.cdef(CDEF)
+        self.library, self.entry = toolchain.load(key, build, self.ffi.dlopen)
+        self.params = list(params)
+        self._params = self.ffi.new("void *[]", [self._address(a) for a in params] or [self.ffi.NULL])
+        self._arenas: list[Array] = []
+        self._layouts: dict[tuple[int, ...], tuple[Any, int, Any]] = {}
+        self._pid = os.getpid()
+
+    @property
+    def hit(self) -> bool:
+        """Whether the binary came from the cache."""
+        return self.entry.hit
+
+    def _address(self, a: Array) -> Any:
+        return self.ffi.cast("void *", address(a))
+
+    def _layout(self, values: tuple[int, ...]) -> tuple[Any, int, Any]:
+        """Symbols, offsets and arena size for these values, computed once."""
+        found = self._layouts.get(values)
+        if found is None:
+            offsets, total = self.plan.arena.layout(dict(zip(self.plan.symbols, values, strict=True)))
+            found = (self.ffi.new("int64_t[]", offsets or [0]), total, self.ffi.new("int64_t[]", list(values)))
+            if len(self._layouts) > 4096:
+                self._layouts.clear()
+            self._layouts[values] = found
+        return found
+
+    def run(self, inputs: Sequence[Array], symbols: Mapping[str, int]) -> list[Array]:
+        """Outputs for inputs that were checked already; an output that aliases an input is that input."""
+        ffi, plan = self.ffi, self.plan
+        # A forked child has none of its parent's OpenMP threads: it must not wait for them.
+        threads = self.threads if os.getpid() == self._pid else 1
+        values = (*(symbols[s] for s in plan.symbols[:-1]), threads)
+        offsets, total, symbol_values = self._layout(values)
+        outputs = []
+        for where, v in zip(plan.outputs, plan.graph.outputs, strict=True):
+            if isinstance(where, Buffer):
+                outputs.append(np.empty([evaluate(d, symbols) for d in v.type.shape], v.type.dtype.numpy))
+            else:
+                outputs.append(inputs[where])
+        arena = self._arenas.pop() if self._arenas else aligned((total,), np.uint8)
+        if arena.nbytes < total:
+            arena = aligned((total,), np.uint8)
+        error = ffi.new("mp_error *")
+        args = ffi.new("mp_args *")
+        in_table = ffi.new("void *[]", [self._address(a) for a in inputs] or [ffi.NULL])
+        out_table = ffi.new("void *[]", [self._address(a) for a in outputs] or [ffi.NULL])
+        args.symbols, args.inputs, args.outputs, args.params = symbol_values, in_table, out_table, self._params
+        args.arena, args.offsets, args.threads = ffi.cast("char *", address(arena)), offsets, threads
+        try:
+            code = self.library.mp_run_plan(args, error)
+        finally:
+            self._arenas.append(arena)
+        if code:
+            raise self._failure(code, error, symbols)
+        return outputs
+
+    def _failure(self, code: int, error: Any, symbols: Mapping[str, int]) -> PlanError | ArgumentError:
+        step = next(s for s, _ in self.plan.steps() if s.number == error.step)
+        return describe_failure(step, code, error.place, error.value, error.limit, symbols)
+
+
+def describe_failure(
+    step: Step, code: int, place: int, value: int, limit: int, symbols: Mapping[str, int]
+) -> PlanError | ArgumentError:
+    """An error of the running plan in words, with the op and the user's line."""
+    k = step.kernel
+    op = k.op
+    shape = [evaluate(d, symbols) for d in getattr(k, "outer", ())]
+    spot = list(map(int, np.unravel_index(place, shape))) if shape and place < product(shape) else [place]
+    if code == _INDEX:
+        what = f"{op.name}: index {value} at position {spot} is out of range [0, {limit})"
+        return ArgumentError(what, where=op.loc, fix="check the ids that go in")
+    if code == _POSITION:
+        return ArgumentError(f"{op.name}: position {value} is beyond the table of {limit} positions", where=op.loc,
+                             fix="use a longer table (max_position_embeddings) or a shorter sequence")
+    if code == _CACHE_FULL:
+        return ArgumentError(f"{op.name}: sequence {place} needs {value} positions, the cache has {limit}", where=op.loc,
+                             fix="reserve more room in the cache before the call")
+    return PlanError(f"{op.name} failed with code {code}", where=op.loc)
+
+
+def compile_plan(plan: Plan, version: str) -> Source:
+    """The C source of a plan."""
+    return render_cpu(plan, version)
+
+
+__all__ = ["CpuExecutable", "cache", "compile_plan", "host_target"]

@@ -1,0 +1,426 @@
+"""Tokenizers from tokenizer.json and GGUF metadata: ids, one BOS, chats, and text in whole characters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer as Core
+
+from monoplan.ir.errors import ArgumentError, LoadError
+from monoplan.models.gguf import open_gguf
+from monoplan.models.tokenizer import Tokenizer
+from monoplan.runtime.cache import read_roots
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "smollm2" / "tokenizer.json"
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+CHATML = (
+    "{% for message in messages %}\n"
+    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}\n"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def byte_level(pre: str = "gpt-2", merges: tuple[str, ...] = (), **changes: Any) -> dict[str, Any]:
+    """Metadata of a byte-level vocabulary: 256 bytes, what the merges make, and two control tokens."""
+    tokens = ["<|end|>", "<|start|>", *ALPHABET, *(merge.replace(" ", "") for merge in merges)]
+    return {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array([3, 3] + [1] * (len(tokens) - 2), np.int32),
+        "tokenizer.ggml.merges": list(merges), "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.add_bos_token": False,
+    } | {f"tokenizer.{key}": value for key, value in changes.items()}  # fmt: skip
+
+
+def pieces(**changes: Any) -> dict[str, Any]:
+    """Metadata of a SentencePiece vocabulary with bytes to fall back on."""
+    words = ["▁", "a", "b", "c", "ab", "abc", "bc", "▁a", "▁ab", "é"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    scores = {"bc": -1.0, "▁a": -2.0, "ab": -3.0, "▁ab": -4.0, "abc": -5.0}
+    return {
+        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array([2, 3, 3] + [6] * 256 + [1] * len(words), np.int32),
+        "tokenizer.ggml.scores": np.array([scores.get(token, -99.0) for token in tokens], np.float32),
+        "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    } | {f"tokenizer.{key}": value for key, value in changes.items()}  # fmt: skip
+
+
+def spelled(tokenizer: Tokenizer, text: str) -> list[str | None]:
+    return [tokenizer.token(token) for token in tokenizer.encode(text, add_special_tokens=False)]
+
+
+def streamed(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """Decode one by one and check that no piece has half a character in it."""
+    stream = tokenizer.stream()
+    parts = [stream.push(token) for token in ids]
+    assert not any("\ufffd" in part for part in parts)
+    return "".join(parts) + stream.finish()
+
+
+@pytest.mark.skipif(not GOLDEN.is_file(), reason="tests/golden/smollm2 is not there")
+def test_smollm2_as_recorded() -> None:
+    golden = json.loads(GOLDEN.read_text())
+    places = [root / "models" / golden["model"] for root in read_roots()]
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
+        pytest.skip(f"{golden['model']} is not in the cache; `monoplan generate` fetches it")
+    checkpoint = open_gguf(path)
+    tokenizer = Tokenizer.from_gguf(checkpoint.metadata, vocab_size=checkpoint.config.vocab_size)
+    for case in golden["strings"]:
+        ids = tokenizer.encode(case["text"])
+        assert ids == case["ids"], case["text"]
+        assert tokenizer.decode(ids, skip_special_tokens=False) == case["text"]
+        assert streamed(tokenizer, ids) == tokenizer.decode(ids)
+    for case in golden["chats"]:
+        assert tokenizer.chat_text(case["messages"], case["add_generation_prompt"]) == case["text"]
+        assert tokenizer.chat(case["messages"], case["add_generation_prompt"]) == case["ids"]
+    assert tokenizer.eos_ids == {0, 2} and not tokenizer.add_bos
+
+
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        ("gpt-2", ["a", "Ġ", "12", "34", "5"]),
+        ("smollm", ["a", "Ġ", "1", "2", "3", "4", "5"]),
+        ("qwen2", ["a", "Ġ", "1", "2", "3", "4", "5"]),
+        ("llama-bpe", ["a", "Ġ", "12", "3", "4", "5"]),
+        ("tekken", ["a", "Ġ", "1", "2", "3", "4", "5"]),
+        ("default", ["a", "Ġ", "12", "3", "4", "5"]),
+    ],
+)
+def test_each_pre_tokenizer_cuts_numbers_its_own_way(pre: str, expected: list[str]) -> None:
+    tokenizer = Tokenizer.from_gguf(byte_level(pre, ("1 2", "3 4")))
+    assert spelled(tokenizer, "a 12345") == expected
+
+
+def test_pre_tokenizers_differ_in_more_than_numbers() -> None:
+    merges = (". Ċ", "' S")
+    assert spelled(Tokenizer.from_gguf(byte_level("llama-bpe", merges)), "a.\n'S") == ["a", ".Ċ", "'S"]
+    assert spelled(Tokenizer.from_gguf(byte_level("gpt-2", merges)), "a.\n'S") == ["a", ".", "Ċ", "'", "S"]
+    # Qwen composes characters first; the others take the bytes as they come.
+    assert (
+        Tokenizer.from_gguf(byte_level("qwen2")).decode(
+            Tokenizer.from_gguf(byte_level("qwen2")).encode("e\u0301")
+        )
+        == "\u00e9"
+    )
+
+
+def test_llama3_takes_whole_words_of_the_vocabulary_before_any_merge() -> None:
+    metadata = byte_level("llama-bpe", ("h e",))
+    metadata["tokenizer.ggml.tokens"].append("hello")
+    metadata["tokenizer.ggml.token_type"] = np.array(
+        [3, 3] + [1] * (len(metadata["tokenizer.ggml.tokens"]) - 2)
+    )
+    assert spelled(Tokenizer.from_gguf(metadata), "hello") == ["hello"]
+    assert spelled(Tokenizer.from_gguf(metadata | {"tokenizer.ggml.pre": "gpt-2"}), "hello") == [
+        "he",
+        "l",
+        "l",
+        "o",
+    ]
+
+
+def test_sentence_pieces_join_by_score() -> None:
+    tokenizer = Tokenizer.from_gguf(pieces())
+    # "bc" has the best score, so "ab" and "▁ab" never come up; then "▁a" is joined.
+    assert spelled(tokenizer, "abc") == ["▁a", "bc"]
+    assert spelled(tokenizer, "ab") == ["▁ab"]
+    assert spelled(tokenizer, "é") == ["▁", "é"]
+    assert spelled(tokenizer, "€") == ["▁", "<0xE2>", "<0x82>", "<0xAC>"]
+    for text in ("abc", "a b  c", " a", "a€ b", "€uro", ""):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    without = Tokenizer.from_gguf(pieces(**{"ggml.add_space_prefix": False}))
+    assert spelled(without, "abc") == ["abc"]
+    assert without.decode(without.encode(" abc")) == " abc"
+
+
+def test_one_bos_and_never_two() -> None:
+    tokenizer = Tokenizer.from_gguf(pieces())
+    assert tokenizer.add_bos and tokenizer.eos_ids == {2}
+    for text in ("abc", "", "<s>abc", "<s>"):
+        assert tokenizer.encode(text).count(1) == 1, text
+        assert tokenizer.encode(text)[0] == 1
+    assert tokenizer.encode("abc", add_special_tokens=False)[0] != 1
+    # The key in the file decides; without it SentencePiece and Llama 3 have a BOS, and others none.
+    assert not Tokenizer.from_gguf(pieces(**{"ggml.add_bos_token": False})).encode("abc").count(1)
+    metadata = byte_level("llama-bpe")
+    del metadata["tokenizer.ggml.add_bos_token"]
+    assert Tokenizer.from_gguf(metadata).encode("a")[0] == 1
+    assert Tokenizer.from_gguf(metadata | {"tokenizer.ggml.pre": "qwen2"}).encode("a")[0] != 1
+    assert not Tokenizer.from_gguf(metadata | {"tokenizer.ggml.bos_token_id": None}).add_bos
+
+
+def test_control_tokens_are_found_in_text_and_left_out_of_it() -> None:
+    tokenizer = Tokenizer.from_gguf(byte_level())
+    ids = tokenizer.encode("<|start|>hi<|end|>")
+    assert ids[0] == 1 and ids[-1] == 0 and len(ids) == 4
+    assert tokenizer.decode(ids) == "hi"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<|start|>hi<|end|>"
+    assert tokenizer.eos_ids == {0}
+
+
+TEXTS = [
+    "plain words",
+    "naïve café",
+    "日本語のテキスト",
+    "🙂🚀👨‍👩‍👧‍👦 and 🇫🇷",
+    "a\ufffdb",
+    "\n\n  spaces \t",
+    "",
+]
+
+
+@pytest.mark.parametrize("make", [byte_level, pieces])
+@pytest.mark.parametrize("text", TEXTS)
+def test_streaming_gives_the_same_text_in_whole_characters(make: Any, text: str) -> None:
+    tokenizer = Tokenizer.from_gguf(make())
+    ids = tokenizer.encode(text)
+    if "\ufffd" in text:
+        stream = tokenizer.stream()
+        assert "".join(map(stream.push, ids)) + stream.finish() == text
+    else:
+        assert streamed(tokenizer, ids) == text
+
+
+def test_streaming_waits_for_the_last_byte() -> None:
+    for tokenizer in (
+        Tokenizer.from_gguf(byte_level()),
+        Tokenizer.from_gguf(pieces(**{"ggml.add_space_prefix": False})),
+    ):
+        stream = tokenizer.stream()
+        ids = tokenizer.encode("a€€", add_special_tokens=False)
+        assert [stream.push(token) for token in ids] == ["a", "", "", "€", "", "", "€"]
+        # A text that ends inside a character: the rest comes as a replacement, once.
+        stream = tokenizer.stream()
+        assert [stream.push(token) for token in ids[:2]] == ["a", ""]
+        assert stream.finish() == "\ufffd" and stream.finish() == ""
+
+
+def test_streaming_bytes_that_never_become_a_character() -> None:
+    for make in (byte_level, pieces):
+        tokenizer = Tokenizer.from_gguf(make())
+        lead, letter = tokenizer.encode("é€", add_special_tokens=False)[-3], tokenizer.encode("a", False)[-1]
+        for ids in ([lead] * 9 + [letter], [lead] * 5, [letter, lead, lead, letter]):
+            stream = tokenizer.stream()
+            parts = [stream.push(token) for token in ids]
+            assert "".join(parts) + stream.finish() == tokenizer.decode(ids)
+        stream = tokenizer.stream()
+        assert any(stream.push(lead) for _ in range(9)), "it must not be held back for ever"
+
+
+def test_streaming_random_ids_equals_decoding_them_at_once() -> None:
+    random = np.random.default_rng(6)
+    tokenizer = Tokenizer.from_gguf(byte_level("gpt-2", ("Ã ©", "â Ĥ", "Ġ a")))
+    for _ in range(200):
+        ids = random.integers(0, tokenizer.vocab_size, random.integers(1, 30)).tolist()
+        stream = tokenizer.stream()
+        assert "".join(map(stream.push, ids)) + stream.finish() == tokenizer.decode(ids)
+
+
+def test_streaming_after_a_prompt_keeps_the_space() -> None:
+    tokenizer = Tokenizer.from_gguf(pieces())
+    prompt, rest = tokenizer.encode("abc"), tokenizer.encode("abc")[1:]
+    after = tokenizer.stream(prompt)
+    assert "".join(map(after.push, rest)) + after.finish() == " abc"
+    alone = tokenizer.stream()
+    assert "".join(map(alone.push, rest)) + alone.finish() == "abc"
+    between = tokenizer.stream()  # a control token has no text, but what follows is no beginning
+    assert "".join(map(between.push, [*rest, 2, *rest])) == "abc abc"
+
+
+def test_ids_out_of_range_are_named() -> None:
+    tokenizer = Tokenizer.from_gguf(byte_level())
+    for bad in (-1, tokenizer.vocab_size, 10**9):
+        for use in (lambda bad=bad: tokenizer.decode([1, bad]), lambda bad=bad: tokenizer.stream().push(bad)):
+            with pytest.raises(ArgumentError, match=f"token id {bad} is not in the vocabulary"):
+                use()
+    with pytest.raises(ArgumentError, match="can't be tokenized"):
+        tokenizer.encode("half a pair: \ud83d")
+    with pytest.raises(ArgumentError, match="can't be tokenized"):
+        tokenizer.encode(7)  # type: ignore[arg-type]
+
+
+def test_a_model_may_have_more_rows_than_tokens_but_not_fewer() -> None:
+    size = len(byte_level()["tokenizer.ggml.tokens"])
+    padded = Tokenizer.from_gguf(byte_level(), vocab_size=size + 6)
+    assert padded.decode([size + 5]) == "" and padded.token(size + 5) is None
+    assert padded.stream().push(size + 5) == ""
+    with pytest.raises(LoadError, match=f"token id {size - 1}, but the model has {size - 1} tokens"):
+        Tokenizer.from_gguf(byte_level(), vocab_size=size - 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ggml.tokens": []}, "the file has no vocabulary"),
+        ({"ggml.tokens": None}, "the file has no vocabulary"),
+        ({"ggml.tokens": np.array([1, 2])}, "the file has no vocabulary"),
+        ({"ggml.tokens": ["a", "b", "a"]}, "the token 'a' is in the vocabulary twice"),
+        ({"ggml.model": "bert"}, "unknown tokenizer model 'bert'"),
+        ({"ggml.model": None}, "unknown tokenizer model None"),
+        ({"ggml.pre": "klingon"}, "unknown pre-tokenizer 'klingon'"),
+        ({"ggml.merges": None}, "no usable merges"),
+        ({"ggml.merges": ["a b c"]}, "no usable merges"),
+        ({"ggml.merges": ["zz y"]}, "the merges do not fit the vocabulary"),
+        ({"ggml.token_type": np.array([1, 2])}, "tokens have 2 types"),
+        ({"ggml.token_type": ["x"] * 258}, "tokens have 258 types"),
+        ({"ggml.bos_token_id": 999}, "bos_token_id 999 is not in the vocabulary of 258"),
+        ({"ggml.eos_token_id": -1}, "eos_token_id -1 is not in the vocabulary"),
+    ],
+    ids=str,
+)
+def test_bad_metadata(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(LoadError, match=message) as caught:
+        Tokenizer.from_gguf(byte_level(**change), where="some.gguf")
+    assert "some.gguf" in str(caught.value)
+
+
+def test_sentence_pieces_need_scores() -> None:
+    with pytest.raises(LoadError, match="tokens have 0 scores"):
+        Tokenizer.from_gguf(pieces(**{"ggml.scores": []}))
+
+
+def chat_tokenizer(template: str) -> Tokenizer:
+    return Tokenizer.from_gguf(byte_level(chat_template=template))
+
+
+def test_chat_templates() -> None:
+    tokenizer = chat_tokenizer(CHATML)
+    messages = [{"role": "user", "content": "hi"}]
+    text = tokenizer.chat_text(messages)
+    # Blocks take their own line away with them, as transformers renders templates.
+    assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.chat_text(messages, add_generation_prompt=False) == "<|im_start|>user\nhi<|im_end|>\n"
+    assert tokenizer.chat(messages) == tokenizer.encode(text)
+    assert messages == [{"role": "user", "content": "hi"}]
+
+
+def test_chat_with_bos_in_the_template_and_without() -> None:
+    for template in ("{{ bos_token }}{{ messages[0]['content'] }}", "{{ messages[0]['content'] }}"):
+        tokenizer = Tokenizer.from_gguf(pieces(chat_template=template))
+        ids = tokenizer.chat([{"role": "user", "content": "abc"}])
+        assert ids.count(1) == 1 and ids[0] == 1 and tokenizer.decode(ids) == "abc"
+
+
+def test_what_templates_may_use() -> None:
+    messages = [{"role": "user", "content": "é<&>"}]
+    assert chat_tokenizer("{{ messages[0]['content'] | tojson }}").chat_text(messages) == '"é<&>"'
+    assert chat_tokenizer("{{ {'a': 1} | tojson(indent=2) }}").chat_text(messages) == '{\n  "a": 1\n}'
+    assert chat_tokenizer("{{ strftime_now('%Y') }}").chat_text(messages).isdigit()
+    assert chat_tokenizer("{% for i in [1, 2] %}{% break %}{% endfor %}x").chat_text(messages) == "x"
+    assert chat_tokenizer("{% generation %}y{% endgeneration %}").chat_text(messages) == "y"
+    assert chat_tokenizer("{{ eos_token }}{{ nothing }}").chat_text(messages) == "<|end|>"
+    assert chat_tokenizer("{{ mood }}").chat_text(messages, mood="calm") == "calm"
+    assert chat_tokenizer("{% if tools is none %}no tools{% endif %}").chat_text(messages) == "no tools"
+
+
+def test_templates_that_refuse_fail_or_reach_out() -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    with pytest.raises(ArgumentError, match="refuses the messages") as caught:
+        chat_tokenizer("{{ raise_exception('roles must alternate') }}").chat(messages)
+    assert "roles must alternate" in str(caught.value)
+    with pytest.raises(LoadError, match="the chat template is damaged"):
+        chat_tokenizer("{% if %}").chat(messages)
+    for template in (
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({'role': 'x'}) }}",
+        "{% for i in range(999999999) %}{% endfor %}",
+        "{{ messages[5]['content'] }}",
+    ):
+        with pytest.raises(LoadError, match="the chat template failed"):
+            chat_tokenizer(template).chat(messages)
+    with pytest.raises(LoadError, match="the model has no chat template"):
+        Tokenizer.from_gguf(byte_level()).chat(messages)
+    for bad in ([], ["hi"], [{"content": "hi"}]):
+        with pytest.raises(ArgumentError, match="messages with a role"):
+            chat_tokenizer(CHATML).chat(bad)  # type: ignore[arg-type]
+
+
+def save_directory(
+    path: Path, *, template_bos: bool = True, config: dict[str, Any] | None = None, **files: Any
+) -> Path:
+    """Write a Hugging Face tokenizer directory with a byte-level vocabulary; <s> is 256 and </s> 257."""
+    core = Core(models.BPE(vocab={token: index for index, token in enumerate(ALPHABET)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+    if template_bos:
+        core.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
+    core.enable_truncation(4)
+    core.save(str(path / "tokenizer.json"))
+    settings = {"bos_token": {"content": "<s>", "lstrip": False}, "eos_token": "</s>"} | (config or {})
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    for name, data in files.items():
+        (path / f"{name}.json").write_text(json.dumps(data))
+    return path
+
+
+def test_directory(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_pretrained(save_directory(tmp_path))
+    assert tokenizer.bos_id == 256 and tokenizer.eos_ids == {257} and tokenizer.add_bos
+    # One BOS, no matter that the file has a template for it; and the file's truncation is not ours.
+    assert tokenizer.encode("longer than four") == [256, *tokenizer.encode("longer than four", False)]
+    assert tokenizer.encode("<s>hi").count(256) == 1
+    assert tokenizer.decode(tokenizer.encode("longer than four")) == "longer than four"
+    assert tokenizer.vocab_size == 258
+
+
+def test_directory_add_bos_token(tmp_path: Path) -> None:
+    assert not Tokenizer.from_pretrained(save_directory(tmp_path, template_bos=False)).add_bos
+    assert not Tokenizer.from_pretrained(save_directory(tmp_path, config={"add_bos_token": False})).add_bos
+    config: dict[str, Any] = {"add_bos_token": True}
+    assert Tokenizer.from_pretrained(save_directory(tmp_path, template_bos=False, config=config)).add_bos
+    config = {"tokenizer_class": "LlamaTokenizer"}
+    assert Tokenizer.from_pretrained(save_directory(tmp_path, template_bos=False, config=config)).add_bos
+    config = {"bos_token": None, "add_bos_token": True}
+    assert not Tokenizer.from_pretrained(save_directory(tmp_path, config=config)).add_bos
+
+
+def test_directory_ends_of_text_come_from_every_file(tmp_path: Path) -> None:
+    save_directory(tmp_path, generation_config={"eos_token_id": [5, 6]}, config=None)
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 7}))
+    assert Tokenizer.from_pretrained(tmp_path).eos_ids == {5, 6, 7, 257}
+
+
+def test_directory_chat_templates(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    save_directory(
+        tmp_path, config={"chat_template": "{{ bos_token }}{{ messages[0]['content'] }}{{ eos_token }}"}
+    )
+    tokenizer = Tokenizer.from_pretrained(tmp_path)
+    assert tokenizer.chat_text(messages) == "<s>hi</s>"
+    assert tokenizer.chat(messages).count(256) == 1
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
+    save_directory(tmp_path, config={"chat_template": named})
+    assert Tokenizer.from_pretrained(tmp_path).chat_text(messages) == "plain"
+    (tmp_path / "chat_template.jinja").write_text("from the file")
+    assert Tokenizer.from_pretrained(tmp_path).chat_text(messages) == "from the file"
+
+
+def test_damaged_directories(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="there is no tokenizer.json"):
+        Tokenizer.from_pretrained(tmp_path)
+    save_directory(tmp_path)
+    whole = (tmp_path / "tokenizer.json").read_bytes()
+    for data in (b"", b"{}", b"[]", whole[:100], whole[: len(whole) // 2], b"\xff" + whole):
+        (tmp_path / "tokenizer.json").write_bytes(data)
+        with pytest.raises(LoadError, match="tokenizer.json can't be used"):
+            Tokenizer.from_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes(whole)
+    with pytest.raises(LoadError, match="but the model has 100 tokens"):
+        Tokenizer.from_pretrained(tmp_path, vocab_size=100)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(LoadError, match="tokenizer_config.json is not valid JSON"):
+        Tokenizer.from_pretrained(tmp_path)
+    Core(models.BPE()).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").unlink()
+    with pytest.raises(LoadError, match="empty vocabulary"):
+        Tokenizer.from_pretrained(tmp_path)
