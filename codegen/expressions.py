@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from monoplan.ir.dims import Dim, Expr, FloorDiv
+import numpy as np
+
+from monoplan.ir.dims import Dim, Expr, FloorDiv, bounds
 from monoplan.ir.expr import Arg, Call, Const, Node, call_dtypes, expr_dtype
-from monoplan.ir.types import DType, bool_, f32, f64, i64
+from monoplan.ir.types import DType, bool_, f32, f64, promote
 
 C_TYPES = {
     "f64": "double", "f32": "float", "f16": "mp_f16", "bf16": "mp_bf16", "i8": "int8_t", "i16": "int16_t",
@@ -28,13 +30,18 @@ def compute_type(dtype: DType) -> DType:
     return f32 if dtype.is_float and dtype.bits == 16 else dtype
 
 
+def c_symbol(name: str) -> str:
+    """The C variable of a symbolic dimension; the prefix keeps `t` or `i` apart from a template's own names."""
+    return f"n_{name}"
+
+
 def c_dim(d: Dim) -> str:
     """A dim as a C expression over symbol variables."""
     if isinstance(d, int):
         return str(d)
     parts: list[str] = []
     for monomial, coefficient in d.terms:
-        factors = [a if isinstance(a, str) else _c_floordiv(a) for a in monomial]
+        factors = [c_symbol(a) if isinstance(a, str) else _c_floordiv(a) for a in monomial]
         if abs(coefficient) != 1 or not factors:
             factors.append(str(abs(coefficient)))
         sign = "-" if coefficient < 0 else "+" if parts else ""
@@ -43,6 +50,9 @@ def c_dim(d: Dim) -> str:
 
 
 def _c_floordiv(a: FloorDiv) -> str:
+    low, _ = bounds(a.numerator)
+    if low is None or low < 0:  # C rounds towards zero
+        return f"mp_floordiv({c_dim(a.numerator)}, {a.denominator})"
     return f"(({c_dim(a.numerator)}) / {a.denominator})"
 
 
@@ -64,20 +74,28 @@ def c_index(terms: Sequence[tuple[str, Dim]], offset: Dim = 0) -> str:
 
 
 def c_literal(value: float | int | bool, dtype: DType) -> str:
-    """A literal of an element type."""
+    """A literal of an element type (f16 and bf16: its value as f32); negative ones in parentheses."""
+    text = _c_number(value, dtype)
+    return f"({text})" if text[0] == "-" else text
+
+
+def _c_number(value: float | int | bool, dtype: DType) -> str:
     if dtype.is_float:
+        if dtype != f64:  # rounded as the element type does: 1e39 is infinite in f32
+            with np.errstate(over="ignore"):
+                value = float(np.asarray(value, np.float64).astype(dtype.numpy))
         x = float(value)
         if math.isnan(x):
-            return "NAN" if dtype != f64 else "(double)NAN"
+            return "NAN"
         if math.isinf(x):
             return "-INFINITY" if x < 0 else "INFINITY"
-        text = repr(x)
-        return text if dtype == f64 else f"{text}f"
+        return repr(x) if dtype == f64 else f"{x!r}f"
     if dtype == bool_:
         return "1" if value else "0"
-    if dtype == i64 and int(value) == -(2**63):
-        return "INT64_MIN"
-    return f"{int(value)}u" if dtype.kind == "u" and int(value) >= 2**31 else str(int(value))
+    if int(value) == -(2 ** (dtype.bits - 1)) and dtype.bits >= 32:
+        return f"INT{dtype.bits}_MIN"
+    suffix = {"u32": "u", "i64": "LL", "u64": "ULL"}.get(dtype.name, "")
+    return f"{int(value)}{suffix}"
 
 
 def load(dtype: DType, place: str) -> str:
@@ -122,8 +140,6 @@ def c_expr(node: Node, args: Sequence[str], types: Sequence[DType], hint: DType 
 
 def _common(node: Call, wanted: Sequence[DType], result: DType) -> DType:
     """The type both sides are brought to: the operands' for comparisons, else the result's."""
-    from monoplan.ir.types import promote
-
     return promote(*wanted) if node.op in ("eq", "ne", "lt", "le", "gt", "ge") else result
 
 
@@ -138,7 +154,9 @@ def _c_cast(value: str, source: DType, target: DType) -> str:
 def _c_call(node: Call, a: Sequence[str], t: DType) -> str:
     s = "f" if t == f32 else ""
     if node.op in _INFIX:
-        return f"({a[0]} {_INFIX[node.op]} {a[1]})"
+        text = f"({a[0]} {_INFIX[node.op]} {a[1]})"
+        # C computes narrow integers as int: what does not fit must wrap before anyone looks at it.
+        return f"({C_TYPES[t.name]}){text}" if node.op in ("add", "sub", "mul") and _is_narrow(t) else text
     if node.op in _CALLS:
         return f"{_CALLS[node.op].format(s=s)}({', '.join(a)})"
     if node.op in ("maximum", "minimum"):
@@ -146,7 +164,7 @@ def _c_call(node: Call, a: Sequence[str], t: DType) -> str:
     if node.op == "relu":
         return f"mp_maximum_{t.name}({a[0]}, 0)"
     if node.op == "neg":
-        return f"(-{a[0]})" if t.is_float or t.bits >= 32 else f"({C_TYPES[t.name]})(-{a[0]})"
+        return f"({C_TYPES[t.name]})(-{a[0]})" if _is_narrow(t) else f"(-{a[0]})"
     if node.op == "abs":
         if t.kind == "u":
             return a[0]
@@ -158,3 +176,7 @@ def _c_call(node: Call, a: Sequence[str], t: DType) -> str:
     if node.op == "gelu":
         return f"mp_gelu_{dict(node.attrs)['approximate']}{s}({a[0]})"
     raise KeyError(f"pointwise op {node.op} has no C form")
+
+
+def _is_narrow(t: DType) -> bool:
+    return t.is_integer and t.bits < 32

@@ -8,7 +8,20 @@ from typing import Any
 
 from monoplan.codegen.expressions import C_TYPES, c_dim, c_index, c_literal, compute_type, convert
 from monoplan.codegen.kernels import (
-    Attention, Gather, Kernel, KVUpdate, Linear, Matmul, Norm, Operand, Pointwise, Reduce, Rope, Sample, Scan, Softmax,
+    Attention,
+    Gather,
+    Kernel,
+    KVUpdate,
+    Linear,
+    Matmul,
+    Norm,
+    Operand,
+    Pointwise,
+    Reduce,
+    Rope,
+    Sample,
+    Scan,
+    Softmax,
     Sort,
 )
 from monoplan.codegen.schedule import LinearSchedule, parse_layout
@@ -279,7 +292,7 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
             normed = f"{normed} + {k.operand('norm_bias').at('i')}"
     block = [x, *(k.operand(n) for n in ("norm_weight", "norm_bias") if k.has(n))]
     found: Facts = {
-        "w_type": w.ctype, "w_name": w.dtype.name, "x_type": x.ctype, "x_stride": f"x_stride",
+        "w_type": w.ctype, "w_name": w.dtype.name, "x_type": x.ctype, "x_stride": "x_stride",
         "x_value": value, "x_centred": f"{value} - mean" if k.norm == "layer" else value, "x_normed": normed,
         "eps": c_literal(k.eps, f32), "columns": k.columns // 2 if k.epilogue == "gated" else k.columns,
         "block_params": ", ".join(f"const {o.ctype} *{o.name}" for o in block) + ", const int64_t x_stride",

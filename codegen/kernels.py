@@ -10,7 +10,7 @@ from monoplan.codegen.views import Buffer, View
 from monoplan.ir.dims import Dim, Expr, symbols_of
 from monoplan.ir.expr import Node, expr_dtype
 from monoplan.ir.graph import Op
-from monoplan.ir.types import DType, product
+from monoplan.ir.types import DType, bool_, product
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Operand:
         b = self.view.buffer
         if b.kind == "const":
             assert not isinstance(b.start, Expr)
-            return c_literal(b.start, compute_type(b.dtype))
+            return c_literal(b.start, b.dtype)
         if b.kind == "iota":
             start = b.start if isinstance(b.start, int | Expr) else int(b.start)
             text = c_index(list(zip(indices, self.view.strides, strict=True)), self.view.offset + start)
-            return f"({C_TYPES[compute_type(b.dtype).name]})({text})"
+            return f"(({text}) != 0)" if b.dtype == bool_ else f"({C_TYPES[compute_type(b.dtype).name]})({text})"
         return load(self.dtype, self.place(*indices))
 
     def with_view(self, view: View) -> Operand:

@@ -265,13 +265,11 @@ def scaled_dot_product_attention(
 
     Heads of key and value may be shared by groups of query heads. The last query stands at the last key
     (PyTorch puts the first at the first); with `past` [batch], query i of row b stands at past[b] + i, and
-    keys from past[b] + queries on are not seen. `window` hides keys that lie that far back; `softcap` makes a score
-    c * tanh(score / c).
+    keys from past[b] + queries on are not seen. `window` hides keys that lie that far back; `softcap` makes a
+    score c * tanh(score / c).
     """
     if dropout_p:
-        raise ArgumentError(
-            f"attention: dropout_p={dropout_p} is not supported", why="inference only"
-        )
+        raise ArgumentError(f"attention: dropout_p={dropout_p} is not supported", why="inference only")
     q, k, v = (as_tensor(t) for t in (query, key, value))
     attrs = {"causal": is_causal, "scale": scale, "softcap": softcap, "window": window}
     if q.ndim == 2:
@@ -281,7 +279,7 @@ def scaled_dot_product_attention(
 
 
 def kv_update(cache: Any, rows: Any, lengths: Any, valid: Any = None) -> Tensor:
-    """The cache [batch, heads, capacity, dim] with rows [batch, seq, heads, dim] written from lengths[b] on."""
+    """The cache [batch, heads, capacity, dim] with rows [batch, seq, heads, dim] from lengths[b] on."""
     return call("kv_update", cache, rows, lengths, valid)  # type: ignore[no-any-return]
 
 

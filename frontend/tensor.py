@@ -248,8 +248,9 @@ def as_tensor(x: Any) -> Tensor:
 def scalar_like(x: Any, other: Tensor) -> Tensor:
     """A Python number in the element type that keeps the other operand's, as PyTorch's scalars do."""
     if isinstance(x, Expr):  # a symbolic size: an int that the plan knows only when it runs
-        size: Tensor = call("arange", length=1, start=x).reshape(())
-        return size if other.dtype == bool_ else size.to(other.dtype)
+        whole = other.dtype if other.dtype.is_integer else i64
+        size: Tensor = call("arange", length=1, start=x, dtype=whole).reshape(())
+        return size.to(other.dtype) if other.dtype.is_float else size
     x = x.item() if isinstance(x, np.generic) else x
     if isinstance(x, bool):
         dtype = other.dtype

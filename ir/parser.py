@@ -116,13 +116,19 @@ class _Parser:
         m = _PARAM.fullmatch(line)
         if m is None:
             raise self.fail('expected `param %name: f32[2, 3] = "state.dict.path"`')
-        return Param(self.define(m[1], self.type(m[2])), json.loads(m[3]))
+        return Param(self.define(m[1], self.type(m[2])), self.string(m[3]))
+
+    def string(self, text: str) -> str:
+        try:
+            return str(json.loads(text))
+        except ValueError:
+            raise self.fail(f"{text} is not a string", text) from None
 
     def op(self, line: str) -> Op:
         """One op line; a Graph attribute follows on the next lines."""
         loc = Loc()
         if lm := _LOC.search(line):
-            loc = Loc(json.loads(lm[1]), json.loads(lm[2]), int(lm[3]))
+            loc = Loc(self.string(lm[1]), self.string(lm[2]), int(lm[3]))
             line = line[: lm.start()]
         m = _OP.match(line)
         if m is None:

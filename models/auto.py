@@ -1,4 +1,4 @@
-"""Models from disk and back: weights come in one tensor at a time, and all that does not fit is in one error."""
+"""Models from disk and back: weights come tensor by tensor, and all that does not fit is in one error."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from monoplan.frontend.init import no_init
 from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import Parameter
 from monoplan.ir.errors import LoadError
@@ -42,12 +43,14 @@ class AutoLlamaModel:
         """The model with its weights in `dtype` (float32, bfloat16, float16; None: the checkpoint's own).
 
         Weights that are in `dtype` already stay mapped files. Loading that takes over a second shows a bar on
-        stderr (progress=False: never); `verbose` says there what was loaded. The tokenizer is made when it is used.
+        stderr (progress=False: never); `verbose` says there what was loaded. The tokenizer is made when it is
+        used first. `device` is where mp.compile(model) will run it.
         """
         begin = time.perf_counter()
         opened = open_model(model_path)
         config = opened.config if dtype is None else dataclasses.replace(opened.config, dtype=dtype)
-        model = LlamaForCausalLM(config, init=False)
+        with no_init():
+            model = LlamaForCausalLM(config)
         load_weights(model, opened.weights, progress=progress)
         model.device = str(device)
         model.name_or_path = str(model_path)
@@ -60,7 +63,7 @@ class AutoLlamaModel:
 
 
 def load_weights(model: Module, weights: Weights, *, progress: bool = True) -> None:
-    """Fills every parameter from a checkpoint, in the parameter's own dtype; nothing changes unless all names fit."""
+    """Fills every parameter from a checkpoint, in its own dtype; nothing changes unless all names fit."""
     own = {name: t for name, t in model.state_dict().items() if isinstance(t, Parameter)}
     names = [name for name in weights.names() if not _IGNORED.search(name)]
     tied = TIED in own and any(own[TIED] is t for name, t in own.items() if name != TIED)
@@ -72,10 +75,12 @@ def load_weights(model: Module, weights: Weights, *, progress: bool = True) -> N
     ]  # fmt: skip
     problems = [
         f"{label}: {_listed(found)}"
-        for label, found in (("missing", missing), ("unexpected", unexpected), ("wrong shape", wrong)) if found
+        for label, found in (("missing", missing), ("unexpected", unexpected), ("wrong shape", wrong))
+        if found
     ]  # fmt: skip
     if problems:
-        raise LoadError("the weights do not fit the configuration", where=weights.path, why="; ".join(problems))
+        what = "the weights do not fit the configuration"
+        raise LoadError(what, where=weights.path, why="; ".join(problems))
     if tied and TIED in names:
         # A second copy of the embedding is harmless; another matrix under that name is a wrong configuration.
         embedding = next(name for name, t in own.items() if t is own[TIED] and name != TIED)
@@ -97,7 +102,8 @@ def _with_bar(names: list[str], own: dict[str, Parameter], progress: bool) -> It
             from tqdm import tqdm
 
             total = sum(own[name].numpy().nbytes for name in names)
-            bar = tqdm(total=total, desc="loading", unit="B", unit_scale=True, file=sys.stderr, leave=False, delay=1)
+            shown = {"desc": "loading", "unit": "B", "unit_scale": True, "leave": False, "delay": 1}
+            bar = tqdm(total=total, file=sys.stderr, **shown)
         except ImportError:
             pass  # the bar is a courtesy
     try:
@@ -116,7 +122,7 @@ def _listed(names: list[str]) -> str:
 
 
 def save_model(model: LlamaForCausalLM, directory: str | Path, **options: Any) -> None:
-    """Writes config.json, safetensors and the tokenizer so that transformers and from_pretrained read them back."""
+    """Writes config.json, safetensors and the tokenizer as transformers and from_pretrained read them."""
     state = {name: t.numpy() for name, t in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         del state[TIED]  # stored once, as transformers does
@@ -137,9 +143,13 @@ def _save_tokenizer(model: LlamaForCausalLM, target: Path) -> None:
     if tokenizer is None:
         return
     tokenizer._core.save(str(target / "tokenizer.json"))  # the object of the tokenizers library writes itself
-    settings = {**tokenizer.special_tokens, "add_bos_token": tokenizer.add_bos}
+    settings = {
+        **tokenizer.special_tokens, "add_bos_token": tokenizer.add_bos,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }  # fmt: skip
     if tokenizer.chat_template is not None:
         settings["chat_template"] = tokenizer.chat_template
     ends = sorted(tokenizer.eos_ids)
-    for name, data in (("tokenizer_config.json", settings), ("generation_config.json", {"eos_token_id": ends})):
+    files = {"tokenizer_config.json": settings, "generation_config.json": {"eos_token_id": ends}}
+    for name, data in files.items():
         (target / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

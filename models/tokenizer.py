@@ -345,7 +345,7 @@ def _byte_level(vocab: dict[str, int], kinds: Sequence[float], metadata: Mapping
     if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
         raise LoadError(f"unknown pre-tokenizer {pre!r}", fix=f"supported: {', '.join(PRE_TOKENIZERS)}")
     merges = metadata.get("tokenizer.ggml.merges")
-    pairs = [tuple(merge.split(" ")) for merge in merges] if isinstance(merges, list) else [()]
+    pairs: list[Any] = [tuple(merge.split(" ")) for merge in merges] if isinstance(merges, list) else [()]
     if any(len(pair) != 2 for pair in pairs):
         raise LoadError("the vocabulary has no usable merges")
     try:

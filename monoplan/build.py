@@ -129,7 +129,6 @@ def build(
     if target == "reference":
         return _built(graph, stages, None, None, None, traced, target, clock)
     if target == "cuda":
-        from monoplan.runtime.cuda import CudaExecutable, cuda_target
         raise ArgumentError("target='cuda'")
     from monoplan.codegen.plan import make_plan
     from monoplan.codegen.render import render_cpu

@@ -1,7 +1,7 @@
 """The command line: `monoplan generate | chat | bench | compile | doctor | cache`.
 
-Each command is a module of its own with `add_arguments(parser)` and `run(args) -> exit status`; only the one that
-was asked for is imported. Text goes to stdout; timings and errors go to stderr.
+Each command is a module of its own with `add_arguments(parser)` and `run(args) -> exit status`; only the one
+that was asked for is imported. Text goes to stdout; timings and errors go to stderr.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the number of the signal, as shells
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status; no error of ours shows a traceback unless MONOPLAN_DEBUG asks."""
+    """Runs one command; an error of ours is a message, and a traceback as well if MONOPLAN_DEBUG asks."""
     from monoplan.ir.errors import MonoplanError
 
     try:

@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument("-p", "--n-prompt", type=int, default=512, metavar="N", help="tokens of the prompt (default: %(default)s)")
-    parser.add_argument("-n", "--n-gen", type=int, default=128, metavar="N", help="tokens to generate (default: %(default)s)")
-    parser.add_argument("-r", "--repetitions", type=int, default=5, metavar="N", help="times each (default: %(default)s)")
+    for short, name, default, what in (
+        ("-p", "--n-prompt", 512, "tokens of the prompt"),
+        ("-n", "--n-gen", 128, "tokens to generate"),
+        ("-r", "--repetitions", 5, "times each"),
+    ):
+        text = f"{what} (default: {default})"
+        parser.add_argument(short, name, type=int, default=default, metavar="N", help=text)
     parser.add_argument("--json", action="store_true", help="a JSON object in place of the table")
     add_model_arguments(parser)
 
@@ -32,13 +36,20 @@ def run(args: argparse.Namespace) -> int:
     bandwidth = _bandwidth(args.target)
     rows = [
         _row(llm, name, count, step, args.repetitions, bandwidth)
-        for name, count, step in (("pp", args.n_prompt, _prompt), ("tg", args.n_gen, _generation)) if count > 0
-    ]  # fmt: skip
+        for name, count, step in (("pp", args.n_prompt, _prompt), ("tg", args.n_gen, _generation))
+        if count > 0
+    ]
     about = {
-        "model": Path(llm.name_or_path).name, "parameters": llm.num_parameters, "weight_bytes": llm.weight_bytes,
-        "dtype": args.dtype, "target": args.target, "load_s": timings.load, "compile_s": timings.compile,
-        "memory_bandwidth": bandwidth, "peak_memory": peak_memory(),
-    }  # fmt: skip
+        "model": Path(llm.name_or_path).name,
+        "parameters": llm.num_parameters,
+        "weight_bytes": llm.weight_bytes,
+        "dtype": args.dtype,
+        "target": args.target,
+        "load_s": timings.load,
+        "compile_s": timings.compile,
+        "memory_bandwidth": bandwidth,
+        "peak_memory": peak_memory(),
+    }
     if args.json:
         print(json.dumps({**about, "tests": rows}, indent=2))
         return 0
@@ -49,7 +60,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _row(llm: CompiledLM, name: str, count: int, run_once: Any, times: int, bandwidth: float | None) -> dict[str, Any]:
+def _row(
+    llm: CompiledLM, name: str, count: int, run_once: Any, times: int, bandwidth: float | None
+) -> dict[str, Any]:
     count = min(count, llm.max_length)
     run_once(llm, min(count, 8))  # the first run touches every page of the weights
     speeds = []
@@ -59,9 +72,11 @@ def _row(llm: CompiledLM, name: str, count: int, run_once: Any, times: int, band
         speeds.append(count / (time.perf_counter() - begin))
     mean = statistics.fmean(speeds)
     row: dict[str, Any] = {
-        "test": f"{name}{count}", "tokens_per_s": mean, "stdev": statistics.stdev(speeds) if len(speeds) > 1 else 0.0,
+        "test": f"{name}{count}",
+        "tokens_per_s": mean,
+        "stdev": statistics.stdev(speeds) if len(speeds) > 1 else 0.0,
         "samples": speeds,
-    }  # fmt: skip
+    }
     if name == "tg":
         # Each token reads every weight once; the embedding table is left out, where only a row of it is read.
         row["bytes_per_s"] = mean * llm.bytes_per_token
@@ -87,9 +102,11 @@ def _generation(llm: CompiledLM, count: int) -> None:
 
 def _bandwidth(target: str) -> float | None:
     """Bytes per second that this machine's memory was measured to give; None where nothing measures it."""
+    import importlib
+
     try:
-        from monoplan.runtime import limits
-    except ImportError:
+        limits = importlib.import_module("monoplan.runtime.limits")
+    except ModuleNotFoundError:
         return None
     value: float | None = limits.memory_bandwidth(target)
     return value
@@ -111,6 +128,6 @@ def _table(about: dict[str, Any], rows: list[dict[str, Any]]) -> str:
             cells.append(f"{row['bandwidth_share']:.0%}" if "bandwidth_share" in row else "")
         lines.append(cells)
     widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
-    texts = ["| " + " | ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)) + " |" for line in [head, *lines]]
-    rule = "| " + " | ".join("-" * w for w in widths) + " |"
-    return "\n".join([texts[0], rule, *texts[1:]])
+    lines = [head, ["-" * w for w in widths], *lines]
+    texts = [" | ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)) for line in lines]
+    return "\n".join(f"| {text} |" for text in texts)

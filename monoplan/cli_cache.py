@@ -11,7 +11,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions.add_parser("info", help="place, number of entries, size")
     actions.add_parser("clear", help="remove every entry")
     prune = actions.add_parser("prune", help="remove the longest unused entries")
-    prune.add_argument("--max-bytes", type=int, metavar="N", help="until N bytes are left (default: the cache's own cap)")
+    until = "until N bytes are left (default: the cache's own cap)"
+    prune.add_argument("--max-bytes", type=int, metavar="N", help=until)
 
 
 def run(args: argparse.Namespace) -> int:

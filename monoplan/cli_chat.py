@@ -22,11 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answers each line of stdin until it ends; Ctrl-C stops an answer, and at the prompt the chat."""
+    from monoplan.models.generation import Session
+
     timings = Timings()
     llm = load(args, timings)
     opening = [{"role": "system", "content": args.system}] if args.system else []
     messages: list[dict[str, str]] = list(opening)
-    session, typed, status = llm.new_session(), sys.stdin.isatty(), 0
+    session, typed, status = Session(), sys.stdin.isatty(), 0
     if typed:
         print(GREETING, file=sys.stderr)
     while True:

@@ -1,4 +1,4 @@
-"""What the commands that run a model share: its arguments, loading and compiling with timings, peak memory."""
+"""What the commands that run a model share: arguments, loading and compiling, timings, peak memory."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ TARGETS = ("cpu", "cuda", "reference")
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model, and how it is compiled."""
-    parser.add_argument("-m", "--model", metavar="PATH", help="Hugging Face directory or GGUF file "
-                        "(default: SmolLM2-135M-Instruct, fetched at first use)")
-    parser.add_argument("-t", "--threads", type=int, metavar="N", help="threads on the CPU (default: as many as run at once)")
-    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="of the weights (default: %(default)s)")
-    parser.add_argument("--target", choices=TARGETS, default=TARGETS[0], help="where to run (default: %(default)s)")
+    add, own = parser.add_argument, "(default: %(default)s)"
+    path = "Hugging Face directory or GGUF file (default: SmolLM2-135M-Instruct, fetched at first use)"
+    add("-m", "--model", metavar="PATH", help=path)
+    add("-t", "--threads", type=int, metavar="N", help="on the CPU (default: as many as run at once)")
+    add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"of the weights {own}")
+    add("--target", choices=TARGETS, default=TARGETS[0], help=f"where to run {own}")
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int, temp: float, top_p: float) -> None:
+def add_sampling_arguments(
+    parser: argparse.ArgumentParser, *, max_tokens: int, temp: float, top_p: float
+) -> None:
     """How tokens are chosen."""
-    add = parser.add_argument
-    add("-n", "--max-tokens", type=int, default=max_tokens, metavar="N", help="at most N new tokens (default: %(default)s)")
-    add("--temp", "--temperature", type=float, default=temp, help="0: always the best token (default: %(default)s)")
-    add("--top-k", type=int, default=0, help="of the K best tokens only; 0: of all (default: %(default)s)")
-    add("--top-p", type=float, default=top_p, help="of the best that together have probability P (default: %(default)s)")
-    add("--min-p", type=float, default=0.0, help="of those with P times the best one's probability (default: %(default)s)")
-    add("--repeat-penalty", type=float, default=1.0, help="above 1: less of what was said (default: %(default)s)")
-    add("--seed", type=int, default=0, help="same seed, same text (default: %(default)s)")
+    add, own = parser.add_argument, "(default: %(default)s)"
+    add("-n", "--max-tokens", type=int, default=max_tokens, metavar="N", help=f"at most N new tokens {own}")
+    add("--temp", "--temperature", type=float, default=temp, help=f"0: always the best token {own}")
+    add("--top-k", type=int, default=0, help=f"of the K best tokens only; 0: of all {own}")
+    add("--top-p", type=float, default=top_p, help=f"of the best that together have probability P {own}")
+    add("--min-p", type=float, default=0.0, help=f"of those with P times the best one's probability {own}")
+    add("--repeat-penalty", type=float, default=1.0, help=f"above 1: less of what was said {own}")
+    add("--seed", type=int, default=0, help=f"same seed, same text {own}")
     add("--stop", action="append", metavar="TEXT", help="end before this text; may be given again")
 
 
@@ -121,3 +124,8 @@ def _default_model() -> Path:
     from monoplan.models.default_model import default_model_path
 
     return default_model_path()
+
+
+def has_chat(llm: CompiledLM) -> bool:
+    """Whether the model came with a chat format."""
+    return llm.tokenizer is not None and llm.tokenizer.chat_template is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from monoplan.cli import INTERRUPTED
-from monoplan.cli_common import Timings, add_model_arguments, add_sampling_arguments, load, sampling
+from monoplan.cli_common import Timings, add_model_arguments, add_sampling_arguments, has_chat, load, sampling
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,9 +17,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-p", "--prompt", dest="prompt_option", metavar="TEXT", help="the same as PROMPT")
     parser.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--chat", action="store_true", default=None, dest="chat",
-                      help="as a question in the model's chat format (default where it has one)")
-    form.add_argument("--raw", action="store_false", default=None, dest="chat", help="continue the text as it is")
+    form.add_argument(
+        "--chat",
+        action="store_true",
+        default=None,
+        dest="chat",
+        help="as a question in the model's chat format (default where it has one)",
+    )
+    as_it_is = "continue the text as it is"
+    form.add_argument("--raw", action="store_false", default=None, dest="chat", help=as_it_is)
     parser.add_argument("--system", metavar="TEXT", help="system message of the chat format")
     add_sampling_arguments(parser, max_tokens=128, temp=0.0, top_p=1.0)
     add_model_arguments(parser)
@@ -32,8 +38,7 @@ def run(args: argparse.Namespace) -> int:
     timings, status = Timings(), 0
     llm = load(args, timings)
     text: Any = prompt
-    chat = args.chat if args.chat is not None else llm.tokenizer is not None and llm.tokenizer.chat_template is not None
-    if chat:
+    if has_chat(llm) if args.chat is None else args.chat:
         system = [{"role": "system", "content": args.system}] if args.system else []
         text = llm.tokenizer.chat([*system, {"role": "user", "content": prompt}])
     stream = llm.generate(text, callback=timings.token, **sampling(args))
@@ -65,7 +70,8 @@ def _prompt(args: argparse.Namespace) -> str:
     if given and given[0] != "-":
         return str(given[0])
     if not given and sys.stdin.isatty():
-        raise ArgumentError("there is no prompt", fix='monoplan generate "Once upon a time", or - to read it from stdin')
+        fix = 'monoplan generate "Once upon a time", or - to read it from stdin'
+        raise ArgumentError("there is no prompt", fix=fix)
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:

@@ -1,8 +1,8 @@
 """CompiledLM: a language model as one plan, which serves its calls and its generation.
 
-`mp.compile(model)` gives one for a LlamaForCausalLM. The plan is GenerationStep: prompt, single tokens and anything in
-between, any batch, any cache; it is compiled at the first use. A second plan is made only for what that one can't say:
-logits of every token, or positions other than the cache's.
+`mp.compile(model)` gives one for a LlamaForCausalLM. The plan is GenerationStep: prompt, single tokens and
+anything in between, any batch, any cache; it is compiled at the first use. A second plan is made only for
+what that one can't say: logits of every token, or positions other than the cache's.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from monoplan.frontend.module import Module
 from monoplan.frontend.tensor import Tensor
 from monoplan.frontend.tracer import spec
 from monoplan.ir.errors import ArgumentError
+from monoplan.ir.types import as_dtype
+from monoplan.models.decoding import Array, Settings, sampling_arrays
 from monoplan.models.generation import (
-    Array,
     GenerationMixin,
-    GenerationStep,
-    Settings,
     cache_spec,
-    sampling_arrays,
+    make_room,
     step_specs,
 )
 from monoplan.models.llama import LlamaForCausalLM
@@ -39,7 +38,8 @@ class PositionedStep(Module):
         self, input_ids: Tensor, position_ids: Tensor, past_key_values: KVCache, num_valid: Tensor
     ) -> Tensor:
         """[batch, seq, vocab]."""
-        logits: Tensor = self.lm(input_ids, position_ids, past_key_values, num_valid=num_valid, all_logits=True)
+        lm: Any = self.lm
+        logits: Tensor = lm(input_ids, position_ids, past_key_values, num_valid=num_valid, all_logits=True)
         return logits
 
 
@@ -49,11 +49,12 @@ class CompiledLM(GenerationMixin):
     def __init__(
         self, model: LlamaForCausalLM, *, target: str = "cpu", dtype: Any = None, options: Any = None
     ) -> None:
-        self.model, self.config, self.target = model, model.config, target
-        self.dtype = model.dtype if dtype is None else dtype
+        # A model of its own in another dtype: the tables of RoPE stay float32, whatever the weights are.
+        self.model = model if dtype is None or as_dtype(dtype) == model.dtype else model.with_dtype(dtype)
+        self.config, self.dtype, self.target = model.config, self.model.dtype, target
         self.name_or_path = model.name_or_path
         self.last_cache: KVCache | None = None
-        self._arguments = {"target": target, "dtype": dtype, "options": options}
+        self._arguments = {"target": target, "options": options}
         self._plans: dict[str, Any] = {}
 
     @property
@@ -79,31 +80,34 @@ class CompiledLM(GenerationMixin):
         self, input_ids: Any, position_ids: Any = None, past_key_values: KVCache | None = None,
         use_cache: bool | None = None, *, num_valid: Any = None, all_logits: bool = False,
     ) -> Array:  # fmt: skip
-        """Logits as LlamaForCausalLM.forward gives them, as a numpy array; a given cache is written and advanced.
+        """Logits as LlamaForCausalLM.forward gives them, as numpy; a given cache is written and grows.
 
-        Positions that simply go on from the cache run the plan of generation; other positions and all_logits run a
-        second plan, compiled when first needed.
+        Positions that simply go on from the cache run the plan of generation; other positions and all_logits
+        run a second plan, compiled when first needed.
         """
         ids = np.asarray(input_ids, dtype=np.int64)
         if ids.ndim != 2 or not ids.size:
-            raise ArgumentError(f"input_ids must be [batch, seq] with at least one token, got {list(ids.shape)}")
+            what = f"input_ids must be [batch, seq] with at least one token, got {list(ids.shape)}"
+            raise ArgumentError(what)
         batch, seq = ids.shape
         cache = self.new_cache(batch, seq) if past_key_values is None else past_key_values
         if use_cache and past_key_values is None:
             self.last_cache = cache
         valid = np.full(batch, seq, np.int32) if num_valid is None else np.asarray(num_valid, dtype=np.int32)
         expected = np.asarray(cache.lengths).astype(np.int64)[:, None] + np.arange(seq)
-        positions = expected if position_ids is None else np.broadcast_to(np.asarray(position_ids, np.int64), ids.shape)
+        given = expected if position_ids is None else np.asarray(position_ids, dtype=np.int64)
+        positions = np.broadcast_to(given, ids.shape)
         if not all_logits and np.array_equal(positions, expected):
             return self.step(ids, cache, valid)["logits"]
-        self._reserve(cache, valid)
-        logits: Array = self._plan("positioned")(
-            input_ids=ids, position_ids=np.ascontiguousarray(positions), past_key_values=cache, num_valid=valid
+        logits: Array = self._run(
+            "positioned", input_ids=ids, position_ids=positions, past_key_values=cache, num_valid=valid
         )
         return logits if all_logits else logits[np.arange(batch), valid - 1][:, None]
 
-    def step(self, input_ids: Array, past_key_values: KVCache, num_valid: Array | None = None) -> dict[str, Array]:
-        """One run of the plan: the best token i64 [batch], its log probability, and logits [batch, 1, vocab]."""
+    def step(
+        self, input_ids: Array, past_key_values: KVCache, num_valid: Array | None = None
+    ) -> dict[str, Array]:
+        """One run of the plan: the best token [batch], its log probability, and logits [batch, 1, vocab]."""
         batch, seq = input_ids.shape
         valid = np.full(batch, seq, np.int32) if num_valid is None else num_valid
         return self._run_step(
@@ -112,19 +116,23 @@ class CompiledLM(GenerationMixin):
         )  # fmt: skip
 
     def _run_step(self, **arguments: Any) -> dict[str, Array]:
-        self._reserve(arguments["past_key_values"], arguments["num_valid"])
-        out: dict[str, Array] = self._plan("generation")(**arguments)
+        out: dict[str, Array] = self._run("generation", **arguments)
         return out
 
-    def _reserve(self, cache: KVCache, valid: Array) -> None:
-        cache.reserve(int(valid.max()))
+    def _run(self, plan: str, *, past_key_values: KVCache, num_valid: Array, **arguments: Any) -> Any:
+        """Runs a plan on the tensors of a cache, which grows first where it must."""
+        make_room(past_key_values, num_valid)
+        # The same tensors without the limit, which is the host's business and not in the plan's signature.
+        parts, _ = past_key_values.tree_flatten()
+        bare = KVCache.tree_unflatten(parts, (None,))
+        return self._plan(plan)(past_key_values=bare, num_valid=num_valid, **arguments)
 
     def _plan(self, name: str) -> Any:
         if name not in self._plans:
             from monoplan.api import Compiled
 
             if name == "generation":
-                step: Module = GenerationStep(self.model)
+                step: Module = self.model.generation_step()
                 specs = step_specs(self.config, self.dtype)
             else:
                 step = PositionedStep(self.model)
@@ -152,7 +160,7 @@ class CompiledLM(GenerationMixin):
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of weights that one token of one row reads: all but the embedding, unless it is the head as well."""
+        """Bytes of weights that a token reads: all but the embedding, unless it is the head as well."""
         tied = self.config.tie_word_embeddings
         table = 0 if tied else self.config.vocab_size * self.config.hidden_size
         return (self.num_parameters - table) * self.dtype.itemsize

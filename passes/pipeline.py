@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
+from monoplan.passes.canonicalize import HOIST_SETUP, IDIOMS, MERGE_EQUAL_OPS, REMOVE_IDENTITIES
+from monoplan.passes.fuse_attention import FUSE_ATTENTION
+from monoplan.passes.fuse_linear import FUSE_HEAD_ARGMAX, FUSE_NORM_LINEAR, FUSE_RESIDUAL_ADD, PULL_LAST_TOKEN
+from monoplan.passes.fuse_pointwise import FUSE_GATED, FUSE_INTO_PRODUCER, FUSE_INTO_REDUCE, FUSE_POINTWISE
+from monoplan.passes.fuse_qkv import FUSE_QKV
 from monoplan.passes.manager import Pass
+from monoplan.passes.merge_parallel_linears import MERGE_PARALLEL_LINEARS
 from monoplan.passes.rebuild import drop_dead
+from monoplan.passes.roll_layers import ROLL_LAYERS
+from monoplan.passes.widen_activations import WIDEN_ACTIVATIONS
 
 DCE = Pass("dce", "drops ops whose results nobody reads", lambda g, notes: drop_dead(g))
 
-PIPELINE: tuple[Pass, ...] = (DCE,)
-UNFUSED: tuple[Pass, ...] = (DCE,)
+PIPELINE: tuple[Pass, ...] = (
+    DCE,
+    REMOVE_IDENTITIES,  # first: patterns need not know of views that do nothing
+    WIDEN_ACTIVATIONS,  # before fusion: casts it inserts are fused like any pointwise op
+    IDIOMS,  # hand-written silu, norms and repeats become the ops that fusions look for
+    HOIST_SETUP,  # transposed weights and the like leave the plan
+    MERGE_EQUAL_OPS,
+    PULL_LAST_TOKEN,  # before norms fuse into the head, so that it sees a plain norm and linear
+    FUSE_ATTENTION,
+    REMOVE_IDENTITIES,  # attention leaves pairs of transposes behind
+    MERGE_PARALLEL_LINEARS,  # before norm + linear: leaves each norm with one reader
+    FUSE_NORM_LINEAR,
+    FUSE_QKV,  # after the merge and the norm: takes the whole product
+    FUSE_POINTWISE,  # chains first, so that a tail moves into its kernel whole
+    FUSE_GATED,  # before plain tails: needs both halves
+    FUSE_RESIDUAL_ADD.as_pass(),
+    FUSE_INTO_PRODUCER,
+    FUSE_INTO_REDUCE,
+    FUSE_HEAD_ARGMAX,
+    DCE,
+    ROLL_LAYERS,  # last: layers must have their final form to be equal
+)
+# One kernel per op, for comparison; half precision is still widened, so that both plans round alike.
+UNFUSED: tuple[Pass, ...] = (DCE, REMOVE_IDENTITIES, WIDEN_ACTIVATIONS, HOIST_SETUP)

@@ -1,0 +1,171 @@
+"""How one prompt's tokens are chosen and become text: settings, random numbers, stop texts, results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monoplan.ir.errors import ArgumentError
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to choose tokens and when to stop; checked when made."""
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0  # 0: always the best token
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    eos_ids: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        count, heat, k, p, least = self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.min_p
+        penalty, texts = self.repetition_penalty, self.stop
+        for name, fits, expected in (
+            ("max_new_tokens", is_whole(count) and count > 0, "a whole number above 0"),
+            ("temperature", _is_real(heat) and heat >= 0, "a number of 0 or more"),
+            ("top_k", is_whole(k) and 0 <= k < 2**31, "a whole number of 0 or more"),
+            ("top_p", _is_real(p) and 0 < p <= 1, "a number above 0 and at most 1"),
+            ("min_p", _is_real(least) and 0 <= least <= 1, "a number from 0 to 1"),
+            ("repetition_penalty", _is_real(penalty) and penalty > 0, "a number above 0"),
+            ("seed", is_whole(self.seed), "a whole number"),
+            ("stop", all(isinstance(s, str) and s for s in texts), "texts that are not empty"),
+            ("eos_ids", all(map(is_whole, self.eos_ids)), "token ids"),
+        ):
+            if not fits:
+                raise ArgumentError(f"{name} must be {expected}, got {getattr(self, name)!r}")
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is an integer, of Python or numpy."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_real(value: Any) -> bool:
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    return number and math.isfinite(value)
+
+
+def random_value(seed: int, row: int, step: int) -> float:
+    """A number in [0, 1) that depends on its arguments alone: the same text on any number of threads."""
+    bits = int(np.random.Philox(key=seed % 2**128, counter=[step, row, 0, 0]).random_raw())
+    return (bits >> 40) * 2.0**-24  # 24 bits, so that float32 can't round it up to 1
+
+
+def padded(rows: Sequence[Sequence[int]]) -> tuple[Array, Array]:
+    """Ids side by side, int64 [batch, longest], 0 on the right; and how many of each row count, int32."""
+    counts = np.array([len(row) for row in rows], np.int32)
+    ids = np.zeros((len(rows), counts.max()), np.int64)
+    for target, row in zip(ids, rows, strict=True):
+        target[: len(row)] = row
+    return ids, counts
+
+
+def sampling_arrays(
+    settings: Settings, draws: Sequence[float], histories: Sequence[Sequence[int]] | None = None
+) -> dict[str, Array]:
+    """The arguments of GenerationStep that say how to choose: an entry for each row, which `draws` counts."""
+    batch, s = len(draws), settings
+    # Without a penalty the history is not read, so it need not travel to the plan.
+    used = histories if histories is not None and s.repetition_penalty != 1 else None
+    history, count = padded([[0]] * batch if used is None else used)
+    return {
+        "history": history,
+        "history_count": np.zeros(batch, np.int32) if used is None else count,
+        "penalty": np.full(batch, s.repetition_penalty, np.float32),
+        "random_val": np.array(draws, np.float32),
+        "top_p": np.full(batch, s.top_p, np.float32),
+        "top_k": np.full(batch, s.top_k, np.int32),
+        "temperature": np.full(batch, s.temperature, np.float32),
+        "min_p": np.full(batch, s.min_p, np.float32),
+    }
+
+
+@dataclass
+class Generation:
+    """What became of one prompt; finish_reason is eos, stop (a stop text), length or callback in the end."""
+
+    prompt_ids: list[int]
+    ids: list[int] = field(default_factory=list)  # without the end-of-text id, but with those of a stop text
+    text: str = ""
+    logprobs: list[float] | None = None
+    finish_reason: str | None = None
+
+
+class StopText:
+    """Holds back the end of a text while it may be the beginning of a stop text."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.stops, self.held = tuple(stops), ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """What may be shown now, and whether a stop text was found; it and what follows are dropped."""
+        self.held += text
+        found = [at for s in self.stops if (at := self.held.find(s)) >= 0]
+        if found:
+            shown, self.held = self.held[: min(found)], ""
+            return shown, True
+        sizes = (n for s in self.stops for n in range(1, len(s)) if self.held.endswith(s[:n]))
+        keep = len(self.held) - max(sizes, default=0)
+        shown, self.held = self.held[:keep], self.held[keep:]
+        return shown, False
+
+    def finish(self) -> str:
+        """What was held back, now that no more text comes."""
+        shown, self.held = self.held, ""
+        return shown
+
+
+class Row:
+    """One prompt of a batch: its tokens as they come, and the text that they become."""
+
+    def __init__(
+        self, number: int, prompt: list[int], settings: Settings, room: int, tokenizer: Any, callback: Any,
+        logprobs: bool,
+    ) -> None:  # fmt: skip
+        self.number, self.settings, self.callback = number, settings, callback
+        self.result = Generation(prompt, logprobs=[] if logprobs else None)
+        # The last token is only shown and never fed back: it needs no room.
+        self.limit = min(settings.max_new_tokens, room - len(prompt) + 1)
+        self.decoder = None if tokenizer is None else tokenizer.stream(prompt)
+        self.stops = StopText(settings.stop)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt and what followed."""
+        return self.result.prompt_ids + self.result.ids
+
+    def push(self, token: int, logprob: float) -> str:
+        """Takes the next token and returns the text that it makes certain."""
+        result, piece, stopped = self.result, "", False
+        if token in self.settings.eos_ids:
+            result.finish_reason = "eos"
+        else:
+            result.ids.append(token)
+            if result.logprobs is not None:
+                result.logprobs.append(logprob)
+            if self.decoder is not None:
+                piece, stopped = self.stops.push(self.decoder.push(token))
+            if stopped:
+                result.finish_reason = "stop"
+            elif len(result.ids) >= self.limit:
+                result.finish_reason = "length"
+        if result.finish_reason in ("eos", "length") and self.decoder is not None:
+            last, stopped = self.stops.push(self.decoder.finish())
+            piece += last + self.stops.finish()
+            result.finish_reason = "stop" if stopped else result.finish_reason
+        result.text += piece
+        if self.callback is not None and self.callback(self.number, token, piece) is False:
+            result.finish_reason = result.finish_reason or "callback"
+        return piece

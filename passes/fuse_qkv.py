@@ -1,0 +1,152 @@
+"""RoPE on q and k and the cache writes become the epilogue of the QKV product."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from monoplan.ir.builder import make_op
+from monoplan.ir.dims import equal
+from monoplan.ir.graph import Graph, Op, Value, definitions
+from monoplan.ir.ops.fused import qkv_rope_cache
+from monoplan.ir.types import bf16, f16, f32
+from monoplan.passes.manager import NearMiss, Notes, Pass
+from monoplan.passes.pattern import distinct_readers, param_values
+from monoplan.passes.rebuild import drop_dead
+
+
+@dataclass(frozen=True)
+class _Head:
+    """One of q, k and v on its way from the split: its reshape, its norm and its rotation."""
+
+    heads: int
+    norm: Op | None
+    rope: Op | None
+    result: Value
+
+
+class _Refused(Exception):
+    """Why a QKV product can't take the epilogue."""
+
+
+def fuse_qkv(graph: Graph, notes: Notes) -> Graph:
+    """Finds split(linear) whose three parts are reshaped to heads, rotated and written to two caches."""
+    defs, readers = definitions(graph), distinct_readers(graph)
+    fixed = param_values(graph)
+    replaced: dict[Op, Op] = {}
+    for cut in graph.ops:
+        if cut.name != "split" or len(cut.results) != 3:
+            continue
+        source = defs.get(cut.operands[0]) if cut.operands[0] is not None else None
+        if source is None or source.name not in ("linear", "fused_linear"):
+            continue
+        try:
+            last, made = _fuse(cut, source, graph, defs, readers, fixed)
+        except _Refused as reason:
+            notes.misses.append(NearMiss("fuse-qkv", f"{source.result} ({source.loc})", str(reason)))
+            continue
+        replaced[last] = made
+        notes.rewrites += 1
+    if not replaced:
+        return graph
+    taken = {r for op in replaced.values() for r in op.results}
+    ops = []
+    for op in graph.ops:
+        if op in replaced:
+            ops.append(replaced[op])
+        elif not taken.intersection(op.results):
+            ops.append(op)
+    return drop_dead(graph.replace(ops=tuple(ops)))
+
+
+def _fuse(
+    cut: Op, source: Op, graph: Graph, defs: Mapping[Value, Op], readers: Mapping[Value, set[Op | None]],
+    fixed: set[Value],
+) -> tuple[Op, Op]:
+    """The last op of the group and the fused op that takes its place."""
+    if source.name == "fused_linear" and (source.attrs["gated"] or source.attrs["expr"] != "x0"):
+        raise _Refused("the product has another epilogue already")
+    weight = source.operands[1]
+    if weight not in fixed or weight.type.dtype not in (f32, bf16, f16):  # type: ignore[union-attr]
+        raise _Refused("the weight is not a constant of a type the packed product takes")
+    _only(source.result, readers)
+    q, k, v = (_follow(part, readers) for part in cut.results)
+    if q.rope is None or k.rope is None or v.rope is not None or v.norm is not None:
+        raise _Refused("q and k must be rotated, v must not")
+    same = q.rope.operands[1:] == k.rope.operands[1:] and dict(q.rope.attrs) == dict(k.rope.attrs)
+    if not same:
+        raise _Refused("q and k are rotated by different tables or positions")
+    k_write, v_write = (_write(h.result, readers) for h in (k, v))
+    if k_write.operands[2:] != v_write.operands[2:]:
+        raise _Refused("k and v go to different positions of their caches")
+    if k.heads != v.heads:
+        raise _Refused(f"{k.heads} key heads and {v.heads} value heads differ")
+    eps = {h.norm.attrs["eps"] for h in (q, k) if h.norm is not None}
+    if len(eps) > 1:
+        raise _Refused("the norms of q and k differ in eps")
+    position = {op: i for i, op in enumerate(graph.ops)}
+    last = max((q.rope, k_write, v_write), key=lambda op: position[op])
+    _check_order(last, (q.rope.result, k_write.result, v_write.result), graph, position)
+    head = list(source.operands) + [None, None] if source.name == "linear" else list(source.operands[:5])
+    x, w, bias, norm_weight, norm_bias = head
+    operands = [x, w, *q.rope.operands[1:4], k_write.operands[0], v_write.operands[0], *k_write.operands[2:4], bias,
+                norm_weight, norm_bias, q.norm.operands[1] if q.norm else None, k.norm.operands[1] if k.norm else None]
+    attrs: dict[str, Any] = {
+        "heads": q.heads, "kv_heads": k.heads, "algo": q.rope.attrs["algo"], "norm": source.attrs.get("norm", "none"),
+        "eps": source.attrs.get("eps", 0.0), "qk_eps": eps.pop() if eps else 0.0,
+    }
+    made = make_op(qkv_rope_cache, operands, attrs, loc=source.loc, fresh=str)
+    results = (q.rope.result, k_write.result, v_write.result)
+    if tuple(r.type for r in made.results) != tuple(r.type for r in results):
+        raise _Refused("the fused op would have other types")
+    return last, Op(made.opdef, made.operands, made.attrs, results, source.loc)
+
+
+def _only(v: Value, readers: Mapping[Value, set[Op | None]]) -> Op:
+    """The one op that reads a value."""
+    found = readers.get(v, set())
+    if len(found) != 1 or None in found:
+        raise _Refused(f"{v} has {len(found)} readers, it must have one")
+    (op,) = found
+    assert op is not None
+    return op
+
+
+def _follow(part: Value, readers: Mapping[Value, set[Op | None]]) -> _Head:
+    """From a part of the split through reshape, an optional norm and an optional rotation."""
+    shaped = _only(part, readers)
+    if shaped.name != "reshape" or shaped.result.type.rank != 4 or part.type.rank != 3:
+        raise _Refused(f"{part} is not reshaped from [batch, seq, features] to heads")
+    if not all(equal(a, b) for a, b in zip(part.type.shape[:2], shaped.result.type.shape[:2], strict=True)):
+        raise _Refused(f"{part} is not reshaped to [batch, seq, heads, dim]")
+    heads = shaped.result.type.shape[2]
+    if not isinstance(heads, int):
+        raise _Refused("the number of heads is symbolic")
+    value, norm, rope = shaped.result, None, None
+    reader = _only(value, readers)
+    if reader.name == "rms_norm" and reader.attrs["dims"] == 1 and reader.operands[1] is not None:
+        norm, value = reader, reader.result
+        reader = _only(value, readers)
+    if reader.name == "rope" and reader.operands[0] is value:
+        rope, value = reader, reader.result
+    return _Head(heads, norm, rope, value)
+
+
+def _write(v: Value, readers: Mapping[Value, set[Op | None]]) -> Op:
+    op = _only(v, readers)
+    if op.name != "kv_update" or op.operands[1] is not v:
+        raise _Refused(f"{v} is not written to a cache")
+    return op
+
+
+def _check_order(last: Op, results: tuple[Value, ...], graph: Graph, position: Mapping[Op, int]) -> None:
+    """Every reader of the three results must come after the place where the fused op will stand."""
+    for op in graph.ops:
+        if position[op] < position[last] and any(r in op.reads for r in results):
+            raise _Refused(f"{op.result} reads a result before the whole group is ready")
+
+
+FUSE_QKV = Pass(
+    "fuse-qkv", "RoPE on q and k and the cache writes become the epilogue of the QKV product", fuse_qkv
+)

@@ -1,0 +1,51 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+from monoplan.ir.dims import evaluate
+from monoplan.ir.types import TensorType
+
+# Slow shared machines: no deadlines. Derandomized: a run either fails for everybody or for nobody.
+settings.register_profile("monoplan", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("monoplan")
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A generator with a fixed seed."""
+    return np.random.default_rng(1234)
+
+
+def random_array(
+    t: TensorType,
+    rng: np.random.Generator,
+    *,
+    low: int = 0,
+    high: int = 10,
+    scale: float = 1.0,
+    **symbols: int,
+) -> np.ndarray[Any, Any]:
+    """Random contents for a type: normal floats, integers in [low, high), bools; symbols give its sizes."""
+    shape = tuple(evaluate(d, symbols) for d in t.shape)
+    if t.dtype.is_float:
+        return (rng.standard_normal(shape) * scale).astype(t.dtype.numpy)
+    if t.dtype.is_integer:
+        return rng.integers(low, high, shape).astype(t.dtype.numpy)
+    return rng.integers(0, 2, shape).astype(np.bool_)
+
+
+@pytest.fixture
+def make_array(rng: np.random.Generator) -> Callable[..., np.ndarray[Any, Any]]:
+    """make_array(type, low=…, high=…, scale=…, n=3): a random array of a TensorType."""
+
+    def make(t: TensorType, **options: Any) -> np.ndarray[Any, Any]:
+        return random_array(t, rng, **options)
+
+    return make
