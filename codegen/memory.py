@@ -52,12 +52,9 @@ def plan_arena(items: Sequence[Kernel | Loop]) -> Arena:
     slot_of: dict[Buffer, int] = {}
     busy: dict[int, Lifetime] = {}
     for life in sorted(lifetimes, key=lambda x: (x.first, x.buffer.kind, x.buffer.name)):
-        for slot, other in list(busy.items()):
-            dead = other.last < life.first or (other.last == life.first and other.buffer in life.may_replace)
-            if dead:
-                del busy[slot]
+        busy = {slot: other for slot, other in busy.items() if other.last >= life.first}
         size = _bytes(life.buffer)
-        free = [s for s in range(len(slots)) if s not in busy]
+        free = [s for s in range(len(slots)) if s not in busy or _gives_way(busy[s], life)]
         if free:
             slot = min(free, key=lambda s: (_misfit(slots[s], size), s))
         else:
@@ -68,6 +65,11 @@ def plan_arena(items: Sequence[Kernel | Loop]) -> Arena:
         slot_of[life.buffer] = slot
         busy[slot] = life
     return Arena(tuple(map(tuple, slots)), slot_of, tuple(lifetimes))
+
+
+def _gives_way(old: Lifetime, new: Lifetime) -> bool:
+    """Whether the step that makes `new` is the last to read `old`, and may write over it."""
+    return old.last == new.first and old.buffer in new.may_replace
 
 
 def find_lifetimes(items: Sequence[Kernel | Loop]) -> list[Lifetime]:

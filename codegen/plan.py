@@ -12,6 +12,7 @@ from monoplan.codegen.schedule import choose
 from monoplan.codegen.target import Target
 from monoplan.codegen.views import Buffer
 from monoplan.ir.dims import Dim, evaluate, symbols_of
+from monoplan.ir.errors import CompileError
 from monoplan.ir.graph import Graph
 from monoplan.ir.printer import print_op
 
@@ -107,6 +108,9 @@ def _buffers(k: Kernel) -> str:
 
 def make_plan(graph: Graph, target: Target) -> Plan:
     """Lowers, schedules and places a graph."""
+    if "threads" in graph.symbols:
+        raise CompileError("a symbolic dimension can't be named threads: plans use that name for their own",
+                           fix="give the dimension another name")
     lowered = lower(graph, target)
     arena = plan_arena(lowered.items)
     return Plan(graph, target, _number(lowered, arena, target), arena, tuple(lowered.params), tuple(lowered.outputs))
@@ -120,7 +124,7 @@ def _number(lowered: Lowered, arena: Arena, target: Target) -> tuple[Step | Step
     def make(kernel: Kernel, always: bool) -> Step:
         nonlocal counter
         numbered = replace(kernel, step=counter)
-        barrier = state.enter(kernel) or (always and counter > 0)
+        barrier = state.enter(kernel) or always
         step = Step(counter, numbered, choose(numbered, target), barrier)
         counter += 1
         return step
@@ -133,7 +137,7 @@ def _number(lowered: Lowered, arena: Arena, target: Target) -> tuple[Step | Step
             kernels = [k for k in item.items if isinstance(k, Kernel)]
             items.append(StepLoop(item.count, tuple(make(k, i == 0) for i, k in enumerate(kernels))))
         else:
-            after_loop = bool(items) and isinstance(items[-1], StepLoop)
+            after_loop = bool(items) and isinstance(items[-1], StepLoop)  # the loop's own hazards are not known
             items.append(make(item, after_loop))
     return tuple(items)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextvars
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from monoplan.codegen.expressions import C_TYPES, c_dim, c_literal
+from monoplan.codegen.expressions import C_TYPES, c_dim, c_literal, c_symbol
 from monoplan.codegen.facts import facts, unravel_lines
 from monoplan.codegen.kernels import Kernel, Operand
 from monoplan.codegen.plan import Plan, Step, StepLoop
@@ -18,6 +19,8 @@ from monoplan.ir.printer import print_op
 from monoplan.ir.types import f32
 
 HERE = Path(__file__).resolve().parent
+# C names of the symbols of the plan being rendered, and their numbers among its arguments.
+_numbers: contextvars.ContextVar[Mapping[str, int]] = contextvars.ContextVar("symbol_numbers")
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,20 @@ def environment() -> Any:
         keep_trailing_newline=True, autoescape=False,
     )
     env.filters.update(
-        dim=c_dim, unravel_lines=unravel_lines, c_float=lambda x: c_literal(x, f32), symbols_used=_symbols_used
+        dim=c_dim, unravel_lines=unravel_lines, c_float=lambda x: c_literal(x, f32), symbols_used=_symbols_used,
+        symbol_number=lambda name: _numbers.get()[name],
     )
     return env
 
 
 def _symbols_used(k: Kernel) -> list[str]:
-    return sorted(k.symbols - {"threads"})
+    """C names of the symbols that a kernel's index arithmetic mentions."""
+    return sorted(c_symbol(name) for name in k.symbols - {"threads"})
+
+
+def number_symbols(plan: Plan) -> contextvars.Token[Mapping[str, int]]:
+    """Makes `symbol_number` answer for a plan, in this thread; the token undoes it."""
+    return _numbers.set({c_symbol(name): i for i, name in enumerate(plan.symbols)})
 
 
 def headers(target: str) -> tuple[tuple[str, str], ...]:
@@ -66,8 +76,7 @@ def headers(target: str) -> tuple[tuple[str, str], ...]:
 def render_cpu(plan: Plan, version: str) -> Source:
     """The C source of a plan."""
     env = environment()
-    numbers = {name: i for i, name in enumerate(plan.symbols)}
-    env.filters["symbol_number"] = lambda name: numbers[name]
+    number_symbols(plan)
     functions: dict[str, Function] = {}
     used: dict[int, str] = {}
     for step, _ in plan.steps():
@@ -90,8 +99,12 @@ def _comment(k: Kernel) -> str:
     lines = [print_op(k.op)]
     if str(k.op.loc):
         lines.append(str(k.op.loc))
-    safe = [line.replace("*/", "* /") for line in lines]
-    return "/* " + "\n * ".join(safe) + " */"
+    return "/* " + "\n * ".join(map(_uncommented, lines)) + " */"
+
+
+def _uncommented(text: str) -> str:
+    """Text that neither ends nor opens a C comment, nor continues a line."""
+    return text.replace("*/", "* /").replace("/*", "/ *").replace("\\", "/").replace("\n", " ")
 
 
 def _body(plan: Plan, used: dict[int, str]) -> list[str]:
@@ -111,7 +124,7 @@ def _body(plan: Plan, used: dict[int, str]) -> list[str]:
 def _call(plan: Plan, step: Step, used: dict[int, str], indent: str) -> list[str]:
     k = step.kernel
     where = f"  ({k.op.loc})" if str(k.op.loc) else ""
-    head = f"{indent}/* {step.number}: {print_op(k.op)}{where} */".replace("*/", "* /", 0)
+    head = f"{indent}/* {_uncommented(f'{step.number}: {print_op(k.op)}{where}')} */"
     args = ", ".join(["run", "t", "T", str(step.number), *(_pointer(plan, o) for o in k.pointers)])
     lines = [f"{indent}mp_barrier(run, T);"] if step.barrier else []
     return [*lines, head, f"{indent}{used[step.number]}({args});"]

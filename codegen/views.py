@@ -79,7 +79,7 @@ class View:
     def reshaped(self, shape: Sequence[Dim]) -> View | None:
         """The same elements in another shape without a copy, or None where the strides do not allow it."""
         shape = tuple(shape)
-        if self.is_contiguous:
+        if self.is_contiguous or any(equal(n, 0) for n in shape):
             return View(self.buffer, shape, row_major(shape), self.offset)
         strides = _reshape_strides(self.shape, self.strides, shape)
         return None if strides is None else View(self.buffer, shape, strides, self.offset)

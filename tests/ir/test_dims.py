@@ -37,9 +37,7 @@ def dims(with_division: bool = True) -> st.SearchStrategy[Dim]:
     def more(inner: st.SearchStrategy[Dim]) -> st.SearchStrategy[Dim]:
         sums = st.tuples(inner, inner, st.sampled_from("+-*")).map(_combine)
         return (
-            st.one_of(sums, st.tuples(inner, st.integers(1, 7)).map(lambda p: p[0] // p[1]))
-            if with_division
-            else sums
+            st.one_of(sums, st.tuples(inner, st.integers(1, 7)).map(lambda p: p[0] // p[1])) if with_division else sums
         )
 
     return st.recursive(leaf, more, max_leaves=6)

@@ -83,9 +83,7 @@ def test_the_text_itself_is_good() -> None:
     assert print_graph(parse_graph(GOOD)) == GOOD
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "line", "column", "message"), BAD, ids=[b[4] + "|" + b[1] for b in BAD]
-)
+@pytest.mark.parametrize(("old", "new", "line", "column", "message"), BAD, ids=[b[4] + "|" + b[1] for b in BAD])
 def test_errors_name_line_and_column(old: str, new: str, line: int, column: int, message: str) -> None:
     place = GOOD.rindex(old) if old == "}\n" else GOOD.index(old)
     text = GOOD[:place] + new + GOOD[place + len(old) :]
@@ -102,9 +100,7 @@ def test_nothing_to_parse(text: str) -> None:
         parse_graph(text)
 
 
-SNIPPETS = st.sampled_from(
-    list('%,()[]{}=:"_ \\') + ["->", "None", "inf", "f32", "//", "@", "b''", "1e999", "\n", "é"]
-)
+SNIPPETS = st.sampled_from(list('%,()[]{}=:"_ \\') + ["->", "None", "inf", "f32", "//", "@", "b''", "1e999", "\n", "é"])
 
 
 @given(st.data())

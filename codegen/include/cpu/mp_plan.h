@@ -27,7 +27,7 @@
 #endif
 
 /* The first thing that went wrong; Python turns it into an exception with the IR line of the step. */
-enum { MP_OK = 0, MP_INDEX = 1, MP_POSITION = 2, MP_CACHE_FULL = 3 };
+enum { MP_OK = 0, MP_INDEX = 1, MP_POSITION = 2, MP_CACHE_FULL = 3, MP_COUNT = 4 };
 
 typedef struct {
     int32_t code, step;
@@ -49,7 +49,7 @@ typedef struct {
     const mp_args *args;
     _Alignas(64) atomic_int arrived;
     _Alignas(64) atomic_int turn;
-    _Alignas(64) atomic_int failed;
+    _Alignas(64) atomic_int failed; /* a lock on *error */
     mp_error *error;
 } mp_run;
 
@@ -67,21 +67,29 @@ static inline void mp_barrier(mp_run *run, int T)
         if (spin > 4000) sched_yield();
 }
 
-/* Keeps the first error; the plan runs on with clamped values and reports at its end. */
-MP_INLINE void mp_fail(mp_run *run, int code, int step, int64_t place, int64_t value, int64_t limit)
+/* Keeps the error of the lowest step and place, so that it is the same for any number of threads; the plan runs
+ * on with clamped values and reports at its end. */
+static void __attribute__((unused, noinline))
+mp_fail(mp_run *run, int code, int step, int64_t place, int64_t value, int64_t limit)
 {
-    int expected = 0;
-    if (atomic_compare_exchange_strong(&run->failed, &expected, 1)) {
-        run->error->code = code;
-        run->error->step = step;
-        run->error->place = place;
-        run->error->value = value;
-        run->error->limit = limit;
+    int unlocked = 0;
+    while (!atomic_compare_exchange_weak(&run->failed, &unlocked, 1)) unlocked = 0;
+    mp_error *e = run->error;
+    if (!e->code || step < e->step || (step == e->step && place < e->place)) {
+        e->code = code;
+        e->step = step;
+        e->place = place;
+        e->value = value;
+        e->limit = limit;
     }
+    atomic_store(&run->failed, 0);
 }
 
 /* Where the share of thread t of n pieces of work begins; it ends where that of t + 1 begins. */
 MP_INLINE int64_t mp_share(int64_t n, int t, int T) { return n * t / T; }
+
+/* Python's //: rounds towards minus infinity; b > 0. */
+MP_INLINE int64_t mp_floordiv(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 
 MP_INLINE int64_t mp_min(int64_t a, int64_t b) { return a < b ? a : b; }
 MP_INLINE int64_t mp_max(int64_t a, int64_t b) { return a > b ? a : b; }
