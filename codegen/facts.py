@@ -108,6 +108,7 @@ def reduce(k: Reduce) -> Facts:
     return {"reduction": {
         "outer_size": product(k.outer), "inner_size": product(k.inner), "acc_type": ctype, "start": "0",
         "simd": k.kind in ("sum", "mean"), "value_type": C_TYPES[given.name], "value": value, "combine": update,
+        "better": "v > acc || (v != v && acc == acc)" if given.is_float else "v > acc",
         "finish": k.operand("y").store(tail, k.post.dtype, *names("o", k.outer)),
     }}
 

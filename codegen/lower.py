@@ -224,8 +224,19 @@ class Lowerer:
         if not (allowed and view.is_contiguous):
             wanted = self.destinations.get(op.results[result])
             view = self.copy(view, wanted)
+        else:
+            self._save_aliases(op, view)
         self.views[op.results[result]] = view
         return view
+
+    def _save_aliases(self, op: Op, view: View) -> None:
+        """Copies what later ops still read from storage that `op` is about to change (slices taken before it)."""
+        at = self.graph.ops.index(op) + 1
+        later = {v: None for o in self.graph.ops[at:] for v in o.reads} | {v: None for v in self.graph.outputs}
+        for v in later:
+            old = self.views.get(v)
+            if old is not None and old.buffer is view.buffer:
+                self.views[v] = self.copy(old)
 
     # -- rolled layers ------------------------------------------------------------------------------------------
 

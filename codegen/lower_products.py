@@ -28,11 +28,15 @@ def _rows(x: Value) -> Dim:
 def _prologue(lo: Lowerer, op: Op, x: Value) -> list[Operand]:
     """x as rows, with the weights of the norm in front."""
     depth = x.type.shape[-1]
-    operands = [Operand("x", rows_by_columns(lo, lo.read(x), _rows(x), depth))]
+    rows = rows_by_columns(lo, lo.read(x), _rows(x), depth)
+    if not isinstance(rows.strides[1], int):  # the template's inner loop knows no symbols
+        rows = lo.copy(rows)
+    operands = [Operand("x", rows)]
     for name in ("bias", "norm_weight", "norm_bias"):
         v = op.operand(name) if name in op.opdef.operand_names else None
         if v is not None:
-            operands.append(Operand(name, lo.dense(lo.read(v))))
+            part = lo.dense(lo.read(v))
+            operands.append(Operand(name, part if isinstance(part.offset, int) else lo.copy(part)))
     return operands
 
 

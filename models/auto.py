@@ -91,7 +91,9 @@ def load_weights(model: Module, weights: Weights, *, progress: bool = True) -> N
             )  # fmt: skip
         names.remove(TIED)
     for name in _with_bar(names, own, progress):
-        own[name].load(weights.tensor(name))
+        array = weights.tensor(name)
+        array.flags.writeable = False  # a parameter keeps such an array if the dtype fits, and copies others
+        own[name].load(array)
 
 
 def _with_bar(names: list[str], own: dict[str, Parameter], progress: bool) -> Iterator[str]:
@@ -102,8 +104,9 @@ def _with_bar(names: list[str], own: dict[str, Parameter], progress: bool) -> It
             from tqdm import tqdm
 
             total = sum(own[name].numpy().nbytes for name in names)
+            # disable=None: not where stderr is a file, which a bar would fill
             shown = {"desc": "loading", "unit": "B", "unit_scale": True, "leave": False, "delay": 1}
-            bar = tqdm(total=total, file=sys.stderr, **shown)
+            bar = tqdm(total=total, file=sys.stderr, disable=None, **shown)
         except ImportError:
             pass  # the bar is a courtesy
     try:

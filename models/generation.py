@@ -83,8 +83,8 @@ def cache_spec(config: LlamaConfig, dtype: Any) -> KVCache:
     return KVCache.tree_unflatten({"k": k, "v": v, "lengths": spec("batch", dtype="int32")}, (None,))
 
 
-def make_room(cache: KVCache, num_valid: Array) -> None:
-    """Lets the cache grow before `num_valid` more tokens of each row are written."""
+def make_room(cache: KVCache, num_valid: Any) -> None:
+    """Lets the cache grow before `num_valid` more tokens (of each row, or of all) are written."""
     lengths = cache.lengths.numpy()
     cache.reserve(int((lengths + num_valid).max() - lengths.max()))
 

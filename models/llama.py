@@ -264,6 +264,8 @@ class LlamaForCausalLM(Module, GenerationMixin):
         position_ids, num_valid = (None if x is None else as_tensor(x) for x in (position_ids, num_valid))
         if use_cache and past_key_values is None:
             past_key_values = self.last_cache = self._own_cache(input_ids)
+        if past_key_values is not None and current() is None:
+            make_room(past_key_values, input_ids.shape[1] if num_valid is None else num_valid.numpy())
         hidden_states = self.model(
             input_ids, position_ids, past_key_values, num_valid=num_valid, all_tokens=all_logits
         )
@@ -305,7 +307,6 @@ class LlamaForCausalLM(Module, GenerationMixin):
         )
 
     def _run_step(self, **arguments: Any) -> dict[str, Any]:
-        make_room(arguments["past_key_values"], arguments["num_valid"])
         return {name: t.numpy() for name, t in self.generation_step()(**arguments).items()}
 
     def generation_step(self) -> GenerationStep:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,17 @@ def build(
     clock.lap("passes")
     if target == "reference":
         return _built(graph, stages, None, None, None, traced, target, clock)
+    final, tensors = stages[-1].graph, traced.params
+    executable = make_executable(final, lambda path: tensors[path].numpy(), target, options, clock)
+    plan, source = executable.plan, executable.source
+    return _built(final, stages, plan, source, executable, traced, target, clock)
+
+
+def make_executable(
+    graph: Graph, params: Callable[[str], Array], target: str, options: Options, clock: _Clock | None = None
+) -> Any:
+    """Plan, source, weights and binary of a graph; `params` gives a tensor by its path."""
+    clock = clock or _Clock()
     if target == "cuda":
         raise ArgumentError("target='cuda'")
     from monoplan.codegen.plan import make_plan
@@ -136,18 +147,50 @@ def build(
     from monoplan.runtime.threads import default_threads
     from monoplan.runtime.weights import prepare
 
-    final = stages[-1].graph
-    plan = make_plan(final, host_target())
+    plan = make_plan(graph, host_target())
     source = render_cpu(plan, VERSION)
     clock.lap("codegen")
-    tensors = traced.params
-    params = prepare(final, plan.params, lambda path: tensors[path].numpy())
+    arrays = prepare(graph, plan.params, params)
     clock.lap("weights")
     threads = options.threads or default_threads().count
     text = Path(options.source).read_text() if options.source else None
-    executable = CpuExecutable(plan, source, params, threads, text)
+    executable = CpuExecutable(plan, source, arrays, threads, text)
     clock.lap("build")
-    return _built(final, stages, plan, source, executable, traced, target, clock)
+    return executable
+
+
+@dataclass(frozen=True)
+class GraphExecutable:
+    """A graph compiled by itself: takes and gives arrays as the interpreter does; inputs are never changed."""
+
+    graph: Graph
+    executable: Any
+
+    def __call__(self, inputs: Sequence[Array]) -> list[Array]:
+        wanted = self.graph.inputs
+        if len(inputs) != len(wanted):
+            names = ", ".join(f"{v.name}: {v.type}" for v in wanted)
+            raise ArgumentError(f"{self.graph.name} takes {len(wanted)} inputs ({names}), got {len(inputs)}")
+        symbols = bind_symbols(wanted, [a.shape for a in inputs])
+        written = {i for i, _ in self.graph.writes}
+        given = []
+        for i, (v, a) in enumerate(zip(wanted, inputs, strict=True)):
+            if a.dtype != v.type.dtype.numpy:
+                raise ArgumentError(f"argument {v.name}: expected {v.type}, got dtype {a.dtype}")
+            given.append(np.array(a, order="C") if i in written else np.require(a, None, ["C", "A"]))
+        return self.executable.run(given, symbols)  # type: ignore[no-any-return]
+
+
+def build_graph_executable(
+    graph: Graph, params: Mapping[str, Array] | None = None, target: str = "cpu", options: Options | None = None
+) -> GraphExecutable:
+    """Compiles a graph as it is, without passes: for IR text, tests and tools."""
+    verify(graph)
+    arrays = params or {}
+    if missing := [p.path for p in graph.params if p.path not in arrays]:
+        raise ArgumentError(f"{graph.name}: no values for the parameters {', '.join(missing)}")
+    made = make_executable(graph, lambda path: arrays[path], target, options or Options())
+    return GraphExecutable(graph, made)
 
 
 def _built(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from monoplan.codegen.kernels import Gather
 from monoplan.codegen.plan import Plan, Step
 from monoplan.codegen.render import Source, headers, render_cpu
 from monoplan.codegen.target import Target, cpu_target
@@ -29,7 +31,23 @@ typedef struct {
 } mp_args;
 int mp_run_plan(const mp_args *, mp_error *);
 """
-_INDEX, _POSITION, _CACHE_FULL = 1, 2, 3
+_INDEX, _POSITION, _CACHE_FULL, _COUNT = 1, 2, 3, 4
+
+
+@dataclasses.dataclass
+class _Forks:
+    """A forked child has none of its parent's OpenMP threads and would wait for them for ever."""
+
+    used: bool = False  # a plan of this process ran on several threads
+    orphaned: bool = False  # so did one of the parent's, before the fork
+
+    def after_fork(self) -> None:
+        self.orphaned = self.orphaned or self.used
+
+
+_forks = _Forks()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forks.after_fork)
 
 
 def host_target() -> Target:
@@ -61,7 +79,6 @@ class CpuExecutable:
         self._params = self.ffi.new("void *[]", [self._address(a) for a in params] or [self.ffi.NULL])
         self._arenas: list[Array] = []
         self._layouts: dict[tuple[int, ...], tuple[Any, int, Any]] = {}
-        self._pid = os.getpid()
 
     @property
     def hit(self) -> bool:
@@ -85,8 +102,8 @@ class CpuExecutable:
     def run(self, inputs: Sequence[Array], symbols: Mapping[str, int]) -> list[Array]:
         """Outputs for inputs that were checked already; an output that aliases an input is that input."""
         ffi, plan = self.ffi, self.plan
-        # A forked child has none of its parent's OpenMP threads: it must not wait for them.
-        threads = self.threads if os.getpid() == self._pid else 1
+        threads = 1 if _forks.orphaned else self.threads
+        _forks.used = _forks.used or threads > 1
         values = (*(symbols[s] for s in plan.symbols[:-1]), threads)
         offsets, total, symbol_values = self._layout(values)
         outputs = []
@@ -95,7 +112,10 @@ class CpuExecutable:
                 outputs.append(np.empty([evaluate(d, symbols) for d in v.type.shape], v.type.dtype.numpy))
             else:
                 outputs.append(inputs[where])
-        arena = self._arenas.pop() if self._arenas else aligned((total,), np.uint8)
+        try:  # two Python threads may call at once: each takes an arena of its own
+            arena = self._arenas.pop()
+        except IndexError:
+            arena = aligned((total,), np.uint8)
         if arena.nbytes < total:
             arena = aligned((total,), np.uint8)
         error = ffi.new("mp_error *")
@@ -123,14 +143,20 @@ def describe_failure(
     """An error of the running plan in words, with the op and the user's line."""
     k = step.kernel
     op = k.op
-    shape = [evaluate(d, symbols) for d in getattr(k, "outer", ())]
-    spot = list(map(int, np.unravel_index(place, shape))) if shape and place < product(shape) else [place]
     if code == _INDEX:
+        shape = [evaluate(d, symbols) for d in k.outer] if isinstance(k, Gather) else []
+        spot = list(map(int, np.unravel_index(place, shape))) if shape and place < product(shape) else [place]
+        index = op.operand(next(n for n in ("index", "ids", "rows") if n in op.opdef.operand_names))
+        spot = spot[len(spot) - index.type.rank :] if index is not None else spot  # leading ones are x's own
         what = f"{op.name}: index {value} at position {spot} is out of range [0, {limit})"
         return ArgumentError(what, where=op.loc, fix="check the ids that go in")
     if code == _POSITION:
-        return ArgumentError(f"{op.name}: position {value} is beyond the table of {limit} positions", where=op.loc,
+        return ArgumentError(f"{op.name}: position {value} is beyond the table of {limit} positions",
+                             where=op.loc,
                              fix="use a longer table (max_position_embeddings) or a shorter sequence")
+    if code == _COUNT:
+        return ArgumentError(f"{op.name}: sequence {place} has {value} valid rows, of {limit} given",
+                             where=op.loc, fix="valid counts lie between 0 and the number of rows")
     if code == _CACHE_FULL:
         return ArgumentError(f"{op.name}: sequence {place} needs {value} positions, the cache has {limit}", where=op.loc,
                              fix="reserve more room in the cache before the call")
