@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from monoplan.codegen.expressions import C_TYPES, c_dim, c_index, c_literal, compute_type, convert
+from monoplan.codegen.expressions import C_TYPES, c_dim, c_index, c_literal, compute_type, convert, c_symbol
 from monoplan.codegen.kernels import (
     Attention,
     Gather,
@@ -24,10 +24,10 @@ from monoplan.codegen.kernels import (
     Softmax,
     Sort,
 )
-from monoplan.codegen.schedule import LinearSchedule, parse_layout
+from monoplan.codegen.schedule import AttentionSchedule, LinearSchedule, parse_layout
 from monoplan.codegen.views import View, merge_dims
 from monoplan.ir.dims import Dim, equal
-from monoplan.ir.types import DType, f32, f64, product
+from monoplan.ir.types import DType, bf16, f32, f64, product
 
 Facts = dict[str, Any]
 
@@ -36,6 +36,8 @@ def facts(kernel: Kernel, schedule: Any) -> Facts:
     """The extra names of a kernel's template."""
     if isinstance(kernel, Linear):
         return {"mm": linear(kernel, schedule)}
+    if isinstance(kernel, Attention):
+        return attention(kernel, schedule)
     return _FAMILIES[type(kernel)](kernel)
 
 
@@ -162,7 +164,10 @@ def gather(k: Gather) -> Facts:
     x = k.operand("x")
     if k.packed:
         panel, _, _ = parse_layout(x.view.buffer.layout)
-        place = f"x[at / {panel} * {panel * k.depth} + i0 * {panel} + at % {panel}]"
+        column = f"at % {panel}"
+        if x.dtype == bf16:  # packed beside the column half a panel away
+            column = f"(at % {panel} * 2 - (at % {panel} >= {panel // 2}) * {panel - 1})"
+        place = f"x[at / {panel} * {panel * k.depth} + i0 * {panel} + {column}]"
         from monoplan.codegen.expressions import load
 
         value = load(x.dtype, place)
@@ -251,7 +256,7 @@ def sample(k: Sample) -> Facts:
     return {"sampling": found}
 
 
-def attention(k: Attention) -> Facts:
+def attention(k: Attention, s: AttentionSchedule) -> Facts:
     q, kk, v, y = (k.operand(n) for n in ("q", "k", "v", "y"))
     wide = f64 if f64 in (q.dtype, kk.dtype, v.dtype) else f32
     real = _real(wide)
@@ -260,25 +265,44 @@ def attention(k: Attention) -> Facts:
         visible.append("key <= position")
     if k.window is not None:
         visible.append(f"key > position - {k.window}")
-    mask_add = ""
+    mask_add, mask_strip, flags = "", "", []
     if k.has("mask"):
         mask = k.operand("mask")
-        text = mask.at("b", "h", "(s0 + r)", "key")
+        text, strip = (mask.at("b", "h", row, "key") for row in ("s0", "(s0 + row)"))
         if mask.dtype.is_float:
-            mask_add = text
+            mask_add, mask_strip = text, strip
         else:
             visible.append(text)
+            flags.append(strip)
+    if k.window is not None:
+        flags.append(f"key > position - {k.window}")
     before = f"(int64_t){k.operand('past').at('b')}" if k.has("past") else "keys - queries"
     first = f"mp_max(0, before + s0 - {k.window - 1})" if k.window is not None else "0"
     last = "mp_min(written, before + s0 + count)" if k.causal else "written"
+    pointers = [o for o in k.pointers if o.name != "past"]
     return {"attn": {
-        "real": real, "q": q.at("b", "(s0 + r)", "h", "i"), "k": kk.at("b", "g", "key", "i"),
-        "v": v.at("b", "g", "key", "i"), "scale": c_literal(k.scale, wide), "before": before, "first_key": first,
-        "last_key": last, "visible": " && ".join(visible), "mask_add": mask_add,
-        "softcap": "" if k.softcap is None else c_literal(k.softcap, wide),
+        "real": real, "q": q.at("b", "s0", "h", "i"), "q_strip": q.at("b", "(s0 + row)", "h", "i"),
+        "k": kk.at("b", "g", "key", "i"), "v": v.at("b", "g", "key", "i"), "scale": c_literal(k.scale, wide),
+        "before": before, "first_key": first, "last_key": last, "visible": " && ".join(visible), "mask_add": mask_add,
+        "mask_strip": mask_strip, "visible_strip": " && ".join(flags) or "1", "masked": bool(flags or mask_strip),
+        "shown": "position + 1 - j0" if k.causal else "width", "softcap": "" if k.softcap is None else c_literal(k.softcap, wide),
         "tanh": "tanh" if wide == f64 else "mp_tanhf", "exp": "exp" if wide == f64 else "mp_expf",
-        "statement": y.store("v_out", wide, "b", "(s0 + r)", "h", "i"),
+        "statement": y.store("v_out", wide, "b", "s0", "h", "i"),
+        "statement_strip": y.store("v_out", wide, "b", "(s0 + row)", "h", "i"),
+        "rows": -(-s.queries * (k.heads // k.kv_heads) // s.block) * s.block,
+        "value_padded": -(-k.value_dim // s.panel) * s.panel,
+        "params": ", ".join(["const mp_run *run MP_UNUSED", *(f"{'' if o.written else 'const '}{o.ctype} *{o.name}"
+                                                              for o in pointers), *_symbol_params(k)]),
+        "args": ", ".join(["run", *(o.name for o in pointers), *_symbol_args(k)]),
     }}
+
+
+def _symbol_params(k: Kernel) -> list[str]:
+    return [f"const int64_t {c_symbol(name)} MP_UNUSED" for name in sorted(k.symbols)]
+
+
+def _symbol_args(k: Kernel) -> list[str]:
+    return [c_symbol(name) for name in sorted(k.symbols)]
 
 
 def linear(k: Linear, s: LinearSchedule) -> Facts:
@@ -300,7 +324,7 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
         "block_args": ", ".join(
             [f"x + {c_dim(x.view.offset)}" if o.name == "x" else o.name for o in block] + [c_dim(x.view.strides[0])]
         ),
-        "choose_block": _choose_block(s.row_blocks), "has_bias": k.has("bias"),
+        "widen": k.has_scratch("wide"), "choose_block": _choose_block(s.row_blocks), "has_bias": k.has("bias"),
     }
     bias = k.operand("bias") if k.has("bias") else None
     if k.epilogue == "heads":
@@ -354,7 +378,7 @@ def _heads(k: Linear) -> Facts:
 
 _FAMILIES: dict[type[Kernel], Any] = {
     Pointwise: pointwise, Reduce: reduce, Norm: norm, Softmax: softmax, Matmul: matmul, Gather: gather, Rope: rope,
-    KVUpdate: kv_update, Scan: scan, Sort: sort, Sample: sample, Attention: attention,
+    KVUpdate: kv_update, Scan: scan, Sort: sort, Sample: sample,
 }
 
 __all__ = ["c_index", "convert", "facts", "unravel_lines"]

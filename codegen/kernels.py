@@ -118,6 +118,9 @@ class Kernel:
     def has(self, name: str) -> bool:
         return any(o.name == name for o in self.operands)
 
+    def has_scratch(self, name: str) -> bool:
+        return any(o.name == name for o in self.scratch)
+
     def group(self, prefix: str) -> list[Operand]:
         """Operands named prefix0, prefix1, …"""
         return [o for o in self.operands if o.name.startswith(prefix) and o.name[len(prefix) :].isdigit()]

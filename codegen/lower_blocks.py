@@ -10,7 +10,7 @@ from monoplan.ir.dims import Dim
 from monoplan.ir.expr import Arg, parse_expr
 from monoplan.ir.graph import Op, Value
 from monoplan.ir.rules import normalized_axes
-from monoplan.ir.types import DType, bf16, f16, f32, i64, product
+from monoplan.ir.types import DType, bf16, f16, f32, f64, i64, product
 
 
 def given(op: Op, name: str) -> Value:
@@ -260,7 +260,7 @@ def lower_sample(lo: Lowerer, op: Op) -> None:
             operands.append(Operand(name, lo.read(v).expanded(rows)))
     operands.append(Operand("y", y, written=True))
     heap = lo.fresh(i64, (product(rows), vocabulary), "scratch")
-    weights = lo.fresh(f32.accumulator, (product(rows), vocabulary), "scratch")
+    weights = lo.fresh(f64, (product(rows), vocabulary), "scratch")
     lo.emit(Sample(op=op, operands=tuple(operands), mode="sample", rows=rows, vocabulary=vocabulary,
                    scratch=(Operand("heap", heap, written=True), Operand("weights", weights, written=True))))
 

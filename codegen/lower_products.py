@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from monoplan.codegen.kernels import Attention, Body, Linear, Matmul, Norm, Operand
+from monoplan.codegen.kernels import Attention, Body, KVUpdate, Linear, Matmul, Norm, Operand, Reduce, Rope
 from monoplan.codegen.lower import Lowerer, expanded_rows, lowers, rows_by_columns
-from monoplan.codegen.schedule import linear_layout
-from monoplan.codegen.views import View
+from monoplan.codegen.schedule import linear_layout, parse_layout
+from monoplan.codegen.views import View, whole
 from monoplan.ir.dims import Dim
-from monoplan.ir.expr import Arg, parse_expr
+from monoplan.ir.expr import Arg, Call, parse_expr
 from monoplan.ir.graph import Op, Value
 from monoplan.ir.types import DType, bf16, f16, f32, f64, i64, product, promote
 
@@ -64,7 +64,7 @@ def lower_linear(lo: Lowerer, op: Op) -> None:
         operands.append(Operand("y", best, written=True))
         found = Operand("found", lo.fresh(i64, (lo_threads(), _rows(x), 2), "scratch"), written=True)
         lo.emit(Linear(**common, operands=tuple(operands), epilogue="argmax", body=Body(Arg(0), (f32,)),
-                       scratch=(*_scratch(lo, x), found)))
+                       scratch=(*_scratch(lo, x, operands[1].view), found)))
         return
     n = columns // 2 if gated else columns
     extras = [v for v in op.operands[len(op.opdef.operand_names) :] if v is not None]
@@ -76,7 +76,7 @@ def lower_linear(lo: Lowerer, op: Op) -> None:
     node = parse_expr(a["expr"]) if op.name == "fused_linear" else Arg(0)
     body = Body(node, (*([acc] * (2 if gated else 1)), *(v.type.dtype for v in extras)))
     lo.emit(Linear(**common, operands=tuple(operands), epilogue="gated" if gated else "pointwise", body=body,
-                   scratch=_scratch(lo, x)))
+                   scratch=_scratch(lo, x, operands[1].view)))
 
 
 def lo_threads() -> Dim:
@@ -86,67 +86,67 @@ def lo_threads() -> Dim:
     return symbol("threads")
 
 
-def _scratch(lo: Lowerer, x: Value) -> tuple[Operand, ...]:
-    """Rows of x, normed and transposed into blocks: one copy for all threads, or a block for each when rows are few."""
+def _scratch(lo: Lowerer, x: Value, weight: View) -> tuple[Operand, ...]:
+    """Rows of x, normed and transposed into blocks: one copy for all threads, or a block for each when rows are few;
+    and for half weights a group of panels widened to f32, for each thread."""
     block = lo.target.row_blocks[-1]
     rows = (_rows(x) + (block - 1)) // block + lo_threads()
-    return (Operand("xt", lo.fresh(f32, (rows, x.type.shape[-1], block), "scratch"), written=True),)
+    depth = x.type.shape[-1]
+    found = [Operand("xt", lo.fresh(f32, (rows, depth, block), "scratch"), written=True)]
+    if weight.dtype != f32 and weight.buffer.layout != "rows":
+        panel, panels, _ = parse_layout(weight.buffer.layout)
+        found.append(Operand("wide", lo.fresh(f32, (lo_threads(), depth, panel * panels), "scratch"), written=True))
+    return tuple(found)
 
 
 def _lower_general_linear(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
     """Weights that are computed, or f64: the norm, then a matmul by the transposed weight, then the epilogue."""
     a = op.attrs
-    norm = a.get("norm", "none")
-    xs = lo.read(x)
-    depth = x.type.shape[-1]
-    rows = _rows(x)
-    if norm != "none":
-        normed = lo.fresh(x.type.dtype, x.type.shape)
-        operands = [Operand("x", rows_by_columns(lo, xs, rows, depth))]
-        for name, short in (("norm_weight", "weight"), ("norm_bias", "bias")):
-            v = op.operand(name)
-            if v is not None:
-                operands.append(Operand(short, lo.dense(lo.read(v))))
-        flat = normed.reshaped((rows, depth))
-        assert flat is not None
-        operands.append(Operand("y", flat, written=True))
-        lo.emit(Norm(op=op, operands=tuple(operands), kind=norm, eps=a["eps"], body=Body(Arg(0), (x.type.dtype,)),
-                     outer=(rows,), inner=depth))
-        xs = normed
-    acc = promote(x.type.dtype, weight.type.dtype)
-    extras = [v for v in op.operands[len(op.opdef.operand_names) :] if v is not None]
-    node: Any = parse_expr(a["expr"]) if op.name == "fused_linear" else Arg(0)
-    bias = op.operand("bias")
-    w = lo.read(weight).transposed((1, 0))
-    columns = weight.type.shape[0]
-    plain = op.name == "linear" and bias is None
-    if plain:
-        _emit_matmul(lo, op, xs, w, lo.destination(op.result), [], Body(Arg(0), (acc,)))
-        return
-    product_view = lo.fresh(acc, (*x.type.shape[:-1], columns))
-    extra_bias = [] if bias is None else [lo.read(bias)]
-    from monoplan.ir.expr import Call
-
-    first = Arg(0) if bias is None else Call("add", (Arg(0), Arg(1)))
     if op.name == "linear":
-        _emit_matmul(lo, op, xs, w, lo.destination(op.result), extra_bias, Body(first, (acc, bias.type.dtype)))  # type: ignore[union-attr]
+        _product(lo, op, x, weight, lo.destination(op.result))
         return
-    body = Body(first, (acc, *([bias.type.dtype] if bias is not None else [])))
-    _emit_matmul(lo, op, xs, w, product_view, extra_bias, body)
+    made = _product(lo, op, x, weight, None)
+    columns = weight.type.shape[0]
     if op.name == "linear_argmax":
-        from monoplan.codegen.kernels import Reduce
-
         y = lo.destination(op.result)
-        out = View(y.buffer, product_view.shape[:-1], _lead_strides(y, op), y.offset)
-        lo.emit(Reduce(op=op, operands=(Operand("x0", product_view), Operand("y", out, written=True)), kind="argmax",
-                       pre=Body(Arg(0), (acc,)), post=Body(Arg(0), (i64,)), outer=product_view.shape[:-1],
+        out = View(y.buffer, made.shape[:-1], _lead_strides(y, op), y.offset)
+        lo.emit(Reduce(op=op, operands=(Operand("x0", made), Operand("y", out, written=True)), kind="argmax",
+                       pre=Body(Arg(0), (made.dtype,)), post=Body(Arg(0), (i64,)), outer=made.shape[:-1],
                        inner=(columns,)))
         return
-    parts = [product_view]
+    parts = [made]
     if a["gated"]:
         half = columns // 2
-        parts = [product_view.sliced(len(product_view.shape) - 1, i * half, half) for i in range(2)]
-    lo.pointwise(node, [*parts, *(lo.read(v) for v in extras)], lo.destination(op.result))
+        parts = [made.sliced(len(made.shape) - 1, i * half, half) for i in range(2)]
+    extras = [lo.read(v) for v in op.operands[len(op.opdef.operand_names) :] if v is not None]
+    lo.pointwise(parse_expr(a["expr"]), [*parts, *extras], lo.destination(op.result))
+
+
+def _product(lo: Lowerer, op: Op, x: Value, weight: Value, into: View | None) -> View:
+    """linear(norm(x), weight, bias) by a norm kernel (if any) and a matmul."""
+    xs = lo.read(x)
+    if op.attrs.get("norm", "none") != "none":
+        depth = x.type.shape[-1]
+        normed = lo.fresh(x.type.dtype, (_rows(x), depth))
+        weights = [Operand(short, lo.dense(lo.read(v))) for name, short in _NORM_OPERANDS
+                   if (v := op.operand(name)) is not None]
+        rows = rows_by_columns(lo, xs, _rows(x), depth)
+        operands = (Operand("x", rows), *weights, Operand("y", normed, written=True))
+        lo.emit(Norm(op=op, operands=operands, kind=op.attrs["norm"], eps=op.attrs["eps"],
+                     body=Body(Arg(0), (x.type.dtype,)), outer=(_rows(x),), inner=depth))
+        xs = whole(normed.buffer, x.type.shape)
+    acc = promote(x.type.dtype, weight.type.dtype)
+    bias = op.operand("bias")
+    y = into if into is not None else lo.fresh(acc, (*x.type.shape[:-1], weight.type.shape[0]))
+    body = Body(Arg(0), (acc,))
+    if bias is not None:
+        body = Body(Call("add", (Arg(0), Arg(1))), (acc, bias.type.dtype))
+    extras = [] if bias is None else [lo.read(bias)]
+    _emit_matmul(lo, op, xs, lo.read(weight).transposed((1, 0)), y, extras, body)
+    return y
+
+
+_NORM_OPERANDS = (("norm_weight", "weight"), ("norm_bias", "bias"))
 
 
 def _lead_strides(y: View, op: Op) -> tuple[Dim, ...]:
@@ -189,6 +189,9 @@ def lower_qkv(lo: Lowerer, op: Op) -> None:
     a = op.attrs
     x, weight = op.operands[0], op.operands[1]
     assert x is not None and weight is not None
+    if not can_pack(lo, x, weight):
+        _lower_general_qkv(lo, op, x, weight)
+        return
     columns, depth = weight.type.shape
     operands = _prologue(lo, op, x)
     kc, vc = lo.inplace_view(op, 1), lo.inplace_view(op, 2)
@@ -213,7 +216,49 @@ def lower_qkv(lo: Lowerer, op: Op) -> None:
     lo.emit(Linear(op=op, operands=tuple(operands), norm=a["norm"], eps=a["eps"], rows=rows, depth=depth,
                    columns=columns, epilogue="heads", heads=a["heads"], kv_heads=a["kv_heads"], head_dim=dim,
                    rotary=2 * half, algo=a["algo"], qk_eps=a["qk_eps"], batch=batch, seq=seq,
-                   flops=rows * (2 * columns * depth), scratch=_scratch(lo, x)))
+                   flops=rows * (2 * columns * depth), scratch=_scratch(lo, x, operands[1].view)))
+
+
+def _lower_general_qkv(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
+    """The same by one kernel for each part, for weights that are computed, or f64."""
+    a = op.attrs
+    batch, seq = x.type.shape[:2]
+    caches = [lo.inplace_view(op, 1), lo.inplace_view(op, 2)]
+    dim = caches[0].shape[3]
+    assert isinstance(dim, int)
+    made = _product(lo, op, x, weight, None)
+    cut = made.reshaped((batch, seq, a["heads"] + 2 * a["kv_heads"], dim))
+    assert cut is not None
+    q, k = cut.sliced(2, 0, a["heads"]), cut.sliced(2, a["heads"], a["kv_heads"])
+    v = cut.sliced(2, a["heads"] + a["kv_heads"], a["kv_heads"])
+    positions, sin, cos, lengths = (op.operand(n) for n in ("positions", "sin", "cos", "lengths"))
+    assert positions is not None and sin is not None and cos is not None and lengths is not None
+    half = sin.type.shape[1]
+    assert isinstance(half, int)
+    tables = (Operand("positions", lo.read(positions).expanded((batch, seq))),
+              Operand("sin", lo.dense(lo.read(sin))), Operand("cos", lo.dense(lo.read(cos))))
+
+    def turned(part: View, norm: str, into: View | None) -> View:
+        scale = op.operand(norm)
+        if scale is not None:
+            normed = lo.fresh(part.dtype, part.shape)
+            operands = (Operand("x", part), Operand("weight", lo.dense(lo.read(scale))),
+                        Operand("y", normed, written=True))
+            lo.emit(Norm(op=op, operands=operands, kind="rms", eps=a["qk_eps"],
+                         body=Body(Arg(0), (part.dtype,)), outer=part.shape[:3], inner=dim))
+            part = normed
+        y = into if into is not None else lo.fresh(part.dtype, part.shape)
+        lo.emit(Rope(op=op, operands=(Operand("x", part), *tables, Operand("y", y, written=True)),
+                     algo=a["algo"], rotary=2 * half, head_dim=dim, limit=sin.type.shape[0]))
+        return y
+
+    turned(q, "q_norm", lo.destination(op.results[0]))
+    valid = op.operand("valid")
+    counts = [Operand("lengths", lo.read(lengths))]
+    counts += [] if valid is None else [Operand("valid", lo.read(valid))]
+    for cache, rows in zip(caches, (turned(k, "k_norm", None), v), strict=True):
+        operands = (Operand("rows", rows), *counts, Operand("cache", cache, written=True))
+        lo.emit(KVUpdate(op=op, operands=operands, capacity=cache.shape[2]))
 
 
 @lowers("attention")

@@ -40,6 +40,9 @@ class AttentionSchedule:
 
     queries: int
     keys: int
+    tiled: bool  # whether many queries run as register tiles (f32 sums)
+    panel: int
+    block: int  # rows of a tile
 
 
 def choose(kernel: Kernel, target: Target) -> Schedule | LinearSchedule | AttentionSchedule:
@@ -47,8 +50,15 @@ def choose(kernel: Kernel, target: Target) -> Schedule | LinearSchedule | Attent
     if isinstance(kernel, Linear):
         return _linear(kernel, target)
     if isinstance(kernel, Attention):
-        return AttentionSchedule(queries=8, keys=64)
+        return _attention(kernel, target)
     return Schedule()
+
+
+def _attention(k: Attention, target: Target) -> AttentionSchedule:
+    # About 32 rows share each block of keys: enough to pay for transposing it, and the strip still fits L1 and L2.
+    queries = max(1, 32 // (k.heads // k.kv_heads))
+    tiled = all(o.dtype.bits <= 32 for o in k.operands if o.name in ("q", "k", "v"))
+    return AttentionSchedule(queries, 64, tiled, target.panel, target.row_blocks[-1])
 
 
 def linear_layout(target: Target, epilogue: str, head_dim: int = 0) -> str:

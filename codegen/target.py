@@ -26,7 +26,7 @@ def cpu_target(isa: str, vector_bytes: int) -> Target:
     if isa in ("avx512", "amx"):
         return Target("cpu", isa, 16, 32, (1, 4, 12))
     if isa == "avx2":
-        return Target("cpu", isa, 8, 16, (1, 3, 6))
+        return Target("cpu", isa, 8, 16, (1, 6))
     if isa == "neon":
-        return Target("cpu", isa, 4, 16, (1, 3, 6))
+        return Target("cpu", isa, 4, 16, (1, 4))
     return Target("cpu", isa, lanes, 8, (1, 4))

@@ -209,13 +209,14 @@ class GenerationMixin:
             if self.tokenizer is None:
                 fix = "give token ids, or load the model from a directory that has a tokenizer.json"
                 raise ArgumentError("a text prompt needs a tokenizer", why="the model has none", fix=fix)
-            prompt = self.tokenizer.encode(prompt, add_special_tokens=special)
+            # An empty text stays empty: what a BOS alone begins is hardly what its author wanted.
+            prompt = self.tokenizer.encode(prompt, add_special_tokens=special) if prompt else []
         if not all(map(is_whole, prompt)):
             raise ArgumentError("a prompt is a text or a list of token ids", why=f"it is {prompt!r:.60}")
         ids, size = [int(token) for token in prompt], self.config.vocab_size
         if not ids:
             why = "the model needs at least one token to start from"
-            raise ArgumentError("the prompt is empty", why=why, fix="give it some text")
+            raise ArgumentError("the prompt is empty", why=why, fix="give some text, or [bos_token_id]")
         for place, token in enumerate(ids):
             if not 0 <= token < size:
                 what = f"token id {token} at position {place} of the prompt is out of range [0, {size})"

@@ -68,9 +68,7 @@ class LlamaRotaryEmbedding(Module):
         self.original = 0  # with two tables: the length from which the second holds
         if self.rope_type == "dynamic":
             self.factor = config.rope_scaling["factor"]  # type: ignore[index]
-            self.register_buffer(
-                "exponents", np.arange(0, self.dim, 2) / np.float32(self.dim), persistent=False
-            )
+            self.register_buffer("exponents", np.arange(0, self.dim, 2) / np.float32(self.dim), persistent=False)
             return
         sin, cos = rope_tables(config, self.max_positions)
         if table_key(config, 2**31) != 0:
@@ -266,9 +264,7 @@ class LlamaForCausalLM(Module, GenerationMixin):
             past_key_values = self.last_cache = self._own_cache(input_ids)
         if past_key_values is not None and current() is None:
             make_room(past_key_values, input_ids.shape[1] if num_valid is None else num_valid.numpy())
-        hidden_states = self.model(
-            input_ids, position_ids, past_key_values, num_valid=num_valid, all_tokens=all_logits
-        )
+        hidden_states = self.model(input_ids, position_ids, past_key_values, num_valid=num_valid, all_tokens=all_logits)
         logits: Tensor = self.lm_head(hidden_states)
         return logits
 
@@ -302,9 +298,7 @@ class LlamaForCausalLM(Module, GenerationMixin):
         c, limit = self.config, self.max_length
         capacity = min(max(capacity, 16), limit)
         kind = self.dtype if dtype is None else dtype
-        return KVCache(
-            c.num_hidden_layers, batch, c.num_key_value_heads, c.head_dim, capacity, dtype=kind, limit=limit
-        )
+        return KVCache(c.num_hidden_layers, batch, c.num_key_value_heads, c.head_dim, capacity, dtype=kind, limit=limit)
 
     def _run_step(self, **arguments: Any) -> dict[str, Any]:
         return {name: t.numpy() for name, t in self.generation_step()(**arguments).items()}
@@ -341,9 +335,7 @@ class LlamaForCausalLM(Module, GenerationMixin):
         return made
 
     @classmethod
-    def from_pretrained(
-        cls, model_path: str | Path, device: str = "cpu", dtype: Any = None
-    ) -> LlamaForCausalLM:
+    def from_pretrained(cls, model_path: str | Path, device: str = "cpu", dtype: Any = None) -> LlamaForCausalLM:
         """A model from a Hugging Face directory or a GGUF file; see AutoLlamaModel."""
         from monoplan.models.auto import AutoLlamaModel
 

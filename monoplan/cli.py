@@ -12,6 +12,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from monoplan.ir.errors import MonoplanError
+
 # name -> (module, what it does): the order is that of the help.
 COMMANDS = {
     "generate": ("monoplan.cli_generate", "continue a prompt, streamed"),
@@ -21,13 +23,13 @@ COMMANDS = {
     "doctor": ("monoplan.cli_doctor", "what this machine offers: compiler, threads, cache, packages"),
     "cache": ("monoplan.cli_cache", "the compiled plans on disk: info, clear, prune"),
 }
+# Packages that not every user needs -> the extra that brings them.
+EXTRAS = {"safetensors": "llm", "tokenizers": "llm", "gguf": "llm", "cupy": "cuda"}
 INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the number of the signal, as shells count
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; an error of ours is a message, and a traceback as well if MONOPLAN_DEBUG asks."""
-    from monoplan.ir.errors import MonoplanError
-
     try:
         status = _run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()  # a closed pipe shows here, where it can still be handled
@@ -38,6 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             traceback.print_exc()
         print(f"monoplan: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS or debug_level() >= 1:
+            raise
+        print(f"monoplan: the package {error.name} is not installed", file=sys.stderr)
+        print(f"  to do: pip install 'monoplan[{EXTRAS[error.name]}]'", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nmonoplan: interrupted", file=sys.stderr)

@@ -60,9 +60,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _row(
-    llm: CompiledLM, name: str, count: int, run_once: Any, times: int, bandwidth: float | None
-) -> dict[str, Any]:
+def _row(llm: CompiledLM, name: str, count: int, run_once: Any, times: int, bandwidth: float | None) -> dict[str, Any]:
     count = min(count, llm.max_length)
     run_once(llm, min(count, 8))  # the first run touches every page of the weights
     speeds = []

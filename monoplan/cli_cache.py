@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from monoplan.ir.errors import ArgumentError
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to do."""
@@ -17,7 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Shows or removes entries."""
-    from monoplan.ir.errors import ArgumentError
     from monoplan.runtime import cache
 
     if args.action == "info":

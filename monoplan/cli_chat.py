@@ -7,7 +7,8 @@ import sys
 from typing import Any
 
 from monoplan.cli import INTERRUPTED
-from monoplan.cli_common import Timings, add_model_arguments, add_sampling_arguments, load, sampling
+from monoplan.cli_common import Timings, add_model_arguments, add_sampling_arguments, has_chat, load, sampling
+from monoplan.ir.errors import ArgumentError
 
 GREETING = "An empty line or Ctrl-D ends the chat, /reset forgets it, Ctrl-C stops an answer."
 
@@ -26,6 +27,8 @@ def run(args: argparse.Namespace) -> int:
 
     timings = Timings()
     llm = load(args, timings)
+    if not has_chat(llm):
+        raise ArgumentError("the model has no chat format", fix="use monoplan generate")
     opening = [{"role": "system", "content": args.system}] if args.system else []
     messages: list[dict[str, str]] = list(opening)
     session, typed, status = Session(), sys.stdin.isatty(), 0
@@ -62,8 +65,6 @@ def _read(typed: bool) -> str | None:
     try:
         line = sys.stdin.readline()
     except UnicodeDecodeError as error:
-        from monoplan.ir.errors import ArgumentError
-
         raise ArgumentError("stdin is not text", why=str(error)) from None
     return line.strip() if line else None
 

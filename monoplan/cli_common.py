@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from monoplan.ir.errors import ArgumentError
+
 if TYPE_CHECKING:
     from monoplan.llm import CompiledLM
 
@@ -26,9 +28,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add("--target", choices=TARGETS, default=TARGETS[0], help=f"where to run {own}")
 
 
-def add_sampling_arguments(
-    parser: argparse.ArgumentParser, *, max_tokens: int, temp: float, top_p: float
-) -> None:
+def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int, temp: float, top_p: float) -> None:
     """How tokens are chosen."""
     add, own = parser.add_argument, "(default: %(default)s)"
     add("-n", "--max-tokens", type=int, default=max_tokens, metavar="N", help=f"at most N new tokens {own}")
@@ -102,8 +102,6 @@ def peak_memory() -> int | None:
 def load(args: argparse.Namespace, timings: Timings) -> CompiledLM:
     """The model of the command line, compiled."""
     if args.threads is not None:
-        from monoplan.ir.errors import ArgumentError
-
         if args.threads < 1:
             raise ArgumentError(f"--threads must be 1 or more, got {args.threads}")
         os.environ["MONOPLAN_NUM_THREADS"] = str(args.threads)

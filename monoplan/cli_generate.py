@@ -9,6 +9,7 @@ from typing import Any
 
 from monoplan.cli import INTERRUPTED
 from monoplan.cli_common import Timings, add_model_arguments, add_sampling_arguments, has_chat, load, sampling
+from monoplan.ir.errors import ArgumentError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Streams the continuation to stdout; Ctrl-C ends it and still prints the timings."""
     prompt = _prompt(args)  # before the model is loaded: a missing prompt should not take seconds to notice
+    if not prompt:
+        raise ArgumentError("the prompt is empty", fix="give some text")
     timings, status = Timings(), 0
     llm = load(args, timings)
     text: Any = prompt
@@ -57,8 +60,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prompt(args: argparse.Namespace) -> str:
-    from monoplan.ir.errors import ArgumentError
-
     given = [text for text in (args.prompt, args.prompt_option) if text is not None]
     if len(given) + (args.file is not None) > 1:
         raise ArgumentError("the prompt is given twice", fix="give one of PROMPT, --prompt and --file")

@@ -34,9 +34,7 @@ class PositionedStep(Module):
         super().__init__()
         self.lm = lm
 
-    def forward(
-        self, input_ids: Tensor, position_ids: Tensor, past_key_values: KVCache, num_valid: Tensor
-    ) -> Tensor:
+    def forward(self, input_ids: Tensor, position_ids: Tensor, past_key_values: KVCache, num_valid: Tensor) -> Tensor:
         """[batch, seq, vocab]."""
         lm: Any = self.lm
         logits: Tensor = lm(input_ids, position_ids, past_key_values, num_valid=num_valid, all_logits=True)
@@ -46,9 +44,7 @@ class PositionedStep(Module):
 class CompiledLM(GenerationMixin):
     """A compiled LlamaForCausalLM: call it as the model, or let it generate."""
 
-    def __init__(
-        self, model: LlamaForCausalLM, *, target: str = "cpu", dtype: Any = None, options: Any = None
-    ) -> None:
+    def __init__(self, model: LlamaForCausalLM, *, target: str = "cpu", dtype: Any = None, options: Any = None) -> None:
         # A model of its own in another dtype: the tables of RoPE stay float32, whatever the weights are.
         self.model = model if dtype is None or as_dtype(dtype) == model.dtype else model.with_dtype(dtype)
         self.config, self.dtype, self.target = model.config, self.model.dtype, target
@@ -104,9 +100,7 @@ class CompiledLM(GenerationMixin):
         )
         return logits if all_logits else logits[np.arange(batch), valid - 1][:, None]
 
-    def step(
-        self, input_ids: Array, past_key_values: KVCache, num_valid: Array | None = None
-    ) -> dict[str, Array]:
+    def step(self, input_ids: Array, past_key_values: KVCache, num_valid: Array | None = None) -> dict[str, Array]:
         """One run of the plan: the best token [batch], its log probability, and logits [batch, 1, vocab]."""
         batch, seq = input_ids.shape
         valid = np.full(batch, seq, np.int32) if num_valid is None else num_valid

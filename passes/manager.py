@@ -7,20 +7,36 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from monoplan.ir.errors import MonoplanError, VerifyError
-from monoplan.ir.graph import Graph
+from monoplan.ir.graph import Graph, Loc, Op
+from monoplan.ir.printer import print_op
 from monoplan.ir.verifier import verify
 
 
 @dataclass(frozen=True)
 class NearMiss:
-    """A rewrite that almost fired, and why it did not."""
+    """A rewrite that almost fired at an op, and why it did not."""
 
     rule: str
-    where: str
+    op: Op
     reason: str
+
+    @property
+    def where(self) -> str:
+        """The op's line and the user's place."""
+        place = str(self.op.loc)
+        return f"{print_op(self.op)} ({place})" if place else print_op(self.op)
 
     def __str__(self) -> str:
         return f"{self.rule} did not fire at {self.where}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Fired:
+    """A rewrite that was made: the rule, what it made, and the user's place."""
+
+    rule: str
+    what: str
+    loc: Loc
 
 
 @dataclass
@@ -29,6 +45,16 @@ class Notes:
 
     rewrites: int = 0
     misses: list[NearMiss] = field(default_factory=list)
+    done: list[Fired] = field(default_factory=list)
+
+    def fired(self, rule: str, op: Op) -> None:
+        """Counts a rewrite; `op` is what it made or changed."""
+        self.rewrites += 1
+        self.done.append(Fired(rule, op.name, op.loc))
+
+    def missed(self, rule: str, op: Op, reason: str) -> None:
+        """Notes that a rule almost fired at an op."""
+        self.misses.append(NearMiss(rule, op, reason))
 
 
 @dataclass(frozen=True)
@@ -51,6 +77,10 @@ class Stage:
     seconds: float
     misses: tuple[NearMiss, ...]
     changed: bool
+    done: tuple[Fired, ...] = ()
+
+
+_LEAVE_OUT = "this is a bug of the pass; `options={'passes': ...}` can leave it out"
 
 
 def run_passes(graph: Graph, pipeline: Sequence[Pass], stop_after: str | None = None) -> list[Stage]:
@@ -64,12 +94,15 @@ def run_passes(graph: Graph, pipeline: Sequence[Pass], stop_after: str | None = 
             if new is not graph:
                 verify(new)
         except VerifyError as error:
-            raise VerifyError(f"pass {p.name} made a wrong graph: {error.what}", where=error.where, why=error.why,
-                              fix="this is a bug of the pass; `options={'passes': ...}` can leave it out") from error
+            what = f"pass {p.name} made a wrong graph: {error.what}"
+            raise VerifyError(what, where=error.where, why=error.why, fix=_LEAVE_OUT) from error
         except MonoplanError as error:
             raise type(error)(f"pass {p.name}: {error.what}", where=error.where, why=error.why, fix=error.fix) from error
+        except Exception as error:
+            raise VerifyError(f"pass {p.name} failed: {type(error).__name__}: {error}", fix=_LEAVE_OUT) from error
         seconds = time.perf_counter() - start
-        stages.append(Stage(p.name, p.rule, new, notes.rewrites, seconds, tuple(notes.misses), new is not graph))
+        misses, done = tuple(notes.misses), tuple(notes.done)
+        stages.append(Stage(p.name, p.rule, new, notes.rewrites, seconds, misses, new is not graph, done))
         graph = new
         if p.name == stop_after:
             break

@@ -9,18 +9,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from monoplan.ir.builder import Builder
+from monoplan.ir.errors import TypeRuleError
 from monoplan.ir.graph import Graph, Op, Value, definitions
 from monoplan.ir.opdef import OpDef
-from monoplan.ir.printer import print_op
 from monoplan.ir.types import TensorType, f32
-from monoplan.passes.manager import NearMiss, Notes, Pass
-from monoplan.passes.rebuild import builder_for, drop_dead
+from monoplan.passes.manager import Notes, Pass
+from monoplan.passes.rebuild import Overwrites, builder_for, drop_dead
 
 COMMUTATIVE = {"add", "mul", "maximum", "minimum", "eq", "ne", "logical_and", "logical_or"}
 Bindings = Mapping[Any, Any]
+Readers = Mapping[Value, set[Op | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class Match:
     values: Mapping[str, Any]
     graph: Graph
     defs: Mapping[Value, Op]
+    params: set[Value]
     root: Op
 
     def __getitem__(self, name: str) -> Any:
@@ -49,7 +52,7 @@ class Match:
 
     def is_param(self, name: str) -> bool:
         """Whether a bound value is a weight (a parameter, or made from parameters at load)."""
-        return self.values[name] in param_values(self.graph)
+        return self.values[name] in self.params
 
     def scalar(self, name: str) -> float | None:
         """The number behind a bound scalar constant."""
@@ -59,7 +62,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """A rule. `when(match)` gives True, or False, or the reason for refusing."""
+    """A rule. `when(match)` gives True, or the reason for refusing, or False where the match is not even near."""
 
     name: str
     rule: str
@@ -75,15 +78,15 @@ def rewrite_pass(name: str, rule: str, *rewrites: Rewrite) -> Pass:
     """A pass that applies rewrites until none fires."""
 
     def run(graph: Graph, notes: Notes) -> Graph:
-        changed = True
-        while changed:
-            changed = False
+        while True:
+            sweep = Notes()
             for rw in rewrites:
-                new, count = apply_rewrite(rw, graph, notes)
-                notes.rewrites += count
-                changed = changed or count > 0
-                graph = new
-        return graph
+                graph, _ = apply_rewrite(rw, graph, sweep)
+            notes.rewrites += sweep.rewrites
+            notes.done += sweep.done
+            if not sweep.rewrites:
+                notes.misses += sweep.misses  # those of earlier sweeps are out of date
+                return graph
 
     return Pass(name, rule, run)
 
@@ -91,6 +94,23 @@ def rewrite_pass(name: str, rule: str, *rewrites: Rewrite) -> Pass:
 def param_values(graph: Graph) -> set[Value]:
     """Values that are fixed when the weights are loaded."""
     return {p.value for p in graph.params} | {r for op in graph.setup for r in op.results}
+
+
+def distinct_readers(graph: Graph) -> dict[Value, set[Op | None]]:
+    """The ops that read each value, each once however often it reads it; None for the outputs."""
+    found: dict[Value, set[Op | None]] = {}
+    for op in (*graph.setup, *graph.ops):
+        for v in op.operands:
+            if v is not None:
+                found.setdefault(v, set()).add(op)
+    for v in graph.outputs:
+        found.setdefault(v, set()).add(None)
+    return found
+
+
+def too_many(value: Value, readers: Readers) -> str:
+    """The reason for refusing a value that several ops read."""
+    return f"{value} has {len(readers[value])} readers, it must have one"
 
 
 class _PatternBuilder(Builder):
@@ -109,15 +129,18 @@ class _Pattern:
     wildcards: Mapping[Value, str]
     ops: Mapping[Value, Op]
     root: Value
+    opdefs: frozenset[OpDef]
 
 
+@cache
 def _pattern(rw: Rewrite) -> _Pattern:
     params = inspect.signature(rw.find).parameters.values()
     values = {p.name: Value(TensorType(f32, ()), p.name) for p in params if p.kind is p.POSITIONAL_OR_KEYWORD}
     wild = {p.name: Wild(p.name) for p in params if p.kind is p.KEYWORD_ONLY}
     with _PatternBuilder(taken=values) as b:
         root = rw.find(**values, **wild)
-    return _Pattern({v: n for n, v in values.items()}, {o.results[0]: o for o in b.ops}, root)
+    ops = {o.results[0]: o for o in b.ops}
+    return _Pattern({v: n for n, v in values.items()}, ops, root, frozenset(o.opdef for o in b.ops))
 
 
 def _match(p: _Pattern, pv: Value | None, v: Value | None, defs: Mapping[Value, Op], m: Bindings) -> Iterator[Bindings]:
@@ -174,88 +197,91 @@ def _match_all(
 def apply_rewrite(rw: Rewrite, graph: Graph, notes: Notes) -> tuple[Graph, int]:
     """One sweep over the graph; gives the new graph and the number of rewrites."""
     pattern = _pattern(rw)
+    if not pattern.opdefs <= {op.opdef for op in graph.ops}:
+        return graph, 0
+    sweep = _Sweep(rw, pattern, graph, notes)
     root_def = pattern.ops[pattern.root].opdef
-    if not any(op.opdef is root_def for op in graph.ops):
-        return graph, 0
-    defs = dict(definitions(graph))
-    users = _distinct_readers(graph)
-    builder = builder_for(graph)
     ops: list[Op] = []
-    consumed: set[Op] = set()
     count = 0
-    names = inspect.signature(rw.make).parameters
-    setup: set[Op] = set(graph.setup)
-    for op in graph.ops:
-        found = _accept(rw, pattern, op, graph, defs, users, consumed, notes, setup) if op.opdef is root_def else None
-        if found is None:
-            ops.append(op)
-            continue
-        match, inner = found
-        first = len(builder.ops)
-        builder.loc = op.loc
-        with builder:
-            result = rw.make(**{k: (match if k == "match" else match.values[k]) for k in names})
-        made = _take_name(builder.ops[first:], result, op.results[0], rw)
-        consumed.update(inner)
+    for at, op in enumerate(graph.ops):
+        made = sweep.rewrite(op, at) if op.opdef is root_def else None
+        ops += made or [op]
+        count += made is not None
+    return (drop_dead(graph.replace(ops=tuple(ops))), count) if count else (graph, 0)
+
+
+_FAR = "not a near miss"
+
+
+class _Sweep:
+    """One rule going over one graph, with what it needs to know about it."""
+
+    def __init__(self, rw: Rewrite, pattern: _Pattern, graph: Graph, notes: Notes) -> None:
+        self.rw, self.pattern, self.graph, self.notes = rw, pattern, graph, notes
+        self.defs = definitions(graph)
+        self.users = distinct_readers(graph)
+        self.overwrites = Overwrites(graph)
+        self.params = param_values(graph)
+        self.fixed = set(graph.setup)
+        self.consumed: set[Op] = set()
+        self.builder = builder_for(graph)
+        self.names = tuple(inspect.signature(rw.make).parameters)
+
+    def rewrite(self, op: Op, at: int) -> list[Op] | None:
+        """The ops in place of `op` by the first match that breaks no rule; else the reason is noted."""
+        reasons = []
+        for m in _match(self.pattern, self.pattern.root, op.results[0], self.defs, {}):
+            inner = [pv for pv in self.pattern.ops if pv is not self.pattern.root]
+            group = {self.defs[m[pv]] for pv in inner}
+            if group & self.consumed or group & self.fixed:
+                continue
+            match = Match({k: v for k, v in m.items() if isinstance(k, str)}, self.graph, self.defs, self.params, op)
+            made = self._refusal([m[pv] for pv in inner], group, match, at) or self._make(match)
+            if not isinstance(made, str):
+                self._replace(op, group, made)
+                return made
+            reasons.append(made)
+        if reason := next((r for r in reasons if r != _FAR), None):
+            self.notes.missed(self.rw.name, op, reason)
+        return None
+
+    def _refusal(self, inner: list[Value], group: set[Op], match: Match, at: int) -> str:
+        verdict = self.rw.when(match)
+        if verdict is not True:
+            return verdict if isinstance(verdict, str) else _FAR
+        whole = group | {match.root}
+        for v in inner:
+            if not self.users.get(v, set()) <= whole:
+                return too_many(v, self.users)
+        return self.overwrites.refusal(group, at)
+
+    def _make(self, match: Match) -> list[Op] | str:
+        """The new ops, the last result being the old value itself, so that readers need no change; or a refusal."""
+        old, first = match.root.results[0], len(self.builder.ops)
+        self.builder.loc = match.root.loc
+        try:
+            with self.builder:
+                result = self.rw.make(**{k: (match if k == "match" else match.values[k]) for k in self.names})
+        except TypeRuleError as error:
+            return error.what
+        if result.type != old.type:
+            return f"the result would be {result.type} in place of {old.type}"
+        made = [
+            Op(o.opdef, o.operands, o.attrs, tuple(old if r is result else r for r in o.results), o.loc)
+            for o in self.builder.ops[first:]
+        ]
+        if not any(old in o.results for o in made):
+            raise TypeError(f"{self.rw.name}: make() must end in a new op")
+        return made
+
+    def _replace(self, op: Op, group: set[Op], made: list[Op]) -> None:
+        """Brings readers and definitions up to date: the matched ops are gone, the new ones are there."""
+        self.consumed |= group
+        for gone in (op, *group):
+            for v in gone.reads:
+                self.users[v].discard(gone)
         for new in made:
-            defs.update(dict.fromkeys(new.results, new))
+            self.defs.update(dict.fromkeys(new.results, new))
             for v in new.reads:
-                users.setdefault(v, set()).discard(op)
-                users[v].add(new)
-        ops += made
-        count += 1
-    if not count:
-        return graph, 0
-    return drop_dead(graph.replace(ops=tuple(ops))), count
-
-
-def _accept(
-    rw: Rewrite, pattern: _Pattern, op: Op, graph: Graph, defs: Mapping[Value, Op], users: Mapping[Value, set[Op | None]],
-    consumed: set[Op], notes: Notes, setup: set[Op],
-) -> tuple[Match, set[Op]] | None:
-    """The first match at `op` that breaks no rule; otherwise notes why the nearest one was refused."""
-    reason = ""
-    for m in _match(pattern, pattern.root, op.results[0], defs, {}):
-        inner = {defs[m[pv]] for pv in pattern.ops if pv is not pattern.root}
-        if inner & consumed or inner & setup:
-            continue
-        shared = [m[pv] for pv in pattern.ops if pv is not pattern.root and len(users.get(m[pv], ())) != 1]
-        if shared:
-            reason = reason or f"{shared[0]} has {len(users[shared[0]])} readers, it must have one"
-            continue
-        match = Match({k: v for k, v in m.items() if isinstance(k, str)}, graph, defs, op)
-        verdict = rw.when(match)
-        if verdict is True:
-            return match, inner
-        reason = reason or (verdict if isinstance(verdict, str) else "its condition does not hold")
-    if reason:
-        notes.misses.append(NearMiss(rw.name, f"{print_op(op)} ({op.loc})" if str(op.loc) else print_op(op), reason))
-    return None
-
-
-def _take_name(made: list[Op], result: Value, old: Value, rw: Rewrite) -> list[Op]:
-    """The new ops, with the last result being the old value itself, so that readers need no change."""
-    if result.type != old.type:
-        raise TypeError(f"{rw.name}: the replacement of {old}: {old.type} has type {result.type}")
-    out = []
-    for new in made:
-        if result in new.results:
-            new = Op(new.opdef, new.operands, new.attrs, tuple(old if r is result else r for r in new.results), new.loc)
-        out.append(new)
-    if not any(old in o.results for o in out):
-        raise TypeError(f"{rw.name}: make() must end in a new op")
-    return out
-
-
-def _distinct_readers(graph: Graph) -> dict[Value, set[Op | None]]:
-    """The ops that read each value, each once however often it reads it; None for the outputs."""
-    found: dict[Value, set[Op | None]] = {}
-    for op in (*graph.setup, *graph.ops):
-        for v in op.reads:
-            found.setdefault(v, set()).add(op)
-    for v in graph.outputs:
-        found.setdefault(v, set()).add(None)
-    return found
-
-
-distinct_readers = _distinct_readers
+                self.users.setdefault(v, set()).add(new)
+        self.notes.fired(self.rw.name, made[-1])

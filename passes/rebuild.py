@@ -38,6 +38,29 @@ def replace_values(graph: Graph, new: Mapping[Value, Value]) -> Graph:
     return graph.replace(setup=setup, ops=ops, outputs=tuple(mapping.get(v, v) for v in graph.outputs))
 
 
+class Overwrites:
+    """Values whose storage an op takes over in place, and when: a read must not move behind that."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.at: dict[Value, int] = {}
+        for i, op in enumerate(graph.ops):
+            for name in op.opdef.inplace.values():
+                if (v := op.operand(name)) is not None:
+                    self.at[v] = i
+
+    def __contains__(self, value: Value) -> bool:
+        return value in self.at
+
+    def refusal(self, ops: Iterable[Op], to: int) -> str:
+        """Why `ops` can't be computed at place `to` of the graph, or "" if they can."""
+        if self.at:
+            for op in ops:
+                for v in op.reads:
+                    if self.at.get(v, to) < to:
+                        return f"{v} is overwritten in between"
+        return ""
+
+
 def builder_for(graph: Graph) -> Builder:
     """A builder whose fresh names do not clash with the graph's."""
     return Builder(taken=(v.name for v in graph.values))

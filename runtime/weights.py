@@ -11,6 +11,7 @@ from monoplan.codegen.lower import ParamUse
 from monoplan.codegen.schedule import parse_layout
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import run_op
+from monoplan.ir.types import bf16
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[int, int], None]
@@ -70,16 +71,20 @@ def pack(w: Array, layout: str) -> Array:
     depth = w.shape[1]
     groups = parts[0].shape[0] if group.startswith("heads") else -(-len(parts[0]) // each)
     out = aligned((groups, len(parts), panels // len(parts), depth, panel), w.dtype)
+    # bf16 columns lie beside those half a panel away, so that one load, a shift and a mask give two vectors.
+    order = np.arange(panel)
+    if w.dtype == bf16.numpy:
+        order = order.reshape(2, -1).T.reshape(-1)
     for i, part in enumerate(parts):
         into = out[:, i]
         for g in range(groups):
             rows = part[g] if group.startswith("heads") else part[g * each : (g + 1) * each]
             if len(rows) == each:
-                into[g] = rows.reshape(-1, panel, depth).swapaxes(1, 2)
+                into[g] = rows.reshape(-1, panel, depth)[:, order].swapaxes(1, 2)
             else:  # the last group: what is missing is 0
                 padded = np.zeros((each, depth), w.dtype)
                 padded[: len(rows)] = rows
-                into[g] = padded.reshape(-1, panel, depth).swapaxes(1, 2)
+                into[g] = padded.reshape(-1, panel, depth)[:, order].swapaxes(1, 2)
     return out
 
 

@@ -161,7 +161,7 @@ def test_attention_as_the_document_writes_it(rng: np.random.Generator) -> None:
 def test_the_graph_of_a_step_has_the_names_of_the_checkpoint(model: LlamaForCausalLM) -> None:
     traced = trace(model.generation_step(), **step_specs(model.config, model.dtype))
     assert set(traced.params) - set(model.state_dict()) == {"model.rotary_emb.sin", "model.rotary_emb.cos"}
-    assert "model.layers.1.self_attn" in {op.loc.module for op in traced.graph.ops}
+    assert "model.layers.1.self_attn" in {op.loc.path for op in traced.graph.ops}
 
 
 def test_a_cache_inside_of_a_trace_is_refused(model: LlamaForCausalLM) -> None:

@@ -92,15 +92,13 @@ MP_FN double mp_swiglu(double gate, double up) { return mp_silu(gate) * up; }
 
 MP_FN float mp_gelu_nonef(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
 MP_FN double mp_gelu_none(double x) { return 0.5 * x * (1.0 + erf(x * 0.70710678118654752)); }
-MP_FN float mp_gelu_tanhf(float x)
-{
-    return 0.5f * x * (1.0f + mp_tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
-}
-MP_FN double mp_gelu_tanh(double x) { return 0.5 * x * (1.0 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x))); }
+/* 0.5x(1 + tanh z) is x / (1 + exp(-2z)): one exp, and nothing cancels where x is negative. */
+MP_FN float mp_gelu_tanhf(float x) { return x / (1.0f + mp_expf(-1.59576912160573072f * (x + 0.044715f * x * x * x))); }
+MP_FN double mp_gelu_tanh(double x) { return x / (1.0 + exp(-1.59576912160573072 * (x + 0.044715 * x * x * x))); }
 MP_FN float mp_gelu_fastf(float x) { return x == -INFINITY ? 0.0f : x / (1.0f + mp_expf(-1.702f * x)); }
 MP_FN double mp_gelu_fast(double x) { return x == -INFINITY ? 0.0 : x / (1.0 + exp(-1.702 * x)); }
-MP_FN float mp_gelu_fast_tanhf(float x) { return 0.5f * x * (1.0f + mp_tanhf(1.702f * x)); }
-MP_FN double mp_gelu_fast_tanh(double x) { return 0.5 * x * (1.0 + tanh(1.702 * x)); }
+MP_FN float mp_gelu_fast_tanhf(float x) { return x / (1.0f + mp_expf(-3.404f * x)); }
+MP_FN double mp_gelu_fast_tanh(double x) { return x / (1.0 + exp(-3.404 * x)); }
 
 /* NaN wins, as in numpy. */
 #define MP_EXTREMES(name, type) \

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "mp_math.h"
+#include "mp_tile.h"
 #include "mp_vec.h"
 
 #if defined(_OPENMP)
@@ -16,6 +17,8 @@
 #include <sched.h>
 
 #define MP_UNUSED __attribute__((unused))
+/* Not inlined: one giant plan function takes the compiler several times as long, and profilers see the kernels. */
+#define MP_KERNEL static __attribute__((noinline)) void
 #define MP_INLINE static inline __attribute__((always_inline, unused))
 #define MP_PRAGMA(text) _Pragma(#text)
 #define MP_SIMD MP_PRAGMA(omp simd)

@@ -11,15 +11,16 @@
 #if MP_LANES > 1
 typedef float mp_vec __attribute__((vector_size(4 * MP_LANES), aligned(4), may_alias));
 typedef uint32_t mp_vec_u32 __attribute__((vector_size(4 * MP_LANES), aligned(4), may_alias));
-typedef uint16_t mp_vec_u16 __attribute__((vector_size(2 * MP_LANES), aligned(2), may_alias));
 
 MP_FN mp_vec mp_splat(float x) { return x - (mp_vec){0}; }
 MP_FN mp_vec mp_vload_f32(const float *p) { return *(const mp_vec *)p; }
 MP_FN void mp_vstore(float *p, mp_vec v) { *(mp_vec *)p = v; }
-MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p)
+/* Pairs of bf16 as one word: the low halves are one vector, the high halves another. */
+MP_FN void mp_vload2_bf16(const mp_bf16 *p, mp_vec *low, mp_vec *high)
 {
-    const mp_vec_u32 wide = __builtin_convertvector(*(const mp_vec_u16 *)p, mp_vec_u32) << 16;
-    return (mp_vec)wide;
+    const mp_vec_u32 pairs = *(const mp_vec_u32 *)p;
+    *low = (mp_vec)(pairs << 16);
+    *high = (mp_vec)(pairs & 0xffff0000u);
 }
 MP_FN float mp_vsum(mp_vec v)
 {
@@ -34,21 +35,24 @@ typedef float mp_vec;
 MP_FN mp_vec mp_splat(float x) { return x; }
 MP_FN mp_vec mp_vload_f32(const float *p) { return *p; }
 MP_FN void mp_vstore(float *p, mp_vec v) { *p = v; }
-MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p) { return mp_load_bf16(*p); }
+MP_FN void mp_vload2_bf16(const mp_bf16 *p, mp_vec *low, mp_vec *high)
+{
+    *low = mp_load_bf16(p[0]);
+    *high = mp_load_bf16(p[1]);
+}
 MP_FN float mp_vsum(mp_vec v) { return v; }
 #endif
 
+#if MP_LANES > 1 && defined(__FLT16_MANT_DIG__) && !defined(__clang__)
+typedef _Float16 mp_vec_f16 __attribute__((vector_size(2 * MP_LANES), aligned(2), may_alias));
+MP_FN mp_vec mp_vload_f16(const mp_f16 *p) { return __builtin_convertvector(*(const mp_vec_f16 *)p, mp_vec); }
+#else
 MP_FN mp_vec mp_vload_f16(const mp_f16 *p)
 {
     float f[MP_LANES];
     for (int i = 0; i < MP_LANES; ++i) f[i] = mp_load_f16(p[i]);
     return mp_vload_f32(f);
 }
-MP_FN mp_vec mp_vload_f64(const double *p)
-{
-    float f[MP_LANES];
-    for (int i = 0; i < MP_LANES; ++i) f[i] = (float)p[i];
-    return mp_vload_f32(f);
-}
+#endif
 
 #endif

@@ -1,0 +1,58 @@
+/* Small products in registers: the heart of linear and attention. */
+#ifndef MP_TILE_H
+#define MP_TILE_H
+
+#include "mp_vec.h"
+
+#if defined(__clang__)
+#define MP_FULLY _Pragma("clang loop unroll(full)")
+#define MP_TWICE _Pragma("clang loop unroll_count(2)")
+#define MP_FOUR _Pragma("clang loop unroll_count(4)")
+#else
+#define MP_FULLY _Pragma("GCC unroll 64")
+#define MP_TWICE _Pragma("GCC unroll 2")
+#define MP_FOUR _Pragma("GCC unroll 4")
+#endif
+
+/* V vectors of one row of a panel, widened to float. A bf16 panel keeps column c beside column c + PANEL / 2, so
+ * that one load, a shift and a mask give two vectors. */
+MP_FN void mp_panel_f32(const float *p, mp_vec *wide, const int V)
+{
+    MP_FULLY
+    for (int j = 0; j < V; ++j) wide[j] = mp_vload_f32(p + j * MP_LANES);
+}
+MP_FN void mp_panel_f16(const mp_f16 *p, mp_vec *wide, const int V)
+{
+    MP_FULLY
+    for (int j = 0; j < V; ++j) wide[j] = mp_vload_f16(p + j * MP_LANES);
+}
+MP_FN void mp_panel_bf16(const mp_bf16 *p, mp_vec *wide, const int V)
+{
+    MP_FULLY
+    for (int j = 0; j < V / 2; ++j) mp_vload2_bf16(p + 2 * j * MP_LANES, &wide[j], &wide[j + V / 2]);
+}
+
+/* out[r][j] (+)= sum over k of x[k * ldx + r] * w[k * ldw + j] for R rows and V vectors of columns: one sum for each
+ * output, k in order. R and V must be constants where this is used. */
+MP_FN void mp_tile(const float *x, const int64_t ldx, const float *w, const int64_t ldw, const int64_t K, float *out,
+                   const int64_t ldo, const int R, const int V, const int add)
+{
+    mp_vec acc[64];
+    MP_FULLY
+    for (int i = 0; i < R * V; ++i) acc[i] = add ? mp_vload_f32(out + i / V * ldo + i % V * MP_LANES) : mp_splat(0.0f);
+    MP_TWICE
+    for (int64_t k = 0; k < K; ++k) {
+        mp_vec wide[64];
+        mp_panel_f32(w + k * ldw, wide, V);
+        MP_FULLY
+        for (int r = 0; r < R; ++r) {
+            const mp_vec one = mp_splat(x[k * ldx + r]);
+            MP_FULLY
+            for (int j = 0; j < V; ++j) acc[r * V + j] += one * wide[j];
+        }
+    }
+    MP_FULLY
+    for (int i = 0; i < R * V; ++i) mp_vstore(out + i / V * ldo + i % V * MP_LANES, acc[i]);
+}
+
+#endif

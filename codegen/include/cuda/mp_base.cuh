@@ -1,0 +1,164 @@
+/* Element types, scalar functions and errors of every generated kernel. Includes nothing under NVRTC, so it needs no -I. */
+#if defined(__CUDACC_RTC__)
+typedef signed char int8_t;
+typedef short int16_t;
+typedef int int32_t;
+typedef long long int64_t;
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
+#define INT64_MIN (-9223372036854775807ll - 1)
+#else
+#include <math.h>
+#include <stdint.h>
+#endif
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+#ifndef NAN
+#define NAN __int_as_float(0x7fffffff)
+#endif
+
+#define MP_UNUSED
+#define MP_FN static __device__ __forceinline__
+#define MP_PRAGMA(text) _Pragma(#text)
+#define MP_UNROLL MP_PRAGMA(unroll)
+#define MP_UNROLL_BY(n) MP_PRAGMA(unroll n)
+
+/* Half floats are types of their own, so that functions can be chosen by them; they are computed in float. */
+struct mp_bf16 { uint16_t bits; };
+struct mp_f16 { uint16_t bits; };
+
+MP_FN float mp_bits_to_float(uint32_t u) { return __uint_as_float(u); }
+MP_FN uint32_t mp_float_to_bits(float f) { return __float_as_uint(f); }
+
+MP_FN float mp_load_bf16(mp_bf16 h) { return mp_bits_to_float((uint32_t)h.bits << 16); }
+MP_FN float mp_load_f16(mp_f16 h) { return mp_half_to_float(h.bits); }
+MP_FN mp_bf16 mp_to_bf16(float f) { return mp_bf16{mp_float_to_brain(f)}; }
+MP_FN mp_f16 mp_to_f16(float f) { return mp_f16{mp_float_to_half(f)}; }
+
+MP_FN float mp_expf(float x) { return expf(x); }
+MP_FN double mp_exp(double x) { return exp(x); }
+MP_FN float mp_rsqrtf(float x) { return 1.0f / sqrtf(x); }
+MP_FN double mp_rsqrt(double x) { return 1.0 / sqrt(x); }
+MP_FN float mp_tanhf(float x) { return tanhf(x); }
+MP_FN double mp_tanh(double x) { return tanh(x); }
+MP_FN float mp_sigmoidf(float x) { return 1.0f / (1.0f + expf(-x)); }
+MP_FN double mp_sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
+MP_FN float mp_siluf(float x) { return x == -INFINITY ? 0.0f : x / (1.0f + expf(-x)); }
+MP_FN double mp_silu(double x) { return x == -INFINITY ? 0.0 : x / (1.0 + exp(-x)); }
+MP_FN float mp_swigluf(float gate, float up) { return mp_siluf(gate) * up; }
+MP_FN double mp_swiglu(double gate, double up) { return mp_silu(gate) * up; }
+MP_FN float mp_gelu_nonef(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
+MP_FN double mp_gelu_none(double x) { return 0.5 * x * (1.0 + erf(x * 0.70710678118654752)); }
+MP_FN float mp_gelu_tanhf(float x)
+{
+    return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+}
+MP_FN double mp_gelu_tanh(double x) { return 0.5 * x * (1.0 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x))); }
+MP_FN float mp_gelu_fastf(float x) { return x == -INFINITY ? 0.0f : x / (1.0f + expf(-1.702f * x)); }
+MP_FN double mp_gelu_fast(double x) { return x == -INFINITY ? 0.0 : x / (1.0 + exp(-1.702 * x)); }
+MP_FN float mp_gelu_fast_tanhf(float x) { return 0.5f * x * (1.0f + tanhf(1.702f * x)); }
+MP_FN double mp_gelu_fast_tanh(double x) { return 0.5 * x * (1.0 + tanh(1.702 * x)); }
+
+/* NaN wins, as in numpy. */
+#define MP_EXTREMES(name, type) \
+    MP_FN type mp_maximum_##name(type a, type b) { return a > b || a != a ? a : b; } \
+    MP_FN type mp_minimum_##name(type a, type b) { return a < b || a != a ? a : b; }
+MP_EXTREMES(f32, float)
+MP_EXTREMES(f64, double)
+MP_EXTREMES(i8, int8_t)
+MP_EXTREMES(i16, int16_t)
+MP_EXTREMES(i32, int32_t)
+MP_EXTREMES(i64, int64_t)
+MP_EXTREMES(u8, uint8_t)
+MP_EXTREMES(u16, uint16_t)
+MP_EXTREMES(u32, uint32_t)
+MP_EXTREMES(u64, uint64_t)
+MP_EXTREMES(bool, uint8_t)
+
+MP_FN int8_t mp_abs_i8(int8_t x) { return (int8_t)(x < 0 ? -x : x); }
+MP_FN int16_t mp_abs_i16(int16_t x) { return (int16_t)(x < 0 ? -x : x); }
+MP_FN int32_t mp_abs_i32(int32_t x) { return x < 0 ? -x : x; }
+MP_FN int64_t mp_abs_i64(int64_t x) { return x < 0 ? -x : x; }
+
+MP_FN int64_t mp_floordiv(int64_t a, int64_t b) { return a / b - (a % b < 0); }
+MP_FN int64_t mp_min(int64_t a, int64_t b) { return a < b ? a : b; }
+MP_FN int64_t mp_max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Two neighbours at once; the address is a multiple of their size. */
+MP_FN void mp_store_pair(float *p, float a, float b) { *(float2 *)p = make_float2(a, b); }
+MP_FN void mp_store_pair(mp_bf16 *p, mp_bf16 a, mp_bf16 b) { *(uint32_t *)p = a.bits | (uint32_t)b.bits << 16; }
+MP_FN void mp_store_pair(mp_f16 *p, mp_f16 a, mp_f16 b) { *(uint32_t *)p = a.bits | (uint32_t)b.bits << 16; }
+MP_FN float2 mp_load_pair(const float *p) { return *(const float2 *)p; }
+MP_FN float2 mp_load_pair(const mp_bf16 *p)
+{
+    const uint32_t u = *(const uint32_t *)p;
+    return make_float2(mp_bits_to_float(u << 16), mp_bits_to_float(u & 0xffff0000u));
+}
+MP_FN float2 mp_load_pair(const mp_f16 *p)
+{
+    const uint32_t u = *(const uint32_t *)p;
+    return make_float2(mp_half_to_float((uint16_t)u), mp_half_to_float((uint16_t)(u >> 16)));
+}
+
+/* A float's place in the order of all floats, NaN last; -0 and 0 are equal. With the index below it: the first largest. */
+MP_FN uint32_t mp_order(float v)
+{
+    if (v != v) return 0xffffffffu;
+    const uint32_t u = mp_float_to_bits(v + 0.0f);
+    return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+MP_FN uint64_t mp_order(double v)
+{
+    if (v != v) return ~0ull;
+    const uint64_t u = (uint64_t)__double_as_longlong(v + 0.0);
+    return u >> 63 ? ~u : u | 1ull << 63;
+}
+MP_FN uint64_t mp_rank(float v, int64_t index) { return (uint64_t)mp_order(v) << 32 | (0xffffffffu - (uint32_t)index); }
+
+/* What went wrong, of the lowest step and place; Python turns it into an exception with the IR line of the step. */
+enum { MP_OK = 0, MP_INDEX = 1, MP_POSITION = 2, MP_CACHE_FULL = 3, MP_COUNT = 4 };
+struct mp_error { int32_t code, step; int64_t place, value, limit; int32_t lock, unused; };
+
+static __device__ __noinline__ void
+mp_fail(mp_error *error, int code, int64_t step, int64_t place, int64_t value, int64_t limit)
+{
+    for (bool done = false; !done;) {
+        if (atomicCAS(&error->lock, 0, 1) != 0) continue;
+        volatile mp_error *e = error;
+        if (!e->code || step < e->step || (step == e->step && place < e->place)) {
+            e->code = code;
+            e->step = (int32_t)step;
+            e->place = place;
+            e->value = value;
+            e->limit = limit;
+        }
+        __threadfence();
+        atomicExch(&error->lock, 0);
+        done = true;
+    }
+}
+
+/* The sum of a block's values, in a fixed order; all threads call it with the same scratch of N values. */
+template <int N, typename T> MP_FN T mp_block_sum(T *scratch, T v)
+{
+    scratch[threadIdx.x] = v;
+    MP_UNROLL
+    for (int half = N / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < half) scratch[threadIdx.x] += scratch[threadIdx.x + half];
+    }
+    __syncthreads();
+    const T sum = scratch[0];
+    __syncthreads();
+    return sum;
+}
+
+MP_FN float mp_warp_sum(float v)
+{
+    MP_UNROLL
+    for (int d = 16; d; d >>= 1) v += __shfl_xor_sync(~0u, v, d);
+    return v;
+}

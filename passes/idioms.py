@@ -1,0 +1,148 @@
+"""Things that users write out and that have an op of their own: silu, norms, repeated heads, products by weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from monoplan.ir.dims import equal
+from monoplan.ir.graph import Value
+from monoplan.ir.ops.elementwise import add, div, mul, pow_, rsqrt, sigmoid, silu, sqrt, sub, swiglu
+from monoplan.ir.ops.linear import linear, matmul
+from monoplan.ir.ops.norm import layer_norm, rms_norm
+from monoplan.ir.ops.reduce import mean
+from monoplan.ir.ops.shape import expand, repeat, reshape, transpose
+from monoplan.passes.pattern import Match, Rewrite, rewrite_pass
+
+
+def _is_matrix_param(m: Match) -> bool | str:
+    a, w = m["x"], m["w"]
+    if w.type.rank != 2 or not a.type.dtype.is_float:
+        return False
+    return m.is_param("w") or "the second operand is not a weight"
+
+
+MATMUL_TO_LINEAR = Rewrite(
+    "matmul-to-linear", "matmul(x, w) -> linear(x, w transposed) when w is a weight",
+    find=lambda x, w: matmul(x, w),
+    make=lambda x, w: linear(x, transpose(w, axes=(1, 0))),
+    when=_is_matrix_param,
+)
+SILU = Rewrite(
+    "silu", "x * sigmoid(x) -> silu(x)",
+    find=lambda x: mul(x, sigmoid(x)),
+    make=lambda x: silu(x),
+)
+SWIGLU = Rewrite(
+    "swiglu", "silu(gate) * up -> swiglu(gate, up)",
+    find=lambda gate, up: mul(silu(gate), up),
+    make=lambda gate, up: swiglu(gate, up),
+    when=lambda m: m["gate"].type == m["up"].type or "gate and up differ in type",
+)
+
+
+SQUARE = Rewrite(
+    "square", "pow(x, 2) -> x * x",
+    find=lambda x, two: pow_(x, two),
+    make=lambda x: mul(x, x),
+    when=lambda m: m.scalar("two") == 2,
+)
+
+
+def _last_axis(m: Match) -> bool | str:
+    if m.scalar("eps") is None:
+        return "eps is not a constant"
+    return m["axes"] in ((-1,), (m["x"].type.rank - 1,)) or f"the mean is over axes {m['axes']}, not the last"
+
+
+def _eps(match: Match) -> float:
+    return float(match.scalar("eps"))  # type: ignore[arg-type]
+
+
+def _norm_rules(scaled: Callable[[Any, Any], Any]) -> list[Rewrite]:
+    """Norms written out, without their weights; `scaled(x, v)` is one way to write x / sqrt(v)."""
+
+    def rms(x: Value, eps: Value, axes: Any) -> Any:
+        return scaled(x, add(mean(mul(x, x), axes=axes, keepdims=True), eps))
+
+    return [
+        Rewrite(
+            "layer-norm", "(x - mean) / sqrt(mean of its squares + eps) -> layer_norm(x)",
+            find=lambda x, eps, *, axes: rms(sub(x, mean(x, axes=axes, keepdims=True)), eps, axes),
+            make=lambda x, match: layer_norm(x, eps=_eps(match)),
+            when=_last_axis,
+        ),
+        Rewrite(
+            "rms-norm", "x / sqrt(mean(x * x) + eps) -> rms_norm(x)",
+            find=lambda x, eps, *, axes: rms(x, eps, axes),
+            make=lambda x, match: rms_norm(x, eps=_eps(match)),
+            when=_last_axis,
+        ),
+    ]
+
+
+def _fits_norm(m: Match) -> bool:
+    x, w = m["x"].type, m["w"].type
+    return m["dims"] == 1 and w.rank == 1 and equal(w.shape[0], x.shape[-1])
+
+
+NORMS = [
+    *_norm_rules(lambda x, v: mul(x, rsqrt(v))),
+    *_norm_rules(lambda x, v: div(x, sqrt(v))),
+    Rewrite(
+        "rms-norm-weight", "rms_norm(x) * weight -> rms_norm(x, weight)",
+        find=lambda x, w, *, eps, dims: mul(rms_norm(x, None, eps=eps, dims=dims), w),
+        make=lambda x, w, eps: rms_norm(x, w, eps=eps),
+        when=_fits_norm,
+    ),
+    Rewrite(
+        "layer-norm-weight", "layer_norm(x) * weight -> layer_norm(x, weight)",
+        find=lambda x, w, *, eps, dims: mul(layer_norm(x, None, None, eps=eps, dims=dims), w),
+        make=lambda x, w, eps: layer_norm(x, w, eps=eps),
+        when=_fits_norm,
+    ),
+    Rewrite(
+        "layer-norm-bias", "layer_norm(x, weight) + bias -> layer_norm(x, weight, bias)",
+        find=lambda x, g, w, *, eps, dims: add(layer_norm(x, g, None, eps=eps, dims=dims), w),
+        make=lambda x, g, w, eps: layer_norm(x, g, w, eps=eps),
+        when=_fits_norm,
+    ),
+]
+
+
+def _repeats(m: Match) -> tuple[int, int] | None:
+    """(axis, n) when x[…, d, …] was given a dimension of 1 after d, stretched to n and joined with d."""
+    x, wide, out = m["x"].type.shape, m["wide"], m["out"]
+    for axis in range(len(x)):
+        n = wide[axis + 1] if len(wide) == len(x) + 1 else None
+        if not isinstance(n, int):
+            continue
+        middle = (*x[: axis + 1], 1, *x[axis + 1 :])
+        stretched = (*x[: axis + 1], n, *x[axis + 1 :])
+        joined = (*x[:axis], x[axis] * n, *x[axis + 1 :])
+        if _same(m["middle"], middle) and _same(wide, stretched) and _same(out, joined):
+            return axis, n
+    return None
+
+
+def _same(a: Any, b: Any) -> bool:
+    return len(a) == len(b) and all(equal(p, q) for p, q in zip(a, b, strict=True))
+
+
+def _make_repeat(x: Value, match: Match) -> Any:
+    found = _repeats(match)
+    assert found is not None
+    return repeat(x, repeats=found[1], axis=found[0])
+
+
+REPEAT_KV = Rewrite(
+    "repeat-kv", "reshape(expand(reshape(x))) that repeats a dimension's elements -> repeat(x)",
+    find=lambda x, *, middle, wide, out: reshape(expand(reshape(x, shape=middle), shape=wide), shape=out),
+    make=_make_repeat,
+    when=lambda m: _repeats(m) is not None or "the elements of no dimension are repeated one by one",
+)
+
+IDIOMS = rewrite_pass(
+    "idioms", "silu, swiglu, norms, repeat and linear written out -> the one op",
+    SQUARE, *NORMS, SILU, SWIGLU, REPEAT_KV, MATMUL_TO_LINEAR,
+)

@@ -1,0 +1,126 @@
+"""Every op alone, compiled for the CPU, in every element type it takes, against the float64 interpreter.
+
+All cases of one element type share one graph, hence one compiler run; the plan is called at several sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from monoplan.build import build_graph_executable
+from monoplan.ir.builder import Builder
+from monoplan.ir.graph import Graph, Param, Value
+from monoplan.ir.interpreter import interpret
+from monoplan.ir.opdef import REGISTRY
+from monoplan.ir.parser import parse_graph
+from monoplan.ir.printer import print_graph
+from monoplan.ir.types import DTYPES
+from tests.codegen.cases import CASES, SIZES, Case
+from tests.tolerances import check
+
+KINDS = {
+    "pointwise": "pointwise", "view": "pointwise", "copy": "pointwise", "generate": "pointwise",
+    "gather": "pointwise", "sort": "pointwise", "fused_pointwise": "pointwise", "collective": "pointwise",
+    "sample": "pointwise", "kv_update": "pointwise", "rope": "pointwise", "fused_gather": "pointwise",
+    "reduce": "reduce", "softmax": "reduce", "scan": "reduce", "norm": "reduce", "fused_norm": "reduce",
+    "fused_reduce": "reduce",
+}  # fmt: skip
+PAIRS = [(d, name) for d in DTYPES for name in REGISTRY if any(c.op == name and c.accepts(DTYPES[d]) for c in CASES)]
+
+
+def graph_of(cases: Sequence[Case], dtype: str) -> tuple[Graph, list[int]]:
+    """One graph of many cases, and how many results each has; operand j of case i is called c<i>_<j>."""
+    inputs, params, outputs, counts = [], [], [], []
+    with Builder() as b:
+        for i, c in enumerate(cases):
+            operands: list[Value | None] = []
+            for j, (a, t) in enumerate(zip(c.operands, c.types(DTYPES[dtype]), strict=True)):
+                value = None if t is None else Value(t, b.fresh(f"c{i}_{j}"))
+                operands.append(value)
+                if value is not None and a is not None:
+                    (params if a.param else inputs).append(value)
+            made = b.emit(REGISTRY[c.op], operands, c.attributes(DTYPES[dtype]))
+            results = made if isinstance(made, tuple) else (made,)
+            outputs += results
+            counts.append(len(results))
+    graph = Graph(f"ops_{dtype}", tuple(inputs), tuple(Param(v, v.name) for v in params), tuple(b.ops), tuple(outputs))
+    return graph, counts
+
+
+def arrays_of(cases: Sequence[Case], dtype: str, sizes: dict[str, int], param: bool) -> dict[str, Any]:
+    """Contents of all inputs or all params; the seed depends on the operand only."""
+    found = {}
+    for i, c in enumerate(cases):
+        for j, a in enumerate(c.operands):
+            if a is not None and a.param == param:
+                rng = np.random.default_rng([zlib.crc32(c.op.encode()), i, j])
+                found[f"c{i}_{j}"] = a.array(DTYPES[dtype], sizes, rng)
+    return found
+
+
+@functools.cache
+def results(dtype: str) -> list[tuple[Case, list[tuple[dict[str, int], list[Any], list[Any]]]]]:
+    """For each case of an element type: the sizes, compiled and exact results of each call."""
+    cases = [c for c in CASES if c.accepts(DTYPES[dtype])]
+    graph, counts = graph_of(cases, dtype)
+    text = print_graph(graph)
+    assert print_graph(parse_graph(text)) == text
+    params = arrays_of(cases, dtype, SIZES[0], param=True)
+    run = build_graph_executable(graph, params)
+    found: list[tuple[Case, list[Any]]] = [(c, []) for c in cases]
+    for sizes in SIZES:
+        inputs = list(arrays_of(cases, dtype, sizes, param=False).values())
+        got, want = run(inputs), interpret(graph, inputs, params, exact=True)
+        at = 0
+        for (_, calls), n in zip(found, counts, strict=True):
+            calls.append((sizes, got[at : at + n], want[at : at + n]))
+            at += n
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built(request: pytest.FixtureRequest) -> None:
+    """Compiles what the chosen tests need, two element types at a time: gcc is one process on one core."""
+    params = [getattr(item, "callspec", None) for item in request.session.items]
+    wanted = dict.fromkeys(p.params["dtype"] for p in params if p is not None and {"dtype", "op"} <= set(p.params))
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(results, wanted))
+
+
+@pytest.mark.parametrize(("dtype", "op"), PAIRS, ids=[f"{d}-{name}" for d, name in PAIRS])
+def test_op(dtype: str, op: str) -> None:
+    kind = KINDS.get(REGISTRY[op].kind, "matmul")
+    for c, calls in results(dtype):
+        for sizes, got, want in calls if c.op == op else ():
+            for a, b in zip(got, want, strict=True):
+                check_case(a, b, kind, c, dtype, sizes)
+
+
+def check_case(got: Any, want: Any, kind: str, c: Case, dtype: str, sizes: dict[str, int]) -> None:
+    try:
+        check(got, want, got.dtype, kind, c.scale)
+    except AssertionError as error:
+        shown = ", ".join("_" if a is None else a.text for a in c.operands)
+        raise AssertionError(f"{c.op}({shown}) {dict(c.attrs)} for {dtype} at {sizes}:\n{error}") from None
+
+
+def test_every_op_has_cases() -> None:
+    missing = sorted(set(REGISTRY) - {c.op for c in CASES} - {"repeat_layers"})
+    assert not missing, f"ops without a compiled test: {missing}"
+
+
+@pytest.mark.parametrize("op", REGISTRY)
+def test_every_op_is_documented(op: str) -> None:
+    opdef = REGISTRY[op]
+    assert opdef.doc and callable(opdef.rule) and callable(opdef.reference)
+    tested = [d for d, name in PAIRS if name == op]
+    floats = {"f64", "f32", "f16", "bf16"}
+    only_bool = op in ("logical_and", "logical_or", "logical_not")
+    assert op == "repeat_layers" or floats <= set(tested) or only_bool, f"{op} is tested in {tested} only"

@@ -1,0 +1,180 @@
+"""Fused ops against formulas in float64, written out whole."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from monoplan.ir.types import FLOATS, DType, tensor_type
+from tests.ir.support import infer, refuses, run
+from tests.tolerances import check
+
+
+def wide(*arrays: Any) -> list[np.ndarray]:
+    return [np.asarray(a, np.float64) for a in arrays]
+
+
+def normal(rng: np.random.Generator, dtype: DType, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(dtype.numpy)
+
+
+def logistic(x: np.ndarray) -> np.ndarray:
+    return 0.5 * (1 + np.tanh(x / 2))
+
+
+def rms(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    return weight * x * (np.einsum("...k,...k->...", x, x)[..., None] / x.shape[-1] + eps) ** -0.5
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_pointwise(dtype: DType, rng: np.random.Generator) -> None:
+    x, y = normal(rng, dtype, 3, 1), normal(rng, dtype, 4)
+    a, b = wide(x, y)
+    got = run("pointwise", x, y, expr="where(gt(x0, x1), mul(x0, 2.0), neg(x1))")
+    check(got, np.where(a > b, 2 * a, -b), dtype, "pointwise")
+    # An operand that the expression does not name still gives the shape.
+    assert run("pointwise", x, y, expr="exp(x0)").shape == (3, 4)
+    assert run("pointwise", x, y, expr="lt(x0, x1)").dtype == np.bool_
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("norm", ["none", "rms", "layer"])
+def test_fused_linear(dtype: DType, norm: str, rng: np.random.Generator) -> None:
+    x, w, bias = normal(rng, dtype, 2, 6), normal(rng, dtype, 4, 6), normal(rng, dtype, 4)
+    scale, shift, residual = normal(rng, dtype, 6), normal(rng, dtype, 6), normal(rng, dtype, 2, 4)
+    h, w64, b64, s64, t64, r64 = wide(x, w, bias, scale, shift, residual)
+    if norm == "rms":
+        h = rms(h, s64, 1e-5)
+    if norm == "layer":
+        h = (h - h.mean(-1, keepdims=True)) / np.sqrt(h.var(-1, keepdims=True) + 1e-5) * s64 + t64
+    y = np.einsum("nk,ok->no", h, w64) + b64
+    norms = (None, None) if norm == "none" else (scale, shift if norm == "layer" else None)
+    got = run("fused_linear", x, w, bias, *norms, residual, norm=norm, eps=1e-5, expr="add(mul(x0, sigmoid(x0)), x1)")
+    check(got, y * logistic(y) + r64, dtype, "matmul", scale=4)
+
+
+def test_gated_linear(rng: np.random.Generator) -> None:
+    x, w = normal(rng, FLOATS[1], 3, 4), normal(rng, FLOATS[1], 10, 4)
+    gate, up = (wide(x)[0] @ part.T for part in np.split(wide(w)[0], 2))
+    got = run("fused_linear", x, w, gated=True, expr="swiglu(x0, x1)")
+    check(got, gate * logistic(gate) * up, "f32", "matmul", scale=4)
+    refuses(
+        "a gated weight needs an even size", "fused_linear", tensor_type("f32", 4), tensor_type("f32", 5, 4), gated=True
+    )
+    refuses("norm='batch' is not one of", "fused_linear", tensor_type("f32", 4), tensor_type("f32", 4, 4), norm="batch")
+    extra = [tensor_type("f32", 2, 4), tensor_type("f32", 6, 4), None, None, None, tensor_type("f32", 3, 2, 6)]
+    refuses("do not broadcast to", "fused_linear", *extra, expr="add(x0, x1)")
+
+
+def test_fused_matmul(rng: np.random.Generator) -> None:
+    a, b, c = normal(rng, FLOATS[1], 5, 2, 3), normal(rng, FLOATS[1], 3, 4), normal(rng, FLOATS[1], 4)
+    a64, b64, c64 = wide(a, b, c)
+    got = run("fused_matmul", a, b, c, expr="mul(x0, x1)")
+    check(got, np.einsum("bij,jk,k->bik", a64, b64, c64), "f32", "matmul", scale=4)
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_fused_norm(norm: str, rng: np.random.Generator) -> None:
+    x, scale, shift, other = (normal(rng, FLOATS[1], *s) for s in ((2, 3, 4), (3, 4), (3, 4), (4,)))
+    x64, s64, t64, o64 = wide(x, scale, shift, other)
+    flat = x64.reshape(2, 12)
+    mean = flat.mean(1, keepdims=True) if norm == "layer" else 0.0
+    size = np.sqrt(((flat - mean) ** 2).sum(1, keepdims=True) / 12 + 0.1)
+    y = ((flat - mean) / size).reshape(2, 3, 4) * s64 + (t64 if norm == "layer" else 0.0)
+    got = run(
+        "fused_norm",
+        x,
+        scale,
+        shift if norm == "layer" else None,
+        other,
+        norm=norm,
+        eps=0.1,
+        dims=2,
+        expr="sub(x0, x1)",
+    )
+    check(got, y - o64, "f32", "reduce", scale=2)
+
+
+def test_fused_gather(rng: np.random.Generator) -> None:
+    ids, table, place = np.array([[2, 0, 1]]), normal(rng, FLOATS[1], 3, 4), normal(rng, FLOATS[1], 3, 4)
+    got = run("fused_gather", ids, table, place, expr="add(mul(x0, 2.0), x1)")
+    wanted = np.stack([2 * wide(table)[0][i] + wide(place)[0][s] for s, i in enumerate(ids[0])])[None]
+    check(got, wanted, "f32", "pointwise")
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+def test_fused_reduce(reduce: str, rng: np.random.Generator) -> None:
+    x, y, after = normal(rng, FLOATS[1], 3, 5), normal(rng, FLOATS[1], 5), normal(rng, FLOATS[1], 3)
+    x64, y64, a64 = wide(x, y, after)
+    inner = (x64 * y64).tolist()
+    python = {"sum": math.fsum, "mean": lambda v: math.fsum(v) / len(v), "max": max, "min": min}[reduce]
+    wanted = np.array([python(row) for row in inner]) - a64
+    got = run("fused_reduce", x, y, after, inputs=2, reduce=reduce, axes=(1,), pre="mul(x0, x1)", post="sub(x0, x1)")
+    check(got, wanted, "f32", "reduce", scale=2)
+
+
+def test_linear_argmax() -> None:
+    x = np.array([[1.0, 0.0], [0.0, 2.0]], np.float32)
+    w = np.array([[1.0, 3.0], [5.0, 3.0], [5.0, -1.0]], np.float32)
+    assert run("linear_argmax", x, w).tolist() == [1, 0], "ties go to the lowest id"
+    assert run("linear_argmax", x, w, np.array([0.0, 0.0, 9.0], np.float32), keepdims=True).tolist() == [[2], [2]]
+    scaled = run("linear_argmax", x, w, None, np.array([-1.0, 1.0], np.float32), norm="rms", eps=1e-6)
+    assert scaled.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("algo", ["gpt_j", "gpt_neox"])
+@pytest.mark.parametrize("normed", [False, True])
+def test_qkv_rope_cache(algo: str, normed: bool, rng: np.random.Generator) -> None:
+    heads, kv_heads, dim, width = 4, 2, 4, 6
+    x = normal(rng, FLOATS[1], 2, 3, width)
+    w = normal(rng, FLOATS[1], (heads + 2 * kv_heads) * dim, width)
+    norm_w, q_norm, k_norm = (normal(rng, FLOATS[1], n) for n in (width, dim, dim))
+    caches = [normal(rng, FLOATS[1], 2, kv_heads, 8, dim) for _ in range(2)]
+    lengths, valid = np.array([0, 4], np.int32), np.array([3, 2], np.int32)
+    positions = lengths[:, None] + np.arange(3)
+    angles = np.arange(8)[:, None] * 0.5 ** np.arange(dim // 2)
+    sin, cos = np.sin(angles).astype(np.float32), np.cos(angles).astype(np.float32)
+
+    x64, w64, n64, qn, kn, s64, c64 = wide(x, w, norm_w, q_norm, k_norm, sin, cos)
+    y = np.einsum("bsk,ok->bso", rms(x64, n64, 1e-6) if normed else x64, w64).reshape(2, 3, -1, dim)
+
+    def turn(t: np.ndarray) -> np.ndarray:
+        c, s = c64[positions][:, :, None], s64[positions][:, :, None]
+        if algo == "gpt_j":
+            z = (t[..., 0::2] + 1j * t[..., 1::2]) * (c + 1j * s)
+            return np.stack([z.real, z.imag], -1).reshape(t.shape)
+        z = (t[..., : dim // 2] + 1j * t[..., dim // 2 :]) * (c + 1j * s)
+        return np.concatenate([z.real, z.imag], -1)
+
+    q, k, v = y[:, :, :heads], y[:, :, heads : heads + kv_heads], y[:, :, heads + kv_heads :]
+    if normed:
+        q, k = rms(q, qn, 1e-4), rms(k, kn, 1e-4)
+    wanted = [turn(q), *(c.astype(np.float64) for c in caches)]
+    for b in range(2):
+        for s in range(int(valid[b])):
+            wanted[1][b, :, lengths[b] + s] = turn(k)[b, s]
+            wanted[2][b, :, lengths[b] + s] = v[b, s]
+    norms = (norm_w, None, q_norm, k_norm) if normed else (None,) * 4
+    got = run(
+        "qkv_rope_cache", x, w, positions, sin, cos, *caches, lengths, valid, None, *norms,
+        heads=heads, kv_heads=kv_heads, algo=algo, norm="rms" if normed else "none", eps=1e-6, qk_eps=1e-4,
+    )  # fmt: skip
+    for a, b in zip(got, wanted, strict=True):
+        check(a, b, "f32", "matmul", scale=8)
+
+
+def test_qkv_rope_cache_types() -> None:
+    def t(dtype: str, *shape: Any) -> Any:
+        return tensor_type(dtype, *shape)
+
+    x, w, table = t("f32", "b", "s", 6), t("f32", 32, 6), t("f32", 8, 2)
+    cache, n, p = t("f32", "b", 2, "c", 4), t("i32", "b"), t("i64", "b", "s")
+    attrs = {"heads": 4, "kv_heads": 2, "algo": "gpt_j"}
+    assert infer("qkv_rope_cache", x, w, p, table, table, cache, cache, n, **attrs)[0] == t("f32", "b", "s", 4, 4)
+    bad = t("f32", 30, 6)
+    refuses("is not 4 \\+ 2 x 2 heads of 4", "qkv_rope_cache", x, bad, p, table, table, cache, cache, n, **attrs)
+    flat = t("f32", "s", 6)
+    refuses("x must be", "qkv_rope_cache", flat, w, p, table, table, cache, cache, n, **attrs)

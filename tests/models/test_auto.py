@@ -1,0 +1,127 @@
+"""Loading and saving whole models: what fits is loaded lazily, what does not is one error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from monoplan.ir.errors import LoadError
+from monoplan.models import AutoLlamaModel, LlamaForCausalLM
+from monoplan.models.safetensors import open_checkpoint, save_checkpoint
+from tests.models.support import tiny_checkpoint, tiny_config, tiny_tokenizer_files
+
+IDS = np.array([[5, 6, 7, 8]])
+
+
+def rewrite(directory: Path, change: Any) -> None:
+    """Saves the checkpoint again after `change` has worked on its tensors."""
+    opened = open_checkpoint(directory)
+    state = {name: np.array(opened.tensor(name)) for name in opened.names()}
+    change(state)
+    config = json.loads((directory / "config.json").read_text())
+    save_checkpoint(directory, state, config)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("shard", [5_000_000_000, 20_000])
+def test_what_is_saved_is_what_is_loaded(tmp_path: Path, tied: bool, shard: int) -> None:
+    model = LlamaForCausalLM.from_config(tiny_config(tie_word_embeddings=tied), seed=2)
+    model.save_pretrained(tmp_path, max_shard_bytes=shard)
+    assert (tmp_path / "model.safetensors").exists() == (shard > 20_000)
+    again = LlamaForCausalLM.from_pretrained(tmp_path)
+    assert again.config == model.config
+    assert set(again.state_dict()) == set(model.state_dict())
+    np.testing.assert_array_equal(again(IDS).numpy(), model(IDS).numpy())
+    assert ("lm_head.weight" in open_checkpoint(tmp_path).names()) == (not tied)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_weights_come_in_the_dtype_that_was_asked_for(tmp_path: Path, dtype: str) -> None:
+    directory = tiny_checkpoint(tmp_path)
+    model = AutoLlamaModel.from_pretrained(directory, dtype=dtype)
+    assert {p.numpy().dtype.name for p in model.parameters()} == {dtype}
+    assert model.config.dtype == dtype
+    exact = AutoLlamaModel.from_pretrained(directory)
+    np.testing.assert_allclose(model(IDS).numpy().astype("f4"), exact(IDS).numpy(), rtol=0, atol=0.3)
+
+
+def test_weights_of_the_same_dtype_stay_in_the_file(tmp_path: Path) -> None:
+    model = AutoLlamaModel.from_pretrained(tiny_checkpoint(tmp_path))
+    for parameter in model.parameters():
+        array = parameter.numpy()
+        assert not array.flags.owndata and not array.flags.writeable
+
+
+def test_all_that_does_not_fit_is_in_one_error(tmp_path: Path) -> None:
+    directory = tiny_checkpoint(tmp_path)
+
+    def damage(state: dict[str, Any]) -> None:
+        del state["model.norm.weight"], state["model.layers.0.mlp.up_proj.weight"]
+        state["model.layers.7.mlp.up_proj.weight"] = np.zeros((3, 3), np.float32)
+        state["lm_head.weight"] = state["lm_head.weight"][:-1]
+
+    rewrite(directory, damage)
+    with pytest.raises(LoadError) as error:
+        AutoLlamaModel.from_pretrained(directory)
+    text = str(error.value)
+    assert "missing: model.layers.0.mlp.up_proj.weight, model.norm.weight" in text
+    assert "unexpected: model.layers.7.mlp.up_proj.weight" in text
+    assert "wrong shape: lm_head.weight is [99, 32], not [100, 32]" in text
+
+
+def test_a_long_list_of_names_is_cut(tmp_path: Path) -> None:
+    directory = tiny_checkpoint(tmp_path)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 6}))
+    with pytest.raises(LoadError, match="and 24 more"):
+        AutoLlamaModel.from_pretrained(directory)
+
+
+def test_frequencies_of_old_checkpoints_are_ignored(tmp_path: Path) -> None:
+    directory = tiny_checkpoint(tmp_path)
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    rewrite(directory, lambda state: state.update({name: np.zeros(4, np.float32)}))
+    AutoLlamaModel.from_pretrained(directory)
+
+
+def test_a_second_copy_of_a_tied_embedding_must_be_equal(tmp_path: Path) -> None:
+    directory = tiny_checkpoint(tmp_path, tie_word_embeddings=True)
+    rewrite(directory, lambda s: s.update({"lm_head.weight": s["model.embed_tokens.weight"].copy()}))
+    AutoLlamaModel.from_pretrained(directory)
+    rewrite(directory, lambda s: s.update({"lm_head.weight": s["model.embed_tokens.weight"] + 1}))
+    with pytest.raises(LoadError, match="differs from model.embed_tokens.weight"):
+        AutoLlamaModel.from_pretrained(directory)
+
+
+def test_the_tokenizer_is_made_when_it_is_used(tmp_path: Path) -> None:
+    LlamaForCausalLM.from_config(tiny_config()).save_pretrained(tmp_path)
+    model = AutoLlamaModel.from_pretrained(tmp_path)  # there is no tokenizer.json yet
+    with pytest.raises(LoadError, match=r"no tokenizer\.json"):
+        _ = model.tokenizer
+    tiny_tokenizer_files(tmp_path)
+    assert model.tokenizer is model.tokenizer and model.tokenizer.encode("a")[0] == 0
+
+
+def test_saving_takes_the_tokenizer_along(tmp_path: Path) -> None:
+    model = AutoLlamaModel.from_pretrained(tiny_checkpoint(tmp_path / "one"))
+    model.save_pretrained(tmp_path / "two")
+    again = AutoLlamaModel.from_pretrained(tmp_path / "two")
+    again.name_or_path = ""  # as a model whose tokenizer came out of a GGUF file: the object itself is written
+    again.save_pretrained(tmp_path / "three")
+    third = AutoLlamaModel.from_pretrained(tmp_path / "three")
+    for other in (again, third):
+        assert other.tokenizer.encode("Hello") == model.tokenizer.encode("Hello")
+        assert other.tokenizer.chat_template == model.tokenizer.chat_template
+        assert other.tokenizer.eos_ids == model.tokenizer.eos_ids
+
+
+def test_nothing_is_printed_unless_asked_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    directory = tiny_checkpoint(tmp_path)
+    AutoLlamaModel.from_pretrained(directory)
+    assert capfd.readouterr() == ("", "")
+    AutoLlamaModel.from_pretrained(directory, verbose=True)
+    assert "parameters as float32 in" in capfd.readouterr().err

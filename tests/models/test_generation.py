@@ -1,0 +1,254 @@
+"""Generation: greedy and sampled, alone and in batches, streamed, stopped; on the module and on the plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import monoplan as mp
+from monoplan.ir.errors import ArgumentError
+from monoplan.models import AutoLlamaModel, LlamaForCausalLM
+from monoplan.models.decoding import StopText, random_value
+from monoplan.models.generation import Session
+from tests.models.support import EOS, tiny_checkpoint, tiny_config
+
+PROMPTS = ["Once upon a time", "x", "Hello, world!", "The quick brown fox jumps over the lazy dog"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module", params=["eager", "reference"])
+def lm(checkpoint: Path, request: pytest.FixtureRequest) -> Any:
+    """The same model as a module, and as a plan of each target."""
+    model = AutoLlamaModel.from_pretrained(checkpoint)
+    return model if request.param == "eager" else mp.compile(model, target=request.param)
+
+
+def argmax_loop(model: LlamaForCausalLM, ids: list[int], count: int) -> list[int]:
+    """The plainest greedy loop: the whole sequence again for each token."""
+    done = list(ids)
+    for _ in range(count):
+        token = int(np.argmax(np.asarray(model(np.array([done])))[0, 0]))
+        if token == EOS:
+            break
+        done.append(token)
+    return done[len(ids) :]
+
+
+def eager(lm: Any) -> LlamaForCausalLM:
+    return lm if isinstance(lm, LlamaForCausalLM) else lm.model
+
+
+def test_greedy_is_the_argmax_of_each_step(lm: Any) -> None:
+    for prompt in PROMPTS:
+        ids = lm.tokenizer.encode(prompt)
+        assert lm.generate_ids(ids, 20) == argmax_loop(eager(lm), ids, 20)
+
+
+def test_pieces_join_to_the_text(lm: Any) -> None:
+    stream = lm.generate("Once upon a time", 30)
+    pieces = list(stream)
+    assert "".join(pieces) == stream.result.text == lm.tokenizer.decode(stream.result.ids)
+    assert len(pieces) > 5 and all(pieces)
+    assert stream.result.finish_reason in ("length", "eos")
+
+
+def test_a_batch_gives_each_prompt_what_it_gets_alone(lm: Any) -> None:
+    together = lm.generate_batch(PROMPTS, 24, logprobs=True)
+    for prompt, row in zip(PROMPTS, together, strict=True):
+        alone = lm.generate_batch([prompt], 24, logprobs=True)[0]
+        assert (row.ids, row.text, row.finish_reason) == (alone.ids, alone.text, alone.finish_reason)
+        np.testing.assert_allclose(row.logprobs, alone.logprobs, rtol=0, atol=1e-4)
+
+
+def test_rows_that_end_early_leave_the_others_alone(lm: Any) -> None:
+    alone = [lm.generate_batch([p], 30)[0].ids for p in PROMPTS]
+    ends = [alone[0][3], alone[3][9]]  # ids that some rows meet sooner than others
+    together = lm.generate_batch(PROMPTS, 30, eos_token_id=ends)
+    assert len({len(row.ids) for row in together}) > 1
+    for ids, row in zip(alone, together, strict=True):
+        cut = next((i for i, token in enumerate(ids) if token in ends), len(ids))
+        assert row.ids == ids[:cut]
+        assert row.finish_reason == ("eos" if cut < len(ids) else "length" if len(ids) == 30 else "eos")
+
+
+def test_seeds(lm: Any) -> None:
+    def text(seed: int) -> str:
+        return "".join(lm.generate("Once", 24, temperature=1.5, seed=seed, eos_token_id=()))
+
+    assert text(1) == text(1)
+    assert len({text(seed) for seed in range(4)}) == 4
+
+
+def test_the_plan_draws_what_the_module_draws(lm: Any) -> None:
+    settings: dict[str, Any] = {"temperature": 0.9, "top_k": 20, "top_p": 0.95, "min_p": 0.01, "seed": 7}
+    settings |= {"repetition_penalty": 1.3, "eos_token_id": ()}
+    rows = [lm.tokenizer.encode(prompt) for prompt in PROMPTS]
+    one, other = (m.generate_batch(rows, 20, **settings) for m in (lm, eager(lm)))
+    assert [row.ids for row in one] == [row.ids for row in other]
+
+
+def test_top_k_of_one_is_greedy(lm: Any) -> None:
+    ids = lm.tokenizer.encode("Hello")
+    assert lm.generate_ids(ids, 12, temperature=2.0, top_k=1) == lm.generate_ids(ids, 12)
+
+
+def test_a_large_penalty_forbids_repetition(lm: Any) -> None:
+    ids = lm.tokenizer.encode("Hello")
+    out = lm.generate_ids(ids, 30, repetition_penalty=1e6, eos_token_id=())
+    assert len(set(out)) == 30 and not set(out) & set(ids)
+
+
+def test_logprobs_are_log_softmax_of_the_raw_logits(lm: Any) -> None:
+    row = lm.generate_batch(["Hello"], 4, logprobs=True, temperature=1.3, repetition_penalty=1.5, seed=5)[0]
+    tokens = row.prompt_ids + row.ids
+    logits = eager(lm)(np.array([tokens]), all_logits=True).numpy()[0].astype(np.float64)
+    for i, (token, logprob) in enumerate(zip(row.ids, row.logprobs, strict=True)):
+        x = logits[len(row.prompt_ids) + i - 1]
+        assert logprob == pytest.approx(x[token] - np.log(np.exp(x - x.max()).sum()) - x.max(), abs=1e-4)
+
+
+def test_stop_texts(lm: Any) -> None:
+    whole = "".join(lm.generate("Once upon a time", 30, eos_token_id=()))
+    stop = whole[7:10]
+    stream = lm.generate("Once upon a time", 30, eos_token_id=(), stop=[stop, "never there"])
+    assert "".join(stream) == whole[: whole.index(stop)]
+    assert stream.result.finish_reason == "stop"
+
+
+def test_one_of_several_ends(lm: Any) -> None:
+    ids = lm.tokenizer.encode("Once")
+    out = lm.generate_ids(ids, 20, eos_token_id=())
+    cut = next(i for i, token in enumerate(out) if token in (out[5], out[8]))
+    row = lm.generate_batch([ids], 20, eos_token_id=[out[8], out[5]])[0]
+    assert (row.ids, row.finish_reason) == (out[:cut], "eos")
+    assert lm.generate_batch([ids], 20, eos_token_id=out[0])[0].ids == []
+
+
+def test_the_callback_sees_each_token_and_may_end_the_text(lm: Any) -> None:
+    seen: list[tuple[int, int, str]] = []
+
+    def callback(*event: Any) -> bool:
+        seen.append(event)
+        return len(seen) < 5
+
+    stream = lm.generate("Once", 20, callback=callback, eos_token_id=())
+    text = "".join(stream)
+    assert stream.result.finish_reason == "callback" and len(seen) == 5
+    assert [token for _, token, _ in seen] == stream.result.ids
+    assert "".join(piece for _, _, piece in seen) == text
+
+
+def test_a_session_runs_only_what_is_new(lm: Any) -> None:
+    session = Session()
+    first = lm.generate("Once upon", 6, session=session, eos_token_id=())
+    list(first)
+    prompt = first.result.prompt_ids + first.result.ids + lm.tokenizer.encode(" and then", False)
+    assert session.shared(prompt) == len(first.result.prompt_ids) + len(first.result.ids) - 1
+    again = lm.generate(prompt, 12, session=session, eos_token_id=())
+    list(again)
+    assert again.result.ids == lm.generate_ids(prompt, 12, eos_token_id=())
+    other = lm.generate("Once more", 8, session=session, eos_token_id=())
+    assert session.shared(other.result.prompt_ids) == len(lm.tokenizer.encode("Once "))
+    assert "".join(other) == "".join(lm.generate("Once more", 8, eos_token_id=()))
+
+
+def test_the_context_ends_the_text(lm: Any) -> None:
+    row = lm.generate_batch([[5] * 90], 50, eos_token_id=())[0]
+    assert (len(row.ids), row.finish_reason) == (7, "length")  # the last token needs no place in the cache
+    assert len(lm.generate_ids([5] * 96, 50, eos_token_id=())) == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "settings", "message"),
+    [
+        ([], {}, "the prompt is empty"),
+        ("", {}, "the prompt is empty"),
+        ([5] * 97, {}, "97 tokens, the context of the model 96"),
+        ([5, 100], {}, "token id 100 at position 1"),
+        ([-1], {}, "token id -1"),
+        (["a", "b"], {}, "generate takes one prompt"),
+        ("a", {"max_new_tokens": 0}, "max_new_tokens must be"),
+        ("a", {"temperature": -1.0}, "temperature must be"),
+        ("a", {"temperature": float("nan")}, "temperature must be"),
+        ("a", {"top_p": 0.0}, "top_p must be"),
+        ("a", {"top_k": -1}, "top_k must be"),
+        ("a", {"min_p": 2}, "min_p must be"),
+        ("a", {"repetition_penalty": 0}, "repetition_penalty must be"),
+        ("a", {"stop": [""]}, "stop must be"),
+        ("a", {"temprature": 1.0}, "unknown setting temprature"),
+    ],
+)
+def test_wrong_arguments_are_reported_at_once(lm: Any, prompt: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        lm.generate(prompt, **settings)
+
+
+def test_a_model_without_a_tokenizer_takes_ids() -> None:
+    model = LlamaForCausalLM.from_config(tiny_config())
+    assert model.generate_batch([[5, 6]], 3, eos_token_id=())[0].text == ""
+    for arguments in ({"prompt": "text"}, {"prompt": [5], "stop": "x"}):
+        with pytest.raises(ArgumentError, match="tokenizer"):
+            model.generate(**arguments)
+
+
+def test_random_values_depend_on_seed_row_and_step_alone() -> None:
+    values = [random_value(s, r, t) for s in (0, 1, 2**130 + 1) for r in range(3) for t in range(50)]
+    assert values == [random_value(s, r, t) for s in (0, 1, 2**130 + 1) for r in range(3) for t in range(50)]
+    assert len(set(values[:300])) == 300 and all(0 <= v < 1 and np.float32(v) < 1 for v in values)
+    assert np.mean(values[:300]) == pytest.approx(0.5, abs=0.05)
+
+
+def test_stop_text_holds_back_what_may_become_one() -> None:
+    stops = StopText(["END", "E.O.F"])
+    assert stops.push("an E") == ("an ", False)
+    assert stops.push("N") == ("", False)
+    assert stops.push("Ough") == ("ENOugh", False)
+    assert stops.push(" E.O") == (" ", False)
+    assert stops.finish() == "E.O"
+    assert StopText(["aab"]).push("aaab!") == ("a", True)
+
+
+def test_the_plan_serves_every_length_and_batch(checkpoint: Path) -> None:
+    llm = mp.compile(AutoLlamaModel.from_pretrained(checkpoint), target="reference")
+    for length in (1, 2, 7, 40):
+        llm.generate_batch([[5] * (length + i) for i in range(3)], 2)
+        llm.generate_ids([6] * length, 2)
+    assert llm.stats.compiles == 1
+
+
+def test_calls_of_the_compiled_model(checkpoint: Path) -> None:
+    model = AutoLlamaModel.from_pretrained(checkpoint)
+    llm = mp.compile(model, target="reference")
+    ids = np.array([[5, 6, 7, 8]])
+    wanted = model(ids, all_logits=True).numpy()
+    np.testing.assert_allclose(llm(ids), wanted[:, -1:], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(llm(ids.tolist(), position_ids=[[0, 1, 2, 3]]), wanted[:, -1:], rtol=0, atol=1e-5)
+    assert len(llm._plans) == 1  # those are the positions that the cache has: the same plan
+    np.testing.assert_allclose(llm(ids, all_logits=True), wanted, rtol=0, atol=1e-5)
+    shifted = np.arange(10, 14)[None]
+    np.testing.assert_allclose(llm(ids, shifted), model(ids, shifted).numpy(), rtol=0, atol=1e-5)
+    llm(ids[:, :2], use_cache=True)
+    np.testing.assert_allclose(llm(ids[:, 2:], None, llm.last_cache), wanted[:, -1:], rtol=0, atol=1e-5)
+    cache = llm.new_cache(1, 16)
+    for _ in range(6):
+        llm(ids, past_key_values=cache)
+    assert cache.lengths.numpy().tolist() == [24] and cache.capacity >= 24
+
+
+def test_the_compiled_model_shows_its_plan(checkpoint: Path) -> None:
+    llm = mp.compile(AutoLlamaModel.from_pretrained(checkpoint), target="reference")
+    assert "random_sample" in llm.ir() and "kv_update" in llm.ir("trace")
+    assert not hasattr(llm, "nonsense")
+
+
+def test_another_dtype_for_the_plan(checkpoint: Path) -> None:
+    llm = mp.compile(AutoLlamaModel.from_pretrained(checkpoint), target="reference", dtype="bfloat16")
+    assert llm.new_cache().dtype.name == "bf16"
+    assert llm(np.array([[5, 6]])).dtype.name == "bfloat16"

@@ -1,0 +1,173 @@
+"""The command line, as a user runs it: text on stdout, timings and errors on stderr, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monoplan.models import AutoLlamaModel
+from tests.models.support import tiny_checkpoint
+
+TARGET = ("--target", "reference", "--dtype", "float32")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("model"))
+
+
+def monoplan(*arguments: Any, stdin: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "monoplan", *map(str, arguments)],
+        input="" if stdin is None else stdin, capture_output=True, text=True, timeout=60,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def test_generate_writes_text_to_stdout_and_timings_to_stderr(model: Path) -> None:
+    done = monoplan("generate", "Once upon", "--raw", "-m", model, "-n", 12, *TARGET)
+    assert done.returncode == 0, done.stderr
+    expected = "".join(AutoLlamaModel.from_pretrained(model).generate("Once upon", 12))
+    assert done.stdout == expected + "\n"
+    for word in ("load", "compile", "prompt", "generation", "peak memory", "tokens/s"):
+        assert word in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_prompt_may_come_from_stdin_an_option_or_a_file(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text("Once upon")
+    common = ("--raw", "-q", "-m", model, "-n", 5, *TARGET)
+    texts = [
+        monoplan("generate", "-", *common, stdin="Once upon"),
+        monoplan("generate", "-p", "Once upon", *common),
+        monoplan("generate", "-f", tmp_path / "prompt.txt", *common),
+    ]
+    assert len({text.stdout for text in texts}) == 1 and not any(text.stderr for text in texts)
+
+
+def test_the_chat_format_is_the_default_where_there_is_one(model: Path) -> None:
+    common = ("generate", "Hi", "-q", "-m", model, "-n", 8, *TARGET)
+    loaded = AutoLlamaModel.from_pretrained(model)
+    chat = "".join(loaded.generate(loaded.tokenizer.chat([{"role": "user", "content": "Hi"}]), 8))
+    assert monoplan(*common).stdout == monoplan(*common, "--chat").stdout == chat + "\n"
+
+
+def test_sampling_options(model: Path) -> None:
+    common = ("generate", "Hi", "-q", "--raw", "-m", model, "-n", 16, *TARGET)
+    heat = ("--temp", "1.5", "--top-p", "0.95", "--top-k", "40", "--min-p", "0.01", "--repeat-penalty", "1.1")
+    same = [monoplan(*common, *heat, "--seed", "3").stdout for _ in range(2)]
+    assert same[0] == same[1] != monoplan(*common, *heat, "--seed", "4").stdout
+
+
+def test_chat_answers_each_line(model: Path) -> None:
+    done = monoplan("chat", "-m", model, "-n", 4, "--temp", 0, *TARGET, stdin="Hi\n\n/reset\nHi\n/quit\nno\n")
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == second  # the same question to the same model, after it was reset
+    assert "generation" in done.stderr
+
+
+def test_bench_prints_a_table_or_json(model: Path) -> None:
+    common = ("bench", "-m", model, "-p", 16, "-n", 4, "-r", 2, *TARGET)
+    table = monoplan(*common)
+    assert table.returncode == 0, table.stderr
+    lines = table.stdout.splitlines()
+    assert len(lines) == 4 and "pp16" in lines[2] and "tg4" in lines[3] and "±" in lines[3]
+    found = json.loads(monoplan(*common, "--json").stdout)
+    assert [test["test"] for test in found["tests"]] == ["pp16", "tg4"]
+    assert found["tests"][1]["bytes_per_s"] > 0 and len(found["tests"][0]["samples"]) == 2
+
+
+def test_compile_dumps_the_plan(model: Path, tmp_path: Path) -> None:
+    done = monoplan("compile", model, "-o", tmp_path / "out", *TARGET)
+    assert done.returncode == 0, done.stderr
+    assert any("kv_update" in file.read_text() for file in (tmp_path / "out").rglob("*.ir"))
+
+
+def test_doctor_and_cache(tmp_path: Path) -> None:
+    doctor = monoplan("doctor", MONOPLAN_CACHE_DIR=str(tmp_path))
+    assert doctor.returncode == 0 and "python" in doctor.stdout
+    for action, word in (("info", "entries"), ("prune", "removed 0"), ("clear", "removed 0")):
+        done = monoplan("cache", action, MONOPLAN_CACHE_DIR=str(tmp_path))
+        assert done.returncode == 0 and word in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("generate", "Hi", "-m", "/nowhere/at/all"), "there is no such model"),
+        (("generate", "", "--raw", "-m", "MODEL", *TARGET), "the prompt is empty"),
+        (("generate", "a" * 200, "--raw", "-m", "MODEL", *TARGET), "the context of the model"),
+        (("generate", "Hi", "-p", "Hi", "-m", "MODEL"), "the prompt is given twice"),
+        (("generate", "Hi", "-m", "MODEL", "--temp", "-1", *TARGET), "temperature must be"),
+        (("generate", "Hi", "-m", "MODEL", "-t", "0"), "--threads must be"),
+        (("generate", "-f", "/nowhere/at/all", "-m", "MODEL"), "can't read the prompt"),
+    ],
+)
+def test_errors_are_messages_and_exit_code_1(model: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = monoplan(*(str(model) if a == "MODEL" else a for a in arguments))
+    assert done.returncode == 1 and message in done.stderr
+    assert "Traceback" not in done.stderr and done.stdout == ""
+
+
+def test_damaged_weights_are_one_message(model: Path, tmp_path: Path) -> None:
+    for file in model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    done = monoplan("generate", "Hi", "-m", tmp_path, *TARGET)
+    assert done.returncode == 1 and "damaged" in done.stderr and "Traceback" not in done.stderr
+    shown = monoplan("generate", "Hi", "-m", tmp_path, *TARGET, MONOPLAN_DEBUG="1")
+    assert shown.returncode == 1 and "Traceback" in shown.stderr
+
+
+def test_help_is_quick_and_lists_the_commands() -> None:
+    begin = time.perf_counter()
+    done = monoplan("--help")
+    took = time.perf_counter() - begin
+    for command in ("generate", "chat", "bench", "compile", "doctor", "cache"):
+        assert command in done.stdout
+    assert done.returncode == 0 and took < 5.0  # 0.2 s on an idle machine; this one may be busy
+    loaded = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "monoplan", "--help"], capture_output=True, text=True
+    ).stderr
+    assert "numpy" not in loaded and "tokenizers" not in loaded
+    assert monoplan("generate", "--help").returncode == 0
+    assert monoplan("--version").stdout.startswith("monoplan")
+    assert monoplan("nonsense").returncode == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_ctrl_c_stops_and_prints_the_timings(model: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "monoplan", "generate", "Once", "--raw", "-m", str(model), "-n", "90", *TARGET],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.read(1)  # it has begun to write
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert b"peak memory" in errors and b"Traceback" not in errors
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX pipes")
+def test_a_reader_that_leaves_is_no_error(model: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "monoplan", "generate", "Once", "--raw", "-m", str(model), "-n", "90", *TARGET],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(timeout=30) == 141 and b"Traceback" not in errors and b"BrokenPipe" not in errors
