@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from monoplan.codegen.expressions import C_TYPES, c_dim, c_index, c_literal, compute_type, convert, c_symbol
+from monoplan.codegen.expressions import C_TYPES, c_dim, c_index, c_literal, c_symbol, compute_type, convert, load
 from monoplan.codegen.kernels import (
     Attention,
     Gather,
@@ -163,14 +163,7 @@ def gather(k: Gather) -> Facts:
     outer, inner = names("o", k.outer), names("i", k.inner)
     x = k.operand("x")
     if k.packed:
-        panel, _, _ = parse_layout(x.view.buffer.layout)
-        column = f"at % {panel}"
-        if x.dtype == bf16:  # packed beside the column half a panel away
-            column = f"(at % {panel} * 2 - (at % {panel} >= {panel // 2}) * {panel - 1})"
-        place = f"x[at / {panel} * {panel * k.depth} + i0 * {panel} + {column}]"
-        from monoplan.codegen.expressions import load
-
-        value = load(x.dtype, place)
+        value = load(x.dtype, f"x[{_packed_index(x, k.depth)}]")
     else:
         value = x.at(*outer, "at", *inner)
     tail = k.body.c([value, *(e.at(*outer, *inner) for e in k.group("e"))])
@@ -178,6 +171,18 @@ def gather(k: Gather) -> Facts:
         "outer_size": product(k.outer), "inner_size": product(k.inner), "index": k.operand("index").at(*outer),
         "statement": k.operand("y").store(tail, k.body.dtype, *outer, *inner),
     }}
+
+
+def _packed_index(x: Operand, depth: int) -> str:
+    """Where column i0 of row `at` lies in a packed weight."""
+    layout = x.view.buffer.layout
+    panel, _, _ = parse_layout(layout)
+    if layout.startswith("pairs"):
+        return f"at / {panel} * {panel * depth} + i0 / 2 * {2 * panel} + at % {panel} * 2 + i0 % 2"
+    column = f"at % {panel}"
+    if x.dtype == bf16:  # beside the column half a panel away
+        column = f"(at % {panel} * 2 - (at % {panel} >= {panel // 2}) * {panel - 1})"
+    return f"at / {panel} * {panel * depth} + i0 * {panel} + {column}"
 
 
 def rope(k: Rope) -> Facts:
@@ -298,11 +303,11 @@ def attention(k: Attention, s: AttentionSchedule) -> Facts:
 
 
 def _symbol_params(k: Kernel) -> list[str]:
-    return [f"const int64_t {c_symbol(name)} MP_UNUSED" for name in sorted(k.symbols)]
+    return [f"const int64_t {c_symbol(name)} MP_UNUSED" for name in sorted(k.symbols - {"threads"})]
 
 
 def _symbol_args(k: Kernel) -> list[str]:
-    return [c_symbol(name) for name in sorted(k.symbols)]
+    return [c_symbol(name) for name in sorted(k.symbols - {"threads"})]
 
 
 def linear(k: Linear, s: LinearSchedule) -> Facts:
@@ -325,7 +330,14 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
             [f"x + {c_dim(x.view.offset)}" if o.name == "x" else o.name for o in block] + [c_dim(x.view.strides[0])]
         ),
         "widen": k.has_scratch("wide"), "choose_block": _choose_block(s.row_blocks), "has_bias": k.has("bias"),
+        "step": 2 if s.tiles else 1,
     }
+    if s.tiles:
+        found["w_name"] = "pairs"
+    # The epilogue and the tile variant are functions of their own: they take the kernel's arguments along.
+    inner = ("x", "w", "norm_weight", "norm_bias", "xt", "wide", "partial", "found")
+    found |= _pass_on(k, "finish", [o for o in k.pointers if o.name not in inner])
+    found |= _pass_on(k, "tiles", [o for o in k.pointers if o.name not in ("wide", "found")])
     bias = k.operand("bias") if k.has("bias") else None
     if k.epilogue == "heads":
         return found | _heads(k)
@@ -345,6 +357,20 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
     tail = k.body.c([*first, *(e.at("row", "n") for e in k.group("e"))])
     found["statement"] = y.store(tail, k.body.dtype, "row", "n")
     return found
+
+
+def _pass_on(k: Linear, prefix: str, operands: Sequence[Operand]) -> Facts:
+    """Parameters and arguments of a helper function of the kernel."""
+    params = ["mp_run *run MP_UNUSED", "const int step MP_UNUSED"]
+    args = ["run", "step"]
+    for o in operands:
+        params.append(f"{'' if o.written else 'const '}{o.ctype} *{o.name}")
+        args.append(o.name)
+    if k.epilogue == "argmax":
+        params.append("int64_t *mine")
+        args.append("mine")
+    return {f"{prefix}_params": ", ".join([*params, *_symbol_params(k)]),
+            f"{prefix}_args": ", ".join([*args, *_symbol_args(k)])}
 
 
 def _choose_block(blocks: Sequence[int]) -> str:

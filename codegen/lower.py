@@ -39,6 +39,7 @@ class Lowered:
     items: list[Kernel | Loop] = field(default_factory=list)
     params: list[ParamUse] = field(default_factory=list)
     outputs: list[Buffer | int] = field(default_factory=list)  # a buffer, or the number of the input it aliases
+    views: dict[Value, View] = field(default_factory=dict)  # where each value lies, for those who look inside
 
 
 Rule = Callable[["Lowerer", Op], None]
@@ -184,6 +185,7 @@ class Lowerer:
                 self.copy(self.read(v), whole(where, v.type.shape))
         self.result.items = self.items
         self.result.outputs = outputs
+        self.result.views.update(self.views)
 
     def _aliased_outputs(self) -> dict[int, int]:
         """Outputs that are an input's own storage after in-place updates: they need no buffer."""
@@ -274,6 +276,7 @@ class Lowerer:
         for source, into in copies:
             inner.copy(inner.read(source), into)
         self.items.append(Loop(count, tuple(inner.items)))
+        self.result.views.update(inner.views)
         for r, c in zip(op.results[:carried], carries, strict=False):
             self.views[r] = c
         for i, out in enumerate(body.outputs[carried:]):

@@ -195,7 +195,7 @@ def _lower_embedding(lo: Lowerer, op: Op) -> None:
     extras = [v for v in op.operands[2:] if v is not None]
     packed = lo.is_param(weight) and weight in lo.root.packed_tables and weight.type.dtype in (f32, bf16, f16)
     if packed:
-        buffer = lo.param(weight, linear_layout(lo.target, "pointwise"))
+        buffer = lo.param(weight, linear_layout(lo.target, weight.type, "pointwise"))
         source = View(buffer, (*outer, rows, depth), (*[0] * len(outer), 1, 1))
     else:
         x = lo.read(weight)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from monoplan.codegen.expressions import compute_type
 from monoplan.codegen.kernels import Attention, Body, KVUpdate, Linear, Matmul, Norm, Operand, Reduce, Rope
 from monoplan.codegen.lower import Lowerer, expanded_rows, lowers, rows_by_columns
-from monoplan.codegen.schedule import linear_layout, parse_layout
+from monoplan.codegen.schedule import CHUNK, linear_layout, parse_layout
 from monoplan.codegen.views import View, whole
 from monoplan.ir.dims import Dim
 from monoplan.ir.expr import Arg, Call, parse_expr
@@ -53,7 +54,7 @@ def lower_linear(lo: Lowerer, op: Op) -> None:
     columns, depth = weight.type.shape
     assert isinstance(columns, int) and isinstance(depth, int)
     operands = _prologue(lo, op, x)
-    packed = lo.param(weight, linear_layout(lo.target, "gated" if gated else "pointwise"))
+    packed = lo.param(weight, linear_layout(lo.target, weight.type, "gated" if gated else "pointwise"))
     operands.insert(1, Operand("w", View(packed, (columns, depth), (depth, 1))))
     acc = promote(x.type.dtype, weight.type.dtype)
     y = lo.destination(op.result)
@@ -93,8 +94,14 @@ def _scratch(lo: Lowerer, x: Value, weight: View) -> tuple[Operand, ...]:
     rows = (_rows(x) + (block - 1)) // block + lo_threads()
     depth = x.type.shape[-1]
     found = [Operand("xt", lo.fresh(f32, (rows, depth, block), "scratch"), written=True)]
-    if weight.dtype != f32 and weight.buffer.layout != "rows":
-        panel, panels, _ = parse_layout(weight.buffer.layout)
+    layout = weight.buffer.layout
+    if layout.startswith("rows"):
+        return tuple(found)
+    panel, panels, _ = parse_layout(layout)
+    if layout.startswith("pairs"):
+        sums = lo.fresh(f32, (lo_threads(), CHUNK, panel * panels), "scratch")
+        found.append(Operand("partial", sums, written=True))
+    elif weight.dtype != f32:
         found.append(Operand("wide", lo.fresh(f32, (lo_threads(), depth, panel * panels), "scratch"), written=True))
     return tuple(found)
 
@@ -123,11 +130,11 @@ def _lower_general_linear(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
 
 
 def _product(lo: Lowerer, op: Op, x: Value, weight: Value, into: View | None) -> View:
-    """linear(norm(x), weight, bias) by a norm kernel (if any) and a matmul."""
+    """linear(norm(x), weight, bias) by a norm kernel (if any) and a matmul; half floats stay f32 in between."""
     xs = lo.read(x)
     if op.attrs.get("norm", "none") != "none":
         depth = x.type.shape[-1]
-        normed = lo.fresh(x.type.dtype, (_rows(x), depth))
+        normed = lo.fresh(compute_type(x.type.dtype), (_rows(x), depth))
         weights = [Operand(short, lo.dense(lo.read(v))) for name, short in _NORM_OPERANDS
                    if (v := op.operand(name)) is not None]
         rows = rows_by_columns(lo, xs, _rows(x), depth)
@@ -137,7 +144,7 @@ def _product(lo: Lowerer, op: Op, x: Value, weight: Value, into: View | None) ->
         xs = whole(normed.buffer, x.type.shape)
     acc = promote(x.type.dtype, weight.type.dtype)
     bias = op.operand("bias")
-    y = into if into is not None else lo.fresh(acc, (*x.type.shape[:-1], weight.type.shape[0]))
+    y = into if into is not None else lo.fresh(compute_type(acc), (*x.type.shape[:-1], weight.type.shape[0]))
     body = Body(Arg(0), (acc,))
     if bias is not None:
         body = Body(Call("add", (Arg(0), Arg(1))), (acc, bias.type.dtype))
@@ -166,12 +173,11 @@ def lower_matmul(lo: Lowerer, op: Op) -> None:
 
 
 def _emit_matmul(lo: Lowerer, op: Op, a: View, b: View, y: View, extras: list[View], body: Body) -> None:
-    batch = y.shape[:-2]
-    rows, columns, depth = y.shape[-2], y.shape[-1], a.shape[-1]
     if len(y.shape) == 1:  # a vector times a matrix
-        batch, rows, columns = (), 1, y.shape[-1]
         a = View(a.buffer, (1, *a.shape), (0, *a.strides), a.offset)
         y = View(y.buffer, (1, *y.shape), (0, *y.strides), y.offset)
+    batch = y.shape[:-2]
+    rows, columns, depth = y.shape[-2], y.shape[-1], a.shape[-1]
     left = a.expanded((*batch, rows, depth))
     right = b.expanded((*batch, depth, columns))
     operands = [Operand("a", left), Operand("b", right)]
@@ -197,7 +203,7 @@ def lower_qkv(lo: Lowerer, op: Op) -> None:
     kc, vc = lo.inplace_view(op, 1), lo.inplace_view(op, 2)
     dim = kc.shape[3]
     assert isinstance(dim, int) and isinstance(columns, int) and isinstance(depth, int)
-    packed = lo.param(weight, linear_layout(lo.target, "heads", dim))
+    packed = lo.param(weight, linear_layout(lo.target, weight.type, "heads", dim))
     operands.insert(1, Operand("w", View(packed, (columns, depth), (depth, 1))))
     batch, seq = x.type.shape[:2]
     positions = op.operand("positions")

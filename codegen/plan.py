@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from monoplan.codegen.kernels import Kernel
 from monoplan.codegen.lower import Loop, Lowered, ParamUse, lower
 from monoplan.codegen.memory import Arena, plan_arena
 from monoplan.codegen.schedule import choose
 from monoplan.codegen.target import Target
-from monoplan.codegen.views import Buffer
+from monoplan.codegen.views import Buffer, View
 from monoplan.ir.dims import Dim, evaluate, symbols_of
 from monoplan.ir.errors import CompileError
-from monoplan.ir.graph import Graph
+from monoplan.ir.graph import Graph, Value
 from monoplan.ir.printer import print_op
 
 
@@ -45,6 +45,7 @@ class Plan:
     arena: Arena
     params: tuple[ParamUse, ...]
     outputs: tuple[Buffer | int, ...]
+    views: Mapping[Value, View] = field(default_factory=dict)  # where each value lies, for verify and bisect
 
     @property
     def name(self) -> str:
@@ -113,7 +114,8 @@ def make_plan(graph: Graph, target: Target) -> Plan:
                            fix="give the dimension another name")
     lowered = lower(graph, target)
     arena = plan_arena(lowered.items)
-    return Plan(graph, target, _number(lowered, arena, target), arena, tuple(lowered.params), tuple(lowered.outputs))
+    items = _number(lowered, arena, target)
+    return Plan(graph, target, items, arena, tuple(lowered.params), tuple(lowered.outputs), lowered.views)
 
 
 def _number(lowered: Lowered, arena: Arena, target: Target) -> tuple[Step | StepLoop, ...]:

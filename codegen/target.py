@@ -14,10 +14,17 @@ class Target:
     lanes: int
     panel: int
     row_blocks: tuple[int, ...]  # rows that one pass over a weight panel serves, ascending from 1
+    cores: int = 0  # multiprocessors of a GPU
+    shared: int = 0  # bytes of shared memory that one block of a GPU may have
 
     @property
     def is_cpu(self) -> bool:
         return self.name == "cpu"
+
+    @property
+    def capability(self) -> int:
+        """The compute capability of a GPU, 90 for sm_90; 0 on a CPU."""
+        return int(self.isa.removeprefix("sm_")) if self.name == "cuda" else 0
 
 
 def cpu_target(isa: str, vector_bytes: int) -> Target:
@@ -30,3 +37,8 @@ def cpu_target(isa: str, vector_bytes: int) -> Target:
     if isa == "neon":
         return Target("cpu", isa, 4, 16, (1, 4))
     return Target("cpu", isa, lanes, 8, (1, 4))
+
+
+def cuda_target(capability: int, cores: int, shared: int) -> Target:
+    """The target of a GPU: compute capability (90 for sm_90), multiprocessors, shared memory of a block."""
+    return Target("cuda", f"sm_{capability}", 1, 1, (1,), cores, shared)

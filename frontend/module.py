@@ -13,7 +13,7 @@ from monoplan.frontend.parameter import Parameter, from_blob
 from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.ir.graph import Loc
-from monoplan.ir.types import as_dtype
+from monoplan.ir.types import as_dtype, bf16
 
 M = TypeVar("M", bound="Module")
 
@@ -35,6 +35,8 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__} has no forward()")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # forward sees tensors, eager as traced: x.view and x.transpose of an array mean something else.
+        args, kwargs = _as_tensors(args), _as_tensors(kwargs)
         tracing = current()
         if tracing is None:
             return self.forward(*args, **kwargs)
@@ -52,9 +54,7 @@ class Module:
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Parameter | Module):
             if "_parameters" not in self.__dict__:
-                raise AttributeError(
-                    f"call super().__init__() before setting {name} in {type(self).__name__}"
-                )
+                raise AttributeError(f"call super().__init__() before setting {name} in {type(self).__name__}")
             self._forget(name, keep=self._parameters if isinstance(value, Parameter) else self._modules)
             if isinstance(value, Parameter):
                 self._parameters[name] = value
@@ -332,8 +332,7 @@ class ModuleList(Module):
             else:
                 runs.append((i, i, text))
         lines = [
-            (f"({a}): " if a == b else f"({a}-{b}): {b - a + 1} x ") + text.replace("\n", "\n  ")
-            for a, b, text in runs
+            (f"({a}): " if a == b else f"({a}-{b}): {b - a + 1} x ") + text.replace("\n", "\n  ") for a, b, text in runs
         ]
         return "ModuleList(\n  " + "\n  ".join(lines) + "\n)" if lines else "ModuleList()"
 
@@ -348,14 +347,23 @@ class ModuleList(Module):
         return iter(self._modules.values())
 
 
+def _as_tensors(x: Any) -> Any:
+    """Tensors in place of arrays, also within lists, tuples and dicts; anything else as it is."""
+    if isinstance(x, np.ndarray):
+        return Tensor(x) if x.dtype.kind in "fiub" or x.dtype == bf16.numpy else x
+    if type(x) in (list, tuple):
+        items = [_as_tensors(i) for i in x]
+        return x if all(a is b for a, b in zip(items, x, strict=True)) else type(x)(items)
+    if type(x) is dict:
+        found = {k: _as_tensors(v) for k, v in x.items()}
+        return x if all(found[k] is x[k] for k in x) else found
+    return x
+
+
 def _misfit(name: str, t: Tensor, data: Any) -> str:
     shape = tuple(np.shape(data) if not isinstance(data, Tensor) else data.shape)
     wanted = t.full_shape if isinstance(t, Parameter) else t.shape
-    return (
-        ""
-        if shape == tuple(wanted) or shape == tuple(t.shape)
-        else f"{name} is {list(wanted)}, got {list(shape)}"
-    )
+    return "" if shape == tuple(wanted) or shape == tuple(t.shape) else f"{name} is {list(wanted)}, got {list(shape)}"
 
 
 def _load(t: Tensor, data: Any) -> None:

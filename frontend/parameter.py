@@ -16,9 +16,7 @@ class Parameter(Tensor):
 
     __slots__ = ("tp_dim", "tp_rank", "tp_size")
 
-    def __init__(
-        self, data: Any, dtype: Any = None, *, tp_dim: int = 0, tp_rank: int = 0, tp_size: int = 1
-    ) -> None:
+    def __init__(self, data: Any, dtype: Any = None, *, tp_dim: int = 0, tp_rank: int = 0, tp_size: int = 1) -> None:
         if tp_size < 1 or not 0 <= tp_rank < tp_size:
             raise LoadError(f"tp_rank {tp_rank} is not a rank of a group of {tp_size}")
         super().__init__(data, dtype)
@@ -56,11 +54,7 @@ class Parameter(Tensor):
             shard = f" (or the shard {list(own.shape)})" if self.tp_size > 1 else ""
             raise LoadError(f"expected {list(self.full_shape)}{shard}, got {list(array.shape)}")
         # A memory-mapped tensor of the right type is kept as it is: it costs no memory until it is read.
-        same = (
-            array.dtype == own.dtype
-            and isinstance(array, np.memmap | np.ndarray)
-            and not array.flags.writeable
-        )
+        same = array.dtype == own.dtype and isinstance(array, np.memmap | np.ndarray) and not array.flags.writeable
         self._array = array if same else array.astype(own.dtype)
 
     def load_blob(self, blob: Any) -> None:

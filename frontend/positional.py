@@ -49,9 +49,7 @@ class RoPE(Module):
         check_device("RoPE", device)
         rotated = head_dim if rotary_dim is None else rotary_dim
         if head_dim % 2:
-            raise ArgumentError(
-                f"RoPE: head_dim must be even, since dimensions rotate in pairs; got {head_dim}"
-            )
+            raise ArgumentError(f"RoPE: head_dim must be even, since dimensions rotate in pairs; got {head_dim}")
         if rotated % 2 or not 2 <= rotated <= head_dim:
             raise ArgumentError(f"RoPE: rotary_dim must be even and between 2 and {head_dim}, got {rotated}")
         self.head_dim, self.max_seq_len, self.theta = head_dim, max_seq_len, float(theta)
@@ -60,19 +58,12 @@ class RoPE(Module):
         self.register_buffer("sin_cache", sin, persistent=False)
         self.register_buffer("cos_cache", cos, persistent=False)
 
-    def _make_tables(
-        self, dtype: DType, inv_freq: Any, scale: float, tables: tuple[Any, Any] | None
-    ) -> list[Array]:
+    def _make_tables(self, dtype: DType, inv_freq: Any, scale: float, tables: tuple[Any, Any] | None) -> list[Array]:
         half = self.rotary_dim // 2
         if tables is not None:
             made = [as_tensor(t).numpy() for t in tables]
             for t in made:
-                if (
-                    t.ndim != 2
-                    or t.shape[0] < self.max_seq_len
-                    or t.shape[1] != half
-                    or t.shape != made[0].shape
-                ):
+                if t.ndim != 2 or t.shape[0] < self.max_seq_len or t.shape[1] != half or t.shape != made[0].shape:
                     raise ArgumentError(
                         f"RoPE: tables must be [{self.max_seq_len}, {half}] (max_seq_len, rotary_dim / 2), "
                         f"got {list(t.shape)}"
@@ -109,8 +100,7 @@ class RoPE(Module):
     def extra_repr(self) -> str:
         part = "" if self.rotary_dim == self.head_dim else f", rotary_dim={self.rotary_dim}"
         return (
-            f"head_dim={self.head_dim}, max_seq_len={self.max_seq_len}, theta={self.theta}, "
-            f"algo={self.algo.name}{part}"
+            f"head_dim={self.head_dim}, max_seq_len={self.max_seq_len}, theta={self.theta}, algo={self.algo.name}{part}"
         )
 
 
@@ -125,9 +115,7 @@ class PositionalEmbedding(Module):
         self.weight = Parameter(normal((max_len, embed_dim), checked_dtype("PositionalEmbedding", dtype)))
 
     @classmethod
-    def sinusoidal(
-        cls, max_len: int, embed_dim: int, dtype: Any = "f32", device: Any = None
-    ) -> PositionalEmbedding:
+    def sinusoidal(cls, max_len: int, embed_dim: int, dtype: Any = "f32", device: Any = None) -> PositionalEmbedding:
         """sin(pos / 10000**(2i / dim)) at 2i, the cosine at 2i + 1; a buffer that is not saved."""
         check_size("PositionalEmbedding", max_len=max_len, embed_dim=embed_dim)
         check_device("PositionalEmbedding", device)

@@ -217,9 +217,7 @@ def trace(module: Module, *specs: Any, **kwargs: Any) -> Trace:
             fix="pass it to forward as an argument (a KVCache, a dict of tensors), which may be written",
         )
     params = tuple(p for p, _ in tracer.params.values())
-    graph = Graph(
-        type(module).__name__, tuple(inputs), params, tuple(tracer.builder.ops), outputs, writes=mutated
-    )
+    graph = Graph(type(module).__name__, tuple(inputs), params, tuple(tracer.builder.ops), outputs, writes=mutated)
     verify(graph)
     return Trace(graph, {p.path: t for p, t in tracer.params.values()}, in_tree, out_tree, mutated)
 

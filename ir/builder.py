@@ -54,9 +54,7 @@ class Builder:
         loc: Loc | None = None,
     ) -> Value | tuple[Value, ...]:
         """Appends one op and gives its result or results."""
-        op = make_op(
-            opdef, operands, attrs, names=names, loc=self.loc if loc is None else loc, fresh=self.fresh
-        )
+        op = make_op(opdef, operands, attrs, names=names, loc=self.loc if loc is None else loc, fresh=self.fresh)
         self.ops.append(op)
         return op.results[0] if len(op.results) == 1 else op.results
 
@@ -82,9 +80,7 @@ def make_op(
             raise type(error)(error.what, where=loc, why=error.why, fix=error.fix) from None
         raise
     chosen = [names[i] if i < len(names) else fresh(opdef.name) for i in range(len(types))]
-    return Op(
-        opdef, tuple(operands), full, tuple(Value(t, n) for t, n in zip(types, chosen, strict=True)), loc
-    )
+    return Op(opdef, tuple(operands), full, tuple(Value(t, n) for t, n in zip(types, chosen, strict=True)), loc)
 
 
 def apply(opdef: OpDef, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:

@@ -282,11 +282,7 @@ def evaluate(d: Dim, values: Mapping[str, int]) -> int:
     result = 0
     for monomial, coefficient in _terms(d):
         for atom in monomial:
-            factor = (
-                values[atom]
-                if isinstance(atom, str)
-                else evaluate(atom.numerator, values) // atom.denominator
-            )
+            factor = values[atom] if isinstance(atom, str) else evaluate(atom.numerator, values) // atom.denominator
             coefficient *= factor
         result += coefficient
     return result
@@ -313,6 +309,7 @@ def format_dim(d: Dim) -> str:
 
 def parse_dim(text: str) -> Dim:
     """A Dim from text such as `2*batch*seq+1` or `(seq+1)//2`."""
+
     def walk(node: ast.expr) -> Dim:
         if isinstance(node, ast.Constant) and type(node.value) is int:
             return node.value
@@ -332,9 +329,7 @@ def parse_dim(text: str) -> Dim:
                 return a // b if isinstance(a, Expr) else b.__rfloordiv__(a)
             if isinstance(node.op, ast.FloorDiv) and b:
                 return a // b
-        raise ParseError(
-            f"{text!r} is not a dimension", fix="ints, names, + - * // and parentheses are allowed"
-        )
+        raise ParseError(f"{text!r} is not a dimension", fix="ints, names, + - * // and parentheses are allowed")
 
     try:
         return walk(ast.parse(text.strip(), mode="eval").body)

@@ -141,11 +141,7 @@ def evaluate_expr(node: Node, args: Sequence[Array]) -> Array:
             assert isinstance(a, Const)
             v = _literal(
                 a.value,
-                [
-                    x.dtype
-                    for i, x in enumerate(values)
-                    if x is not None and not (node.op == "where" and i == 0)
-                ],
+                [x.dtype for i, x in enumerate(values) if x is not None and not (node.op == "where" and i == 0)],
             )
         filled.append(v.astype(np.float32) if v.dtype.itemsize == 2 and v.dtype.kind in "fV" else v)
     return np.asarray(REGISTRY[node.op].reference(*filled, **dict(node.attrs)))

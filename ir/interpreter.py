@@ -94,9 +94,7 @@ def bind_symbols(values: Sequence[Value], shapes: Sequence[tuple[int, ...]]) -> 
     waiting: list[tuple[Value, int, Dim, int]] = []
     for v, shape in zip(values, shapes, strict=True):
         if len(shape) != v.type.rank:
-            raise ArgumentError(
-                f"argument {v.name}: expected {v.type} (rank {v.type.rank}), got shape {list(shape)}"
-            )
+            raise ArgumentError(f"argument {v.name}: expected {v.type} (rank {v.type.rank}), got shape {list(shape)}")
         waiting += [(v, i, d, n) for i, (d, n) in enumerate(zip(v.type.shape, shape, strict=True))]
     progress = True
     while waiting and progress:
@@ -110,8 +108,7 @@ def bind_symbols(values: Sequence[Value], shapes: Sequence[tuple[int, ...]]) -> 
                 if left != size:
                     note = f" ({dim} with {_known(dim, known)})" if isinstance(dim, Expr) else ""
                     raise ArgumentError(
-                        f"argument {v.name}: expected {v.type}, got size {size} at dimension {axis}, "
-                        f"not {left}{note}"
+                        f"argument {v.name}: expected {v.type}, got size {size} at dimension {axis}, not {left}{note}"
                     )
             elif (solved := _solve(left, size)) is not None:
                 progress = True
@@ -121,9 +118,7 @@ def bind_symbols(values: Sequence[Value], shapes: Sequence[tuple[int, ...]]) -> 
         waiting = rest
     if waiting:
         v, axis, dim, size = waiting[0]
-        raise ArgumentError(
-            f"argument {v.name}: {dim} = {size} at dimension {axis} has no solution in whole numbers"
-        )
+        raise ArgumentError(f"argument {v.name}: {dim} = {size} at dimension {axis} has no solution in whole numbers")
     return known
 
 

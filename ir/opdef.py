@@ -44,9 +44,7 @@ class OpDef:
             raise TypeRuleError(f"{self.name}: attributes {', '.join(missing)} are required")
         return full
 
-    def complete_operands(
-        self, operands: Sequence[Any], attrs: Mapping[str, Any]
-    ) -> tuple[list[Any], dict[str, Any]]:
+    def complete_operands(self, operands: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Operands in order, absent ones as None; operands given by name are taken out of `attrs`."""
         rest = dict(attrs)
         full = list(operands)
@@ -104,9 +102,7 @@ class OpDef:
         return f"<op {self.name}{self.signature()}>"
 
 
-def op(
-    rule: TypeRule, kind: str, *, inplace: Mapping[int, str] | None = None
-) -> Callable[[Callable[..., Any]], OpDef]:
+def op(rule: TypeRule, kind: str, *, inplace: Mapping[int, str] | None = None) -> Callable[[Callable[..., Any]], OpDef]:
     """Registers an op: positional parameters are operands, keyword-only ones attributes, the body runs it."""
 
     def register(fn: Callable[..., Any]) -> OpDef:

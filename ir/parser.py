@@ -41,9 +41,7 @@ class _Parser:
 
     def fail(self, what: str, fragment: str = "") -> ParseError:
         line = self.lines[self.at] if self.at < len(self.lines) else ""
-        column = (
-            line.find(fragment) + 1 if fragment and fragment in line else len(line) - len(line.lstrip()) + 1
-        )
+        column = line.find(fragment) + 1 if fragment and fragment in line else len(line) - len(line.lstrip()) + 1
         return ParseError(f"line {self.at + 1}, column {column}: {what}", where=line.strip() or "end of text")
 
     def next_line(self) -> str:
@@ -90,9 +88,7 @@ class _Parser:
         self.scopes.pop()
         return Graph(m[1], inputs, tuple(params), tuple(ops), outputs, tuple(setup), writes)
 
-    def outputs(
-        self, text: str, inputs: tuple[Value, ...]
-    ) -> tuple[tuple[Value, ...], tuple[tuple[int, int], ...]]:
+    def outputs(self, text: str, inputs: tuple[Value, ...]) -> tuple[tuple[Value, ...], tuple[tuple[int, int], ...]]:
         """`%y, %cache_1 -> %cache`: results, and the inputs whose contents they replace."""
         found, writes = [], []
         for j, piece in enumerate(_pieces(text)):
@@ -157,17 +153,13 @@ class _Parser:
         result = self.make(opdef, operands, attrs, [p[1:] for p in _pieces(m[1])], loc)
         for v, t in zip(result.results, types, strict=False):
             if v.type != t:
-                raise self.fail(
-                    f"{v} is written as {t}, but the type rule of {opdef.name} gives {v.type}", str(t)
-                )
+                raise self.fail(f"{v} is written as {t}, but the type rule of {opdef.name} gives {v.type}", str(t))
         if len(types) != len(result.results):
             raise self.fail(f"{opdef.name} has {len(result.results)} results, {len(types)} types are written")
         self.at = after
         return result
 
-    def make(
-        self, opdef: OpDef, operands: list[Value | None], attrs: dict[str, Any], names: list[str], loc: Loc
-    ) -> Op:
+    def make(self, opdef: OpDef, operands: list[Value | None], attrs: dict[str, Any], names: list[str], loc: Loc) -> Op:
         try:
             op = make_op(opdef, operands, attrs, names=names, loc=loc, fresh=lambda stem: stem)
         except MonoplanError as error:

@@ -23,9 +23,7 @@ def broadcast(shapes: Sequence[tuple[Dim, ...]], name: str) -> tuple[Dim, ...]:
                 continue
             if not equal(size, 1):
                 text = " and ".join(str(list(s)).replace("'", "") for s in shapes)
-                raise TypeRuleError(
-                    f"{name}: shapes {text} do not broadcast: {size} meets {d} at dimension {axis}"
-                )
+                raise TypeRuleError(f"{name}: shapes {text} do not broadcast: {size} meets {d} at dimension {axis}")
             size = d
         result.append(size)
     return tuple(result)
@@ -34,9 +32,7 @@ def broadcast(shapes: Sequence[tuple[Dim, ...]], name: str) -> tuple[Dim, ...]:
 def broadcasts_to(shape: tuple[Dim, ...], target: tuple[Dim, ...]) -> bool:
     """Whether `shape` stretches to just `target`."""
     tail = target[len(target) - len(shape) :] if len(shape) <= len(target) else ()
-    return len(shape) <= len(target) and all(
-        equal(a, 1) or equal(a, b) for a, b in zip(shape, tail, strict=True)
-    )
+    return len(shape) <= len(target) and all(equal(a, 1) or equal(a, b) for a, b in zip(shape, tail, strict=True))
 
 
 def numeric(name: str, *, floats: bool = False) -> Any:
@@ -95,9 +91,7 @@ def normalized_axes(axes: tuple[int, ...] | int | None, rank: int, name: str) ->
     return result
 
 
-def linear_type(
-    x: TensorType, weight: TensorType, bias: TensorType | None, name: str = "linear"
-) -> TensorType:
+def linear_type(x: TensorType, weight: TensorType, bias: TensorType | None, name: str = "linear") -> TensorType:
     """x[…, K] with weight[N, K] and bias[N] gives […, N]; activations may be wider than weights."""
     require(weight.rank == 2, f"{name}: the weight must be [out, in], got {weight}")
     require(
@@ -114,17 +108,13 @@ def linear_type(
     return TensorType(dtype, (*x.shape[:-1], weight.shape[0]))
 
 
-def norm_type(
-    x: TensorType, weight: TensorType | None, bias: TensorType | None, dims: int, name: str
-) -> TensorType:
+def norm_type(x: TensorType, weight: TensorType | None, bias: TensorType | None, dims: int, name: str) -> TensorType:
     """A norm over the last `dims` dimensions, whose weight and bias have just that shape."""
     require(x.dtype.is_float, f"{name} needs floating point operands, got {x}")
     require(1 <= dims <= x.rank, f"{name}: normalizes {dims} dimensions, the input is {x}")
     for what, p in (("weight", weight), ("bias", bias)):
         if p is not None:
-            fits = p.rank == dims and all(
-                equal(a, b) for a, b in zip(p.shape, x.shape[x.rank - dims :], strict=True)
-            )
+            fits = p.rank == dims and all(equal(a, b) for a, b in zip(p.shape, x.shape[x.rank - dims :], strict=True))
             require(
                 fits,
                 f"{name}: the {what} {p} does not match the last {dims} dimension(s) of {x}",

@@ -63,7 +63,7 @@ def errors(got: Array, want: Array, dtype: DType) -> Array:
     with np.errstate(all="ignore"):
         a, b = got.astype(np.float64), want.astype(np.float64)
         # What lies beyond the type's range may round to infinity.
-        b = np.where(np.abs(b) > LARGEST[dtype.name], np.where(np.isinf(a), a, b), b)
+        b = np.where((np.abs(b) > LARGEST[dtype.name]) & np.isinf(a) & (np.sign(a) == np.sign(b)), a, b)
         same = (a == b) | (np.isnan(a) & np.isnan(b))
         return np.where(same, 0.0, np.nan_to_num(np.abs(a - b), nan=np.inf, posinf=np.inf))
 
@@ -135,7 +135,8 @@ def compare(
         rel = np.where(size > 0, finite / np.where(size > 0, size, 1.0), 0.0)
         ulp = finite / _spacing(size, d) if d.is_float else finite
     return Difference(
-        d, a.size, int(wrong.sum()), float(error.max()), float(rel.max()), float(ulp.max()), strange, place, a[place].item(), b[place].item(), float(allowed[place]),
+        d, a.size, int(wrong.sum()), float(error.max()), float(rel.max()), float(ulp.max()),
+        strange, place, a[place].item(), b[place].item(), float(allowed[place]),
     )  # fmt: skip
 
 

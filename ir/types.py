@@ -56,17 +56,13 @@ i8, i16, i32, i64 = (DType(f"i{n}", "i", n) for n in (8, 16, 32, 64))
 u8, u16, u32, u64 = (DType(f"u{n}", "u", n) for n in (8, 16, 32, 64))
 bool_ = DType("bool", "b", 8)
 
-DTYPES: dict[str, DType] = {
-    d.name: d for d in (f64, f32, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64, bool_)
-}
+DTYPES: dict[str, DType] = {d.name: d for d in (f64, f32, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64, bool_)}
 FLOATS = (f64, f32, f16, bf16)
 INTEGERS = (i8, i16, i32, i64, u8, u16, u32, u64)
 
 _LONG = {"float": "f", "int": "i", "uint": "u"}
 _NUMPY: dict[str, np.dtype[Any]] = {
-    name: np.dtype(
-        bool if name == "bool" else ml_dtypes.bfloat16 if name == "bf16" else name[0] + str(d.bits // 8)
-    )
+    name: np.dtype(bool if name == "bool" else ml_dtypes.bfloat16 if name == "bf16" else name[0] + str(d.bits // 8))
     for name, d in DTYPES.items()
 }
 _ALIASES: dict[str, DType] = {np.dtype(n).name: DTYPES[k] for k, n in _NUMPY.items()} | {

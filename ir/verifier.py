@@ -30,9 +30,7 @@ def verify(graph: Graph) -> None:
             if v not in defined:
                 raise VerifyError(f"{v} is read before its definition", where=line)
             if v in overwritten:
-                raise VerifyError(
-                    f"{v} is read after {overwritten[v].name} overwrote its storage", where=line
-                )
+                raise VerifyError(f"{v} is read after {overwritten[v].name} overwrote its storage", where=line)
         if op in graph.setup:
             if not settled.issuperset(op.reads):
                 raise VerifyError("a setup op reads a value that is not a parameter", where=line)

@@ -68,7 +68,8 @@ class LlamaRotaryEmbedding(Module):
         self.original = 0  # with two tables: the length from which the second holds
         if self.rope_type == "dynamic":
             self.factor = config.rope_scaling["factor"]  # type: ignore[index]
-            self.register_buffer("exponents", np.arange(0, self.dim, 2) / np.float32(self.dim), persistent=False)
+            exponents = np.arange(0, self.dim, 2).astype(np.float32) / np.float32(self.dim)
+            self.register_buffer("exponents", exponents.astype(np.float64), persistent=False)
             return
         sin, cos = rope_tables(config, self.max_positions)
         if table_key(config, 2**31) != 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from monoplan.ir.dims import Expr, equal, symbol
 from monoplan.ir.errors import ArgumentError, MonoplanError
 from monoplan.ir.interpreter import bind_symbols
 from monoplan.ir.printer import print_graph
+from monoplan.inspection import Inspection
 from monoplan.ir.types import TensorType, as_dtype
 from monoplan.options import TARGETS, Options, debug_level
 
@@ -38,7 +39,7 @@ class Stats:
             self.milliseconds[name] = self.milliseconds.get(name, 0.0) + value
 
 
-class Compiled:
+class Compiled(Inspection):
     """A compiled Module. Called like it, with numpy arrays or Tensors; returns numpy arrays in forward's structure.
 
     Without specs it is traced at the first call, for just those shapes; a call with other sizes generalizes the
@@ -65,17 +66,23 @@ class Compiled:
     # -- calling ------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        built, leaves, arrays, symbols = self._bind(args, kwargs)
+        outputs = built.run(arrays, symbols)
+        self.stats.calls += 1
+        for number, result in built.graph.writes:
+            _write_back([x for x in leaves if isinstance(x, Tensor | np.ndarray)][number], outputs[result])
+        returned = len(built.graph.outputs) - len(built.graph.writes)
+        return unflatten(built.out_tree, built.place_outputs(outputs[:returned]))
+
+    def _bind(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Built, list[Any], list[np.ndarray[Any, Any]], dict[str, int]]:
+        """The plan of a call, the leaves of its arguments, their arrays and the values of the symbols."""
         leaves, tree = flatten(self.module.bind_arguments(args, kwargs))
         values = [(name, _plain(x)) for name, x in leaves]
         built = self._find(tree, values)
         arrays = [_contiguous(v) for _, v in values if isinstance(v, np.ndarray)]
-        symbols = built.check(arrays)
-        outputs = built.run(arrays, symbols)
-        self.stats.calls += 1
-        for number, result in built.graph.writes:
-            _write_back([x for _, x in leaves if isinstance(x, Tensor | np.ndarray)][number], outputs[result])
-        returned = len(built.graph.outputs) - len(built.graph.writes)
-        return unflatten(built.out_tree, built.place_outputs(outputs[:returned]))
+        return built, [x for _, x in leaves], arrays, built.check(arrays)
 
     def _find(self, tree: Tree, values: list[tuple[str, Any]]) -> Built:
         """The plan that fits these arguments; a lazily traced module gets a new one."""

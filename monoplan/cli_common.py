@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from pathlib import Path
@@ -101,10 +100,8 @@ def peak_memory() -> int | None:
 
 def load(args: argparse.Namespace, timings: Timings) -> CompiledLM:
     """The model of the command line, compiled."""
-    if args.threads is not None:
-        if args.threads < 1:
-            raise ArgumentError(f"--threads must be 1 or more, got {args.threads}")
-        os.environ["MONOPLAN_NUM_THREADS"] = str(args.threads)
+    if args.threads is not None and args.threads < 1:
+        raise ArgumentError(f"--threads must be 1 or more, got {args.threads}")
     path = Path(args.model) if args.model else _default_model()
     import monoplan
     from monoplan.models.auto import AutoLlamaModel
@@ -112,7 +109,7 @@ def load(args: argparse.Namespace, timings: Timings) -> CompiledLM:
     begin = time.perf_counter()
     model = AutoLlamaModel.from_pretrained(path, dtype=args.dtype, device=args.target)
     loaded = time.perf_counter()
-    llm: CompiledLM = monoplan.compile(model, target=args.target)
+    llm: CompiledLM = monoplan.compile(model, target=args.target, options={"threads": args.threads})
     llm.prepare()
     timings.load, timings.compile = loaded - begin, time.perf_counter() - loaded
     return llm

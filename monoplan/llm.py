@@ -87,12 +87,17 @@ class CompiledLM(GenerationMixin):
             raise ArgumentError(what)
         batch, seq = ids.shape
         cache = self.new_cache(batch, seq) if past_key_values is None else past_key_values
+        if cache.batch != batch:
+            raise ArgumentError(f"input_ids have {batch} rows, the cache {cache.batch}")
         if use_cache and past_key_values is None:
             self.last_cache = cache
         valid = np.full(batch, seq, np.int32) if num_valid is None else np.asarray(num_valid, dtype=np.int32)
         expected = np.asarray(cache.lengths).astype(np.int64)[:, None] + np.arange(seq)
-        given = expected if position_ids is None else np.asarray(position_ids, dtype=np.int64)
-        positions = np.broadcast_to(given, ids.shape)
+        positions = expected if position_ids is None else np.asarray(position_ids, dtype=np.int64)
+        if positions.shape not in ((seq,), (1, seq), (batch, seq)):
+            what = f"position_ids must be [batch, seq] or [seq], got {list(positions.shape)}"
+            raise ArgumentError(what, why=f"input_ids are {list(ids.shape)}")
+        positions = np.broadcast_to(positions, ids.shape)
         if not all_logits and np.array_equal(positions, expected):
             return self.step(ids, cache, valid)["logits"]
         logits: Array = self._run(
@@ -115,6 +120,10 @@ class CompiledLM(GenerationMixin):
 
     def _run(self, plan: str, *, past_key_values: KVCache, num_valid: Array, **arguments: Any) -> Any:
         """Runs a plan on the tensors of a cache, which grows first where it must."""
+        batch, seq = arguments["input_ids"].shape
+        if num_valid.shape != (batch,) or num_valid.min() < 1 or num_valid.max() > seq:
+            what = f"num_valid must be [batch] numbers from 1 to {seq}, got {num_valid.tolist()}"
+            raise ArgumentError(what)
         make_room(past_key_values, num_valid)
         # The same tensors without the limit, which is the host's business and not in the plan's signature.
         parts, _ = past_key_values.tree_flatten()

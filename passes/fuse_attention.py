@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from monoplan.ir.dims import equal
 from monoplan.ir.graph import Value
 from monoplan.ir.ops.attention import attention
-from monoplan.ir.ops.elementwise import add, div, mul
+from monoplan.ir.ops.elementwise import add, div, logical_not, mul, where
 from monoplan.ir.ops.linear import matmul
 from monoplan.ir.ops.reduce import causal_softmax, softmax
 from monoplan.ir.ops.shape import repeat, transpose
-from monoplan.passes.pattern import Match, Rewrite, rewrite_pass
+from monoplan.ir.rules import broadcasts_to
+from monoplan.passes.pattern import Match, Rewrite, Wild, rewrite_pass
 
 
 def _swap(rank: int) -> tuple[int, ...]:
@@ -42,6 +44,14 @@ def _attention(q: Value, kt: Value, v: Value, scale: float, causal: bool, mask: 
     return attention(q, k, v, mask, None, causal=causal, scale=scale)
 
 
+def _times(m: Match) -> float:
+    return float(m.scalar("scale"))  # type: ignore[arg-type]
+
+
+def _over(m: Match) -> float:
+    return 1.0 / float(m.scalar("scale"))  # type: ignore[arg-type]
+
+
 def _rules(kind: str, softmax_of: Any, causal: bool) -> list[Rewrite]:
     """The rule for scores that are multiplied, divided, or not scaled at all."""
     rule = f"matmul({kind}(matmul(q, k') * scale), v) -> attention"
@@ -49,13 +59,13 @@ def _rules(kind: str, softmax_of: Any, causal: bool) -> list[Rewrite]:
         Rewrite(
             f"fuse-attention-{kind}", rule,
             find=lambda q, kt, v, scale: matmul(softmax_of(mul(matmul(q, kt), scale)), v),
-            make=lambda q, kt, v, match: _attention(q, kt, v, float(match.scalar("scale")), causal),
+            make=lambda q, kt, v, match: _attention(q, kt, v, _times(match), causal),
             when=_fits,
         ),
         Rewrite(
             f"fuse-attention-{kind}", rule,
             find=lambda q, kt, v, scale: matmul(softmax_of(div(matmul(q, kt), scale)), v),
-            make=lambda q, kt, v, match: _attention(q, kt, v, 1.0 / float(match.scalar("scale")), causal),
+            make=lambda q, kt, v, match: _attention(q, kt, v, _over(match), causal),
             when=_fits,
         ),
         Rewrite(
@@ -67,27 +77,43 @@ def _rules(kind: str, softmax_of: Any, causal: bool) -> list[Rewrite]:
     ]
 
 
-def _masked_fits(m: Match) -> bool | str:
+def _mask_fits(m: Match, kinds: str) -> bool | str:
     verdict = _fits(m)
     if verdict is not True:
         return verdict
-    return m["mask"].type.rank <= m["q"].type.rank or "the mask has more dimensions than the scores"
+    q, kt, mask = m["q"].type, m["kt"].type, m["mask"].type
+    if mask.dtype.kind not in kinds:
+        return f"the mask is {mask}"
+    scores = (*q.shape[:-1], kt.shape[-1])
+    return broadcasts_to(mask.shape, scores) or f"the mask {mask} stretches the scores {list(scores)}"
 
 
-_MASKED = [
-    Rewrite(
-        "fuse-attention-masked", "matmul(softmax(matmul(q, k') * scale + mask), v) -> attention with a mask",
-        find=lambda q, kt, v, scale, mask, *, axis: matmul(softmax(add(mul(matmul(q, kt), scale), mask), axis=axis), v),
-        make=lambda q, kt, v, mask, match: _attention(q, kt, v, float(match.scalar("scale")), False, mask),
-        when=_masked_fits,
-    ),
-    Rewrite(
-        "fuse-attention-masked", "matmul(softmax(matmul(q, k') / scale + mask), v) -> attention with a mask",
-        find=lambda q, kt, v, scale, mask, *, axis: matmul(softmax(add(div(matmul(q, kt), scale), mask), axis=axis), v),
-        make=lambda q, kt, v, mask, match: _attention(q, kt, v, 1.0 / float(match.scalar("scale")), False, mask),
-        when=_masked_fits,
-    ),
-]
+def _masked_rules(of: Any, number: Any) -> list[Rewrite]:
+    """A mask that is added, one that names the visible scores, and one that names the hidden ones."""
+
+    def rule(name: str, masked: str, find: Any, visible: Any, when: Any) -> Rewrite:
+        words = f"matmul(softmax({masked}), v) -> attention with a mask"
+        return Rewrite(
+            name, words, find=find, when=when,
+            make=lambda q, kt, v, mask, match: _attention(q, kt, v, number(match), False, visible(mask)),
+        )
+
+    def chosen(m: Match) -> bool | str:
+        return _mask_fits(m, "b") if m.scalar("hidden") == -inf else "what is masked is not -inf"
+
+    return [
+        rule("fuse-attention-masked", "scores + mask",
+             lambda q, kt, v, scale, mask, *, axis: matmul(softmax(add(of(matmul(q, kt), scale), mask), axis=axis), v),
+             lambda mask: mask, lambda m: _mask_fits(m, "f")),
+        rule("fuse-attention-where", "where(mask, scores, -inf)",
+             lambda q, kt, v, scale, mask, hidden, *, axis: matmul(
+                 softmax(where(mask, of(matmul(q, kt), scale), hidden), axis=axis), v),
+             lambda mask: mask, chosen),
+        rule("fuse-attention-where", "where(mask, -inf, scores)",
+             lambda q, kt, v, scale, mask, hidden, *, axis: matmul(
+                 softmax(where(mask, hidden, of(matmul(q, kt), scale)), axis=axis), v),
+             lambda mask: logical_not(mask), chosen),
+    ]
 
 
 def _move_repeat(x: Value, match: Match) -> Any:
@@ -121,24 +147,31 @@ DROP_REPEATED_HEADS = Rewrite(
     ),
     when=_heads_repeated,
 )
-ATTENTION_LAYOUT = Rewrite(
-    "attention-layout", "transpose(attention(transpose(q), k, v)) -> attention in the layout [batch, seq, heads, dim]",
-    find=lambda q, k, v, mask, past, *, causal, scale, softcap, window: transpose(
-        attention(transpose(q, axes=(0, 2, 1, 3)), k, v, mask, past, causal=causal, scale=scale, softcap=softcap,
-                  window=window, layout="bhsd"),
-        axes=(0, 2, 1, 3),
-    ),
-    make=lambda q, k, v, mask, past, causal, scale, softcap, window: attention(
-        q, k, v, mask, past, causal=causal, scale=scale, softcap=softcap, window=window, layout="bshd"
-    ),
-)
+
+
+def _layout_rule(axes: tuple[int, ...]) -> Rewrite:
+    return Rewrite(
+        "attention-layout", "transpose(attention(transpose(q), k, v)) -> attention over [batch, seq, heads, dim]",
+        find=lambda q, k, v, mask, past, *, causal, scale, softcap, window: transpose(
+            attention(transpose(q, axes=axes), k, v, mask, past, causal=causal, scale=scale, softcap=softcap,
+                      window=window, layout="bhsd"),
+            axes=axes,
+        ),
+        make=lambda q, k, v, mask, past, causal, scale, softcap, window: attention(
+            q, k, v, mask, past, causal=causal, scale=scale, softcap=softcap, window=window, layout="bshd"
+        ),
+    )
+
+
+ATTENTION_LAYOUT = [_layout_rule((0, 2, 1, 3)), _layout_rule((1, 0, 2))]
 
 FUSE_ATTENTION = rewrite_pass(
     "fuse-attention", "matmul, softmax, matmul -> one attention with a running softmax; repeated heads are shared",
     *_rules("causal_softmax", lambda s: causal_softmax(s), True),
-    *_rules("softmax", lambda s: softmax(s, axis=-1), False),
-    *_MASKED,
+    *_rules("softmax", lambda s: softmax(s, axis=Wild("axis")), False),
+    *_masked_rules(mul, _times),
+    *_masked_rules(div, _over),
     TRANSPOSE_OF_REPEAT,
     DROP_REPEATED_HEADS,
-    ATTENTION_LAYOUT,
+    *ATTENTION_LAYOUT,
 )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from monoplan.ir.builder import make_op
-from monoplan.ir.graph import Graph, Op, Value, definitions
+from monoplan.ir.graph import Graph, Op
 from monoplan.ir.ops.elementwise import add
 from monoplan.ir.ops.fused import fused_linear, linear_argmax
 from monoplan.ir.ops.linear import linear
 from monoplan.ir.ops.norm import layer_norm, rms_norm
 from monoplan.ir.ops.reduce import argmax
-from monoplan.passes.manager import NearMiss, Notes, Pass
-from monoplan.passes.pattern import Match, Rewrite, distinct_readers, rewrite_pass
-from monoplan.passes.rebuild import builder_for, drop_dead
+from monoplan.passes.manager import Notes, Pass
+from monoplan.passes.pattern import Match, Rewrite, distinct_readers, rewrite_pass, too_many
+from monoplan.passes.rebuild import Overwrites, builder_for, drop_dead, rebuilt
 
 
 def _one_dim(m: Match) -> bool | str:
@@ -49,7 +49,9 @@ FUSE_HEAD_ARGMAX = rewrite_pass(
         find=lambda x, w, b, g, c, *, norm, eps, axis, keepdims: argmax(
             fused_linear(x, w, b, g, c, norm=norm, eps=eps, gated=False, expr="x0"), axis=axis, keepdims=keepdims
         ),
-        make=lambda x, w, b, g, c, norm, eps, keepdims: linear_argmax(x, w, b, g, c, norm=norm, eps=eps, keepdims=keepdims),
+        make=lambda x, w, b, g, c, norm, eps, keepdims: linear_argmax(
+            x, w, b, g, c, norm=norm, eps=eps, keepdims=keepdims
+        ),
         when=lambda m: _last_axis(m),
     ),
 )
@@ -69,34 +71,37 @@ FUSE_NORM_LINEAR = rewrite_pass(
 def pull_last_token(graph: Graph, notes: Notes) -> Graph:
     """slice(f(x)) -> f(slice(x)) for norms, linears and unary ops: only the wanted rows are computed."""
     while True:
-        new, moved = _pull_once(graph, notes)
-        if not moved:
+        sweep = Notes()
+        graph = _pull_once(graph, sweep)
+        notes.rewrites += sweep.rewrites
+        notes.done += sweep.done
+        if not sweep.rewrites:
+            notes.misses += sweep.misses
             return graph
-        graph = new
-        notes.rewrites += moved
 
 
-def _pull_once(graph: Graph, notes: Notes) -> tuple[Graph, int]:
-    defs, readers = definitions(graph), distinct_readers(graph)
+def _pull_once(graph: Graph, notes: Notes) -> Graph:
+    if not any(op.name in ("slice", "select_rows") for op in graph.ops):
+        return graph
+    defs, readers = {r: op for op in graph.ops for r in op.results}, distinct_readers(graph)
+    overwrites = Overwrites(graph)
     builder = builder_for(graph)
     ops: list[Op] = []
-    moved = 0
-    for op in graph.ops:
+    for at, op in enumerate(graph.ops):
         source = defs.get(op.operands[0]) if op.name in ("slice", "select_rows") and op.operands[0] else None
-        if source is None or source not in graph.ops or not _row_wise(source, op):
+        if source is None or not _row_wise(source, op):
             ops.append(op)
             continue
-        if len(readers[source.results[0]]) != 1:
-            reason = f"{source.results[0]} has {len(readers[source.results[0]])} readers, it must have one"
-            notes.misses.append(NearMiss("pull-last-token", f"{op.result} above {source.name}", reason))
+        many = too_many(source.result, readers) if len(readers[source.result]) != 1 else ""
+        if reason := many or overwrites.refusal([source], at):
+            notes.missed("pull-last-token", op, reason)
             ops.append(op)
             continue
         picked = make_op(op.opdef, [source.operands[0], *op.operands[1:]], op.attrs, loc=op.loc, fresh=builder.fresh)
-        again = make_op(source.opdef, [picked.result, *source.operands[1:]], source.attrs, names=[op.result.name],
-                        loc=source.loc, fresh=builder.fresh)
+        again = rebuilt(source, [picked.result, *source.operands[1:]])
         ops += [picked, Op(again.opdef, again.operands, again.attrs, op.results, source.loc)]
-        moved += 1
-    return (drop_dead(graph.replace(ops=tuple(ops))), moved) if moved else (graph, 0)
+        notes.fired("pull-last-token", ops[-1])
+    return drop_dead(graph.replace(ops=tuple(ops))) if notes.rewrites else graph
 
 
 def _row_wise(source: Op, pick: Op) -> bool:
@@ -115,5 +120,3 @@ def _row_wise(source: Op, pick: Op) -> bool:
 PULL_LAST_TOKEN = Pass(
     "pull-last-token", "slice(f(x)) -> f(slice(x)) for norms, linears and unary ops", pull_last_token
 )
-
-__all__ = ["FUSE_HEAD_ARGMAX", "FUSE_NORM_LINEAR", "FUSE_RESIDUAL_ADD", "PULL_LAST_TOKEN", "Value"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from monoplan.ir.builder import make_op
+from monoplan.ir.errors import TypeRuleError
 from monoplan.ir.expr import Arg, count_ops, parse_expr, substitute_args
-from monoplan.ir.graph import Graph, Op, Value, definitions, to_networkx
-from monoplan.ir.opdef import REGISTRY
+from monoplan.ir.graph import Graph, Op, Value, definitions
 from monoplan.ir.ops.fused import fused_gather, fused_linear, fused_matmul, fused_norm, fused_reduce, pointwise
 from monoplan.passes.expressions import (
     LARGEST,
@@ -18,59 +19,73 @@ from monoplan.passes.expressions import (
     same_shape,
     with_accumulators,
 )
-from monoplan.passes.manager import NearMiss, Notes, Pass
-from monoplan.passes.pattern import distinct_readers
-from monoplan.passes.rebuild import drop_dead
-
-
-def is_convex(graph: Graph, group: set[Op]) -> bool:
-    """Whether no path leaves a group of ops and comes back: only then can one kernel take its place."""
-    import networkx as nx
-
-    dag = to_networkx(graph)
-    after = set().union(*(nx.descendants(dag, op) for op in group)) - group
-    before = set().union(*(nx.ancestors(dag, op) for op in group)) - group
-    return not after & before
+from monoplan.passes.manager import Notes, Pass
+from monoplan.passes.pattern import distinct_readers, too_many
+from monoplan.passes.rebuild import Overwrites, drop_dead
 
 
 def fuse_pointwise(graph: Graph, notes: Notes) -> Graph:
     """Inlines a pointwise op into its only reader when both have the same shape."""
-    defs = dict(definitions(graph))
-    readers = distinct_readers(graph)
+    fusion = _Fusion(graph, notes)
     ops: list[Op] = []
-    for op in graph.ops:
-        if not is_pointwise(op):
-            ops.append(op)
-            continue
-        e = expression_of(op, defs)
-        changed = e.operands != op.reads
-        progress = True
-        while progress:
-            progress = False
-            for v in e.operands:
-                source = defs.get(v)
-                if source is None or not is_pointwise(source) or source in graph.setup:
-                    continue
-                reason = _refuse_chain(source, op, e, defs, readers)
-                if reason:
-                    notes.misses.append(NearMiss("fuse-pointwise", f"{v} into {op.result}", reason))
-                    continue
-                e = inline(e, v, expression_of(source, defs))
-                progress = changed = True
-                notes.rewrites += 1
-                break
-        if changed and e.operands:
-            made = make_op(pointwise, e.operands, {"expr": e.text}, names=[op.result.name], loc=op.loc, fresh=str)
-            if made.result.type == op.result.type:
-                op = Op(made.opdef, made.operands, made.attrs, op.results, op.loc)
-                defs[op.result] = op
-        ops.append(op)
+    for at, op in enumerate(graph.ops):
+        made = _chain(op, at, fusion) if is_pointwise(op) else None
+        ops.append(op if made is None else fusion.made("fuse-pointwise", made))
     return drop_dead(graph.replace(ops=tuple(ops))) if notes.rewrites else graph
 
 
-def _refuse_chain(source: Op, op: Op, e: Expression, defs: Any, readers: Any) -> str:
-    if len(readers[source.result]) != 1:
-        return f"{source.result} has {len(readers[source.result])} readers, it must have one"
+class _Fusion:
+    """What the fusions of this file know about the graph they go over; `defs` follows what they make."""
+
+    def __init__(self, graph: Graph, notes: Notes) -> None:
+        self.notes = notes
+        self.defs = definitions(graph)
+        self.readers = distinct_readers(graph)
+        self.overwrites = Overwrites(graph)
+        self.setup = set(graph.setup)
+        self.order = {r: i for i, op in enumerate(graph.ops) for r in op.results}
+
+    def source(self, v: Value) -> Op | None:
+        """The op of the plan that makes a value."""
+        op = self.defs.get(v)
+        return None if op is None or op in self.setup else op
+
+    def refusal(self, source: Op, at: int) -> str:
+        """Why `source` can't be computed by its reader at place `at`."""
+        many = next((v for v in source.results if len(self.readers.get(v, ())) != 1), None)
+        return too_many(many, self.readers) if many is not None else self.overwrites.refusal([source], at)
+
+    def made(self, rule: str, op: Op) -> Op:
+        self.defs[op.result] = op
+        self.notes.fired(rule, op)
+        return op
+
+
+def _chain(op: Op, at: int, fusion: _Fusion) -> Op | None:
+    """The op with every producer inlined that may be, and with its constants as literals."""
+    e = expression_of(op, fusion.defs)
+    changed = set(e.operands) != set(op.reads)  # constants became literals
+    misses: dict[Value, str] = {}
+    while True:
+        for v in e.operands:
+            source = fusion.source(v)
+            if source is None or not is_pointwise(source) or v in misses:
+                continue
+            reason = fusion.refusal(source, at) or _refuse_chain(source, op, e, fusion.defs)
+            if not reason:
+                e, changed = inline(e, v, expression_of(source, fusion.defs)), True
+                break
+            misses[v] = reason
+        else:
+            break
+    for v, reason in misses.items():
+        fusion.notes.missed("fuse-pointwise", fusion.defs[v], f"into {op.result}: {reason}")
+    if not changed or not e.operands:
+        return None
+    return _like(op, pointwise, list(e.operands), {"expr": e.text})
+
+
+def _refuse_chain(source: Op, op: Op, e: Expression, defs: Mapping[Value, Op]) -> str:
     if not same_shape(source.result.type, op.result.type):
         return f"{source.result} is {source.result.type}, smaller than {op.result.type}: it would be computed again"
     if count_ops(e.node) + count_ops(expression_of(source, defs).node) > LARGEST:
@@ -80,42 +95,49 @@ def _refuse_chain(source: Op, op: Op, e: Expression, defs: Any, readers: Any) ->
 
 def fuse_gated(graph: Graph, notes: Notes) -> Graph:
     """f(a, b) over the two halves of one linear -> a gated linear: gate and up are made side by side."""
-    defs = dict(definitions(graph))
-    readers = distinct_readers(graph)
+    if not any(op.name == "split" for op in graph.ops):
+        return graph
+    fusion = _Fusion(graph, notes)
     ops: list[Op] = []
-    for op in graph.ops:
-        made = _gated(op, defs, readers, notes) if is_pointwise(op) else None
-        if made is not None:
-            op = made
-            defs[op.result] = op
-            notes.rewrites += 1
-        ops.append(op)
+    for at, op in enumerate(graph.ops):
+        made = _gated(op, at, fusion) if is_pointwise(op) else None
+        ops.append(op if made is None else fusion.made("fuse-gated", made))
     return drop_dead(graph.replace(ops=tuple(ops))) if notes.rewrites else graph
 
 
-def _gated(op: Op, defs: Any, readers: Any, notes: Notes) -> Op | None:
-    e = expression_of(op, defs)
-    cuts = {defs[v] for v in e.operands if v in defs and defs[v].name == "split"}
-    for cut in cuts:
-        source = defs.get(cut.operands[0])
-        if source is None or source.name not in ("linear", "fused_linear") or len(cut.results) != 2:
+def _gated(op: Op, at: int, fusion: _Fusion) -> Op | None:
+    e = expression_of(op, fusion.defs)
+    cuts = {cut.results[0]: cut for v in e.operands if (cut := fusion.source(v)) is not None and cut.name == "split"}
+    for cut in cuts.values():
+        source = fusion.source(cut.operands[0]) if cut.operands[0] is not None else None
+        if source is None or not _takes_gate(source) or len(cut.results) != 2:
             continue
-        if source.name == "fused_linear" and (source.attrs["gated"] or source.attrs["expr"] != "x0"):
-            continue
-        where = f"{op.result} over {source.result}"
-        if cut.results[0].type != cut.results[1].type or cut.attrs["axis"] not in (-1, cut.results[0].type.rank - 1):
-            notes.misses.append(NearMiss("fuse-gated", where, "the two halves differ in size"))
-            continue
-        shared = [v for v in (*cut.results, source.result) if len(readers.get(v, ())) != 1]
-        if shared or not all(v in e.operands for v in cut.results):
-            notes.misses.append(NearMiss("fuse-gated", where, f"{(shared or cut.results)[0]} must have this one reader"))
-            continue
-        if not same_shape(cut.results[0].type, op.result.type):
+        if reason := _refuse_gate(op, e, cut, source, at, fusion):
+            fusion.notes.missed("fuse-gated", op, reason)
             continue
         extras = [v for v in e.operands if v not in cut.results]
         tail = with_accumulators(e, cut.results, extras)
-        return _fused_linear(op, source, extras, tail.text, gated=True)
+        if (made := _fused_linear(op, source, extras, tail.text, gated=True)) is not None:
+            return made
     return None
+
+
+def _takes_gate(source: Op) -> bool:
+    plain = source.name == "fused_linear" and not source.attrs["gated"] and source.attrs["expr"] == "x0"
+    return source.name == "linear" or plain
+
+
+def _refuse_gate(op: Op, e: Expression, cut: Op, source: Op, at: int, fusion: _Fusion) -> str:
+    first, second = cut.results
+    if cut.attrs["axis"] not in (-1, first.type.rank - 1):
+        return f"{source.result} is cut along axis {cut.attrs['axis']}, not the last"
+    if first.type != second.type:
+        return "the two halves differ in size"
+    if not all(v in e.operands for v in cut.results):
+        return "only one of the halves is read here"
+    if not same_shape(first.type, op.result.type):
+        return f"the halves {first.type} are stretched to {op.result.type}"
+    return fusion.refusal(cut, at) or fusion.refusal(source, at)
 
 
 def _fused_linear(op: Op, source: Op, extras: list[Value], expr: str, gated: bool) -> Op | None:
@@ -130,53 +152,45 @@ def _fused_linear(op: Op, source: Op, extras: list[Value], expr: str, gated: boo
 
 def _like(op: Op, opdef: Any, operands: list[Any], attrs: dict[str, Any]) -> Op | None:
     """The new op in place of `op`, or None if their types differ."""
-    made = make_op(opdef, operands, attrs, names=[op.result.name], loc=op.loc, fresh=str)
+    try:
+        made = make_op(opdef, operands, attrs, names=[op.result.name], loc=op.loc, fresh=str)
+    except TypeRuleError:
+        return None
     return Op(made.opdef, made.operands, made.attrs, op.results, op.loc) if made.result.type == op.result.type else None
 
 
 def fuse_into_producer(graph: Graph, notes: Notes) -> Graph:
     """A pointwise op becomes the tail of the kernel that makes one of its operands."""
-    defs = dict(definitions(graph))
-    readers = distinct_readers(graph)
-    order = {op: i for i, op in enumerate(graph.ops)}
+    fusion = _Fusion(graph, notes)
     ops: list[Op] = []
-    for op in graph.ops:
-        made = _into_producer(op, graph, defs, readers, order, notes) if is_pointwise(op) else None
-        if made is not None:
-            order[made] = order[op]
-            op = made
-            defs[op.result] = op
-            notes.rewrites += 1
-        ops.append(op)
+    for at, op in enumerate(graph.ops):
+        made = _into_producer(op, at, fusion) if is_pointwise(op) else None
+        ops.append(op if made is None else fusion.made("fuse-into-producer", made))
     return drop_dead(graph.replace(ops=tuple(ops))) if notes.rewrites else graph
 
 
 _TAILS = ("linear", "fused_linear", "matmul", "fused_matmul", "norm", "fused_norm", "fused_gather", "fused_reduce")
 
 
-def _into_producer(op: Op, graph: Graph, defs: Any, readers: Any, order: Any, notes: Notes) -> Op | None:
-    e = expression_of(op, defs)
-    sources = [defs[v] for v in e.operands if v in defs and defs[v] in order]
+def _takes_tail(source: Op) -> bool:
+    if source.name == "fused_linear" and source.attrs["gated"]:
+        return False
+    return source.opdef.kind in _TAILS or source.name in ("embedding", "sum", "mean", "max", "min")
+
+
+def _into_producer(op: Op, at: int, fusion: _Fusion) -> Op | None:
+    e = expression_of(op, fusion.defs)
+    sources = [s for v in e.operands if (s := fusion.source(v)) is not None and _takes_tail(s)]
     # Products first, since their tails are free; among equals the last, so that the others are ready.
-    for source in sorted(sources, key=lambda s: (s.opdef.kind not in ("linear", "fused_linear"), -order[s])):
-        takes_tail = source.opdef.kind in _TAILS or source.name in ("embedding", "sum", "mean", "max", "min")
-        if not takes_tail or len(source.results) != 1:
-            continue
+    for source in sorted(sources, key=lambda s: (s.opdef.kind not in _TAILS[:4], -fusion.order[s.result])):
         v = source.result
-        where = f"{op.result} into {source.name} {v}"
-        if len(readers[v]) != 1:
-            reason = f"{v} has {len(readers[v])} readers, it must have one"
-            notes.misses.append(NearMiss("fuse-into-producer", where, reason))
-            continue
-        if not same_shape(v.type, op.result.type):
-            notes.misses.append(NearMiss("fuse-into-producer", where, f"{v.type} is stretched to {op.result.type}"))
-            continue
-        extras = [x for x in e.operands if x is not v]
-        if source.name == "fused_linear" and source.attrs["gated"]:
-            continue
-        made = _with_tail(op, source, e, extras)
+        reason = fusion.refusal(source, at)
+        if not reason and not same_shape(v.type, op.result.type):
+            reason = f"{v.type} is stretched to {op.result.type}"
+        made = None if reason else _with_tail(op, source, e, [x for x in e.operands if x is not v])
         if made is not None:
             return made
+        fusion.notes.missed("fuse-into-producer", source, f"{op.result}: {reason or 'the tail does not fit'}")
     return None
 
 
@@ -215,32 +229,37 @@ def _with_tail(op: Op, source: Op, e: Expression, extras: list[Value]) -> Op | N
     if kind == "fused_reduce":
         attrs = {k: a[k] for k in ("inputs", "reduce", "axes", "keepdims", "pre")}
         return _like(op, fused_reduce, [*source.reads[: a["inputs"]], *merged], attrs | {"post": expr})
-    attrs = {"inputs": 1, "reduce": source.name, "axes": a["axes"], "keepdims": a["keepdims"], "pre": "x0", "post": expr}
+    attrs = {"inputs": 1, "reduce": source.name, "axes": a["axes"], "keepdims": a["keepdims"], "pre": "x0"}
+    attrs["post"] = expr
     return _like(op, fused_reduce, [source.operands[0], *merged], attrs)
 
 
 def fuse_into_reduce(graph: Graph, notes: Notes) -> Graph:
     """A pointwise op whose only reader is a reduction is computed while the reduction reads."""
-    defs = dict(definitions(graph))
-    readers = distinct_readers(graph)
+    fusion = _Fusion(graph, notes)
     ops: list[Op] = []
-    for op in graph.ops:
-        plain = op.name in ("sum", "mean", "max", "min")
-        fused = op.name == "fused_reduce" and op.attrs["inputs"] == 1 and op.attrs["pre"] == "x0"
-        source = defs.get(op.reads[0]) if plain or fused else None
-        if source is not None and is_pointwise(source) and len(readers[source.result]) == 1:
-            e = expression_of(source, defs)
-            if e.operands:
-                a = op.attrs
-                attrs = {"inputs": len(e.operands), "reduce": a["reduce"] if fused else op.name, "axes": a["axes"],
-                         "keepdims": a["keepdims"], "pre": e.text, "post": a["post"] if fused else "x0"}
-                made = _like(op, fused_reduce, [*e.operands, *op.reads[1:]], attrs)
-                if made is not None:
-                    op = made
-                    defs[op.result] = op
-                    notes.rewrites += 1
-        ops.append(op)
+    for at, op in enumerate(graph.ops):
+        made = _into_reduce(op, at, fusion) if op.opdef.kind in ("reduce", "fused_reduce") else None
+        ops.append(op if made is None else fusion.made("fuse-into-reduce", made))
     return drop_dead(graph.replace(ops=tuple(ops))) if notes.rewrites else graph
+
+
+def _into_reduce(op: Op, at: int, fusion: _Fusion) -> Op | None:
+    a, fused = op.attrs, op.name == "fused_reduce"
+    if op.name == "argmax" or fused and (a["inputs"] != 1 or a["pre"] != "x0"):
+        return None
+    source = fusion.source(op.reads[0])
+    if source is None or not is_pointwise(source):
+        return None
+    e = expression_of(source, fusion.defs)
+    if reason := fusion.refusal(source, at):
+        fusion.notes.missed("fuse-into-reduce", source, f"into {op.result}: {reason}")
+        return None
+    if not e.operands or source.result in op.reads[1:]:
+        return None
+    attrs = {"inputs": len(e.operands), "reduce": a["reduce"] if fused else op.name, "axes": a["axes"],
+             "keepdims": a["keepdims"], "pre": e.text, "post": a["post"] if fused else "x0"}
+    return _like(op, fused_reduce, [*e.operands, *op.reads[1:]], attrs)
 
 
 FUSE_POINTWISE = Pass("fuse-pointwise", "chains of pointwise ops of one shape become one op", fuse_pointwise)
@@ -249,5 +268,3 @@ FUSE_INTO_PRODUCER = Pass(
     "fuse-into-producer", "a pointwise op becomes the tail of the kernel that makes its operand", fuse_into_producer
 )
 FUSE_INTO_REDUCE = Pass("fuse-into-reduce", "a pointwise op is computed while its reduction reads", fuse_into_reduce)
-
-__all__ = ["FUSE_GATED", "FUSE_INTO_PRODUCER", "FUSE_INTO_REDUCE", "FUSE_POINTWISE", "REGISTRY", "is_convex"]

@@ -8,12 +8,15 @@ from typing import Any
 
 from monoplan.ir.builder import make_op
 from monoplan.ir.dims import equal
+from monoplan.ir.errors import TypeRuleError
 from monoplan.ir.graph import Graph, Op, Value, definitions
 from monoplan.ir.ops.fused import qkv_rope_cache
 from monoplan.ir.types import bf16, f16, f32
-from monoplan.passes.manager import NearMiss, Notes, Pass
-from monoplan.passes.pattern import distinct_readers, param_values
-from monoplan.passes.rebuild import drop_dead
+from monoplan.passes.manager import Notes, Pass
+from monoplan.passes.pattern import Readers, distinct_readers, param_values, too_many
+from monoplan.passes.rebuild import Overwrites, drop_dead
+
+_FAST = (f32, bf16, f16)
 
 
 @dataclass(frozen=True)
@@ -26,14 +29,27 @@ class _Head:
     result: Value
 
 
+@dataclass(frozen=True)
+class _Facts:
+    """What the pass knows about the whole graph."""
+
+    readers: Readers
+    fixed: set[Value]
+    place: Mapping[Op, int]
+    overwrites: Overwrites
+
+
 class _Refused(Exception):
     """Why a QKV product can't take the epilogue."""
 
 
 def fuse_qkv(graph: Graph, notes: Notes) -> Graph:
     """Finds split(linear) whose three parts are reshaped to heads, rotated and written to two caches."""
-    defs, readers = definitions(graph), distinct_readers(graph)
-    fixed = param_values(graph)
+    if not any(op.name == "kv_update" for op in graph.ops):
+        return graph
+    defs = definitions(graph)
+    place = {op: i for i, op in enumerate(graph.ops)}
+    facts = _Facts(distinct_readers(graph), param_values(graph), place, Overwrites(graph))
     replaced: dict[Op, Op] = {}
     for cut in graph.ops:
         if cut.name != "split" or len(cut.results) != 3:
@@ -42,12 +58,12 @@ def fuse_qkv(graph: Graph, notes: Notes) -> Graph:
         if source is None or source.name not in ("linear", "fused_linear"):
             continue
         try:
-            last, made = _fuse(cut, source, graph, defs, readers, fixed)
+            last, made = _fuse(cut, source, facts)
         except _Refused as reason:
-            notes.misses.append(NearMiss("fuse-qkv", f"{source.result} ({source.loc})", str(reason)))
+            notes.missed("fuse-qkv", source, str(reason))
             continue
         replaced[last] = made
-        notes.rewrites += 1
+        notes.fired("fuse-qkv", made)
     if not replaced:
         return graph
     taken = {r for op in replaced.values() for r in op.results}
@@ -60,24 +76,21 @@ def fuse_qkv(graph: Graph, notes: Notes) -> Graph:
     return drop_dead(graph.replace(ops=tuple(ops)))
 
 
-def _fuse(
-    cut: Op, source: Op, graph: Graph, defs: Mapping[Value, Op], readers: Mapping[Value, set[Op | None]],
-    fixed: set[Value],
-) -> tuple[Op, Op]:
+def _fuse(cut: Op, source: Op, facts: _Facts) -> tuple[Op, Op]:
     """The last op of the group and the fused op that takes its place."""
+    x, weight = source.operands[:2]
+    assert x is not None and weight is not None
     if source.name == "fused_linear" and (source.attrs["gated"] or source.attrs["expr"] != "x0"):
         raise _Refused("the product has another epilogue already")
-    weight = source.operands[1]
-    if weight not in fixed or weight.type.dtype not in (f32, bf16, f16):  # type: ignore[union-attr]
-        raise _Refused("the weight is not a constant of a type the packed product takes")
-    _only(source.result, readers)
-    q, k, v = (_follow(part, readers) for part in cut.results)
+    if weight not in facts.fixed or weight.type.dtype not in _FAST or x.type.dtype not in _FAST:
+        raise _Refused("the packed product takes a constant weight and floats up to f32")
+    _only(source.result, facts.readers)
+    q, k, v = (_follow(part, facts.readers) for part in cut.results)
     if q.rope is None or k.rope is None or v.rope is not None or v.norm is not None:
         raise _Refused("q and k must be rotated, v must not")
-    same = q.rope.operands[1:] == k.rope.operands[1:] and dict(q.rope.attrs) == dict(k.rope.attrs)
-    if not same:
+    if q.rope.operands[1:] != k.rope.operands[1:] or dict(q.rope.attrs) != dict(k.rope.attrs):
         raise _Refused("q and k are rotated by different tables or positions")
-    k_write, v_write = (_write(h.result, readers) for h in (k, v))
+    k_write, v_write = (_write(h.result, facts.readers) for h in (k, v))
     if k_write.operands[2:] != v_write.operands[2:]:
         raise _Refused("k and v go to different positions of their caches")
     if k.heads != v.heads:
@@ -85,35 +98,37 @@ def _fuse(
     eps = {h.norm.attrs["eps"] for h in (q, k) if h.norm is not None}
     if len(eps) > 1:
         raise _Refused("the norms of q and k differ in eps")
-    position = {op: i for i, op in enumerate(graph.ops)}
-    last = max((q.rope, k_write, v_write), key=lambda op: position[op])
-    _check_order(last, (q.rope.result, k_write.result, v_write.result), graph, position)
-    head = list(source.operands) + [None, None] if source.name == "linear" else list(source.operands[:5])
-    x, w, bias, norm_weight, norm_bias = head
-    operands = [x, w, *q.rope.operands[1:4], k_write.operands[0], v_write.operands[0], *k_write.operands[2:4], bias,
-                norm_weight, norm_bias, q.norm.operands[1] if q.norm else None, k.norm.operands[1] if k.norm else None]
+    last = max((q.rope, k_write, v_write), key=lambda op: facts.place[op])
+    results = (q.rope.result, k_write.result, v_write.result)
+    _check_order(last, source, results, facts)
+    head = [*source.operands, None, None] if source.name == "linear" else list(source.operands)
+    operands = [x, weight, *q.rope.operands[1:4], k_write.operands[0], v_write.operands[0], *k_write.operands[2:4],
+                *head[2:5], q.norm.operands[1] if q.norm else None, k.norm.operands[1] if k.norm else None]
     attrs: dict[str, Any] = {
         "heads": q.heads, "kv_heads": k.heads, "algo": q.rope.attrs["algo"], "norm": source.attrs.get("norm", "none"),
         "eps": source.attrs.get("eps", 0.0), "qk_eps": eps.pop() if eps else 0.0,
     }
-    made = make_op(qkv_rope_cache, operands, attrs, loc=source.loc, fresh=str)
-    results = (q.rope.result, k_write.result, v_write.result)
+    try:
+        made = make_op(qkv_rope_cache, operands, attrs, loc=source.loc, fresh=str)
+    except TypeRuleError as error:
+        raise _Refused(error.what) from None
     if tuple(r.type for r in made.results) != tuple(r.type for r in results):
         raise _Refused("the fused op would have other types")
     return last, Op(made.opdef, made.operands, made.attrs, results, source.loc)
 
 
-def _only(v: Value, readers: Mapping[Value, set[Op | None]]) -> Op:
+def _only(v: Value, readers: Readers) -> Op:
     """The one op that reads a value."""
     found = readers.get(v, set())
-    if len(found) != 1 or None in found:
-        raise _Refused(f"{v} has {len(found)} readers, it must have one")
+    if len(found) != 1:
+        raise _Refused(too_many(v, readers))
     (op,) = found
-    assert op is not None
+    if op is None:
+        raise _Refused(f"{v} is an output of the graph")
     return op
 
 
-def _follow(part: Value, readers: Mapping[Value, set[Op | None]]) -> _Head:
+def _follow(part: Value, readers: Readers) -> _Head:
     """From a part of the split through reshape, an optional norm and an optional rotation."""
     shaped = _only(part, readers)
     if shaped.name != "reshape" or shaped.result.type.rank != 4 or part.type.rank != 3:
@@ -133,18 +148,21 @@ def _follow(part: Value, readers: Mapping[Value, set[Op | None]]) -> _Head:
     return _Head(heads, norm, rope, value)
 
 
-def _write(v: Value, readers: Mapping[Value, set[Op | None]]) -> Op:
+def _write(v: Value, readers: Readers) -> Op:
     op = _only(v, readers)
     if op.name != "kv_update" or op.operands[1] is not v:
         raise _Refused(f"{v} is not written to a cache")
     return op
 
 
-def _check_order(last: Op, results: tuple[Value, ...], graph: Graph, position: Mapping[Op, int]) -> None:
+def _check_order(last: Op, source: Op, results: tuple[Value, ...], facts: _Facts) -> None:
     """Every reader of the three results must come after the place where the fused op will stand."""
-    for op in graph.ops:
-        if position[op] < position[last] and any(r in op.reads for r in results):
-            raise _Refused(f"{op.result} reads a result before the whole group is ready")
+    for r in results:
+        for op in facts.readers.get(r, ()):
+            if op is not None and facts.place[op] <= facts.place[last]:
+                raise _Refused(f"{op.results[0]} reads {r} before the whole group is ready")
+    if reason := facts.overwrites.refusal([source], facts.place[last]):
+        raise _Refused(reason)
 
 
 FUSE_QKV = Pass(

@@ -10,6 +10,7 @@ from monoplan.ir.errors import MonoplanError, VerifyError
 from monoplan.ir.graph import Graph, Loc, Op
 from monoplan.ir.printer import print_op
 from monoplan.ir.verifier import verify
+from monoplan.passes.legality import check_fusions
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,10 @@ class Stage:
 _LEAVE_OUT = "this is a bug of the pass; `options={'passes': ...}` can leave it out"
 
 
-def run_passes(graph: Graph, pipeline: Sequence[Pass], stop_after: str | None = None) -> list[Stage]:
-    """All stages, the traced graph first. A failing pass is named with the passes before it."""
+def run_passes(
+    graph: Graph, pipeline: Sequence[Pass], stop_after: str | None = None, *, check: bool = False
+) -> list[Stage]:
+    """All stages, the traced graph first. A failing pass is named; `check` tests every fusion by graph theory too."""
     stages = [Stage("trace", "the graph as forward wrote it", graph, 0, 0.0, (), True)]
     for p in pipeline:
         notes = Notes()
@@ -93,11 +96,14 @@ def run_passes(graph: Graph, pipeline: Sequence[Pass], stop_after: str | None = 
             new = p.run(graph, notes)
             if new is not graph:
                 verify(new)
+            if check:
+                check_fusions(graph, new, p.name)
         except VerifyError as error:
             what = f"pass {p.name} made a wrong graph: {error.what}"
             raise VerifyError(what, where=error.where, why=error.why, fix=_LEAVE_OUT) from error
         except MonoplanError as error:
-            raise type(error)(f"pass {p.name}: {error.what}", where=error.where, why=error.why, fix=error.fix) from error
+            what = f"pass {p.name}: {error.what}"
+            raise type(error)(what, where=error.where, why=error.why, fix=error.fix) from error
         except Exception as error:
             raise VerifyError(f"pass {p.name} failed: {type(error).__name__}: {error}", fix=_LEAVE_OUT) from error
         seconds = time.perf_counter() - start

@@ -8,8 +8,9 @@ from monoplan.ir.builder import make_op
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.ops.linear import linear
 from monoplan.ir.ops.shape import concat, full, split
-from monoplan.passes.manager import NearMiss, Notes, Pass
-from monoplan.passes.pattern import param_values
+from monoplan.passes.expressions import is_pointwise
+from monoplan.passes.manager import Notes, Pass
+from monoplan.passes.pattern import Readers, distinct_readers, param_values
 from monoplan.passes.rebuild import builder_for
 
 # Larger products gain nothing from merging, and joined weights must not double the memory of a huge head.
@@ -18,26 +19,14 @@ _LARGEST = 65536
 
 def merge_parallel_linears(graph: Graph, notes: Notes) -> Graph:
     """Merges linears that read the same value with weights of the same type; biases are joined too."""
-    fixed = param_values(graph)
-    groups: dict[Any, list[Op]] = {}
-    for op in graph.ops:
-        if op.opdef is linear:
-            x, weight, bias = op.operands
-            if weight in fixed and (bias is None or bias in fixed):
-                groups.setdefault((x, weight.type.dtype, weight.type.shape[1]), []).append(op)  # type: ignore[union-attr]
-    uses: dict[Value, int] = {}
-    for op in (*graph.setup, *graph.ops):
-        for v in op.reads:
-            uses[v] = uses.get(v, 0) + 1
+    readers = distinct_readers(graph)
     merged: dict[Op, list[Op]] = {}
-    for members in groups.values():
-        if len(members) < 2:
-            continue
-        reason = _refusal(members, uses)
-        if reason:
-            notes.misses.append(NearMiss("merge-parallel-linears", str(members[0].loc) or str(members[0]), reason))
-        else:
-            merged[members[0]] = members
+    for members in _groups(graph, readers):
+        fitting, refused = _fitting(members, readers)
+        for op, reason in refused:
+            notes.missed("merge-parallel-linears", op, reason)
+        if len(fitting) > 1:
+            merged[fitting[0]] = fitting
     if not merged:
         return graph
     dropped = {op for members in merged.values() for op in members}
@@ -48,24 +37,41 @@ def merge_parallel_linears(graph: Graph, notes: Notes) -> Graph:
             more_setup, new_ops = _merge(merged[op], builder.fresh)
             setup += more_setup
             ops += new_ops
-            notes.rewrites += 1
+            notes.fired("merge-parallel-linears", new_ops[0])
         elif op not in dropped:
             ops.append(op)
     return graph.replace(setup=tuple(setup), ops=tuple(ops))
 
 
-def _refusal(members: list[Op], uses: dict[Value, int]) -> str:
-    weights = [op.operands[1] for op in members]
-    if len(set(weights)) != len(weights):
-        return "two of the linears share a weight"
-    for w in weights:
+def _groups(graph: Graph, readers: Readers) -> list[list[Op]]:
+    """Linears over one value by constant weights. Those that end in pointwise ops (gate, up, an MLP beside attention)
+    are kept apart from those that are cut into heads: a merged product has one epilogue."""
+    fixed = param_values(graph)
+    groups: dict[Any, list[Op]] = {}
+    for op in graph.ops:
+        if op.opdef is linear:
+            x, weight, bias = op.operands
+            if weight in fixed and (bias is None or bias in fixed):
+                assert weight is not None
+                tail = all(r is not None and is_pointwise(r) for r in readers.get(op.result, ()))
+                groups.setdefault((x, weight.type.dtype, tail), []).append(op)
+    return [members for members in groups.values() if len(members) > 1]
+
+
+def _fitting(members: list[Op], readers: Readers) -> tuple[list[Op], list[tuple[Op, str]]]:
+    """The members that can be merged, and why the others can't."""
+    fitting, refused = [], []
+    for op in members:
+        w = op.operands[1]
         assert w is not None
-        if uses[w] > 1:
-            return f"{w} is read elsewhere too: joining it would store it twice"
         rows = w.type.shape[0]
-        if not isinstance(rows, int) or rows > _LARGEST:
-            return f"{w} has {rows} rows, over the limit of {_LARGEST}"
-    return ""
+        if len(readers[w]) > 1:
+            refused.append((op, f"{w} is read elsewhere too: joining it would store it twice"))
+        elif not isinstance(rows, int) or rows > _LARGEST:
+            refused.append((op, f"{w} has {rows} rows, over the limit of {_LARGEST}"))
+        else:
+            fitting.append(op)
+    return fitting, refused
 
 
 def _merge(members: list[Op], fresh: Any) -> tuple[list[Op], list[Op]]:
@@ -80,7 +86,8 @@ def _merge(members: list[Op], fresh: Any) -> tuple[list[Op], list[Op]]:
             part = op.operands[2]
             if part is None:
                 assert w is not None
-                zeros = make_op(full, [], {"shape": (w.type.shape[0],), "value": 0.0, "dtype": w.type.dtype}, fresh=fresh)
+                attrs = {"shape": (w.type.shape[0],), "value": 0.0, "dtype": w.type.dtype}
+                zeros = make_op(full, [], attrs, loc=op.loc, fresh=fresh)
                 setup.append(zeros)
                 part = zeros.result
             parts.append(part)

@@ -110,7 +110,7 @@ def distinct_readers(graph: Graph) -> dict[Value, set[Op | None]]:
 
 def too_many(value: Value, readers: Readers) -> str:
     """The reason for refusing a value that several ops read."""
-    return f"{value} has {len(readers[value])} readers, it must have one"
+    return f"{value} has {len(readers.get(value, ()))} readers, it must have one"
 
 
 class _PatternBuilder(Builder):

@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.ir.builder import make_op
+from monoplan.ir.builder import Builder, make_op
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.ops.control import repeat_layers
-from monoplan.passes.manager import NearMiss, Notes, Pass
+from monoplan.passes.manager import Notes, Pass
 from monoplan.passes.pattern import param_values
 from monoplan.passes.rebuild import builder_for
 
 Slot = tuple[int, int]  # (op of the layer, operand or result of it)
+_WORTH = 4  # ops that a loop must save
+_TRIED = 64  # ways to cut a graph into layers that are looked at
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,10 @@ class _Layers:
     start: int
     period: int
     count: int
+
+    @property
+    def size(self) -> int:
+        return self.period * self.count
 
 
 @dataclass
@@ -41,27 +47,29 @@ class _Refused(Exception):
 
 
 def roll_layers(graph: Graph, notes: Notes) -> Graph:
-    """Rolls the longest run of equal layers, if there is one."""
-    tried: set[_Layers] = set()
-    best: tuple[int, _Layers, _Roles] | None = None
-    for layers in _candidates(graph):
-        if layers in tried:
-            continue
-        tried.add(layers)
-        try:
-            roles = _roles(graph, layers)
-            _check_results(graph, layers, roles)
-        except _Refused as reason:
-            where = f"{layers.count} x {layers.period} ops from {graph.ops[layers.start].results[0]}"
-            notes.misses.append(NearMiss("roll-layers", where, str(reason)))
-            continue
-        cost = len(roles.carried)
-        if best is None or (layers.count * layers.period, -cost) > (best[1].count * best[1].period, -best[0]):
-            best = (cost, layers, roles)
-    if best is None:
-        return graph
-    notes.rewrites += 1
-    return _roll(graph, best[1], best[2])
+    """Rolls runs of equal layers, the longest first, until none is left."""
+    while True:
+        best: tuple[_Layers, _Roles] | None = None
+        refused: tuple[_Layers, str] | None = None
+        for layers in _candidates(graph):
+            if best is not None and layers.size < best[0].size:
+                break
+            try:
+                roles = _roles(graph, layers)
+                _check_results(graph, layers, roles)
+            except _Refused as reason:
+                refused = refused or (layers, str(reason))
+                continue
+            if best is None or len(roles.carried) < len(best[1].carried):  # a cut where little crosses
+                best = (layers, roles)
+        if best is None:
+            if refused is not None:
+                layers, why = refused
+                what = f"{layers.count} times {layers.period} ops look alike, but {why}"
+                notes.missed("roll-layers", graph.ops[layers.start], what)
+            return graph
+        graph = _roll(graph, *best)
+        notes.fired("roll-layers", graph.ops[best[0].start])
 
 
 def _signature(op: Op) -> Any:
@@ -82,10 +90,13 @@ def _candidates(graph: Graph) -> list[_Layers]:
             if run < period:
                 continue
             count = run // period + 1
+            rolled = any(op.opdef.kind == "repeat" for op in graph.ops[begin : end + period])
+            if rolled or (count - 1) * period < _WORTH:
+                continue
             for shift in range(min(run % period + 1, period)):
                 found.append(_Layers(int(begin) + shift, period, count))
     # A multiple of a period covers no more than the period itself: prefer the shorter one.
-    return sorted(found, key=lambda x: (-x.count * x.period, x.period, x.start))[:24]
+    return sorted(found, key=lambda x: (-x.count * x.period, x.period, x.start))[:_TRIED]
 
 
 def _roles(graph: Graph, layers: _Layers) -> _Roles:
@@ -156,8 +167,6 @@ def _check_results(graph: Graph, layers: _Layers, roles: _Roles) -> None:
                 if v in after and target not in graph.inputs:
                     raise _Refused(f"{v} of a layer is read after the loop")
             elif v in after and not ((i, r) in roles.carried and turn == layers.count - 1):
-                if turn == layers.count - 1:
-                    roles.carried.setdefault((i, r), v)  # decided below: only a real starting value will do
                 raise _Refused(f"{v} of layer {turn} is read after the loop")
 
 
@@ -172,9 +181,10 @@ def _roll(graph: Graph, layers: _Layers, roles: _Roles) -> Graph:
     shared = list(dict.fromkeys(roles.shared.values()))
     tables = list(dict.fromkeys(roles.tables.values()))
     starts = [roles.carried[c] for c in carried]
-    names = [first[i].results[r].name + "_in" for i, r in carried]
+    fresh = Builder(taken=(r.name for op in first for r in op.results)).fresh  # two tables may begin with one value
+    names = [fresh(first[i].results[r].name + "_in") for i, r in carried]
     inner_inputs = [Value(v.type, n) for v, n in zip(starts, names, strict=True)]
-    inner_inputs += [Value(v.type, v.name) for v in shared] + [Value(t[0].type, t[0].name) for t in tables]
+    inner_inputs += [Value(v.type, fresh(v.name)) for v in (*shared, *(t[0] for t in tables))]
     new: dict[Value, Value] = {}
     for op in first:
         new.update({r: Value(r.type, r.name) for r in op.results})
@@ -196,7 +206,7 @@ def _roll(graph: Graph, layers: _Layers, roles: _Roles) -> Graph:
         body_ops.append(Op(op.opdef, tuple(operands), op.attrs, tuple(new[r] for r in op.results), op.loc))
     states = [(i, r) for i, op in enumerate(first) for r in op.opdef.inplace if _table_state(op, r, graph)]
     outputs = [new[first[i].results[r]] for i, r in (*carried, *states)]
-    body = Graph("layer", tuple(_unique(inner_inputs)), (), tuple(body_ops), tuple(outputs))
+    body = Graph("layer", tuple(inner_inputs), (), tuple(body_ops), tuple(outputs))
     operands = [*starts, *shared, *(v for t in tables for v in t)]
     attrs = {"count": layers.count, "carried": len(carried), "shared": len(shared), "body": body}
     made = make_op(repeat_layers, operands, attrs, loc=first[0].loc, fresh=builder_for(graph).fresh)
@@ -209,11 +219,6 @@ def _roll(graph: Graph, layers: _Layers, roles: _Roles) -> Graph:
 
 def _table_state(op: Op, result: int, graph: Graph) -> bool:
     return op.operand(op.opdef.inplace[result]) in graph.inputs
-
-
-def _unique(values: list[Value]) -> list[Value]:
-    """Body inputs must not share a name with each other."""
-    return values
 
 
 ROLL_LAYERS = Pass("roll-layers", "repeated isomorphic layers -> a loop over a table of weights", roll_layers)

@@ -11,7 +11,7 @@ from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.ops.elementwise import cast
 from monoplan.ir.types import bf16, f16, f32
 from monoplan.passes.manager import Notes, Pass
-from monoplan.passes.pattern import param_values
+from monoplan.passes.pattern import distinct_readers, param_values
 from monoplan.passes.rebuild import builder_for, substitute
 
 HALF = (f16, bf16)
@@ -20,17 +20,20 @@ HALF = (f16, bf16)
 def widen_activations(graph: Graph, notes: Notes) -> Graph:
     """Inserts a cast to f32 behind each source of half activations, infers types again, and casts at the outputs."""
     fixed = param_values(graph)
+    readers = distinct_readers(graph)
     states = _states(graph)
     builder = builder_for(graph)
     new: dict[Value, Value] = {}
     ops: list[Op] = []
 
     def widen(value: Value, op: Op | None) -> None:
+        if all(r is None or r.name == "cast" for r in readers.get(value, ())):
+            return  # nothing is computed from it as it is
         loc = op.loc if op is not None else builder.loc
         made = make_op(cast, [new.get(value, value)], {"dtype": f32}, loc=loc, fresh=builder.fresh)
         ops.append(made)
         new[value] = made.result
-        notes.rewrites += 1
+        notes.fired("widen-activations", made)
 
     for v in graph.inputs:
         if v.type.dtype in HALF and v not in states:

@@ -64,21 +64,31 @@ def flags_for(target: Target) -> tuple[str, ...]:
 class CpuExecutable:
     """A loaded plan with its weights."""
 
+    declarations = CDEF
+
     def __init__(self, plan: Plan, source: Source, params: Sequence[Array], threads: int, text: str | None = None) -> None:
         import cffi
 
         self.plan, self.source, self.threads = plan, source, threads
         self.text = source.text if text is None else text
         key, build = toolchain.plan_build(
-            self.text, flags_for(plan.target), target=features.detect().key, abi=ABI, headers=headers("cpu")
+            self.text, flags_for(plan.target), target=features.detect().key, abi=ABI, headers=self.build_headers()
         )
         self.ffi = cffi.FFI()
-        self.ffi.cdef(CDEF)
+        self.ffi.cdef(self.declarations)
         self.library, self.entry = toolchain.load(key, build, self.ffi.dlopen)
         self.params = list(params)
         self._params = self.ffi.new("void *[]", [self._address(a) for a in params] or [self.ffi.NULL])
         self._arenas: list[Array] = []
         self._layouts: dict[tuple[int, ...], tuple[Any, int, Any]] = {}
+
+    def build_headers(self) -> tuple[tuple[str, str], ...]:
+        """Names and texts of the headers that the source includes."""
+        return headers("cpu")
+
+    def enter(self, args: Any, error: Any) -> int:
+        """Calls the entry point."""
+        return int(self.library.mp_run_plan(args, error))
 
     @property
     def hit(self) -> bool:
@@ -125,7 +135,7 @@ class CpuExecutable:
         args.symbols, args.inputs, args.outputs, args.params = symbol_values, in_table, out_table, self._params
         args.arena, args.offsets, args.threads = ffi.cast("char *", address(arena)), offsets, threads
         try:
-            code = self.library.mp_run_plan(args, error)
+            code = self.enter(args, error)
         finally:
             self._arenas.append(arena)
         if code:

@@ -71,21 +71,28 @@ def pack(w: Array, layout: str) -> Array:
     depth = w.shape[1]
     groups = parts[0].shape[0] if group.startswith("heads") else -(-len(parts[0]) // each)
     out = aligned((groups, len(parts), panels // len(parts), depth, panel), w.dtype)
-    # bf16 columns lie beside those half a panel away, so that one load, a shift and a mask give two vectors.
-    order = np.arange(panel)
-    if w.dtype == bf16.numpy:
-        order = order.reshape(2, -1).T.reshape(-1)
     for i, part in enumerate(parts):
         into = out[:, i]
         for g in range(groups):
             rows = part[g] if group.startswith("heads") else part[g * each : (g + 1) * each]
-            if len(rows) == each:
-                into[g] = rows.reshape(-1, panel, depth)[:, order].swapaxes(1, 2)
-            else:  # the last group: what is missing is 0
+            if len(rows) < each:  # the last group, or a head smaller than its panels: what is missing is 0
                 padded = np.zeros((each, depth), w.dtype)
                 padded[: len(rows)] = rows
-                into[g] = padded.reshape(-1, panel, depth)[:, order].swapaxes(1, 2)
+                rows = padded
+            _pack_group(rows.reshape(-1, panel, depth), into[g], layout)
     return out
+
+
+def _pack_group(panels: Array, into: Array, layout: str) -> None:
+    """Panels [columns, depth] transposed to [depth, columns]."""
+    if layout.startswith("pairs"):  # two of k side by side: a transposition of pairs
+        words = np.ascontiguousarray(panels).view(np.uint32)
+        into.reshape(len(panels), -1).view(np.uint32).reshape(len(panels), words.shape[2], -1)[:] = words.swapaxes(1, 2)
+        return
+    if panels.dtype == bf16.numpy:
+        # Columns lie beside those half a panel away, so that one load, a shift and a mask give two vectors.
+        panels = panels[:, np.arange(panels.shape[1]).reshape(2, -1).T.reshape(-1)]
+    into[:] = panels.swapaxes(1, 2)
 
 
 def aligned(shape: tuple[int, ...], dtype: Any, align: int = 64) -> Array:

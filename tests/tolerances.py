@@ -16,6 +16,7 @@ from monoplan.ir.types import as_dtype
 
 __all__ = ["EPSILON", "FACTOR", "LARGEST", "UNITS", "check", "check_no_worse", "tolerance"]
 
+
 def check(actual: Any, exact: Any, dtype: Any, kind: str, scale: Any = 1.0) -> None:
     """Fails, showing the worst element and the largest errors, unless every element is within the table."""
     d = as_dtype(dtype)
@@ -50,7 +51,7 @@ def _report(got: Any, want: Any, error: Any, allowed: Any, title: str) -> str:
     place = tuple(int(i) for i in np.unravel_index(int(np.argmax(excess)), got.shape))
     size = np.abs(want.astype(np.float64))
     with np.errstate(all="ignore"):
-        relative = np.where(size > 0, error / size, 0.0)
+        relative = np.where((size > 0) & np.isfinite(size), error / size, 0.0)
     return (
         f"{title}: {int((error > allowed).sum())} of {got.size} elements differ too much\n"
         f"  worst at {list(place)}: got {got[place]!r}, expected {want[place]!r}, "

@@ -91,7 +91,8 @@ def built(request: pytest.FixtureRequest) -> None:
     params = [getattr(item, "callspec", None) for item in request.session.items]
     wanted = dict.fromkeys(p.params["dtype"] for p in params if p is not None and {"dtype", "op"} <= set(p.params))
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(results, wanted))
+        for made in [pool.submit(results, dtype) for dtype in wanted]:
+            made.exception()  # the test that meets it again will show it
 
 
 @pytest.mark.parametrize(("dtype", "op"), PAIRS, ids=[f"{d}-{name}" for d, name in PAIRS])

@@ -105,7 +105,8 @@ def test_norm_shape_mismatch(layer: nn.Module) -> None:
 
 ACTIVATIONS: list[tuple[nn.Module, Any, str]] = [
     (nn.GELU(), lambda x: x * 0.5 * math.erfc(-x / math.sqrt(2)), "GELU(approximate='none')"),
-    (nn.GELU("tanh"), lambda x: 0.5 * x * (1 + math.tanh(0.7978845608028654 * (x + 0.044715 * x**3))), "GELU(approximate='tanh')"),
+    (nn.GELU("tanh"), lambda x: 0.5 * x * (1 + math.tanh(0.7978845608028654 * (x + 0.044715 * x**3))),
+     "GELU(approximate='tanh')"),
     (nn.GELU("fast"), lambda x: x / (1 + math.exp(-1.702 * x)), "GELU(approximate='fast')"),
     (nn.GELU("fast_tanh"), lambda x: 0.5 * x * (1 + math.tanh(1.702 * x)), "GELU(approximate='fast_tanh')"),
     (nn.SiLU(), lambda x: x / (1 + math.exp(-x)), "SiLU()"),
@@ -141,7 +142,7 @@ def test_softmax_and_identities(rng: np.random.Generator) -> None:
     assert repr(nn.Softmax(dim=1)) == "Softmax(dim=1)"
     with pytest.raises(TypeRuleError, match="axis 2 is out of range"):
         nn.Softmax(2)(x)
-    assert nn.Dropout(0.3)(x).numpy() is x and nn.Identity(54, unused=True)(x) is x
+    assert nn.Dropout(0.3)(x).numpy() is x and nn.Identity(54, unused=True)(x).numpy() is x
     assert repr(nn.Dropout()) == "Dropout(p=0.5, inplace=False)"
     with pytest.raises(ArgumentError, match="p must be a probability"):
         nn.Dropout(1.5)

@@ -231,6 +231,17 @@ def test_arguments_by_name() -> None:
     assert net(np.array([[0, 1]]), 0.5, shift=1.0).shape == (1, 2, 7)
 
 
+def test_forward_sees_tensors() -> None:
+    class Show(nn.Module):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return args, kwargs
+
+    array, text, numbers = np.zeros(2), np.array(["a"]), [1, 2]
+    (one, two, three, four), named = Show()(array, text, numbers, (1, {"k": [array]}), other=array)
+    assert isinstance(one, Tensor) and one.numpy() is array and two is text and three is numbers
+    assert isinstance(four[1]["k"][0], Tensor) and isinstance(named["other"], Tensor)
+
+
 def test_lists_of_modules() -> None:
     layers = nn.ModuleList([nn.Linear(1, 1)])
     layers.append(nn.Identity()).extend([nn.Linear(2, 2), nn.Linear(2, 2)])

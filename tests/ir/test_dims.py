@@ -160,6 +160,10 @@ def test_decided_comparisons() -> None:
         assert n > 5
     with pytest.raises(TypeError, match="symbolic"):
         int(n)
+    # At n = 1 these hold with equality, so they are neither true nor false.
+    for undecided in (lambda: 1 - n >= 0, lambda: n - 1 > 0, lambda: n - 1 <= 0, lambda: 1 - n < 0):
+        with pytest.raises(TypeError):
+            undecided()
     # Without knowing n - 5 is not negative, its half has no sign either.
     with pytest.raises(TypeError):
         assert (n - 5) // 2 >= 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import monoplan as mp
 from monoplan.ir.errors import ArgumentError
 from monoplan.models import AutoLlamaModel, LlamaForCausalLM
 from monoplan.models.decoding import StopText, random_value
+from monoplan.models.default_model import SMOLLM2
 from monoplan.models.generation import Session
+from monoplan.runtime.cache import read_roots
 from tests.models.support import EOS, tiny_checkpoint, tiny_config
 
 PROMPTS = ["Once upon a time", "x", "Hello, world!", "The quick brown fox jumps over the lazy dog"]
@@ -23,7 +26,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module", params=["eager", "reference"])
+@pytest.fixture(scope="module", params=["eager", "cpu"])
 def lm(checkpoint: Path, request: pytest.FixtureRequest) -> Any:
     """The same model as a module, and as a plan of each target."""
     model = AutoLlamaModel.from_pretrained(checkpoint)
@@ -216,16 +219,26 @@ def test_stop_text_holds_back_what_may_become_one() -> None:
 
 
 def test_the_plan_serves_every_length_and_batch(checkpoint: Path) -> None:
-    llm = mp.compile(AutoLlamaModel.from_pretrained(checkpoint), target="reference")
-    for length in (1, 2, 7, 40):
-        llm.generate_batch([[5] * (length + i) for i in range(3)], 2)
+    llm = mp.compile(AutoLlamaModel.from_pretrained(checkpoint))
+    for length in range(1, 41):
         llm.generate_ids([6] * length, 2)
+    for batch in (2, 3):
+        llm.generate_batch([[5] * (7 + i) for i in range(batch)], 40)
     assert llm.stats.compiles == 1
+
+
+def test_the_text_does_not_depend_on_the_number_of_threads(checkpoint: Path) -> None:
+    model = AutoLlamaModel.from_pretrained(checkpoint)
+    texts = set()
+    for threads in (1, 2, 3):
+        llm = mp.compile(model, options={"threads": threads})
+        texts.add("".join(llm.generate("Once upon a time", 40, temperature=1.2, seed=5, eos_token_id=())))
+    assert len(texts) == 1
 
 
 def test_calls_of_the_compiled_model(checkpoint: Path) -> None:
     model = AutoLlamaModel.from_pretrained(checkpoint)
-    llm = mp.compile(model, target="reference")
+    llm = mp.compile(model)
     ids = np.array([[5, 6, 7, 8]])
     wanted = model(ids, all_logits=True).numpy()
     np.testing.assert_allclose(llm(ids), wanted[:, -1:], rtol=0, atol=1e-5)
@@ -242,8 +255,26 @@ def test_calls_of_the_compiled_model(checkpoint: Path) -> None:
     assert cache.lengths.numpy().tolist() == [24] and cache.capacity >= 24
 
 
+def test_wrong_calls_of_the_compiled_model(checkpoint: Path) -> None:
+    llm = mp.compile(AutoLlamaModel.from_pretrained(checkpoint))
+    ids = np.array([[5, 6, 7, 8]])
+    for arguments, message in (
+        ({"input_ids": [5, 6]}, "input_ids must be"),
+        ({"input_ids": np.zeros((1, 0), int)}, "at least one token"),
+        ({"input_ids": [[5, 100]]}, "100"),
+        ({"input_ids": ids, "past_key_values": llm.new_cache(2)}, "1 rows, the cache 2"),
+        ({"input_ids": ids, "position_ids": [[0, 1]]}, "position_ids must be"),
+        ({"input_ids": ids, "num_valid": [5]}, "num_valid must be"),
+        ({"input_ids": np.full((1, 97), 5)}, "limit is 96"),
+    ):
+        with pytest.raises(mp.MonoplanError, match=message):
+            llm(**arguments)
+    assert llm(ids).shape == (1, 1, 100)
+
+
 def test_the_compiled_model_shows_its_plan(checkpoint: Path) -> None:
-    llm = mp.compile(AutoLlamaModel.from_pretrained(checkpoint), target="reference")
+    llm = mp.compile(AutoLlamaModel.from_pretrained(checkpoint))
+    assert "mp_run" in llm.source() and str(llm.plan)
     assert "random_sample" in llm.ir() and "kv_update" in llm.ir("trace")
     assert not hasattr(llm, "nonsense")
 
@@ -252,3 +283,23 @@ def test_another_dtype_for_the_plan(checkpoint: Path) -> None:
     llm = mp.compile(AutoLlamaModel.from_pretrained(checkpoint), target="reference", dtype="bfloat16")
     assert llm.new_cache().dtype.name == "bf16"
     assert llm(np.array([[5, 6]])).dtype.name == "bfloat16"
+
+
+def smollm2() -> Path | None:
+    """The default model's file, if it was ever fetched here; tests do not download."""
+    paths = [root / "models" / SMOLLM2.name for root in read_roots()]
+    return next((path for path in paths if path.is_file()), None)
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(smollm2() is None, reason="the default model is not in the cache directory")
+def test_smollm2_writes_what_transformers_makes_it_write() -> None:
+    golden = json.loads((Path(__file__).parents[1] / "golden/smollm2/greedy.json").read_text())
+    texts = [prompt["text"] for prompt in golden["prompts"]]
+    llm = mp.compile(AutoLlamaModel.from_pretrained(str(smollm2()), dtype="float32"))
+    alone = [llm.generate_batch([text], 64)[0] for text in texts]
+    for row, other, prompt in zip(alone, llm.generate_batch(texts, 64), golden["prompts"], strict=True):
+        assert row.prompt_ids == prompt["input_ids"]
+        assert row.ids == other.ids == prompt["output_ids"]
+        assert row.text == other.text == prompt["output_text"]
+    assert llm.stats.compiles == 1

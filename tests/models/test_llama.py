@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import monoplan as mp
 from monoplan.frontend import functional as F
 from monoplan.frontend.tensor import Tensor
 from monoplan.frontend.tracer import trace
@@ -15,6 +16,9 @@ from monoplan.models import LlamaForCausalLM
 from monoplan.models.generation import step_specs
 from monoplan.models.llama import grouped_query_attention, multi_head_attention, repeat_kv
 from tests.models.support import CASES, Golden, tiny_config
+
+# Each shape is a plan of its own, which takes seconds to build: these stand for the rest, nightly runs them all.
+COMPILED = ("cached", "mistral_window_cached", "qwen3_bias", "rope_dynamic_cached")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -27,10 +31,29 @@ def test_logits_are_those_of_transformers(case: str) -> None:
         np.testing.assert_allclose(out, golden.arrays["logits_f64"][record], rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("case", [pytest.param(c, marks=() if c in COMPILED else pytest.mark.nightly) for c in CASES])
+def test_logits_of_the_plan_are_those_of_transformers(case: str) -> None:
+    golden = Golden(case)
+    plan = mp.compile(golden.model())
+    for record in range(len(golden.arrays["input_ids"])):
+        out = golden.run(plan, record)
+        np.testing.assert_allclose(out, golden.arrays["logits_f32"][record], rtol=0, atol=1e-4)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", CASES)
+def test_the_plan_in_bfloat16_is_as_near_as_transformers_in_bfloat16(case: str) -> None:
+    golden = Golden(case)
+    check_bfloat16(golden, mp.compile(golden.model("bfloat16")))
+
+
 @pytest.mark.parametrize("case", CASES[::3])
 def test_bfloat16_is_as_near_to_the_exact_logits_as_transformers_in_bfloat16(case: str) -> None:
     golden = Golden(case)
-    model = golden.model("bfloat16")
+    check_bfloat16(golden, golden.model("bfloat16"))
+
+
+def check_bfloat16(golden: Golden, model: Any) -> None:
     for record in range(len(golden.arrays["input_ids"])):
         out = golden.run(model, record).astype(np.float64)
         error = np.abs(out - golden.arrays["logits_f64_bf16w"][record])

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "mp_math.h"
+#include "mp_amx.h"
 #include "mp_tile.h"
 #include "mp_vec.h"
 

@@ -32,6 +32,20 @@ MP_FN void mp_panel_bf16(const mp_bf16 *p, mp_vec *wide, const int V)
     for (int j = 0; j < V / 2; ++j) mp_vload2_bf16(p + 2 * j * MP_LANES, &wide[j], &wide[j + V / 2]);
 }
 
+/* bf16 with neighbours in k side by side (what tile units read): V vectors of row k, then V of row k + 1. */
+MP_FN void mp_panel_pairs(const mp_bf16 *p, mp_vec *wide, const int V)
+{
+    MP_FULLY
+    for (int j = 0; j < V; ++j) mp_vload2_bf16(p + 2 * j * MP_LANES, &wide[j], &wide[j + V]);
+}
+
+/* Asks for `bytes` from p on, which will be read soon. */
+MP_FN void mp_fetch(const void *p, const int64_t bytes)
+{
+    MP_FULLY
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)p + i, 0, 3);
+}
+
 /* out[r][j] (+)= sum over k of x[k * ldx + r] * w[k * ldw + j] for R rows and V vectors of columns: one sum for each
  * output, k in order. R and V must be constants where this is used. */
 MP_FN void mp_tile(const float *x, const int64_t ldx, const float *w, const int64_t ldw, const int64_t K, float *out,

@@ -39,9 +39,12 @@ def by_hand(logits: list[float], u: float, top_p: float, top_k: int, temperature
 
 LOGITS = st.lists(st.integers(-8, 8).map(float), min_size=1, max_size=12)
 CONTROLS = st.tuples(
-    st.floats(0, 0.999), st.sampled_from([0.1, 0.5, 0.9, 1.0]), st.integers(0, 5), st.sampled_from([0.0, 0.3, 1.0, 2.5]),
+    st.floats(0, 0.999),
+    st.sampled_from([0.1, 0.5, 0.9, 1.0]),
+    st.integers(0, 5),
+    st.sampled_from([0.0, 0.3, 1.0, 2.5]),
     st.sampled_from([0.0, 0.2, 1.0]),
-)  # fmt: skip
+)
 
 
 @given(LOGITS, CONTROLS)

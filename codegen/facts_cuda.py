@@ -1,0 +1,218 @@
+"""Text that CUDA templates need, where it differs from the CPU's: products, attention, reductions, lookups."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from monoplan.codegen import facts as shared
+from monoplan.codegen.expressions import C_TYPES, c_dim, c_literal, compute_type, convert, load
+from monoplan.codegen.facts import Facts, names
+from monoplan.codegen.kernels import Attention, Gather, Kernel, Linear, Matmul, Operand, Reduce
+from monoplan.ir.dims import Dim
+from monoplan.ir.types import f32, f64, i64, product
+
+
+def facts_cuda(k: Kernel) -> Facts:
+    """The extra names of a kernel's template."""
+    own: dict[type[Kernel], Any] = {Reduce: reduce, Matmul: matmul, Gather: gather, Attention: attention, Linear: linear}
+    if type(k) in own:
+        return own[type(k)](k)  # type: ignore[no-any-return]
+    return shared.facts(k, None)
+
+
+def reduce(k: Reduce) -> Facts:
+    index = [*names("o", k.outer), *names("i", k.inner)]
+    given = k.pre.compute
+    acc = f64 if given.is_float and k.kind in ("sum", "mean") else given
+    if k.kind == "sum" and not given.is_float:
+        acc = compute_type(k.post.types[0])
+    result = {"argmax": "best", "mean": "(acc / (double)inner)"}.get(k.kind, "acc")
+    reduced = compute_type(k.post.types[0])
+    tail = k.post.c([f"({C_TYPES[reduced.name]})({result})", *(e.at(*names("o", k.outer)) for e in k.group("e"))])
+    ctype = C_TYPES[acc.name]
+    if k.kind == "argmax":
+        nan = " || (v != v && acc == acc)" if given.is_float else ""
+        both = " || (v != v && acc != acc)" if given.is_float else ""
+        update = f"if (best < 0 || v > acc{nan}) acc = v, best = i;"
+        merge = f"if (best < 0 || v > acc{nan} || ((v == acc{both}) && i < best)) acc = v, best = i;"
+    elif k.kind in ("max", "min"):
+        update = merge = f"acc = best < 0 ? v : mp_{k.kind}imum_{given.name}(acc, v), best = i;"
+    else:
+        update = merge = f"acc = ({ctype})(acc + ({ctype})v), best = i;"
+    return {"reduction": {
+        "outer_size": product(k.outer), "inner_size": product(k.inner), "acc_type": ctype,
+        "value_type": C_TYPES[given.name], "value": k.pre.c([x.at(*index) for x in k.group("x")]),
+        "update": update, "merge": merge, "finish": k.operand("y").store(tail, k.post.dtype, *names("o", k.outer)),
+    }}
+
+
+def matmul(k: Matmul) -> Facts:
+    batch = names("b", k.batch)
+    tail = k.body.c(["sum", *(e.at(*batch, "m", "n") for e in k.group("e"))])
+    return {"prod": {
+        "acc_type": C_TYPES[k.accumulator.name], "a": k.operand("a").at(*batch, "m", "i"),
+        "b": k.operand("b").at(*batch, "i", "n"),
+        "statement": k.operand("y").store(tail, k.body.dtype, *batch, "m", "n"),
+    }}
+
+
+def gather(k: Gather) -> Facts:
+    """As on the CPU; a table that is also a linear weight lies row by row."""
+    outer, inner = names("o", k.outer), names("i", k.inner)
+    x = k.operand("x")
+    value = load(x.dtype, f"x[at * {k.depth} + i0]") if k.packed else x.at(*outer, "at", *inner)
+    tail = k.body.c([value, *(e.at(*outer, *inner) for e in k.group("e"))])
+    return {"lookup": {
+        "outer_size": product(k.outer), "inner_size": product(k.inner), "index": k.operand("index").at(*outer),
+        "statement": k.operand("y").store(tail, k.body.dtype, *outer, *inner),
+    }}
+
+
+def attention(k: Attention) -> Facts:
+    q, kk, v, y = (k.operand(n) for n in ("q", "k", "v", "y"))
+    wide = f64 if f64 in (q.dtype, kk.dtype, v.dtype) else f32
+    visible = ["key < written"]
+    if k.causal:
+        visible.append("key <= position")
+    if k.window is not None:
+        visible.append(f"key > position - {k.window}")
+    mask_add = ""
+    if k.has("mask"):
+        mask = k.operand("mask")
+        text = mask.at("b", "h", "s0", "key")
+        if mask.dtype.is_float:
+            mask_add = text
+        else:
+            visible.append(text)
+    past = f"(int64_t){k.operand('past').at('b')}" if k.has("past") else "keys - queries"
+    return {"attn": {
+        "real": C_TYPES[wide.name], "wide": wide.name, "q": q.at("b", "s0", "h", "i"), "k": kk.at("b", "g", "key", "i"),
+        "v": v.at("b", "g", "key", "i"), "scale": c_literal(k.scale, wide), "before": past,
+        "first_key": "0" if k.window is None else f"mp_max(0, before + s0 - {k.window - 1})",
+        "last_key": "mp_min(written, before + s0 + 1)" if k.causal else "written",
+        "visible": " && ".join(visible), "mask_add": mask_add,
+        "softcap": "" if k.softcap is None else c_literal(k.softcap, wide),
+        "tanh": "tanh" if wide == f64 else "mp_tanhf", "exp": "exp" if wide == f64 else "mp_expf",
+        "statement": y.store("v_out", wide, "b", "s0", "h", "i"),
+        # the tensor-core kernels: pointers to rows, distances between them, softmax in powers of two
+        "scale2": c_literal(k.scale * math.log2(math.e), f32), "past": past, "window": k.window,
+        "first": "0" if k.window is None else f"(int)mp_max(0, length - {k.window})",
+        "k_type": kk.ctype, "v_type": v.ctype, "k_row": kk.pointer("b", "g", "0", "0"),
+        "v_row": v.pointer("b", "g", "0", "0"), "k_pitch": kk.view.strides[2], "v_pitch": v.view.strides[2],
+        "q_row": q.pointer("b", "0", "(g * GROUP + gid)", "0"),
+        "store_out": y.store("out / all", f32, "b", "0", "h", "d"),
+        "q_base": q.pointer("b", "0", "h", "0"), "q_pitch": q.view.strides[1],
+        "y_base": y.pointer("b", "0", "h", "0"), "y_pitch": y.view.strides[1],
+        "out0": convert("out[m][d][2 * r] * scale", f32, y.dtype),
+        "out1": convert("out[m][d][2 * r + 1] * scale", f32, y.dtype),
+    }}
+
+
+def linear(k: Linear) -> Facts:
+    x, w = k.operand("x"), k.operand("w")
+    normed = value = x.at("row", "i")
+    if k.norm == "rms":
+        normed = f"{value} * scales[r]"
+        if k.has("norm_weight"):
+            normed = f"({normed}) * {k.operand('norm_weight').at('i')}"
+    gamma = k.operand("norm_weight") if k.norm == "rms" and k.has("norm_weight") else None
+    found: Facts = {
+        "w_type": w.ctype, "w_name": w.dtype.name, "x_type": x.ctype, "x": value, "x_normed": normed,
+        "w": w.at("n", "i"), "eps": c_literal(k.eps, f32), "lane_elements": 16 // w.dtype.itemsize,
+        "gamma": "" if gamma is None else gamma.pointer("0"), "gamma_type": "" if gamma is None else gamma.ctype,
+        "x_row": x.pointer("0", "0"), "head_norms": [], "xs": "xs",
+    }
+    return {"mm": found | _EPILOGUES[k.epilogue](k)}
+
+
+def _bias(k: Linear, column: str) -> str:
+    return f" + {k.operand('bias').at(column)}" if k.has("bias") else ""
+
+
+def _pairable(o: Operand, columns: int) -> bool:
+    """Whether columns 2 i and 2 i + 1 of every row lie side by side, at an even place."""
+    def even(d: Dim) -> bool:
+        return d % 2 == 0 if isinstance(d, int) else all(c % 2 == 0 for _, c in d.terms)
+
+    s = o.view.strides
+    dense = isinstance(s[1], int) and s[1] == 1 and even(s[0]) and even(o.view.offset)
+    return columns % 2 == 0 and o.dtype.is_float and o.dtype != f64 and dense
+
+
+def _pointwise(k: Linear) -> Facts:
+    assert k.body is not None
+    extras, y = k.group("e"), k.operand("y")
+    fetch: list[str] = []
+    for e in extras:
+        if _pairable(e, k.columns):
+            fetch.append(f"const float2 {e.name}_both = mp_load_pair(({e.pointer('row', 'n0')}));")
+            fetch.append(f"extra.{e.name}_0 = {e.name}_both.x, extra.{e.name}_1 = {e.name}_both.y;")
+        else:
+            fetch += [f"extra.{e.name}_{j} = {e.at('row', f'n{j}')};" for j in (0, 1)]
+    values = [
+        k.body.c([f"({side}{_bias(k, f'n{j}')})", *(f"extra.{e.name}_{j}" for e in extras)])
+        for j, side in enumerate(("first", "second"))
+    ]
+    kept = compute_type(k.body.dtype)
+    pair = ""
+    if _pairable(y, k.columns):
+        parts = ", ".join(convert(f"value{j}", k.body.dtype, y.dtype) for j in (0, 1))
+        pair = f"mp_store_pair({y.pointer('row', 'n0')}, {parts});"
+    return {
+        "extra_fields": " ".join(f"{C_TYPES[e.compute.name]} {e.name}_0, {e.name}_1;" for e in extras), "fetch": fetch,
+        "value_type": C_TYPES[kept.name], "value0": values[0], "value1": values[1], "store_pair": pair,
+        "store0": y.store("value0", k.body.dtype, "row", "n0"), "store1": y.store("value1", k.body.dtype, "row", "n1"),
+    }
+
+
+def _gated(k: Linear) -> Facts:
+    assert k.body is not None
+    extras, half = k.group("e"), k.columns // 2
+    tail = k.body.c(["gate", "up", *(f"extra.{e.name}" for e in extras)])
+    return {
+        "extra_fields": " ".join(f"{C_TYPES[e.compute.name]} {e.name};" for e in extras),
+        "fetch": [f"extra.{e.name} = {e.at('row', 'n')};" for e in extras],
+        "gate": f"first{_bias(k, 'n')}", "up": f"second{_bias(k, f'({half} + n)')}",
+        "statement": k.operand("y").store(tail, k.body.dtype, "row", "n"),
+    }
+
+
+def _argmax(k: Linear) -> Facts:
+    return {
+        "sum0": f"first{_bias(k, 'n0')}", "sum1": f"second{_bias(k, 'n1')}",
+        "store_best": k.operand("y").store("found", i64, "row"),
+    }
+
+
+def _heads(k: Linear) -> Facts:
+    y, kc, vc, table = (k.operand(n) for n in ("y", "k_cache", "v_cache", "sin"))
+    norms = []
+    for name, condition in (("q_norm", "head < HEADS"), ("k_norm", "head >= HEADS && head < HEADS + KV")):
+        if k.has(name):
+            weight = k.operand(name)
+            norms.append({"condition": condition, "weight0": weight.at("d0"), "weight1": weight.at("d1")})
+    biases = [_bias(k, f"(head * DIM + d{j})") for j in (0, 1)]
+    found: Facts = {
+        "head_norms": norms, "head_normed": " || ".join(f"({n['condition']})" for n in norms),
+        # a norm takes its bias before it, in linear_finish
+        "head_first": "first" if norms else f"first{biases[0]}", "head_second": "second" if norms else f"second{biases[1]}",
+        "bias0": biases[0], "bias1": biases[1], "head_bias": "", "qk_eps": c_literal(k.qk_eps, f32),
+        "position": k.operand("positions").at("b0", "s0"), "table_rows": table.shape[0],
+        "sin": table.at("angle", "i"), "cos": k.operand("cos").at("angle", "i"),
+        "first": "2 * i" if k.algo == "gpt_j" else "i", "second": "2 * i + 1" if k.algo == "gpt_j" else "i + HALF",
+        "length": k.operand("lengths").at("b0"), "capacity": kc.shape[2],
+        "count": f"(int64_t){k.operand('valid').at('b0')}" if k.has("valid") else _dim_text(k.seq),
+    }
+    for j, value in enumerate("ab"):
+        found[f"store_q{j}"] = y.store(value, f32, "b0", "s0", "head", f"d{j}")
+        found[f"store_k{j}"] = kc.store(value, f32, "b0", "kv", "at", f"d{j}")
+        found[f"store_v{j}"] = vc.store(value, f32, "b0", "kv", "at", f"d{j}")
+    return found
+
+
+def _dim_text(d: Dim) -> str:
+    return f"({c_dim(d)})"
+
+
+_EPILOGUES: dict[str, Any] = {"pointwise": _pointwise, "gated": _gated, "heads": _heads, "argmax": _argmax}

@@ -1,0 +1,159 @@
+"""Plan to CUDA source: every kernel through its templates, once for equal texts, with the launches of each step."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from monoplan.codegen.expressions import c_dim
+from monoplan.codegen.facts_cuda import facts_cuda
+from monoplan.codegen.kernels import (
+    Attention, Gather, Kernel, KVUpdate, Linear, Matmul, Norm, Pointwise, Reduce, Rope, Sample, Scan, Softmax,
+    Sort,
+)
+from monoplan.codegen.linear_cuda import LinearVariants
+from monoplan.codegen.plan import Plan, Step
+from monoplan.codegen.plan_cuda import (
+    Action, Launch, Product, Variant, Word, ceil_div, pointer_word, stable_past, symbol_words,
+)
+from monoplan.codegen.render import Function, _comment, _uncommented, environment, headers
+from monoplan.codegen.schedule_cuda import CudaAttention, Tuning
+from monoplan.ir.dims import Dim
+from monoplan.ir.printer import print_op
+from monoplan.ir.types import product
+
+
+@dataclass(frozen=True)
+class CudaSource:
+    """The whole translation unit, and for each step its variants in order of preference."""
+
+    text: str
+    functions: tuple[Function, ...]
+    variants: dict[int, tuple[Variant, ...]]
+
+
+@dataclass
+class Renderer:
+    """Renders kernels of one plan; a text that was made before keeps its name."""
+
+    plan: Plan
+    tuning: Tuning
+    functions: dict[str, Function] = field(default_factory=dict)
+
+    def function(self, k: Kernel, template: str, words: Iterable[tuple[str, Word]], **names: Any) -> tuple[str, tuple[Word, ...]]:
+        """The name of a kernel's function and the words of its launch."""
+        given = [*words, *symbol_words(k), ("mp_error *error", Word("error")), ("const int64_t step", Word("step"))]
+        env = environment()
+        text = env.get_template(f"cuda/{template}.cu.j2").render(
+            k=k, name="@NAME@", params=", ".join(t for t, _ in given), **names
+        )
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        if digest not in self.functions:
+            suffix = template.removeprefix(k.family)
+            name = f"{k.op.name}_{k.step}{suffix}"
+            taken = {f.name for f in self.functions.values()}
+            name = next(n for n in (name, *(f"{name}_{i}" for i in range(2, 99))) if n not in taken)
+            self.functions[digest] = Function(name, _comment(k), text.replace("@NAME@", name))
+        return self.functions[digest].name, tuple(w for _, w in given)
+
+
+def render_cuda(plan: Plan, version: str, tuning: Tuning | None = None) -> CudaSource:
+    """The CUDA source of a plan; `tuning` replaces constants of row products, by step number."""
+    renderer = Renderer(plan, tuning or {})
+    variants = {step.number: _variants(renderer, step) for step, _ in plan.steps()}
+    functions = tuple(renderer.functions.values())
+    body = "".join(f.text for f in functions)
+    texts = dict(headers("cuda"))
+    wanted = ["mp_ptx.cuh", "mp_base.cuh", *(["mp_vec.cuh"] if "mp_vec<" in body else []),
+              *(["mp_select.cuh"] if "mp_select" in body else [])]
+    text = environment().get_template("cuda/plan.cu.j2").render(
+        plan=plan, functions=functions, headers=[texts[n] for n in wanted], version=version, target=plan.target,
+        table=[_uncommented(line) for line in _table(plan, variants)],
+    )
+    return CudaSource(text, functions, variants)
+
+
+def _variants(renderer: Renderer, step: Step) -> tuple[Variant, ...]:
+    k, s = step.kernel, step.schedule
+    if isinstance(k, Linear):
+        return LinearVariants(renderer, k, s).all()  # type: ignore[arg-type]
+    names = facts_cuda(k)
+    words = [pointer_word(o) for o in k.pointers]
+    if isinstance(k, Attention):
+        return _attention(renderer, k, s, names, words)  # type: ignore[arg-type]
+    function, all_words = renderer.function(k, k.family, words, s=s, **names)
+    threads: int = getattr(s, "threads", 256)
+    blocks, block = _geometry(k, s, threads, names)
+    return (Variant(k.family, (Launch(function, (blocks, 1, 1), block, all_words),)),)
+
+
+def _geometry(k: Kernel, s: Any, threads: int, names: dict[str, Any]) -> tuple[Dim, int]:
+    """Blocks and threads of the plain kernels."""
+    if isinstance(k, Pointwise):
+        return ceil_div(names["loop"].outer_size * names["loop"].inner, threads), threads
+    if isinstance(k, Reduce):
+        return ceil_div(product(k.outer) * s.team, threads), threads
+    if isinstance(k, Norm | Softmax | Sort):
+        return product(k.outer), threads
+    if isinstance(k, Scan):
+        return product(k.outer), 32
+    if isinstance(k, Matmul):
+        return product(k.batch) * ceil_div(k.rows, 16) * ceil_div(k.columns, 16), 256
+    if isinstance(k, Gather):
+        return ceil_div(product(k.outer) * product(k.inner), threads), threads
+    if isinstance(k, Rope):
+        return ceil_div(product(k.operand("x").shape[:3]) * 32, threads), threads
+    if isinstance(k, KVUpdate):
+        return ceil_div(product(k.operand("rows").shape), threads), threads
+    assert isinstance(k, Sample)
+    rows = product(k.rows)
+    return (rows if k.mode == "sample" else ceil_div(rows * k.vocabulary, threads)), threads
+
+
+def _attention(
+    renderer: Renderer, k: Attention, s: CudaAttention, names: dict[str, Any], words: list[tuple[str, Word]]
+) -> tuple[Variant, ...]:
+    found = []
+    if s.decode is not None:
+        attn = names["attn"] | {"early": stable_past(renderer.plan, k)}
+        function, all_words = renderer.function(k, "attention_decode", words, s=s, attn=attn)
+        launch = Launch(function, (s.decode.splits, k.kv_heads, k.batch), s.decode.warps * 32, all_words,
+                        cluster=s.decode.splits)
+        found.append(Variant("decode", (launch,), k.seq, 1, 1))
+    if s.prefill is not None:
+        function, all_words = renderer.function(k, "attention_prefill", words, s=s, **names)
+        launch = Launch(function, (ceil_div(k.seq, s.prefill.queries), k.heads, k.batch), s.prefill.warps * 32, all_words,
+                        shared=s.prefill.shared(k.head_dim))
+        found.append(Variant("prefill", (launch,), k.seq, 2))
+    function, all_words = renderer.function(k, "attention", words, **names)
+    launch = Launch(function, (k.batch * k.seq * k.heads, 1, 1), 128, all_words)
+    return (*found, Variant("attention", (launch,), k.seq))
+
+
+def _table(plan: Plan, variants: dict[int, tuple[Variant, ...]]) -> list[str]:
+    lines = []
+    for step, count in plan.steps():
+        times = f" x {count}" if count > 1 else ""
+        where = f"  ({step.kernel.op.loc})" if str(step.kernel.op.loc) else ""
+        lines.append(f"{step.number}{times}: {print_op(step.kernel.op)}{where}")
+        for v in variants[step.number]:
+            rows = "" if len(variants[step.number]) == 1 else f"{_range(v)}: "
+            lines.append(f"    {rows}{', '.join(map(_show, v.actions))}")
+    return lines
+
+
+def _range(v: Variant) -> str:
+    if v.low == v.high:
+        return f"{v.low} row"
+    return f"{v.low} to {v.high} rows" if v.high else f"{v.low} rows or more" if v.low else "any rows"
+
+
+def _show(a: Action) -> str:
+    if isinstance(a, Launch):
+        grid = ", ".join(c_dim(g) for g in a.grid if g != 1) or "1"
+        return f"{a.function}<<<({grid}), {a.block}>>>"
+    if isinstance(a, Product):
+        return f"library product {c_dim(a.rows)} x {a.columns} x {a.depth}"
+    return f"copy of {c_dim(a.nbytes)} bytes"

@@ -1,0 +1,225 @@
+"""Decisions for the GPU: block sizes, grids, rings and splits of every kernel, by shape and device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from monoplan.codegen.kernels import Attention, Kernel, Linear, Matmul, Reduce, Sample, Sort
+from monoplan.codegen.target import Target
+from monoplan.ir.dims import Dim
+from monoplan.ir.types import DType, bf16, f16, f32, product
+
+FEW_ROWS = 32  # up to this many rows of x a product streams the weights once through tensor cores
+HALF = (bf16, f16)
+
+
+@dataclass(frozen=True, slots=True)
+class CudaSchedule:
+    """A block of `threads`; `team` of them share one output of a reduction."""
+
+    threads: int = 256
+    team: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RowSchedule:
+    """How a product with one row runs: see linear_row. `pad` shared memory only keeps other blocks off the SM."""
+
+    grid: int
+    warps: int = 8
+    slices: int = 8  # parts of K, one for each warp of a group
+    batch: int = 8  # rows of w that are reduced together
+    ring: int = 2  # batches in flight
+    early: int = 2  # of them requested before the dependency
+    blocks: int = 1  # on one SM, that the register budget must allow
+    pad: int = 0
+
+    def shared(self, depth: int, itemsize: int) -> int:
+        """Bytes of dynamic shared memory."""
+        pieces = -(-(depth * itemsize // 16) // self.slices)
+        return self.warps * self.ring * self.batch * -(-pieces // 32) * 512 + self.pad
+
+    def vectors(self, depth: int, itemsize: int) -> int:
+        """16-byte pieces of a row that one lane reads."""
+        return -(-(-(-(depth * itemsize // 16) // self.slices)) // 32)
+
+
+@dataclass(frozen=True, slots=True)
+class FewSchedule:
+    """How a product with 2 to 8 `tiles` rows runs: see linear_few."""
+
+    tiles: int
+    splits: int
+    grid: int  # blocks of each split
+    warps: int = 8
+    ring: int = 8
+    pad: int = 64  # bytes behind a row of x in shared memory: rows start in different banks
+
+    def shared(self, depth: int) -> int:
+        """Bytes of dynamic shared memory."""
+        return self.warps * self.ring * 2048 + self.tiles * 8 * (depth // self.splits * 2 + self.pad)
+
+
+@dataclass(frozen=True, slots=True)
+class CudaLinear:
+    """The ways a product can run, by the number of rows; None: not at all."""
+
+    row: RowSchedule | None
+    few: tuple[FewSchedule, ...]
+    library: bool  # many rows by the vendor's matrix product
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSchedule:
+    """Attention of one new token: `splits` blocks of a cluster share a key head's cache."""
+
+    splits: int = 8
+    warps: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSchedule:
+    """Attention of many tokens: `tiles` x 16 queries for each warp, `keys` keys at a time."""
+
+    tiles: int = 1
+    warps: int = 4
+    keys: int = 64
+
+    @property
+    def queries(self) -> int:
+        """Queries of a block."""
+        return self.warps * self.tiles * 16
+
+    def shared(self, head_dim: int) -> int:
+        """Bytes of shared memory: two stages of keys and values."""
+        return 2 * 2 * self.keys * head_dim * 2
+
+
+@dataclass(frozen=True, slots=True)
+class CudaAttention:
+    """The fast kernels that fit; the general one always does."""
+
+    decode: DecodeSchedule | None
+    prefill: PrefillSchedule | None
+
+
+Tuning = Mapping[str, Mapping[str, int]]  # constants by the name of a kernel, see tuned()
+
+
+def choose_cuda(k: Kernel, target: Target) -> CudaSchedule | CudaLinear | CudaAttention:
+    """The schedule of a kernel on a GPU."""
+    if isinstance(k, Linear):
+        return CudaLinear(_row(k, target), _few(k, target), k.operand("w").dtype in (*HALF, f32))
+    if isinstance(k, Attention):
+        return CudaAttention(_decode(k, target), _prefill(k, target))
+    if isinstance(k, Reduce):
+        return _reduce(product(k.inner))
+    if isinstance(k, Sample):
+        return CudaSchedule(1024 if k.mode == "sample" else 256)
+    if isinstance(k, Sort):
+        return CudaSchedule(_block(k.inner))
+    if isinstance(k, Matmul):
+        return CudaSchedule(256)
+    return CudaSchedule(256)
+
+
+def tuned(row: RowSchedule, constants: Mapping[str, int]) -> RowSchedule:
+    """A row schedule with some constants replaced; unknown names are ignored."""
+    known = {f.name for f in fields(RowSchedule)}
+    return replace(row, **{name: value for name, value in constants.items() if name in known})
+
+
+def _block(n: Dim) -> int:
+    return 1024 if not isinstance(n, int) or n > 512 else 256
+
+
+def _reduce(inner: Dim) -> CudaSchedule:
+    if not isinstance(inner, int):
+        return CudaSchedule(256, 32)
+    if inner <= 16:
+        return CudaSchedule(256, 1)
+    return CudaSchedule(256, 32) if inner <= 2048 else CudaSchedule(1024, 1024)
+
+
+def _aligned(offset: Dim, elements: int) -> bool:
+    return isinstance(offset, int) and offset % elements == 0
+
+
+def _row(k: Linear, target: Target) -> RowSchedule | None:
+    """The constants that served every shape well without tuning; None where rows are not whole 16-byte pieces."""
+    w, x = k.operand("w"), k.operand("x")
+    each = 16 // w.dtype.itemsize
+    gamma = k.operand("norm_weight").dtype if k.has("norm_weight") else w.dtype
+    if k.depth % each or not _aligned(x.view.offset, each) or not _vector_types(w.dtype, x.dtype, gamma):
+        return None
+    if k.has("q_norm") or k.has("k_norm") or not (isinstance(x.view.strides[1], int) and x.view.strides[1] == 1):
+        return None
+    pieces, pairs = k.depth // each, -(-k.columns // 2)
+    choices = [s for s in (8, 4, 2, 1, 16) if -(-pieces // (s * 32)) <= 8]
+    if not choices:
+        return None
+    slices = max(choices, key=lambda s: pieces / (s * 32 * -(-pieces // (s * 32))) - (s == 16))
+    vectors = -(-pieces // (slices * 32))
+    batch = max(b for b in (2, 4, 8) if b == 2 or b * vectors <= 8)
+    warps = max(8, slices)
+    schedule = RowSchedule(min(target.cores, pairs), warps, slices, batch)
+    while schedule.shared(k.depth, w.dtype.itemsize) + 8192 > target.shared and schedule.ring > 1:
+        schedule = replace(schedule, ring=schedule.ring - 1, early=schedule.ring - 1)
+    return schedule if schedule.shared(k.depth, w.dtype.itemsize) + 8192 <= target.shared else None
+
+
+def _vector_types(w: DType, x: DType, gamma: DType) -> bool:
+    return all(t in (f32, *HALF) and t.itemsize >= w.itemsize for t in (w, x, gamma))
+
+
+def _few(k: Linear, target: Target) -> tuple[FewSchedule, ...]:
+    """One schedule for up to 8 rows and one for up to 32: the split of K that keeps all warps equally busy."""
+    if k.operand("w").dtype not in HALF or k.depth % 64 or target.capability < 80:
+        return ()
+    found = []
+    strips = -(-k.columns // 16)
+    for tiles in (1, FEW_ROWS // 8):
+        best: tuple[float, FewSchedule] | None = None
+        for splits in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16):
+            if k.depth % (splits * 64) or k.depth // splits < 256 and splits > 1:
+                continue
+            grid = max(1, target.cores // splits)
+            schedule = FewSchedule(tiles, splits, min(grid, -(-strips // 8)))
+            if schedule.shared(k.depth) > target.shared:
+                continue
+            waves = strips / (grid * 8)
+            used = waves / -(-strips // (grid * 8)) * (grid * splits / target.cores) - 0.01 * splits
+            if best is None or used > best[0]:
+                best = (used, schedule)
+        if best is None:
+            return ()
+        found.append(best[1])
+    return tuple(found)
+
+
+def _decode(k: Attention, target: Target) -> DecodeSchedule | None:
+    group = k.heads // k.kv_heads
+    if target.capability < 90 or group > 8 or not _tensor_attention(k) or not k.has("past"):
+        return None
+    return DecodeSchedule() if group * k.head_dim <= 1024 else None
+
+
+def _tensor_attention(k: Attention) -> bool:
+    """Whether the tensor-core kernels take this attention: bf16, causal, no mask or cap, whole 16-byte pieces."""
+    views = [k.operand(n).view for n in ("q", "k", "v")]
+    plain = k.causal and k.softcap is None and not k.has("mask") and k.head_dim == k.value_dim
+    dense = all(v.strides[3] == 1 and v.dtype == bf16 and _rows_aligned(v.strides, v.offset) for v in views)
+    return plain and dense and k.head_dim in (32, 64, 96, 128)
+
+
+def _rows_aligned(strides: tuple[Dim, ...], offset: Dim) -> bool:
+    """Whether every row starts at a multiple of 8 elements, whatever the symbols are."""
+    dims = (*strides[:3], offset)
+    return all(d % 8 == 0 if isinstance(d, int) else all(c % 8 == 0 for _, c in d.terms) for d in dims)
+
+
+def _prefill(k: Attention, target: Target) -> PrefillSchedule | None:
+    if target.capability < 80 or not _tensor_attention(k) or k.head_dim not in (64, 128):
+        return None
+    return PrefillSchedule(tiles=2 if k.head_dim == 64 else 1)

@@ -1,0 +1,90 @@
+"""What a Compiled can tell about its plan beyond IR and source: diff, verify, bisect, profile, report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from monoplan.frontend.pytree import flatten, unflatten
+
+if TYPE_CHECKING:
+    from monoplan.build import Built
+    from monoplan.runtime.bisect import Finding
+    from monoplan.runtime.profiler import Profile
+    from monoplan.runtime.verify import Subject, Verification
+
+Array = np.ndarray[Any, Any]
+
+
+class Inspection:
+    """Mixed into Compiled, which finds the plan that fits the arguments."""
+
+    target: str
+
+    def _bind(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Built, list[Any], list[Array], dict[str, int]]:
+        raise NotImplementedError
+
+    def _latest(self) -> Built:
+        raise NotImplementedError
+
+    def subject(self, *args: Any, **kwargs: Any) -> Subject:
+        """The plan for these arguments, ready to be examined; the arguments are not changed."""
+        from monoplan.runtime.verify import Subject
+
+        built, _, arrays, symbols = self._bind(args, kwargs)
+        return Subject(
+            built.stages[0].graph.name, self.target, built.stages, built.executable,
+            lambda path: built.tensors[path].numpy(), arrays, symbols, output_names(built),
+        )  # fmt: skip
+
+    def verify(self, *args: Any, nodes: bool = False, **kwargs: Any) -> Verification:
+        """Compares a call with the float64 interpreter: each output, with `nodes` each value on the way."""
+        from monoplan.runtime.verify import verify
+
+        return verify(self.subject(*args, **kwargs), nodes=nodes)
+
+    def bisect(self, *args: Any, folder: str | Path | None = None, **kwargs: Any) -> Finding:
+        """The first pass whose graph changes the numbers, or the first kernel that does, with a folder to repeat it."""
+        from monoplan.runtime.bisect import bisect
+
+        return bisect(self.subject(*args, **kwargs), folder)
+
+    def diff(self, *, color: bool | None = None, locs: bool = True) -> str:
+        """A unified diff of the IR for each pass that changed something."""
+        from monoplan.diff import diff
+
+        return diff(self._latest().stages, color=bool(color), locs=locs)
+
+    def profile(self, *args: Any, repeat: int = 10, **kwargs: Any) -> Profile:
+        """The time of each step of a call, its bytes and flops, and its share of what the machine can do."""
+        from monoplan.runtime.profiler import profile
+
+        return profile(self.subject(*args, **kwargs), repeat=repeat)
+
+    def report(self, path: str | Path, *args: Any, **kwargs: Any) -> Path:
+        """One HTML page that shows all of it; with the arguments of a call also the times of its steps."""
+        from monoplan.report import write_report
+
+        profiles = {"call": self.profile(*args, **kwargs)} if args or kwargs else {}
+        return write_report(Path(path), self._latest(), profiles)
+
+
+def output_names(built: Built) -> list[str]:
+    """Names of the graph's outputs: places in forward's result, then the arguments that forward writes."""
+    graph = built.stages[0].graph
+    returned = len(graph.outputs) - len(graph.writes)
+    marks = [_Mark() for _ in range(returned)]
+    names = {id(leaf): name for name, leaf in flatten(unflatten(built.out_tree, marks))[0]}
+    written = {j: graph.inputs[i].name for i, j in graph.writes}
+    found = [names[id(m)] for m in marks]
+    found = ["result" if n == "x" else n for n in found]
+    return [*found, *(f"{written[j]} (written)" for j in range(returned, len(graph.outputs)))]
+
+
+class _Mark:
+    """Stands for an output while the structure of the result is asked for its names."""

@@ -1,0 +1,51 @@
+"""Checks fusions by graph theory: a group of ops may become one kernel only if no path leaves it and comes back."""
+
+from __future__ import annotations
+
+from monoplan.ir.errors import VerifyError
+from monoplan.ir.graph import Graph, Op, Value, definitions, to_networkx
+from monoplan.ir.printer import print_op
+
+
+def is_convex(graph: Graph, group: set[Op]) -> bool:
+    """Whether no path leaves a group of ops and comes back: only then can one kernel take its place."""
+    import networkx as nx
+
+    dag = to_networkx(graph)
+    after = set().union(*(nx.descendants(dag, op) for op in group)) - group
+    before = set().union(*(nx.ancestors(dag, op) for op in group)) - group
+    return not after & before
+
+
+def fused_groups(before: Graph, after: Graph) -> list[tuple[Op, set[Op]]]:
+    """Each op that a pass made, with the ops whose work it does: from its results back to its operands."""
+    defs = definitions(before)
+    kept = set(before.ops) | set(before.setup)
+    found = []
+    for new in after.ops:
+        if new in kept:
+            continue
+        group: set[Op] = set()
+        todo: list[Value] = list(new.results)
+        while todo:
+            v = todo.pop()
+            op = defs.get(v)
+            if op is None or op in group or v in new.reads:
+                continue
+            group.add(op)
+            todo += op.reads
+        if group:
+            found.append((new, group - set(before.setup)))
+    return found
+
+
+def check_fusions(before: Graph, after: Graph, name: str) -> None:
+    """Raises VerifyError unless every op that a pass made stands for a convex group whose inner values nobody misses."""
+    read = {v for op in after.ops for v in op.reads} | set(after.outputs)
+    for new, group in fused_groups(before, after):
+        if not is_convex(before, group):
+            raise VerifyError(f"pass {name}: a path leaves the group and comes back", where=print_op(new))
+        inner = {r for op in group for r in op.results} - set(new.results)
+        made = {r for op in after.ops for r in op.results}
+        if lost := [v for v in inner & read if v not in made]:
+            raise VerifyError(f"pass {name}: {lost[0]} is still read, but nothing makes it", where=print_op(new))

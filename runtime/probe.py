@@ -1,0 +1,186 @@
+"""The instrumented plan: the same source with a time stamp after each step, and copies of what each step wrote.
+
+It is made from the source text, edited by hand or not, so what is measured and compared is what runs. It is a
+build of its own with a cache entry of its own: a plan that nobody looks into is not changed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from monoplan.codegen.kernels import Operand
+from monoplan.codegen.plan import Plan, Step, StepLoop
+from monoplan.codegen.render import headers
+from monoplan.codegen.views import Buffer, View
+from monoplan.ir.dims import evaluate
+from monoplan.ir.errors import CompileError
+from monoplan.runtime.cpu import CDEF, CpuExecutable
+
+Array = np.ndarray[Any, Any]
+
+PROBE_CDEF = """
+typedef struct { int64_t *times; void *const *copies; const int64_t *sizes; } mp_probe;
+int mp_run_probed(const mp_args *, mp_error *, mp_probe *);
+"""
+_ENTRY = """
+int mp_run_probed(const mp_args *args, mp_error *error, mp_probe *probe);
+int mp_run_probed(const mp_args *args, mp_error *error, mp_probe *probe)
+{
+    mp_watch = probe;
+    return mp_run_plan(args, error);
+}
+"""
+_CALL = re.compile(r"^(\s+)\w+\(run, t, T, (\d+)(?:, (.*))?\);\s*$")
+_BODY = re.compile(r"^    (/\* \d+: |mp_barrier\(|for \(int turn|static const int table_|\w+\(run, t, T, \d+)")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One run of a step: inside rolled layers there is one for each turn."""
+
+    number: int
+    step: Step
+    turn: int | None
+    writes: tuple[tuple[int, Operand], ...]  # number of the copy, and what is copied
+
+
+def events(plan: Plan) -> Iterator[Event]:
+    """All steps in the order in which they run."""
+    number = copy = 0
+    for item in plan.items:
+        loop = isinstance(item, StepLoop)
+        steps = item.steps if isinstance(item, StepLoop) else (item,)
+        for turn in range(item.count if isinstance(item, StepLoop) else 1):
+            for step in steps:
+                writes = tuple(enumerate(step.kernel.writes, copy))
+                yield Event(number, step, turn if loop else None, writes)
+                number, copy = number + 1, copy + len(writes)
+
+
+def instrument(text: str, plan: Plan) -> str:
+    """The source with marks and copies behind every step; raises where an edited source lost a step."""
+    numbers = _numbers(plan)
+    lines, found, begun = [], set(), False
+    for line in text.splitlines():
+        if not begun and "run->args->" not in line and _BODY.match(line):
+            lines.append("    mp_mark(run, t, T, 0);")
+            begun = True
+        lines.append(line)
+        call = _CALL.match(line)
+        if call is not None and int(call[2]) in numbers:
+            found.add(int(call[2]))
+            step, event, copy = numbers[int(call[2])]
+            pointers = _arguments(call[3] or "")
+            lines.append(f"{call[1]}mp_mark(run, t, T, {event} + 1);")
+            for i, o in enumerate(step.kernel.writes):
+                pointer = pointers[step.kernel.pointers.index(o)]
+                lines.append(f"{call[1]}mp_keep(t, {copy} + {i}, {pointer});")
+            lines.append(f"{call[1]}mp_kept(run, T);")
+    if missing := sorted(set(numbers) - found):
+        raise CompileError(f"the source has no call of step {missing[0]}, so it can't be looked into",
+                           fix="leave the calls `name(run, t, T, number, …);` on a line of their own")
+    joined = "\n".join(lines).replace('#include "mp_plan.h"', '#include "mp_plan.h"\n#include "mp_probe.h"', 1)
+    return joined + "\n" + _ENTRY
+
+
+def _numbers(plan: Plan) -> dict[int, tuple[Step, str, str]]:
+    """Each step with the C expressions of its event's number and of its first copy's."""
+    found: dict[int, tuple[Step, str, str]] = {}
+    event = copy = 0
+    for item in plan.items:
+        steps = item.steps if isinstance(item, StepLoop) else (item,)
+        copies = sum(len(s.kernel.writes) for s in steps)
+        inner = 0
+        for i, step in enumerate(steps):
+            if isinstance(item, StepLoop):
+                found[step.number] = (step, f"{event + i} + {len(steps)} * turn", f"{copy + inner} + {copies} * turn")
+            else:
+                found[step.number] = (step, str(event), str(copy))
+            inner += len(step.kernel.writes)
+        count = item.count if isinstance(item, StepLoop) else 1
+        event, copy = event + count * len(steps), copy + count * copies
+    return found
+
+
+def _arguments(text: str) -> list[str]:
+    """Arguments of a call, split at the commas outside of brackets."""
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(text):
+        depth += (c in "([") - (c in ")]")
+        if c == "," and depth == 0:
+            parts.append(text[start:i].strip())
+            start = i + 1
+    return [*parts, text[start:].strip()] if text.strip() else []
+
+
+class ProbedCpu(CpuExecutable):
+    """The instrumented build of a plan; shares the plan's weights."""
+
+    declarations = CDEF + PROBE_CDEF
+
+    def __init__(self, base: CpuExecutable) -> None:
+        self.events = tuple(events(base.plan))
+        self._probe: Any = None
+        super().__init__(base.plan, base.source, base.params, base.threads, instrument(base.text, base.plan))
+
+    def build_headers(self) -> tuple[tuple[str, str], ...]:
+        return (*super().build_headers(), *headers("probe"))
+
+    def enter(self, args: Any, error: Any) -> int:
+        return int(self.library.mp_run_probed(args, error, self._probe))
+
+    def times(self, inputs: Sequence[Array], symbols: Mapping[str, int]) -> tuple[list[Array], Array]:
+        """Outputs, and the nanoseconds of each event."""
+        marks = np.zeros(len(self.events) + 1, np.int64)
+        self._probe = self.ffi.new("mp_probe *")
+        self._probe.times = self.ffi.from_buffer("int64_t[]", marks)
+        outputs = self.run(inputs, symbols)
+        return outputs, np.diff(marks)
+
+    def watch(self, inputs: Sequence[Array], symbols: Mapping[str, int]) -> Watched:
+        """Outputs, and the contents of every buffer right after each step that wrote it."""
+        sizes = {**symbols, "threads": self.threads}
+        copies: list[Array] = []
+        for event in self.events:
+            for _, o in event.writes:
+                b = o.view.buffer
+                copies.append(np.zeros(evaluate(b.size, sizes), b.dtype.numpy))
+        lengths = np.array([a.nbytes for a in copies] or [0], np.int64)
+        table = self.ffi.new("void *[]", [self._address(a) for a in copies] or [self.ffi.NULL])
+        self._probe = self.ffi.new("mp_probe *")
+        self._probe.copies, self._probe.sizes = table, self.ffi.from_buffer("int64_t[]", lengths)
+        outputs = self.run(inputs, symbols)
+        return Watched(self.plan, self.events, copies, outputs, dict(sizes))
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A run of a plan with everything that it wrote."""
+
+    plan: Plan
+    events: tuple[Event, ...]
+    copies: list[Array]
+    outputs: list[Array]
+    symbols: dict[str, int]
+
+    def read(self, view: View, copy: int) -> Array:
+        """A view of a buffer's contents."""
+        return read_view(view, self.copies[copy], self.symbols)
+
+
+def read_view(view: View, contents: Array, symbols: Mapping[str, int]) -> Array:
+    """The elements of a view of a flat buffer."""
+    shape = tuple(evaluate(d, symbols) for d in view.shape)
+    strides = tuple(evaluate(d, symbols) * contents.itemsize for d in view.strides)
+    start = contents[evaluate(view.offset, symbols) :]
+    return np.array(np.lib.stride_tricks.as_strided(start, shape, strides)) if all(shape) else np.zeros(shape, start.dtype)
+
+
+def same_buffer(a: Buffer, b: Buffer) -> bool:
+    """Whether two buffers are one: tables are made anew for every use."""
+    return a is b or (a.kind == b.kind == "table" and (a.table_kind, a.table) == (b.table_kind, b.table))

@@ -1,0 +1,184 @@
+"""Runs a graph op by op, with rolled layers unrolled: what verify and bisect look through.
+
+Weights are fetched when an op reads them and dropped again, so a model of any size can be walked in f64.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from monoplan.ir.graph import Graph, Loc, Op, Value
+from monoplan.ir.interpreter import bind_symbols, run_op
+from monoplan.ir.tolerances import EPSILON
+
+Array = np.ndarray[Any, Any]
+Params = Callable[[str], Array]
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One op as it runs; `turn` is the number of the layer inside rolled layers."""
+
+    op: Op
+    turn: int | None
+    loc: Loc  # the op's own, with the layer's number put right
+
+    def name(self, result: int = 0) -> str:
+        """The value's name; inside rolled layers with the turn: `%add_3[7]`."""
+        text = str(self.op.results[result])
+        return text if self.turn is None else f"{text}[{self.turn}]"
+
+    @property
+    def where(self) -> str:
+        """Module path and user line."""
+        place = str(self.loc)
+        return place if self.turn is None else f"{place} (layer {self.turn})".strip()
+
+
+# Sees an op, its operands and results; arrays it returns go on in place of the results.
+Visit = Callable[[Node, Sequence[Array | None], Sequence[Array]], Sequence[Array] | None]
+
+
+def walk(
+    graph: Graph, inputs: Sequence[Array], params: Params, *, exact: bool = True, visit: Visit | None = None
+) -> list[Array]:
+    """Outputs of the graph; `exact` computes every float in f64."""
+    return _Walk(graph, inputs, params, exact, visit).run()
+
+
+class _Walk:
+    def __init__(self, graph: Graph, inputs: Sequence[Array], params: Params, exact: bool, visit: Visit | None) -> None:
+        self.graph, self.params, self.exact, self.visit = graph, params, exact, visit
+        self.symbols = bind_symbols(graph.inputs, [a.shape for a in inputs])
+        self.env: dict[Value, Array] = dict(zip(graph.inputs, inputs, strict=True))
+        self.paths = {p.value: p.path for p in graph.params}
+        self.setup = {r: op for op in graph.setup for r in op.results}
+        self.left = Counter(v for op in (*graph.setup, *graph.ops) for v in op.reads) + Counter(graph.outputs)
+
+    def run(self) -> list[Array]:
+        for op in self.graph.ops:
+            if op.opdef.kind == "repeat":
+                self.repeat(op)
+            else:
+                operands = [None if v is None else self.get(v) for v in op.operands]
+                self.env.update(zip(op.results, self.one(Node(op, None, op.loc), operands), strict=True))
+            for v in op.reads:
+                self.drop(v)
+        return [self.get(v) for v in self.graph.outputs]
+
+    def get(self, v: Value) -> Array:
+        if v in self.env:
+            return self.env[v]
+        if v in self.paths:
+            wanted = v.type.dtype.numpy
+            array = self.params(self.paths[v])
+            return array if array.dtype == wanted else array.astype(wanted)
+        op = self.setup[v]
+        made = self.one(Node(op, None, op.loc), [None if x is None else self.get(x) for x in op.operands])
+        found = dict(zip(op.results, made, strict=True))
+        self.env.update({r: a for r, a in found.items() if self.left[r] > 1 or len(op.results) > 1})
+        return found[v]
+
+    def drop(self, v: Value) -> None:
+        self.left[v] -= 1
+        if self.left[v] <= 0:
+            self.env.pop(v, None)
+
+    def one(self, node: Node, operands: Sequence[Array | None]) -> Sequence[Array]:
+        op = node.op
+        env = {v: a for v, a in zip(op.operands, operands, strict=True) if v is not None and a is not None}
+        run_op(op, env, self.symbols, exact=self.exact)
+        results = [env[r] for r in op.results]
+        if self.visit is not None:
+            replaced = self.visit(node, operands, results)
+            if replaced is not None:
+                return list(replaced)
+        return results
+
+    def repeat(self, op: Op) -> None:
+        """Rolled layers, turn by turn; the values of a layer live in an environment of their own."""
+        a = op.attrs
+        body, count, carried, shared = a["body"], a["count"], a["carried"], a["shared"]
+        state = [self.get(v) for v in op.operands[:carried] if v is not None]
+        fixed = [self.get(v) for v in op.operands[carried : carried + shared] if v is not None]
+        columns = [op.operands[i : i + count] for i in range(carried + shared, len(op.operands), count)]
+        places = turn_locs(op, self.paths)
+        collected: list[list[Array]] = [[] for _ in range(len(body.outputs) - carried)]
+        for turn in range(count):
+            slices = [self.get(c[turn]) for c in columns if c[turn] is not None]  # type: ignore[arg-type]
+            env: dict[Value, Array] = dict(zip(body.inputs, [*state, *fixed, *slices], strict=True))
+            for inner in body.ops:
+                operands = [None if v is None else env[v] for v in inner.operands]
+                node = Node(inner, turn, places(inner.loc, turn))
+                env.update(zip(inner.results, self.one(node, operands), strict=True))
+            outs = [env[v] for v in body.outputs]
+            state = outs[:carried]
+            for column, array in zip(collected, outs[carried:], strict=True):
+                column.append(array)
+        values = [*state, *(x for column in collected for x in column)]
+        self.env.update(zip(op.results, values, strict=True))
+
+
+def turn_locs(op: Op, paths: Mapping[Value, str]) -> Callable[[Loc, int], Loc]:
+    """Locations inside rolled layers: a body has those of its first layer, the others differ in one number."""
+    a = op.attrs
+    start, count = a["carried"] + a["shared"], a["count"]
+    stem, first, numbers = "", "", []
+    for i in range(start, len(op.operands), count):
+        column = [paths.get(v, "") if v is not None else "" for v in op.operands[i : i + count]]
+        found = _varying(column)
+        if found is not None:
+            stem, first, numbers = found
+            break
+
+    def place(loc: Loc, turn: int) -> Loc:
+        head = stem + first
+        if numbers and (loc.path == head or loc.path.startswith(head + ".")):
+            return dataclasses.replace(loc, path=stem + numbers[turn] + loc.path[len(head) :])
+        return loc
+
+    return place
+
+
+def _varying(paths: Sequence[str]) -> tuple[str, str, list[str]] | None:
+    """`model.layers.`, `0`, [`0`, `1`, …] when paths differ in one part that is a number."""
+    parts = [p.split(".") for p in paths]
+    if not all(paths) or len({len(p) for p in parts}) != 1:
+        return None
+    places = [i for i in range(len(parts[0])) if len({p[i] for p in parts}) > 1]
+    if len(places) != 1 or not all(p[places[0]].isdigit() for p in parts):
+        return None
+    at = places[0]
+    stem = "".join(part + "." for part in parts[0][:at])
+    return stem, parts[0][at], [p[at] for p in parts]
+
+
+def roundings(graph: Graph) -> dict[Value, float]:
+    """The roughest unit of rounding on the way to each value: a bf16 cache makes all that follows rough."""
+    found: dict[Value, float] = {}
+
+    def run(ops: Sequence[Op]) -> None:
+        for op in ops:
+            before = max((found.get(v, 0.0) for v in op.reads), default=0.0)
+            if op.opdef.kind == "repeat":
+                body = op.attrs["body"]
+                found.update(dict.fromkeys(body.inputs, before))
+                for _ in range(2):  # what a turn leaves is where the next one starts
+                    run(body.ops)
+                    before = max([before, *(found[r] for o in body.ops for r in o.results)])
+                    found.update(dict.fromkeys(body.inputs, before))
+                found.update(dict.fromkeys(op.results, before))
+                continue
+            for r in op.results:
+                moved = op.opdef.kind in ("view", "copy", "gather")
+                own = EPSILON[r.type.dtype.name] if r.type.dtype.is_float and not moved else 0.0
+                found[r] = max(before, own)
+
+    run((*graph.setup, *graph.ops))
+    return found

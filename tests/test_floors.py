@@ -1,0 +1,68 @@
+"""The floors of the architecture: no import runs upward, nothing imports ctypes, faces import lightly."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Each package, and those of ours that it may import besides itself.
+FLOORS: dict[str, set[str]] = {
+    "ir": set(),
+    "frontend": {"ir"},
+    "passes": {"ir"},
+    "codegen": {"ir"},
+    "runtime": {"codegen", "ir"},
+    "models": {"frontend", "runtime", "ir", "codegen"},
+}
+FILES = [(package, path) for package in FLOORS for path in sorted((ROOT / package).rglob("*.py"))]
+EVERYTHING = [*(path for _, path in FILES), *sorted((ROOT / "monoplan").glob("*.py"))]
+EVERYTHING += [*sorted((ROOT / "monoplan" / "nn").glob("*.py")), *sorted((ROOT / "tests").rglob("*.py"))]
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and full name of each module that a file imports, also inside functions and under TYPE_CHECKING."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            name = "." * node.level + (node.module or "")
+            yield from ((node.lineno, f"{name}.{alias.name}") for alias in node.names)
+
+
+@pytest.mark.parametrize(("package", "path"), FILES, ids=[str(p.relative_to(ROOT)) for _, p in FILES])
+def test_no_import_runs_upward(package: str, path: Path) -> None:
+    allowed = FLOORS[package] | {package}
+    for line, name in imports(path):
+        assert not name.startswith("."), f"{path}:{line}: {name} is relative; write `from monoplan.…`"
+        parts = name.split(".")
+        assert parts[0] not in FLOORS, f"{path}:{line}: {name} would be a second module; import monoplan.{name}"
+        if parts[0] == "monoplan":
+            assert len(parts) > 1 and parts[1] in allowed, f"{path}:{line}: {package} must not import {name}"
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_ctypes(path: Path) -> None:
+    for line, name in imports(path):
+        assert name.split(".")[0] != "ctypes", f"{path}:{line} imports {name}: cffi is the way to C here"
+
+
+def test_the_walk_finds_imports() -> None:
+    """A check of the check: it sees this file's own imports and every package."""
+    found = {name for _, name in imports(Path(__file__))}
+    assert {"ast", "pathlib.Path"} <= found and {package for package, _ in FILES} == set(FLOORS)
+    assert len(EVERYTHING) > len(FILES) > 30
+
+
+def test_import_is_light() -> None:
+    """`import monoplan` and its layers load neither cffi, CuPy, networkx, a tokenizer nor a loader."""
+    heavy = ["cffi", "cupy", "networkx", "jinja2", "tokenizers", "safetensors", "gguf", "hypothesis"]
+    code = f"import sys, monoplan, monoplan.nn.functional; print([m for m in {heavy} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout.strip() == "[]"
