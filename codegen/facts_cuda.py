@@ -43,7 +43,7 @@ def reduce(k: Reduce) -> Facts:
     return {"reduction": {
         "outer_size": product(k.outer), "inner_size": product(k.inner), "acc_type": ctype,
         "value_type": C_TYPES[given.name], "value": k.pre.c([x.at(*index) for x in k.group("x")]),
-        "update": update, "merge": merge, "finish": k.operand("y").store(tail, k.post.dtype, *names("o", k.outer)),
+        "take": update, "merge": merge, "finish": k.operand("y").store(tail, k.post.dtype, *names("o", k.outer)),
     }}
 
 
@@ -121,7 +121,7 @@ def linear(k: Linear) -> Facts:
         "w_type": w.ctype, "w_name": w.dtype.name, "x_type": x.ctype, "x": value, "x_normed": normed,
         "w": w.at("n", "i"), "eps": c_literal(k.eps, f32), "lane_elements": 16 // w.dtype.itemsize,
         "gamma": "" if gamma is None else gamma.pointer("0"), "gamma_type": "" if gamma is None else gamma.ctype,
-        "x_row": x.pointer("0", "0"), "head_norms": [], "xs": "xs",
+        "x_row": x.pointer("0", "0"), "x_prepared": convert(normed, f32, w.dtype), "head_norms": [], "xs": "xs",
     }
     return {"mm": found | _EPILOGUES[k.epilogue](k)}
 

@@ -39,9 +39,7 @@ class LinearVariants:
         for f in self.s.few:
             found.append(self.few(f, low))
             low = f.tiles * 8 + 1
-        if self.s.library:
-            found.append(self.library(low))
-        return (*found, self.tile())
+        return (*found, self.library(low) if self.s.library else self.tile())
 
     def _words(self, operands: tuple[Operand, ...]) -> list[tuple[str, Word]]:
         return [pointer_word(o) for o in operands if not o.view.is_virtual]
@@ -101,9 +99,10 @@ class LinearVariants:
 
     def _finish(self, sums: Word, dtype: DType, splits: int) -> Launch:
         k = self.k
+        number = Word("number", offset=splits)
         place = "sums[(split * rows + row) * N + n]"
         function, words = self.renderer.function(
-            k, "linear_finish", [*self._others, (f"const {C_TYPES[dtype.name]} *sums", sums)], splits=splits,
+            k, "linear_finish", [*self._others, (f"const {C_TYPES[dtype.name]} *sums", sums), ("const int64_t splits", number)],
             sum_load=load(dtype, place), **self.names,
         )
         pairs = -(-k.columns // 2)
@@ -127,13 +126,13 @@ class LinearVariants:
                 source = Word("operand", e, offset=e.view.offset * e.dtype.itemsize)
                 actions.append(CopyBytes(source, out, k.rows * (k.columns * y.dtype.itemsize)))
             actions.append(Product(k.rows, k.columns, k.depth, xs, w, out, self.half, y.dtype, add=bool(direct)))
-            return Variant("library", tuple(actions), k.rows, low, workspace=used, library=True)
+            return Variant("library", tuple(actions), k.rows, low, workspace=used)
         kept = f32 if k.epilogue == "argmax" else self.half
         sums = Word("workspace", offset=used)
         actions.append(Product(k.rows, k.columns, k.depth, xs, w, sums, self.half, kept))
         actions.append(self._finish(sums, kept, 1))
         size = used + k.rows * (k.columns * kept.itemsize)
-        return Variant("library", tuple(actions), k.rows, low, workspace=size, library=True)
+        return Variant("library", tuple(actions), k.rows, low, workspace=size)
 
     def _direct(self) -> str | None:
         """"" for y = x wᵀ, "add" for y = e0 + x wᵀ, None where the epilogue needs a kernel."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from monoplan.codegen.kernels import Kernel
 from monoplan.codegen.lower import Loop, Lowered, ParamUse, lower
@@ -51,7 +52,7 @@ class Plan:
     def name(self) -> str:
         return self.graph.name
 
-    @property
+    @cached_property
     def symbols(self) -> tuple[str, ...]:
         """Symbolic dimensions in the order of the plan's arguments; `threads` comes last."""
         return (*self.graph.symbols, "threads")

@@ -22,9 +22,9 @@ Items = Sequence[Kernel | Loop]
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One argument of a launch: an operand's buffer, a symbol's value, workspace at a byte offset, error or step."""
+    """One argument of a launch: an operand's buffer or the workspace at a byte offset, a symbol's value, a number …"""
 
-    kind: str  # operand, symbol, workspace, error, step
+    kind: str  # operand, workspace, symbol, number (the offset itself), error, step
     operand: Operand | None = None
     name: str = ""
     offset: Dim = 0
@@ -79,7 +79,6 @@ class Variant:
     low: int = 0
     high: int = 0
     workspace: Dim = 0  # bytes
-    library: bool = False  # needs the vendor's matrix product
 
     def fits(self, size: int) -> bool:
         return self.low <= size and (self.high == 0 or size <= self.high)

@@ -127,6 +127,8 @@ def _attention(
         launch = Launch(function, (ceil_div(k.seq, s.prefill.queries), k.heads, k.batch), s.prefill.warps * 32, all_words,
                         shared=s.prefill.shared(k.head_dim))
         found.append(Variant("prefill", (launch,), k.seq, 2))
+    if s.decode is not None and s.prefill is not None:
+        return tuple(found)
     function, all_words = renderer.function(k, "attention", words, **names)
     launch = Launch(function, (k.batch * k.seq * k.heads, 1, 1), 128, all_words)
     return (*found, Variant("attention", (launch,), k.seq))

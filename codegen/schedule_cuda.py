@@ -110,7 +110,8 @@ Tuning = Mapping[str, Mapping[str, int]]  # constants by the name of a kernel, s
 def choose_cuda(k: Kernel, target: Target) -> CudaSchedule | CudaLinear | CudaAttention:
     """The schedule of a kernel on a GPU."""
     if isinstance(k, Linear):
-        return CudaLinear(_row(k, target), _few(k, target), k.operand("w").dtype in (*HALF, f32))
+        library = target.library and (k.operand("w").dtype != bf16 or target.capability >= 80)
+        return CudaLinear(_row(k, target), _few(k, target), library)
     if isinstance(k, Attention):
         return CudaAttention(_decode(k, target), _prefill(k, target))
     if isinstance(k, Reduce):

@@ -16,6 +16,7 @@ class Target:
     row_blocks: tuple[int, ...]  # rows that one pass over a weight panel serves, ascending from 1
     cores: int = 0  # multiprocessors of a GPU
     shared: int = 0  # bytes of shared memory that one block of a GPU may have
+    library: bool = False  # large products go to the vendor's library
 
     @property
     def is_cpu(self) -> bool:
@@ -39,6 +40,6 @@ def cpu_target(isa: str, vector_bytes: int) -> Target:
     return Target("cpu", isa, lanes, 8, (1, 4))
 
 
-def cuda_target(capability: int, cores: int, shared: int) -> Target:
+def cuda_target(capability: int, cores: int, shared: int, library: bool = False) -> Target:
     """The target of a GPU: compute capability (90 for sm_90), multiprocessors, shared memory of a block."""
-    return Target("cuda", f"sm_{capability}", 1, 1, (1,), cores, shared)
+    return Target("cuda", f"sm_{capability}", 1, 1, (1,), cores, shared, library)

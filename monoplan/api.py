@@ -59,6 +59,7 @@ class Compiled(Inspection):
         self.options = Options.make(options)
         self.stats = Stats()
         self.built: list[tuple[Tree, list[Any], Built]] = []
+        self._matched: dict[Any, tuple[Tree, Built, dict[str, int]]] = {}
         self.declared = bool(specs or kw_specs)
         if self.declared:
             self._build(module.bind_arguments(specs, kw_specs))
@@ -69,8 +70,10 @@ class Compiled(Inspection):
         built, leaves, arrays, symbols = self._bind(args, kwargs)
         outputs = built.run(arrays, symbols)
         self.stats.calls += 1
-        for number, result in built.graph.writes:
-            _write_back([x for x in leaves if isinstance(x, Tensor | np.ndarray)][number], outputs[result])
+        writes = built.graph.writes
+        given = [x for x in leaves if isinstance(x, Tensor | np.ndarray)] if writes else []
+        for number, result in writes:
+            _write_back(given[number], outputs[result])
         returned = len(built.graph.outputs) - len(built.graph.writes)
         return unflatten(built.out_tree, built.place_outputs(outputs[:returned]))
 
@@ -80,9 +83,17 @@ class Compiled(Inspection):
         """The plan of a call, the leaves of its arguments, their arrays and the values of the symbols."""
         leaves, tree = flatten(self.module.bind_arguments(args, kwargs))
         values = [(name, _plain(x)) for name, x in leaves]
-        built = self._find(tree, values)
         arrays = [_contiguous(v) for _, v in values if isinstance(v, np.ndarray)]
-        return built, [x for _, x in leaves], arrays, built.check(arrays)
+        # A decode loop calls with the same shapes again and again: what was matched once is not matched again.
+        key = tuple((a.shape, a.dtype) for a in arrays)
+        known = self._matched.get(key) if len(arrays) == len(values) else None
+        if known is not None and known[0] == tree:
+            return known[1], [x for _, x in leaves], arrays, known[2]
+        built = self._find(tree, values)
+        symbols = built.check(arrays)
+        if len(self._matched) < 4096:
+            self._matched[key] = (tree, built, symbols)
+        return built, [x for _, x in leaves], arrays, symbols
 
     def _find(self, tree: Tree, values: list[tuple[str, Any]]) -> Built:
         """The plan that fits these arguments; a lazily traced module gets a new one."""
@@ -178,9 +189,14 @@ class Compiled(Inspection):
 
 def compile(  # noqa: A001  (the public name)
     module: Module, *specs: Any, target: str = "cpu", dtype: Any = None,
-    options: Options | Mapping[str, Any] | None = None, **kw_specs: Any,
+    options: Options | Mapping[str, Any] | None = None, source: str | os.PathLike[str] | None = None, **kw_specs: Any,
 ) -> Any:
-    """A compiled form of a Module: traced now if specs are given, else at the first call."""
+    """A compiled form of a Module: traced now if specs are given, else at the first call.
+
+    `source`: an edited plan.c to build in place of the generated one.
+    """
+    if source is not None:
+        options = dataclasses.replace(Options.make(options), source=os.fspath(source))
     if hasattr(module, "generation_step") and not specs and not kw_specs:
         from monoplan.llm import CompiledLM
 

@@ -21,6 +21,7 @@ from monoplan.ir.printer import print_graph
 from monoplan.ir.types import DType
 from monoplan.ir.verifier import verify
 from monoplan.options import Options
+from monoplan.override import override_text
 from monoplan.passes.manager import Stage, run_passes
 from monoplan.passes.pipeline import PIPELINE, UNFUSED
 from monoplan.passes.rebuild import replace_values
@@ -153,7 +154,7 @@ def make_executable(
     arrays = prepare(graph, plan.params, params)
     clock.lap("weights")
     threads = options.threads or default_threads().count
-    text = Path(options.source).read_text() if options.source else None
+    text = override_text(options.source, graph.name, source.text)
     executable = CpuExecutable(plan, source, arrays, threads, text)
     clock.lap("build")
     return executable

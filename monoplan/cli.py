@@ -20,6 +20,10 @@ COMMANDS = {
     "chat": ("monoplan.cli_chat", "talk with a model"),
     "bench": ("monoplan.cli_bench", "tokens per second of prompt processing and generation"),
     "compile": ("monoplan.cli_compile", "compile a model and write the IR, the source and the plan"),
+    "inspect": ("monoplan.cli_inspect", "IR at any stage, a diff for each pass, the plan, the source"),
+    "verify": ("monoplan.cli_verify", "compare the compiled model with the float64 interpreter"),
+    "bisect": ("monoplan.cli_bisect", "name the pass or the kernel that makes the numbers wrong"),
+    "run-ir": ("monoplan.cli_run_ir", "execute IR text on given or random inputs"),
     "doctor": ("monoplan.cli_doctor", "what this machine offers: compiler, threads, cache, packages"),
     "cache": ("monoplan.cli_cache", "the compiled plans on disk: info, clear, prune"),
 }

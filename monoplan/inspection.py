@@ -55,10 +55,10 @@ class Inspection:
         return bisect(self.subject(*args, **kwargs), folder)
 
     def diff(self, *, color: bool | None = None, locs: bool = True) -> str:
-        """A unified diff of the IR for each pass that changed something."""
+        """A unified diff of the IR for each pass that changed something; coloured where stdout is a terminal."""
         from monoplan.diff import diff
 
-        return diff(self._latest().stages, color=bool(color), locs=locs)
+        return diff(self._latest().stages, color=color, locs=locs)
 
     def profile(self, *args: Any, repeat: int = 10, **kwargs: Any) -> Profile:
         """The time of each step of a call, its bytes and flops, and its share of what the machine can do."""

@@ -44,7 +44,9 @@ class PositionedStep(Module):
 class CompiledLM(GenerationMixin):
     """A compiled LlamaForCausalLM: call it as the model, or let it generate."""
 
-    def __init__(self, model: LlamaForCausalLM, *, target: str = "cpu", dtype: Any = None, options: Any = None) -> None:
+    def __init__(self, model: Module, *, target: str = "cpu", dtype: Any = None, options: Any = None) -> None:
+        if not isinstance(model, LlamaForCausalLM):
+            raise ArgumentError(f"CompiledLM needs a LlamaForCausalLM, got {type(model).__name__}")
         # A model of its own in another dtype: the tables of RoPE stay float32, whatever the weights are.
         self.model = model if dtype is None or as_dtype(dtype) == model.dtype else model.with_dtype(dtype)
         self.config, self.dtype, self.target = model.config, self.model.dtype, target
@@ -109,10 +111,35 @@ class CompiledLM(GenerationMixin):
         """One run of the plan: the best token [batch], its log probability, and logits [batch, 1, vocab]."""
         batch, seq = input_ids.shape
         valid = np.full(batch, seq, np.int32) if num_valid is None else num_valid
-        return self._run_step(
-            input_ids=input_ids, past_key_values=past_key_values, num_valid=valid,
-            **sampling_arrays(Settings(), [0.0] * batch),
-        )  # fmt: skip
+        choice = sampling_arrays(Settings(), [0.0] * batch)
+        return self._run_step(input_ids=input_ids, past_key_values=past_key_values, num_valid=valid, **choice)
+
+    def step_arguments(self, input_ids: Any = None) -> dict[str, Any]:
+        """All arguments of a greedy step from an empty cache: what verify, bisect and profile run on."""
+        few = np.arange(min(8, self.config.vocab_size), dtype=np.int64)[None]
+        ids = few if input_ids is None else np.asarray(input_ids, dtype=np.int64)
+        parts, _ = self.new_cache(len(ids), ids.shape[1]).tree_flatten()
+        return {
+            "input_ids": ids, "past_key_values": KVCache.tree_unflatten(parts, (None,)),
+            "num_valid": np.full(len(ids), ids.shape[1], np.int32),
+            **sampling_arrays(Settings(), [0.0] * len(ids)),
+        }  # fmt: skip
+
+    def verify(self, input_ids: Any = None, **options: Any) -> Any:
+        """Compiled.verify for a step on these tokens [batch, seq] (default: a few)."""
+        return self.compiled.verify(**self.step_arguments(input_ids), **options)
+
+    def bisect(self, input_ids: Any = None, **options: Any) -> Any:
+        """Compiled.bisect for a step on these tokens [batch, seq] (default: a few)."""
+        return self.compiled.bisect(**self.step_arguments(input_ids), **options)
+
+    def profile(self, input_ids: Any = None, **options: Any) -> Any:
+        """Compiled.profile for a step on these tokens [batch, seq] (default: a few)."""
+        return self.compiled.profile(**self.step_arguments(input_ids), **options)
+
+    def report(self, path: Any, input_ids: Any = None, **options: Any) -> Any:
+        """Compiled.report for a step on these tokens [batch, seq] (default: a few)."""
+        return self.compiled.report(path, **self.step_arguments(input_ids), **options)
 
     def _run_step(self, **arguments: Any) -> dict[str, Array]:
         out: dict[str, Array] = self._run("generation", **arguments)
@@ -169,4 +196,4 @@ class CompiledLM(GenerationMixin):
         return (self.num_parameters - table) * self.dtype.itemsize
 
 
-_INSPECTION = frozenset("ir diff source plan dump stats verify bisect profile report explain".split())
+_INSPECTION = frozenset("ir diff source plan dump stats explain".split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -80,7 +81,8 @@ class CpuExecutable:
         self.params = list(params)
         self._params = self.ffi.new("void *[]", [self._address(a) for a in params] or [self.ffi.NULL])
         self._arenas: list[Array] = []
-        self._layouts: dict[tuple[int, ...], tuple[Any, int, Any]] = {}
+        self._layouts: dict[tuple[int, ...], tuple[Any, int, Any, list[Any]]] = {}
+        self._recent: dict[int, tuple[Any, int]] = {}  # input number -> the array last seen there, and its address
 
     def build_headers(self) -> tuple[tuple[str, str], ...]:
         """Names and texts of the headers that the source includes."""
@@ -98,12 +100,26 @@ class CpuExecutable:
     def _address(self, a: Array) -> Any:
         return self.ffi.cast("void *", address(a))
 
-    def _layout(self, values: tuple[int, ...]) -> tuple[Any, int, Any]:
-        """Symbols, offsets and arena size for these values, computed once."""
+    def _input_address(self, number: int, a: Array) -> int:
+        """Where an input lies. A cache comes again with every token, so its address is remembered."""
+        known = self._recent.get(number)
+        if known is not None and known[0]() is a:
+            return known[1]
+        place = address(a)
+        self._recent[number] = (weakref.ref(a), place)
+        return place
+
+    def _layout(self, values: tuple[int, ...]) -> tuple[Any, int, Any, list[Any]]:
+        """Symbols, offsets, arena size and output types for these values, computed once."""
         found = self._layouts.get(values)
         if found is None:
-            offsets, total = self.plan.arena.layout(dict(zip(self.plan.symbols, values, strict=True)))
-            found = (self.ffi.new("int64_t[]", offsets or [0]), total, self.ffi.new("int64_t[]", list(values)))
+            symbols = dict(zip(self.plan.symbols, values, strict=True))
+            offsets, total = self.plan.arena.layout(symbols)
+            outputs: list[Any] = []
+            for where, v in zip(self.plan.outputs, self.plan.graph.outputs, strict=True):
+                shape = tuple(evaluate(d, symbols) for d in v.type.shape)
+                outputs.append((shape, v.type.dtype.numpy) if isinstance(where, Buffer) else where)
+            found = (self.ffi.new("int64_t[]", offsets or [0]), total, self.ffi.new("int64_t[]", list(values)), outputs)
             if len(self._layouts) > 4096:
                 self._layouts.clear()
             self._layouts[values] = found
@@ -115,13 +131,8 @@ class CpuExecutable:
         threads = 1 if _forks.orphaned else self.threads
         _forks.used = _forks.used or threads > 1
         values = (*(symbols[s] for s in plan.symbols[:-1]), threads)
-        offsets, total, symbol_values = self._layout(values)
-        outputs = []
-        for where, v in zip(plan.outputs, plan.graph.outputs, strict=True):
-            if isinstance(where, Buffer):
-                outputs.append(np.empty([evaluate(d, symbols) for d in v.type.shape], v.type.dtype.numpy))
-            else:
-                outputs.append(inputs[where])
+        offsets, total, symbol_values, kinds = self._layout(values)
+        outputs = [inputs[k] if isinstance(k, int) else np.empty(*k) for k in kinds]
         try:  # two Python threads may call at once: each takes an arena of its own
             arena = self._arenas.pop()
         except IndexError:
@@ -130,8 +141,11 @@ class CpuExecutable:
             arena = aligned((total,), np.uint8)
         error = ffi.new("mp_error *")
         args = ffi.new("mp_args *")
-        in_table = ffi.new("void *[]", [self._address(a) for a in inputs] or [ffi.NULL])
-        out_table = ffi.new("void *[]", [self._address(a) for a in outputs] or [ffi.NULL])
+        places = np.array([self._input_address(i, a) for i, a in enumerate(inputs)] or [0], np.uintp)
+        in_table = ffi.cast("void *const *", address(places))
+        fresh = [0 if isinstance(k, int) else address(a) for k, a in zip(kinds, outputs, strict=True)]
+        results = np.array(fresh or [0], np.uintp)
+        out_table = ffi.cast("void *const *", address(results))
         args.symbols, args.inputs, args.outputs, args.params = symbol_values, in_table, out_table, self._params
         args.arena, args.offsets, args.threads = ffi.cast("char *", address(arena)), offsets, threads
         try:

@@ -65,9 +65,19 @@ def arrays_of(cases: Sequence[Case], dtype: str, sizes: dict[str, int], param: b
     return found
 
 
+Calls = list[tuple[Case, list[tuple[dict[str, int], list[Any], list[Any]]]]]
+
+
 @functools.cache
-def results(dtype: str) -> list[tuple[Case, list[tuple[dict[str, int], list[Any], list[Any]]]]]:
-    """For each case of an element type: the sizes, compiled and exact results of each call."""
+def results(dtype: str) -> Calls | Exception:
+    """For each case of an element type: the sizes, compiled and exact results of each call; or what went wrong."""
+    try:
+        return run_all(dtype)
+    except Exception as error:
+        return error
+
+
+def run_all(dtype: str) -> Calls:
     cases = [c for c in CASES if c.accepts(DTYPES[dtype])]
     graph, counts = graph_of(cases, dtype)
     text = print_graph(graph)
@@ -91,14 +101,16 @@ def built(request: pytest.FixtureRequest) -> None:
     params = [getattr(item, "callspec", None) for item in request.session.items]
     wanted = dict.fromkeys(p.params["dtype"] for p in params if p is not None and {"dtype", "op"} <= set(p.params))
     with ThreadPoolExecutor(2) as pool:
-        for made in [pool.submit(results, dtype) for dtype in wanted]:
-            made.exception()  # the test that meets it again will show it
+        list(pool.map(results, wanted))
 
 
 @pytest.mark.parametrize(("dtype", "op"), PAIRS, ids=[f"{d}-{name}" for d, name in PAIRS])
 def test_op(dtype: str, op: str) -> None:
     kind = KINDS.get(REGISTRY[op].kind, "matmul")
-    for c, calls in results(dtype):
+    found = results(dtype)
+    if isinstance(found, Exception):
+        raise found
+    for c, calls in found:
         for sizes, got, want in calls if c.op == op else ():
             for a, b in zip(got, want, strict=True):
                 check_case(a, b, kind, c, dtype, sizes)

@@ -21,7 +21,7 @@ typedef unsigned long long uint64_t;
 #endif
 
 #define MP_UNUSED
-#define MP_FN static __device__ __forceinline__
+#define MP_FN __device__ __forceinline__
 #define MP_PRAGMA(text) _Pragma(#text)
 #define MP_UNROLL MP_PRAGMA(unroll)
 #define MP_UNROLL_BY(n) MP_PRAGMA(unroll n)

@@ -1,7 +1,7 @@
 /* Instructions that C++ has no words for. The tests run kernels on the CPU with their own versions of these. */
 #if !defined(MP_EMULATED)
 typedef unsigned int mp_shared; /* an address in shared memory */
-#define MP_PTX static __device__ __forceinline__
+#define MP_PTX __device__ __forceinline__
 #define MP_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
 
 MP_PTX float mp_half_to_float(unsigned short h) { float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h)); return f; }

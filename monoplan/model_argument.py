@@ -1,0 +1,217 @@
+"""The MODEL of `inspect`, `verify`, `bisect`, `report` and `golden`: a checkpoint, or a Module of the user's own.
+
+    path/to/checkpoint           a Hugging Face directory or a GGUF file
+    file.py                      model() and specs() of that file
+    file.py:Name, pkg.mod:name   a Module class without arguments, a function that makes a Module, or a Module;
+                                 specs() of the same file
+
+`specs()` returns what `mp.compile(model, ...)` takes: a spec, a tuple of them, or a dict by argument name. The file
+may also define `inputs()`, which returns the arrays to run with; otherwise they are random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from monoplan.ir.errors import ArgumentError
+
+DEFAULT_PROMPT = "Once upon a time"
+HELP = "a checkpoint (directory or .gguf), or file.py[:Name] or module:name with model() and specs()"
+
+
+@dataclass
+class Opened:
+    """A compiled model and a way to get arguments for it."""
+
+    compiled: Any  # a Compiled
+    arguments: Callable[[], dict[str, Any]]  # of one call, by name
+    more: dict[str, Callable[[], dict[str, Any]]]  # further calls worth a profile, by what they are
+    label: str
+
+
+def add_model_argument(parser: argparse.ArgumentParser, *, inputs: bool = True) -> None:
+    """MODEL, how it is compiled, and what it is run with."""
+    add = parser.add_argument
+    add("model", metavar="MODEL", nargs="?", help=HELP + " (default: SmolLM2-135M-Instruct, fetched at first use)")
+    add("--dtype", help="of the weights (default: the file's own; bfloat16 for checkpoints)")
+    add("--target", choices=("cpu", "cuda", "reference"), default="cpu", help="where to run (default: %(default)s)")
+    add("-t", "--threads", type=int, metavar="N", help="on the CPU (default: as many as run at once)")
+    if inputs:
+        add("--inputs", metavar="FILE.npz", help="arrays by argument name (default: inputs() of the file, or random)")
+        add("--size", action="append", default=[], metavar="NAME=N", help="the value of a symbolic size; may be repeated")
+        add("--prompt", default=DEFAULT_PROMPT, help="what a checkpoint reads (default: %(default)r)")
+        add("--seed", type=int, default=0, help="of random inputs (default: %(default)s)")
+
+
+def open_model(args: argparse.Namespace, **options: Any) -> Opened:
+    """The model of the command line, compiled."""
+    if args.threads is not None and args.threads < 1:
+        raise ArgumentError(f"--threads must be 1 or more, got {args.threads}")
+    settings = {"threads": args.threads, **options}
+    text: str | None = args.model
+    if text is None:
+        from monoplan.models.default_model import default_model_path
+
+        text = str(default_model_path())
+    file, _, name = text.rpartition(":") if ":" in text and not Path(text).exists() else (text, "", "")
+    if file.endswith(".py"):
+        return _own(_load_file(Path(file)), name, args, settings, text)
+    if name:
+        return _own(_import(file), name, args, settings, text)
+    return _checkpoint(Path(text), args, settings)
+
+
+def _checkpoint(path: Path, args: argparse.Namespace, settings: dict[str, Any]) -> Opened:
+    import monoplan
+    from monoplan.models.auto import AutoLlamaModel
+
+    model = AutoLlamaModel.from_pretrained(path, dtype=args.dtype or "bfloat16")
+    llm = monoplan.compile(model, target=args.target, options=settings)
+
+    def prompt() -> dict[str, Any]:
+        return step_arguments(llm, _prompt_ids(llm, getattr(args, "prompt", DEFAULT_PROMPT)))
+
+    def token() -> dict[str, Any]:
+        return step_arguments(llm, _prompt_ids(llm, getattr(args, "prompt", DEFAULT_PROMPT)), past=True)
+
+    return Opened(llm.compiled, prompt, {"prompt": prompt, "one token": token}, path.name)
+
+
+def step_arguments(llm: Any, ids: Any, *, past: bool = False) -> dict[str, Any]:
+    """Arguments of the plan of generation for some ids; with `past` they are in the cache and one more token comes."""
+    from monoplan.frontend.kv_cache import KVCache
+    from monoplan.models.decoding import Settings, sampling_arrays
+
+    given = np.atleast_2d(np.asarray(ids, dtype=np.int64))
+    batch, seq = given.shape
+    cache = llm.new_cache(batch, seq + 1)
+    if past:
+        llm.step(given, cache)
+        given, seq = given[:, -1:], 1
+    bare = KVCache.tree_unflatten(cache.tree_flatten()[0], (None,))
+    return {
+        "input_ids": given, "past_key_values": bare, "num_valid": np.full(batch, seq, np.int32),
+        **sampling_arrays(Settings(), [0.0] * batch),
+    }  # fmt: skip
+
+
+def _prompt_ids(llm: Any, prompt: str) -> Any:
+    if llm.tokenizer is not None:
+        return llm.tokenizer.encode(prompt)
+    rng = np.random.default_rng(0)
+    return rng.integers(0, llm.config.vocab_size, 8)
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ArgumentError(f"there is no file {path}")
+    place = str(path.resolve().parent)
+    if place not in sys.path:
+        sys.path.insert(0, place)  # so that it may import its neighbours
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _import(name: str) -> ModuleType:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise ArgumentError(f"there is no Python module {name}", fix=HELP) from None
+        raise
+
+
+def _own(
+    module: ModuleType, name: str, args: argparse.Namespace, settings: dict[str, Any], label: str
+) -> Opened:
+    import monoplan
+    from monoplan.frontend.module import Module
+
+    where = getattr(module, "__file__", None) or module.__name__
+    wanted = name or "model"
+    if not hasattr(module, wanted):
+        raise ArgumentError(f"{where} has no {wanted}", fix="define model() and specs(), or give file.py:Name")
+    found = getattr(module, wanted)
+    made = found if isinstance(found, Module) else found()
+    if not isinstance(made, Module):
+        raise ArgumentError(f"{wanted} of {where} gave a {type(made).__name__}, not a Module")
+    specs = getattr(module, "specs", None) or getattr(made, "specs", None)
+    if specs is None:
+        raise ArgumentError(f"{where} has no specs()", why="the sizes of the inputs are not known",
+                            fix='def specs(): return mp.spec("batch", 256)')
+    given = specs()
+    positional = () if isinstance(given, dict) else tuple(given) if isinstance(given, tuple | list) else (given,)
+    by_name = given if isinstance(given, dict) else {}
+    compiled = monoplan.compile(
+        made, *positional, target=args.target, dtype=args.dtype, options=settings, **by_name
+    )  # fmt: skip
+
+    def arguments() -> dict[str, Any]:
+        return _own_arguments(module, made, compiled, args)
+
+    return Opened(compiled, arguments, {"call": arguments}, label)
+
+
+def _own_arguments(module: ModuleType, made: Any, compiled: Any, args: argparse.Namespace) -> dict[str, Any]:
+    if not args.inputs and hasattr(module, "inputs"):
+        given = module.inputs()
+        if isinstance(given, dict):
+            return dict(given)
+        values = given if isinstance(given, tuple | list) else (given,)
+        return dict(made.bind_arguments(tuple(values), {}))
+    from monoplan.examples import example_inputs
+    from monoplan.frontend.pytree import flatten, unflatten
+
+    _, specs, built = compiled.built[0]
+    tree = compiled.built[0][0]
+    graph = built.stages[0].graph
+    arrays = example_inputs(graph, parse_sizes(args.size), args.seed)
+    if args.inputs:
+        given = load_npz(args.inputs)
+        arrays = [given.pop(v.name, a) for v, a in zip(graph.inputs, arrays, strict=True)]
+        if given:
+            names = ", ".join(v.name for v in graph.inputs)
+            raise ArgumentError(f"{args.inputs} has {next(iter(given))!r}, which is no input", fix=f"inputs: {names}")
+    rest = iter(arrays)
+    leaves = [next(rest) if hasattr(s, "type") else s for s in specs]
+    result = unflatten(tree, leaves)
+    assert isinstance(result, dict) and len(flatten(result)[0]) == len(leaves)
+    return result
+
+
+def parse_sizes(texts: list[str]) -> dict[str, int]:
+    """`["batch=2", "seq=7"]` as numbers."""
+    found = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        if not number.isdigit():
+            raise ArgumentError(f"--size {text!r} is not NAME=NUMBER")
+        found[name] = int(number)
+    return found
+
+
+def load_npz(path: str) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of a file by name."""
+    try:
+        with np.load(path) as data:
+            return {k: data[k] for k in data.files}
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"can't read the arrays of {path}", why=str(error)) from None
+
+

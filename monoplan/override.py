@@ -1,0 +1,61 @@
+"""Edited sources: `compile(..., source=path)` or MONOPLAN_OVERRIDE=folder builds a file in place of the generated text.
+
+MONOPLAN_OVERRIDE takes what MONOPLAN_DUMP wrote: `folder/<plan>/plan.c`, or `folder/plan.c` when it belongs to the
+plan. A source of another graph is refused: its steps would read and write the wrong memory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+from monoplan.ir.errors import ArgumentError, CompileError
+
+_STEP = re.compile(r"^\s*/\* (\d+: %.*?)(?:  \(.*\))? \*/\s*$", re.MULTILINE)
+
+
+def override_text(source: str | None, name: str, generated: str, suffix: str = "c") -> str | None:
+    """The text to build in place of `generated`, or None; `source` is the option, `name` the plan's."""
+    if source is not None:
+        return _checked(_read(Path(source)), Path(source), generated)
+    folder = os.environ.get("MONOPLAN_OVERRIDE", "").strip()
+    if not folder:
+        return None
+    own, general = Path(folder) / name / f"plan.{suffix}", Path(folder) / f"plan.{suffix}"
+    if own.is_file():
+        found = own
+    elif general.is_file():
+        if not general.read_text().startswith(f"/* {name}:"):
+            return None  # it belongs to another plan of the process
+        found = general
+    elif not Path(folder).is_dir():
+        raise ArgumentError(f"MONOPLAN_OVERRIDE={folder} is not a folder",
+                            fix="MONOPLAN_DUMP=folder writes one to edit")
+    else:
+        return None
+    text = _checked(_read(found), found, generated)
+    if text != generated:
+        print(f"monoplan: {name} is built from {found}", file=sys.stderr)
+    return text
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise ArgumentError(f"can't read the source {path}", why=error.strerror or str(error)) from None
+
+
+def _checked(text: str, path: Path, generated: str) -> str:
+    """Raises when the edited source has the steps of another graph."""
+    theirs, ours = _STEP.findall(text), _STEP.findall(generated)
+    for a, b in zip(theirs, ours, strict=False):
+        if a != b:
+            raise CompileError(f"{path} was written for another graph", where=f"step {b.partition(':')[0]}",
+                               why=f"it says `{a}`, the plan has `{b}`", fix="dump the plan again and repeat the edit")
+    if theirs and len(theirs) != len(ours):
+        raise CompileError(f"{path} was written for another graph", why=f"it has {len(theirs)} steps, the plan {len(ours)}",
+                           fix="dump the plan again and repeat the edit")
+    return text

@@ -1,0 +1,217 @@
+"""Runs a plan on a GPU: one launch list for each set of sizes and addresses, captured as a graph when it comes again.
+
+Arguments may be numpy arrays (copied in; results are numpy arrays) or device arrays, that is anything with
+`__cuda_array_interface__` or DLPack (used in place; if any is one, results are CuPy arrays). A KV cache of numpy arrays
+has a twin on the device, kept as long as the array lives: it is uploaded once, and after a run only the rows that the
+plan wrote travel back. With `resident = True` not even those do, until `sync()`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from monoplan.codegen.plan import Plan, Step, StepLoop
+from monoplan.codegen.plan_cuda import CopyBytes, Launch, Product, Variant, Word
+from monoplan.codegen.render_cuda import CudaSource
+from monoplan.codegen.views import Buffer
+from monoplan.ir.dims import Dim, evaluate
+from monoplan.runtime.cpu import describe_failure
+from monoplan.runtime.cuda_arrays import Arguments, ErrorRecord, Results, Twins
+from monoplan.runtime.cuda_device import Device, GpuDevice, LaunchSpec, ProductSpec, gpu
+
+Array = np.ndarray[Any, Any]
+KEPT = 64  # launch lists (and graphs) that are kept for sizes and addresses seen before
+_ALIGN = 256
+
+
+class Calls:
+    """Everything one run does, with sizes and addresses known; a graph of it once it has run before."""
+
+    def __init__(self, device: Device, actions: list[Any]) -> None:
+        self.device, self.actions, self.runs = device, actions, 0
+        self.graph: Any = None
+
+    def enqueue(self) -> None:
+        """Puts the work on the stream, one launch after another."""
+        for act, argument in self.actions:
+            act(argument)
+
+    def run(self) -> None:
+        """As a graph from the second time on: capturing costs more than one run gains."""
+        self.runs += 1
+        if self.graph is None and self.runs == 2:
+            self.graph = self.device.capture(self.enqueue)
+        if self.graph is not None:
+            self.device.launch_graph(self.graph)
+        else:
+            self.enqueue()
+
+
+class CudaExecutable:
+    """A loaded plan with its weights on the device."""
+
+    def __init__(
+        self, plan: Plan, source: CudaSource, params: Sequence[Any], device: Device | None = None, text: str | None = None
+    ) -> None:
+        self.device: Any = gpu() if device is None else device
+        self.plan, self.source = plan, source
+        self.text = source.text if text is None else text
+        self.module, self.entry = self.device.load(self.text)
+        self.params = list(params)
+        self.resident = False  # True: caches are copied back by sync() alone
+        self.graphs = True  # False: launches one by one, for debugging
+        self.overlap = self.device.target.capability >= 90
+        self._twins = Twins(self.device, plan)
+        self._arguments = Arguments(self.device)
+        self._error = ErrorRecord(self.device)
+        self._arena = self._workspace = self.device.allocate(_ALIGN)
+        self._calls: OrderedDict[Any, Calls] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def hit(self) -> bool:
+        """Whether the binary came from the cache."""
+        return bool(self.entry is not None and self.entry.hit)
+
+    def run(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> list[Any]:
+        """Outputs for inputs that were checked already; an output that aliases an input is that input."""
+        with self._lock:
+            values = {**symbols, "threads": 1}
+            given = self._arguments.bind(inputs, self._twins)
+            results = Results(self.device, self.plan, values, self._arguments, on_device=given.on_device)
+            self.calls(values, given.addresses, results.addresses).run()
+            results.fetch(self._error)
+            self._check(symbols)
+            self._twins.written(inputs, symbols, keep=self.resident)
+            return results.finish(inputs)
+
+    def sync(self) -> None:
+        """Brings every cache that lives on the device back into its numpy array."""
+        with self._lock:
+            self._twins.sync()
+
+    def _check(self, symbols: Mapping[str, int]) -> None:
+        error = self._error.take()
+        if error is not None:
+            step = next(s for s, _ in self.plan.steps() if s.number == error["step"])
+            raise describe_failure(step, error["code"], error["place"], error["value"], error["limit"], symbols)
+
+    # -- launch lists -------------------------------------------------------------------------------------------
+
+    def calls(self, values: Mapping[str, int], inputs: Sequence[int], outputs: Sequence[int]) -> Calls:
+        """The launches for these sizes and addresses, made once."""
+        key = (tuple(values.values()), tuple(inputs), tuple(outputs), self.overlap)
+        found = self._calls.get(key)
+        if found is None:
+            actions = self._actions(values, inputs, outputs)
+            found = self._calls[key] = Calls(self.device, actions)
+            if not self.graphs:
+                found.runs = 2**62
+            if len(self._calls) > KEPT:
+                self._calls.popitem(last=False)
+        self._calls.move_to_end(key)
+        return found
+
+    def _actions(self, values: Mapping[str, int], inputs: Sequence[int], outputs: Sequence[int]) -> list[Any]:
+        offsets, total = self.plan.arena.layout(values)
+        chosen = {s.number: choose_variant(self.source.variants[s.number], values) for s, _ in self.plan.steps()}
+        room = max((evaluate(v.workspace, values) for v in chosen.values()), default=0)
+        self._reserve(total, room)
+        resolver = _Resolver(self, values, inputs, outputs, offsets)
+        actions: list[Any] = []
+        for item in self.plan.items:
+            turns = range(item.count) if isinstance(item, StepLoop) else (0,)
+            steps = item.steps if isinstance(item, StepLoop) else (item,)
+            for turn in turns:
+                for step in steps:
+                    self._step(actions, step, chosen[step.number], resolver, turn)
+        return actions
+
+    def _reserve(self, arena: int, workspace: int) -> None:
+        """Grows the device memory that steps share; launch lists with the old addresses are forgotten."""
+        if arena > self._arena.nbytes:
+            self._arena = self.device.allocate(arena)
+            self._calls.clear()
+        if workspace > self._workspace.nbytes:
+            self._workspace = self.device.allocate(workspace)
+            self._calls.clear()
+
+    def _step(self, actions: list[Any], step: Step, variant: Variant, at: _Resolver, turn: int) -> None:
+        device = self.device
+        for a in variant.actions:
+            if isinstance(a, Launch):
+                grid = tuple(evaluate(g, at.values) for g in a.grid)
+                if 0 in grid:
+                    continue
+                overlap = self.overlap and bool(actions) and actions[-1][0] == device.run
+                words = [at.word(w, step, turn) for w in a.words]
+                spec = LaunchSpec(self.module[a.function], grid, a.block, a.shared, a.cluster, overlap, words)
+                actions.append((device.run, device.prepare(spec)))
+            elif isinstance(a, Product):
+                rows = evaluate(a.rows, at.values)
+                if rows:
+                    x, w, out = (at.word(p, step, turn) for p in (a.x, a.w, a.out))
+                    actions.append((device.product, ProductSpec(
+                        x, w, out, rows, a.columns, a.depth, a.dtype, a.out_dtype, a.add)))
+            elif isinstance(a, CopyBytes):
+                source, target = at.word(a.source, step, turn), at.word(a.target, step, turn)
+                nbytes = evaluate(a.nbytes, at.values)
+                if source != target and nbytes:
+                    actions.append((lambda args: device.copy(*args), (target, source, nbytes)))
+
+
+def choose_variant(variants: Sequence[Variant], values: Mapping[str, int]) -> Variant:
+    """The first variant for these sizes."""
+    return next((v for v in variants if v.fits(evaluate(v.size, values))), variants[-1])
+
+
+class _Resolver:
+    """Words of launches as numbers."""
+
+    def __init__(
+        self, owner: CudaExecutable, values: Mapping[str, int], inputs: Sequence[int], outputs: Sequence[int],
+        offsets: Sequence[int],
+    ) -> None:
+        self.owner, self.values = owner, values
+        self.tables: dict[str, Sequence[int]] = {
+            "input": inputs, "output": outputs, "param": [p.address for p in owner.params],
+        }
+        self.offsets = offsets
+
+    def word(self, w: Word, step: Step, turn: int) -> int:
+        if w.kind == "operand":
+            assert w.operand is not None
+            return self.buffer(w.operand.view.buffer, turn) + self._number(w.offset)
+        if w.kind == "workspace":
+            return int(self.owner._workspace.address) + self._number(w.offset)
+        if w.kind == "symbol":
+            return self.values[w.name]
+        if w.kind == "number":
+            return self._number(w.offset)
+        return self.owner._error.address if w.kind == "error" else step.number
+
+    def _number(self, d: Dim) -> int:
+        return d if isinstance(d, int) else evaluate(d, self.values)
+
+    def buffer(self, b: Buffer, turn: int) -> int:
+        """Where a buffer lies in this turn of its loop."""
+        if b.kind in ("arena", "scratch"):
+            return int(self.owner._arena.address) + self.offsets[self.owner.plan.arena.slot_of[b]]
+        if b.kind == "table":
+            return self.tables[b.table_kind][b.table[turn]]
+        return self.tables[b.kind][b.index]
+
+
+def cuda_executable(
+    plan: Plan, source: CudaSource, weights: Callable[[str], Array], text: str | None = None
+) -> CudaExecutable:
+    """Builds a plan's source and uploads its weights."""
+    from monoplan.runtime.cuda_weights import upload_params
+
+    device: GpuDevice = gpu()
+    return CudaExecutable(plan, source, upload_params(plan, weights, device), device, text)

@@ -1,0 +1,246 @@
+"""Arguments and results of a plan on a GPU: numpy arrays in one copy each way, device arrays in place, caches as twins."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from monoplan.codegen.kernels import KVUpdate, Linear
+from monoplan.codegen.plan import Plan
+from monoplan.codegen.views import Buffer
+from monoplan.ir.dims import evaluate
+from monoplan.ir.errors import ArgumentError
+
+Array = np.ndarray[Any, Any]
+_ALIGN = 256
+
+
+def _rounded(n: int) -> int:
+    return -(-n // _ALIGN) * _ALIGN
+
+
+class Bound:
+    """Addresses of a call's inputs; `held` keeps alive what they belong to."""
+
+    def __init__(self) -> None:
+        self.addresses: list[int] = []
+        self.held: list[Any] = []
+        self.on_device = False
+
+
+class Arguments:
+    """Brings inputs to the device. Small blocks are kept by size, so that addresses stay the same from call to call."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self._blocks: dict[tuple[Any, ...], tuple[Any, Array]] = {}
+
+    def block(self, kind: str, sizes: tuple[int, ...]) -> tuple[Any, Array, list[int]]:
+        """Device memory and pinned host memory for arrays of these sizes, and where each begins."""
+        starts = [0]
+        for n in sizes:
+            starts.append(starts[-1] + _rounded(n))
+        key = (kind, *sizes)
+        if key not in self._blocks:
+            if len(self._blocks) > 32:
+                self._blocks.clear()
+            self._blocks[key] = (self.device.allocate(starts[-1]), self.device.pinned(starts[-1]))
+        memory, host = self._blocks[key]
+        return memory, host, starts
+
+    def bind(self, inputs: Sequence[Any], twins: Twins) -> Bound:
+        """Addresses of all inputs on the device."""
+        bound = Bound()
+        small = [(i, a) for i, a in enumerate(inputs) if isinstance(a, np.ndarray) and not twins.has(i)]
+        memory, host, starts = self.block("in", tuple(a.nbytes for _, a in small))
+        for (_, a), start in zip(small, starts, strict=False):
+            host[start : start + a.nbytes] = np.ascontiguousarray(a).reshape(-1).view(np.uint8)
+        if starts[-1]:
+            self.device.upload(memory.address, host[: starts[-1]])
+        places = {i: memory.address + start for (i, _), start in zip(small, starts, strict=False)}
+        bound.held.append(memory)
+        for i, a in enumerate(inputs):
+            if i in places:
+                bound.addresses.append(places[i])
+            elif isinstance(a, np.ndarray):
+                bound.addresses.append(twins.address(i, a))
+            else:
+                bound.on_device = True
+                array = self.device.as_device_array(a)
+                bound.held.append(array)
+                bound.addresses.append(int(array.data.ptr))
+        return bound
+
+
+class Results:
+    """Outputs of one run: device arrays, or one block that is fetched together with the error record."""
+
+    def __init__(
+        self, device: Any, plan: Plan, values: Mapping[str, int], arguments: Arguments, *, on_device: bool
+    ) -> None:
+        self.device, self.plan, self.on_device = device, plan, on_device
+        self.shapes, self.types = [], []
+        for where, v in zip(plan.outputs, plan.graph.outputs, strict=True):
+            if isinstance(where, Buffer):
+                self.shapes.append(tuple(evaluate(d, values) for d in v.type.shape))
+                self.types.append(v.type.dtype.numpy)
+        self.arrays: list[Any] = []
+        self.addresses = [0] * len(plan.outputs)
+        numbers = [b.index for b in plan.outputs if isinstance(b, Buffer)]
+        if on_device:
+            self.arrays = [device.empty(s, t) for s, t in zip(self.shapes, self.types, strict=True)]
+            places = [int(a.data.ptr) for a in self.arrays]
+        else:
+            sizes = tuple(int(np.prod(s)) * t.itemsize for s, t in zip(self.shapes, self.types, strict=True))
+            self.memory, self.host, self.starts = arguments.block("out", sizes)
+            places = [self.memory.address + s for s in self.starts[:-1]]
+        for number, place in zip(numbers, places, strict=True):
+            self.addresses[number] = place
+
+    def fetch(self, error: ErrorRecord) -> None:
+        """Waits for the run; its results and its error record are on the host afterwards."""
+        if not self.on_device and self.starts[-1]:
+            self.device.download(self.host[: self.starts[-1]], self.memory.address)
+        error.fetch()
+        self.device.synchronize()
+
+    def finish(self, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs in order."""
+        if not self.on_device:
+            for shape, kind, start in zip(self.shapes, self.types, self.starts, strict=False):
+                nbytes = int(np.prod(shape)) * kind.itemsize
+                self.arrays.append(self.host[start : start + nbytes].copy().view(kind).reshape(shape))
+        fresh = iter(self.arrays)
+        return [next(fresh) if isinstance(where, Buffer) else inputs[where] for where in self.plan.outputs]
+
+
+class ErrorRecord:
+    """What went wrong in a run: 48 bytes on the device (mp_error)."""
+
+    FIELDS = np.dtype([("code", "i4"), ("step", "i4"), ("place", "i8"), ("value", "i8"), ("limit", "i8"), ("lock", "i4"),
+                       ("unused", "i4")])
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self.memory = device.allocate(self.FIELDS.itemsize)
+        self.address: int = self.memory.address
+        self.host = device.pinned(self.FIELDS.itemsize)[: self.FIELDS.itemsize]
+        self._clear()
+
+    def _clear(self) -> None:
+        self.host[:] = 0
+        self.device.upload(self.address, self.host)
+        self.device.synchronize()
+
+    def fetch(self) -> None:
+        self.device.download(self.host, self.address)
+
+    def take(self) -> dict[str, int] | None:
+        """The error of the run that was fetched, if there was one; the record is empty again."""
+        record = self.host.view(self.FIELDS)[0]
+        if not record["code"]:
+            return None
+        found = {name: int(record[name]) for name in ("code", "step", "place", "value", "limit")}
+        self._clear()
+        return found
+
+
+class _Twin:
+    """A numpy array's copy on the device. `dirty`: rows [low, high) of its third dimension are newer there."""
+
+    def __init__(self, array: Array, memory: Any) -> None:
+        self.array, self.memory = weakref.ref(array), memory
+        self.low, self.high = 0, 0
+
+
+class Twins:
+    """Inputs that a plan writes: on the device they live as long as their numpy arrays do."""
+
+    def __init__(self, device: Any, plan: Plan) -> None:
+        self.device = device
+        self.written_inputs = {where for where in plan.outputs if isinstance(where, int)}
+        self.lengths = _cache_lengths(plan, self.written_inputs)  # input number of a cache -> that of its lengths
+        self._twins: dict[int, _Twin] = {}
+
+    def has(self, number: int) -> bool:
+        return number in self.written_inputs
+
+    def address(self, number: int, array: Array) -> int:
+        """The twin's memory; uploaded unless it is a cache that the device knows already."""
+        twin = self._twins.get(id(array))
+        if twin is None or twin.array() is not array:
+            if not array.flags.writeable:
+                raise ArgumentError("an argument that forward changes is read-only")
+            twin = self._twins[id(array)] = _Twin(array, self.device.allocate(array.nbytes))
+            weakref.finalize(array, self._forget, id(array), twin)
+            self.device.upload(twin.memory.address, array)
+        elif number not in self.lengths:
+            self.device.upload(twin.memory.address, array)
+        return int(twin.memory.address)
+
+    def _forget(self, key: int, twin: _Twin) -> None:
+        if self._twins.get(key) is twin:
+            del self._twins[key]
+
+    def written(self, inputs: Sequence[Any], symbols: Mapping[str, int], *, keep: bool) -> None:
+        """Takes note of what a run wrote, and brings it back unless it may stay on the device."""
+        for number in self.written_inputs:
+            array = inputs[number]
+            if not isinstance(array, np.ndarray):
+                continue
+            twin = self._twins[id(array)]
+            low, high = 0, array.shape[2] if array.ndim == 4 else 1
+            source = self.lengths.get(number)
+            if source is not None:
+                lengths = inputs[source[0]]
+                if isinstance(lengths, np.ndarray) and lengths.size:
+                    low = int(lengths.min())
+                    high = min(high, int(lengths.max()) + source[1](symbols))
+            twin.low, twin.high = (low, high) if twin.low == twin.high else (min(low, twin.low), max(high, twin.high))
+            if not keep or source is None:
+                self._fetch(twin, array, whole=source is None)
+        self.device.synchronize()
+
+    def sync(self) -> None:
+        """Every array as it is on the device."""
+        for twin in list(self._twins.values()):
+            array = twin.array()
+            if array is not None and twin.low < twin.high:
+                self._fetch(twin, array, whole=False)
+        self.device.synchronize()
+
+    def _fetch(self, twin: _Twin, array: Array, *, whole: bool) -> None:
+        if whole or array.ndim != 4 or 2 * (twin.high - twin.low) > array.shape[2]:
+            self.device.download(array, twin.memory.address)
+        else:
+            batch, heads, capacity, dim = array.shape
+            row = dim * array.itemsize
+            start, width = twin.low * row, (twin.high - twin.low) * row
+            self.device.download_rows(array, twin.memory.address, start, capacity * row, width, batch * heads)
+        twin.low = twin.high = 0
+
+
+def _cache_lengths(plan: Plan, written: set[int]) -> dict[int, tuple[int, Any]]:
+    """Caches that a plan writes only behind their lengths: the input with the lengths, and how many rows are new."""
+    found: dict[int, tuple[int, Any]] = {}
+    spoiled: set[int] = set()
+    for step, _ in plan.steps():
+        k = step.kernel
+        for o in k.writes:
+            b = o.view.buffer
+            if b.kind != "input" and b.table_kind != "input":
+                continue
+            for number in b.table or (b.index,):
+                if not isinstance(k, Linear | KVUpdate) or number not in written:
+                    spoiled.add(number)
+                    continue
+                lengths = k.operand("lengths").view.buffer
+                seq = k.seq if isinstance(k, Linear) else k.operand("rows").shape[1]
+                if lengths.kind == "input":
+                    found[number] = (lengths.index, lambda symbols, seq=seq: evaluate(seq, symbols))
+                else:
+                    spoiled.add(number)
+    return {n: v for n, v in found.items() if n not in spoiled}

@@ -1,0 +1,287 @@
+"""One GPU through CuPy and the driver: memory, launches with attributes, products by cuBLAS, captured graphs.
+
+CuPy has no launch attributes, so kernels are loaded and launched through cffi; memory, streams, graphs and cuBLAS are
+CuPy's. `CudaExecutable` needs nothing but the methods of `Device`, which tests implement on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+
+from monoplan.codegen.target import Target, cuda_target
+from monoplan.ir.errors import CompileError, PlanError
+from monoplan.ir.types import DType
+from monoplan.runtime import cuda_build
+from monoplan.runtime.cache import Entry
+from monoplan.runtime.weights import address
+
+Array = np.ndarray[Any, Any]
+
+_CDEF = """
+typedef void *CUmodule, *CUfunction, *CUstream;
+typedef union { char pad[64]; int flag; struct { unsigned x, y, z; } dim; } CUlaunchAttributeValue;
+typedef struct { int id; char pad[4]; CUlaunchAttributeValue value; } CUlaunchAttribute;
+typedef struct {
+    unsigned gx, gy, gz, bx, by, bz, shared; CUstream stream; CUlaunchAttribute *attributes; unsigned count;
+} CUlaunchConfig;
+int cuModuleLoadData(CUmodule *, const void *);
+int cuModuleGetFunction(CUfunction *, CUmodule, const char *);
+int cuFuncSetAttribute(CUfunction, int, int);
+int cuFuncGetAttribute(int *, int, CUfunction);
+int cuLaunchKernelEx(const CUlaunchConfig *, CUfunction, void **, void **);
+int cuGetErrorString(int, const char **);
+"""
+_CLUSTER, _OVERLAP = 4, 6  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, …_PROGRAMMATIC_STREAM_SERIALIZATION
+_STATIC_SHARED, _LOCAL, _REGISTERS, _DYNAMIC_SHARED = 1, 3, 4, 8  # CU_FUNC_ATTRIBUTE_…
+
+
+class Device(Protocol):
+    """What an executable needs of a GPU. Addresses are plain numbers; all work is done in order."""
+
+    target: Target
+
+    def load(self, source: str) -> tuple[Any, Entry | None]: ...
+    def allocate(self, nbytes: int) -> Any: ...  # an object with .address; its memory lives as long as it does
+    def upload(self, target: int, source: Array) -> None: ...
+    def download(self, target: Array, source: int) -> None: ...
+    def copy(self, target: int, source: int, nbytes: int) -> None: ...
+    def prepare(self, launch: LaunchSpec) -> Any: ...
+    def run(self, prepared: Any) -> None: ...
+    def product(self, spec: ProductSpec) -> None: ...
+    def synchronize(self) -> None: ...
+    def capture(self, actions: Any) -> Any: ...  # runs actions(); gives an object with .launch(), or None
+
+
+class LaunchSpec:
+    """A kernel launch with everything known."""
+
+    __slots__ = ("function", "grid", "block", "shared", "cluster", "overlap", "words")
+
+    def __init__(
+        self, function: Any, grid: tuple[int, int, int], block: int, shared: int, cluster: int, overlap: bool,
+        words: Sequence[int],
+    ) -> None:
+        self.function, self.grid, self.block, self.shared = function, grid, block, shared
+        self.cluster, self.overlap, self.words = cluster, overlap, words
+
+
+class ProductSpec:
+    """out[rows, columns] = x[rows, depth] · w[columns, depth]ᵀ (+ out) at addresses."""
+
+    __slots__ = ("x", "w", "out", "rows", "columns", "depth", "dtype", "out_dtype", "add")
+
+    def __init__(
+        self, x: int, w: int, out: int, rows: int, columns: int, depth: int, dtype: DType, out_dtype: DType, add: bool
+    ) -> None:
+        self.x, self.w, self.out, self.rows, self.columns, self.depth = x, w, out, rows, columns, depth
+        self.dtype, self.out_dtype, self.add = dtype, out_dtype, add
+
+
+def import_cupy() -> Any:
+    """CuPy, or an error that names the extra to install."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise CompileError(
+            "target='cuda' needs CuPy, which is not installed", why=str(error),
+            fix="pip install monoplan[cuda] (CuPy for CUDA 13; for another CUDA install its cupy package)",
+        ) from None
+    return cupy
+
+
+@cache
+def _driver() -> tuple[Any, Any]:
+    from cffi import FFI
+
+    ffi = FFI()
+    ffi.cdef(_CDEF)
+    try:
+        return ffi, ffi.dlopen("libcuda.so.1")
+    except OSError as error:
+        raise CompileError("the NVIDIA driver is not there", why=str(error), fix="install it, or use target='cpu'") from None
+
+
+def _check(code: int, what: str) -> None:
+    if code:
+        ffi, driver = _driver()
+        text = ffi.new("const char **")
+        driver.cuGetErrorString(code, text)
+        said = ffi.string(text[0]).decode() if text[0] != ffi.NULL else ""
+        raise PlanError(f"{what}: CUDA error {code} ({said})")
+
+
+class Memory:
+    """Device memory that is freed with this object."""
+
+    __slots__ = ("address", "nbytes", "_owner")
+
+    def __init__(self, owner: Any, nbytes: int) -> None:
+        self._owner, self.address, self.nbytes = owner, int(owner.ptr), nbytes
+
+
+class Module:
+    """A loaded cubin; functions by name."""
+
+    def __init__(self, binary: bytes, limit: int) -> None:
+        self.ffi, self.driver = _driver()
+        self._binary = self.ffi.new("char[]", binary)
+        handle = self.ffi.new("CUmodule *")
+        _check(self.driver.cuModuleLoadData(handle, self._binary), "loading the plan's cubin")
+        self.handle, self.limit = handle[0], limit
+        self.functions: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.functions:
+            f = self.ffi.new("CUfunction *")
+            _check(self.driver.cuModuleGetFunction(f, self.handle, name.encode()), f"kernel {name}")
+            # The most once: launches of one function with different sizes must not undo each other.
+            most = self.limit - self.attribute(f[0], _STATIC_SHARED)
+            _check(self.driver.cuFuncSetAttribute(f[0], _DYNAMIC_SHARED, most), f"shared memory of {name}")
+            self.functions[name] = f[0]
+        return self.functions[name]
+
+    def attribute(self, function: Any, number: int) -> int:
+        value = self.ffi.new("int *")
+        _check(self.driver.cuFuncGetAttribute(value, number, function), "function attribute")
+        return int(value[0])
+
+    def describe(self, name: str) -> dict[str, int]:
+        """Registers, bytes of local memory (spills) and of static shared memory."""
+        f = self[name]
+        return {"registers": self.attribute(f, _REGISTERS), "local": self.attribute(f, _LOCAL),
+                "shared": self.attribute(f, _STATIC_SHARED)}
+
+
+class GpuDevice:
+    """A device of this machine, with a stream of its own."""
+
+    def __init__(self, number: int | None = None) -> None:
+        self.cupy = import_cupy()
+        self.runtime = self.cupy.cuda.runtime
+        try:
+            self.number = self.cupy.cuda.Device().id if number is None else number
+            attributes = self.cupy.cuda.Device(self.number).attributes
+        except self.runtime.CUDARuntimeError as error:
+            raise CompileError("no GPU can be used", why=str(error), fix="check nvidia-smi, or use target='cpu'") from None
+        capability = 10 * attributes["ComputeCapabilityMajor"] + attributes["ComputeCapabilityMinor"]
+        if capability < 75:
+            raise CompileError(f"the GPU has compute capability {capability / 10}", fix="kernels need 7.5 or newer")
+        self.target = cuda_target(
+            capability, attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"],
+            library=self._find_library(),
+        )
+        self.cupy.cuda.Device(self.number).use()
+        self.runtime.free(0)  # makes the context
+        self.stream = self.cupy.cuda.Stream(non_blocking=True)
+        self.ffi, self.driver = _driver()
+        self._stream = self.ffi.cast("void *", self.stream.ptr)
+        self._one: dict[str, Any] = {}
+
+    @property
+    def name(self) -> str:
+        """The device's name and its kind."""
+        return f"{self.runtime.getDeviceProperties(self.number)['name'].decode()} {self.target.isa}"
+
+    def _find_library(self) -> bool:
+        try:
+            from cupy_backends.cuda.libs import cublas  # noqa: F401
+        except ImportError:
+            return False
+        return True
+
+    def load(self, source: str) -> tuple[Module, Entry]:
+        """The functions of a source, built or from the cache."""
+        entry = cuda_build.build(source, self.target)
+        return Module(entry.binary.read_bytes(), self.target.shared), entry
+
+    def allocate(self, nbytes: int) -> Memory:
+        return Memory(self.cupy.cuda.alloc(max(nbytes, 16)), nbytes)
+
+    def pinned(self, nbytes: int) -> Array:
+        """Host memory that copies without a detour."""
+        memory = self.cupy.cuda.alloc_pinned_memory(max(nbytes, 16))
+        return np.frombuffer(memory, np.uint8, max(nbytes, 16))
+
+    def upload(self, target: int, source: Array) -> None:
+        self.runtime.memcpyAsync(target, address(source), source.nbytes, 1, self.stream.ptr)
+
+    def download(self, target: Array, source: int) -> None:
+        self.runtime.memcpyAsync(address(target), source, target.nbytes, 2, self.stream.ptr)
+
+    def download_rows(self, target: Array, source: int, start: int, pitch: int, width: int, count: int) -> None:
+        """`width` bytes of each of `count` rows that are `pitch` bytes apart, to the same places of a host array."""
+        self.runtime.memcpy2DAsync(
+            address(target) + start, pitch, source + start, pitch, width, count, 2, self.stream.ptr
+        )
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        self.runtime.memcpyAsync(target, source, nbytes, 3, self.stream.ptr)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """A CuPy array."""
+        return self.cupy.empty(shape, dtype)
+
+    def as_device_array(self, a: Any) -> Any:
+        """A dense CuPy array of anything with __cuda_array_interface__ or DLPack; shares its memory if it can."""
+        array = self.cupy.asarray(a) if hasattr(a, "__cuda_array_interface__") else self.cupy.from_dlpack(a)
+        dense = self.cupy.ascontiguousarray(array)
+        if dense.data.ptr % 16:
+            dense = dense.copy()
+        self.cupy.cuda.get_current_stream().synchronize()  # what the caller has enqueued for it comes first
+        return dense
+
+    def prepare(self, launch: LaunchSpec) -> Any:
+        """A launch as the driver wants it; the tuple keeps alive what it points to."""
+        ffi = self.ffi
+        words = ffi.new("int64_t[]", list(launch.words))
+        params = ffi.new("void *[]", [words + i for i in range(len(launch.words))])
+        attributes = ffi.new("CUlaunchAttribute[2]")
+        count = 0
+        if launch.overlap:
+            attributes[count].id, attributes[count].value.flag = _OVERLAP, 1
+            count += 1
+        if launch.cluster > 1:
+            attributes[count].id = _CLUSTER
+            dim = attributes[count].value.dim
+            dim.x, dim.y, dim.z = launch.cluster, 1, 1
+            count += 1
+        config = ffi.new("CUlaunchConfig *", (
+            *launch.grid, launch.block, 1, 1, launch.shared, self._stream, attributes, count,
+        ))
+        return config, launch.function, params, words, attributes
+
+    def run(self, prepared: Any) -> None:
+        code = self.driver.cuLaunchKernelEx(prepared[0], prepared[1], prepared[2], self.ffi.NULL)
+        if code:
+            _check(code, "kernel launch")
+
+    def product(self, spec: ProductSpec) -> None:
+        from monoplan.runtime.cuda_blas import multiply
+
+        multiply(self, spec)
+
+    def synchronize(self) -> None:
+        self.stream.synchronize()
+
+    def capture(self, actions: Any) -> Any:
+        """A graph of the actions, ready to be launched again and again."""
+        self.stream.begin_capture()
+        try:
+            actions()
+        finally:
+            graph = self.stream.end_capture()
+        graph.upload(self.stream)
+        return graph
+
+    def launch_graph(self, graph: Any) -> None:
+        graph.launch(self.stream)
+
+
+@cache
+def gpu() -> GpuDevice:
+    """The current device; one for the whole process."""
+    return GpuDevice()
