@@ -2,27 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from monoplan.frontend.tensor import Tensor
+from monoplan.ir.arrays import drop_mapped_pages
 from monoplan.ir.errors import LoadError
-from monoplan.ir.types import as_dtype
+from monoplan.ir.types import TensorType, as_dtype
 
 
 class Parameter(Tensor):
-    """A learned tensor. With tp_size > 1 it holds shard tp_rank of a full tensor cut along tp_dim."""
+    """A learned tensor. With tp_size > 1 it holds shard tp_rank of a full tensor cut along tp_dim.
 
-    __slots__ = ("tp_dim", "tp_rank", "tp_size")
+    It may be deferred: then it knows its type, and reads its values from a checkpoint when they are wanted.
+    """
+
+    __slots__ = ("tp_dim", "tp_rank", "tp_size", "_stored", "_source", "_deferred_type")
 
     def __init__(self, data: Any, dtype: Any = None, *, tp_dim: int = 0, tp_rank: int = 0, tp_size: int = 1) -> None:
         if tp_size < 1 or not 0 <= tp_rank < tp_size:
             raise LoadError(f"tp_rank {tp_rank} is not a rank of a group of {tp_size}")
+        self._stored: np.ndarray[Any, Any] | None = None
+        self._source: Callable[[], Any] | None = None
+        self._deferred_type: TensorType | None = None
         super().__init__(data, dtype)
         if not 0 <= tp_dim < max(self.ndim, 1):
             raise LoadError(f"tp_dim {tp_dim} is not a dimension of {self.type}")
         self.tp_dim, self.tp_rank, self.tp_size = tp_dim, tp_rank, tp_size
+
+    @property
+    def _array(self) -> np.ndarray[Any, Any] | None:  # type: ignore[override]
+        if self._stored is None and self._source is not None:
+            self._stored = self.read()
+        return self._stored
+
+    @_array.setter
+    def _array(self, array: np.ndarray[Any, Any] | None) -> None:
+        self._stored, self._source = array, None
+
+    @property
+    def type(self) -> TensorType:
+        """Element type and shape; asking for it reads nothing."""
+        if self._source is not None and self._deferred_type is not None:
+            return self._deferred_type
+        return super().type
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether its values are still in the checkpoint."""
+        return self._stored is None and self._source is not None
+
+    def defer(self, source: Callable[[], Any]) -> None:
+        """Takes its values from `source()`, a full tensor of any float type, each time they are wanted."""
+        kept = self.type
+        self._stored, self._source, self._deferred_type = None, source, kept
+
+    def read(self) -> np.ndarray[Any, Any]:
+        """Its values; those of a deferred parameter are read anew and not kept, as a compiler wants them once."""
+        if self._stored is not None or self._source is None or self._deferred_type is None:
+            return self.numpy()
+        full = np.asarray(self._source())
+        array = self._cut(full) if self.tp_size > 1 and full.shape == self.full_shape else full
+        wanted = self._deferred_type.dtype.numpy
+        if array.dtype == wanted:
+            return array
+        converted = array.astype(wanted)
+        drop_mapped_pages(full)
+        return converted
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: Any = "f32", **tp: int) -> Parameter:
@@ -32,14 +80,15 @@ class Parameter(Tensor):
     @property
     def full_shape(self) -> tuple[int, ...]:
         """The shape of the tensor that this is a shard of."""
-        shape = self.numpy().shape
+        shape = [int(n) for n in self.type.shape]  # type: ignore[call-overload]
         return tuple(n * self.tp_size if i == self.tp_dim else n for i, n in enumerate(shape))
 
     def shard(self, full: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """This rank's part of a full tensor."""
-        if self.tp_size == 1:
-            return full
-        size = self.numpy().shape[self.tp_dim]
+        return full if self.tp_size == 1 else self._cut(full)
+
+    def _cut(self, full: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        size = int(self.type.shape[self.tp_dim])  # type: ignore[call-overload]
         index = [slice(None)] * full.ndim
         index[self.tp_dim] = slice(self.tp_rank * size, (self.tp_rank + 1) * size)
         return full[tuple(index)]

@@ -16,6 +16,7 @@ import numpy as np
 
 from monoplan.frontend.context import activate, current, deactivate, is_internal, user_location
 from monoplan.frontend.module import Module
+from monoplan.frontend.parameter import Parameter
 from monoplan.frontend.pytree import Tree, flatten, unflatten, with_constants
 from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.builder import Builder
@@ -106,9 +107,12 @@ class Tracer:
             )
         if tensor._value is not None:
             return tensor._value
+        path = self.named.get(id(tensor))
+        if path is not None and isinstance(tensor, Parameter) and tensor.is_deferred:  # its values are not wanted yet
+            known = self.params.get(id(tensor))
+            return known[0].value if known is not None else self._add_param(id(tensor), path, tensor)
         self.note_read(tensor)
         array = tensor.numpy()
-        path = self.named.get(id(tensor))
         known = self.params.get(id(array) if path is None else id(tensor))
         if known is not None:
             return known[0].value

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,19 +52,23 @@ class AutoLlamaModel:
         config = opened.config if dtype is None else dataclasses.replace(opened.config, dtype=dtype)
         with no_init():
             model = LlamaForCausalLM(config)
-        load_weights(model, opened.weights, progress=progress)
+        load_weights(model, opened.weights)
         model.device = str(device)
         model.name_or_path = str(model_path)
         model.set_tokenizer(opened.tokenizer)
         if verbose:
             took = (time.perf_counter() - begin) * 1e3
-            count = sum(int(p.numpy().size) for p in model.parameters())
+            count = sum(math.prod(p.full_shape) for p in model.parameters())
             print(f"loaded {count / 1e6:.0f}M parameters as {config.dtype} in {took:.0f} ms", file=sys.stderr)
         return model
 
 
-def load_weights(model: Module, weights: Weights, *, progress: bool = True) -> None:
-    """Fills every parameter from a checkpoint, in its own dtype; nothing changes unless all names fit."""
+def load_weights(model: Module, weights: Weights) -> None:
+    """Binds every parameter to its tensor of a checkpoint, in its own dtype; nothing changes unless all names fit.
+
+    The tensors are read when they are wanted: once by the compiler, which packs them one at a time, so that the
+    weights are never in memory twice; or at the first eager call.
+    """
     own = {name: t for name, t in model.state_dict().items() if isinstance(t, Parameter)}
     names = [name for name in weights.names() if not _IGNORED.search(name)]
     tied = TIED in own and any(own[TIED] is t for name, t in own.items() if name != TIED)
@@ -90,33 +95,8 @@ def load_weights(model: Module, weights: Weights, *, progress: bool = True) -> N
                 fix="set tie_word_embeddings to false in config.json",
             )  # fmt: skip
         names.remove(TIED)
-    for name in _with_bar(names, own, progress):
-        array = weights.tensor(name)
-        array.flags.writeable = False  # a parameter keeps such an array if the dtype fits, and copies others
-        own[name].load(array)
-
-
-def _with_bar(names: list[str], own: dict[str, Parameter], progress: bool) -> Iterator[str]:
-    """The names, with a progress bar in bytes if it takes over a second."""
-    bar = None
-    if progress:
-        try:
-            from tqdm import tqdm
-
-            total = sum(own[name].numpy().nbytes for name in names)
-            # disable=None: not where stderr is a file, which a bar would fill
-            shown = {"desc": "loading", "unit": "B", "unit_scale": True, "leave": False, "delay": 1}
-            bar = tqdm(total=total, file=sys.stderr, disable=None, **shown)
-        except ImportError:
-            pass  # the bar is a courtesy
-    try:
-        for name in names:
-            yield name
-            if bar is not None:
-                bar.update(own[name].numpy().nbytes)
-    finally:
-        if bar is not None:
-            bar.close()
+    for name in names:
+        own[name].defer(partial(weights.tensor, name))
 
 
 def _listed(names: list[str]) -> str:

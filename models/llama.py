@@ -7,6 +7,7 @@ Shapes are written as [batch, seq, ...]; a KV cache holds [batch, kv heads, capa
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from monoplan.frontend.init import no_init
 from monoplan.frontend.kv_cache import KVCache
 from monoplan.frontend.layers import Embedding, Linear, RMSNorm
 from monoplan.frontend.module import Module, ModuleList
+from monoplan.frontend.parameter import Parameter
 from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import DType, as_dtype
@@ -231,6 +233,11 @@ def _positions(batch: Any, seq: Any, past: KVCache | None, num_valid: Tensor | N
     return F.minimum(positions, (past.lengths + num_valid - 1).unsqueeze(-1))
 
 
+def _reader(t: Tensor) -> Callable[[], Any]:
+    """How another model reads this tensor's values, when it wants them."""
+    return t.read if isinstance(t, Parameter) else t.numpy
+
+
 class LlamaForCausalLM(Module, GenerationMixin):
     """The model with its language head: logits [batch, 1, vocab] of the last token of each row.
 
@@ -331,7 +338,7 @@ class LlamaForCausalLM(Module, GenerationMixin):
             made = type(self)(dataclasses.replace(self.config, dtype=as_dtype(dtype).numpy.name))
         sources = self.state_dict()
         for name, parameter in made.named_parameters():
-            parameter.load(sources[name])
+            parameter.defer(_reader(sources[name]))
         made.device, made.name_or_path, made._tokenizer = self.device, self.name_or_path, self._tokenizer
         return made
 

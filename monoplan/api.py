@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from monoplan.frontend.module import Module
 from monoplan.frontend.pytree import Tree, flatten, unflatten
 from monoplan.frontend.tensor import Tensor
 from monoplan.frontend.tracer import Spec, spec_of
+from monoplan.inspection import Inspection
 from monoplan.ir.dims import Expr, equal, symbol
 from monoplan.ir.errors import ArgumentError, MonoplanError
 from monoplan.ir.interpreter import bind_symbols
 from monoplan.ir.printer import print_graph
-from monoplan.inspection import Inspection
 from monoplan.ir.types import TensorType, as_dtype
 from monoplan.options import TARGETS, Options, debug_level
 
@@ -58,6 +59,7 @@ class Compiled(Inspection):
         self.dtype = None if dtype is None else as_dtype(dtype)
         self.options = Options.make(options)
         self.stats = Stats()
+        self._lock = threading.RLock()
         self.built: list[tuple[Tree, list[Any], Built]] = []
         self._matched: dict[Any, tuple[Tree, Built, dict[str, int]]] = {}
         self.declared = bool(specs or kw_specs)
@@ -68,10 +70,12 @@ class Compiled(Inspection):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         built, leaves, arrays, symbols = self._bind(args, kwargs)
-        outputs = built.run(arrays, symbols)
-        self.stats.calls += 1
         writes = built.graph.writes
         given = [x for x in leaves if isinstance(x, Tensor | np.ndarray)] if writes else []
+        for number, _ in writes:
+            _check_writeable(given[number], built.graph.inputs[number].name)
+        outputs = built.run(arrays, symbols)
+        self.stats.calls += 1
         for number, result in writes:
             _write_back(given[number], outputs[result])
         returned = len(built.graph.outputs) - len(built.graph.writes)
@@ -81,7 +85,11 @@ class Compiled(Inspection):
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Built, list[Any], list[np.ndarray[Any, Any]], dict[str, int]]:
         """The plan of a call, the leaves of its arguments, their arrays and the values of the symbols."""
-        leaves, tree = flatten(self.module.bind_arguments(args, kwargs))
+        arguments = self.module.bind_arguments(args, kwargs)
+        leaves, tree = flatten(arguments)
+        plain = all(isinstance(x, Tensor | np.ndarray) for _, x in leaves)
+        if self.declared and not (plain and tree == self.built[0][0]):
+            leaves, tree = flatten(_as_arrays(arguments, self.built[0][0], iter(self.built[0][1])))
         values = [(name, _plain(x)) for name, x in leaves]
         arrays = [_contiguous(v) for _, v in values if isinstance(v, np.ndarray)]
         # A decode loop calls with the same shapes again and again: what was matched once is not matched again.
@@ -89,7 +97,8 @@ class Compiled(Inspection):
         known = self._matched.get(key) if len(arrays) == len(values) else None
         if known is not None and known[0] == tree:
             return known[1], [x for _, x in leaves], arrays, known[2]
-        built = self._find(tree, values)
+        with self._lock:  # two threads that need the same new plan make one
+            built = self._find(tree, values)
         symbols = built.check(arrays)
         if len(self._matched) < 4096:
             self._matched[key] = (tree, built, symbols)
@@ -107,7 +116,7 @@ class Compiled(Inspection):
         if self.declared:
             assert problem is not None
             raise problem
-        specs = [spec_of(v) for _, v in values]
+        specs = [_spec_of(name, v) for name, v in values]
         wider = self._generalize(tree, values)
         for candidate in ([wider] if wider else []) + [specs]:
             try:
@@ -134,7 +143,9 @@ class Compiled(Inspection):
                     return None
                 shape = []
                 for old, new in zip(s.type.shape, v.shape, strict=True):
-                    if isinstance(old, Expr) or equal(old, new) or new == 0:
+                    if new == 0:  # symbols are at least 1
+                        return None
+                    if isinstance(old, Expr) or equal(old, new):
                         shape.append(old)
                     else:
                         taken = len({n for n in names.values()}) + len(self.built) * 10
@@ -205,11 +216,52 @@ def compile(  # noqa: A001  (the public name)
 
 
 def _plain(x: Any) -> Any:
-    return x.numpy() if isinstance(x, Tensor) else x
+    """A Tensor's array; arrays in this machine's byte order."""
+    if isinstance(x, Tensor):
+        return x.numpy()
+    if isinstance(x, np.ndarray) and not x.dtype.isnative:
+        return x.astype(x.dtype.newbyteorder("="))
+    return x
 
 
 def _contiguous(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.ascontiguousarray(a) if a.ndim else a
+    """The array itself if it is dense and aligned, else a copy that is."""
+    flags = a.flags
+    return a if flags.c_contiguous and flags.aligned else np.require(a, None, ["C", "A"])
+
+
+def _spec_of(name: str, v: Any) -> Any:
+    try:
+        return spec_of(v)
+    except MonoplanError as error:
+        raise ArgumentError(f"argument {name}: {error.what}", why=error.why, fix=error.fix) from None
+
+
+def _as_arrays(x: Any, tree: Tree, specs: Iterator[Any]) -> Any:
+    """Arguments with lists and numbers made arrays where a plan of this structure takes arrays."""
+    if tree.kind == "leaf":
+        spec = next(specs)
+        if not isinstance(spec, Spec) or not isinstance(x, list | tuple | int | float | np.generic):
+            return x
+        try:
+            made = np.asarray(x)
+            wanted = spec.type.dtype
+            if made.dtype.kind in "iub" or (made.dtype.kind == "f" and wanted.is_float):
+                return np.asarray(x, wanted.numpy)
+            return made
+        except (ValueError, OverflowError) as error:
+            raise ArgumentError(f"expected {spec.type}, got a {type(x).__name__}", why=str(error)) from None
+    if isinstance(x, dict) and tree.kind == "dict" and tuple(x) == tree.keys:
+        return {k: _as_arrays(x[k], t, specs) for k, t in zip(tree.keys, tree.children, strict=True)}
+    if type(x) in (list, tuple) and tree.kind == type(x).__name__ and len(x) == len(tree.children):
+        return type(x)(_as_arrays(v, t, specs) for v, t in zip(x, tree.children, strict=True))
+    for _ in range(_count_leaves(tree)):
+        next(specs)
+    return x
+
+
+def _count_leaves(tree: Tree) -> int:
+    return 1 if tree.kind == "leaf" else sum(map(_count_leaves, tree.children))
 
 
 def _match(tree: Tree, values: list[tuple[str, Any]], known: Tree, specs: list[Any], built: Built) -> None:
@@ -231,6 +283,14 @@ def _match(tree: Tree, values: list[tuple[str, Any]], known: Tree, specs: list[A
 
 def _same_constant(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
+
+
+def _check_writeable(leaf: Any, name: str) -> None:
+    array = leaf.numpy() if isinstance(leaf, Tensor) else leaf
+    if not array.flags.writeable:
+        raise ArgumentError(
+            f"argument {name}: forward writes into it, but the array is read-only", fix="pass a copy of it"
+        )
 
 
 def _write_back(leaf: Any, value: np.ndarray[Any, Any]) -> None:

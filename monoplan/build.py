@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from monoplan.frontend.module import Module
+from monoplan.frontend.parameter import Parameter
 from monoplan.frontend.pytree import Tree
 from monoplan.frontend.tensor import Tensor
 from monoplan.frontend.tracer import Trace, trace
@@ -25,6 +26,7 @@ from monoplan.override import override_text
 from monoplan.passes.manager import Stage, run_passes
 from monoplan.passes.pipeline import PIPELINE, UNFUSED
 from monoplan.passes.rebuild import replace_values
+from monoplan.progress import progress
 
 Array = np.ndarray[Any, Any]
 VERSION = "0.1.0"
@@ -130,7 +132,7 @@ def build(
     if target == "reference":
         return _built(graph, stages, None, None, None, traced, target, clock)
     final, tensors = stages[-1].graph, traced.params
-    executable = make_executable(final, lambda path: tensors[path].numpy(), target, options, clock)
+    executable = make_executable(final, lambda path: _values(tensors[path]), target, options, clock)
     plan, source = executable.plan, executable.source
     return _built(final, stages, plan, source, executable, traced, target, clock)
 
@@ -145,19 +147,24 @@ def make_executable(
     from monoplan.codegen.plan import make_plan
     from monoplan.codegen.render import render_cpu
     from monoplan.runtime.cpu import CpuExecutable, host_target
-    from monoplan.runtime.threads import default_threads
+    from monoplan.runtime.threads import check_threads, default_threads
     from monoplan.runtime.weights import prepare
 
     plan = make_plan(graph, host_target())
     source = render_cpu(plan, VERSION)
     clock.lap("codegen")
-    arrays = prepare(graph, plan.params, params)
+    arrays = prepare(graph, plan.params, params, progress("packing weights"))
     clock.lap("weights")
-    threads = options.threads or default_threads().count
+    threads = default_threads().count if options.threads is None else check_threads(options.threads)
     text = override_text(options.source, graph.name, source.text)
     executable = CpuExecutable(plan, source, arrays, threads, text)
     clock.lap("build")
     return executable
+
+
+def _values(t: Tensor) -> Array:
+    """A tensor's values; those of a deferred parameter are read and not kept."""
+    return t.read() if isinstance(t, Parameter) else t.numpy()
 
 
 @dataclass(frozen=True)

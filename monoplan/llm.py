@@ -7,6 +7,7 @@ what that one can't say: logits of every token, or positions other than the cach
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -181,7 +182,7 @@ class CompiledLM(GenerationMixin):
     @property
     def num_parameters(self) -> int:
         """How many numbers the model has learned."""
-        return sum(int(p.numpy().size) for p in self.model.parameters())
+        return sum(math.prod(p.full_shape) for p in self.model.parameters())
 
     @property
     def weight_bytes(self) -> int:

@@ -40,7 +40,7 @@ def fused_groups(before: Graph, after: Graph) -> list[tuple[Op, set[Op]]]:
 
 
 def check_fusions(before: Graph, after: Graph, name: str) -> None:
-    """Raises VerifyError unless every op that a pass made stands for a convex group whose inner values nobody misses."""
+    """Raises VerifyError unless each new op stands for a convex group of old ones, whose inner values nobody misses."""
     read = {v for op in after.ops for v in op.reads} | set(after.outputs)
     for new, group in fused_groups(before, after):
         if not is_convex(before, group):

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from monoplan.ir.builder import Builder
-from monoplan.ir.errors import TypeRuleError
+from monoplan.ir.errors import TypeRuleError, VerifyError
 from monoplan.ir.graph import Graph, Op, Value, definitions
 from monoplan.ir.opdef import OpDef
 from monoplan.ir.types import TensorType, f32
@@ -21,6 +21,7 @@ from monoplan.passes.manager import Notes, Pass
 from monoplan.passes.rebuild import Overwrites, builder_for, drop_dead
 
 COMMUTATIVE = {"add", "mul", "maximum", "minimum", "eq", "ne", "logical_and", "logical_or"}
+_SWEEPS = 100
 Bindings = Mapping[Any, Any]
 Readers = Mapping[Value, set[Op | None]]
 
@@ -78,7 +79,7 @@ def rewrite_pass(name: str, rule: str, *rewrites: Rewrite) -> Pass:
     """A pass that applies rewrites until none fires."""
 
     def run(graph: Graph, notes: Notes) -> Graph:
-        while True:
+        for _ in range(_SWEEPS):
             sweep = Notes()
             for rw in rewrites:
                 graph, _ = apply_rewrite(rw, graph, sweep)
@@ -87,6 +88,8 @@ def rewrite_pass(name: str, rule: str, *rewrites: Rewrite) -> Pass:
             if not sweep.rewrites:
                 notes.misses += sweep.misses  # those of earlier sweeps are out of date
                 return graph
+        last = ", ".join(sorted({f.rule for f in sweep.done}))
+        raise VerifyError(f"{last} still fires after {_SWEEPS} sweeps: what it makes, it finds again")
 
     return Pass(name, rule, run)
 

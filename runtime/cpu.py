@@ -15,11 +15,12 @@ from monoplan.codegen.plan import Plan, Step
 from monoplan.codegen.render import Source, headers, render_cpu
 from monoplan.codegen.target import Target, cpu_target
 from monoplan.codegen.views import Buffer
+from monoplan.ir.arrays import address
 from monoplan.ir.dims import evaluate
 from monoplan.ir.errors import ArgumentError, PlanError
 from monoplan.ir.types import product
 from monoplan.runtime import cache, features, toolchain
-from monoplan.runtime.weights import address, aligned
+from monoplan.runtime.weights import aligned
 
 Array = np.ndarray[Any, Any]
 ABI = 1

@@ -103,7 +103,7 @@ def check_kernels(graph: Graph, inputs: Sequence[Array], params: Params, watched
         return made
 
     try:
-        outputs = walk(graph, inputs, params, exact=True, visit=visit)
+        outputs = walk(graph, inputs, params, exact=True, visit=visit, casts=True)
     except _Found as found:
         return found.fault
     return _check_outputs(graph, outputs, watched)

@@ -208,7 +208,7 @@ def _actual(subject: Subject, node: Node, wanted: set[Value]) -> dict[Value, Arr
         return made
 
     try:
-        walk(subject.final, list(subject.inputs), subject.params, exact=True, visit=visit)
+        walk(subject.final, list(subject.inputs), subject.params, exact=True, visit=visit, casts=True)
     except _Reached:
         pass
     return found

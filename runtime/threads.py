@@ -52,6 +52,15 @@ def default_threads(
     return ThreadChoice(count, f"{count}: {shown}; {', '.join(others)}")
 
 
+def check_threads(count: int) -> int:
+    """The count itself, if it is a possible number of threads."""
+    if not isinstance(count, int) or not 1 <= count <= MAX_THREADS:
+        raise ArgumentError(
+            f"threads={count!r} is not a number of threads", fix=f"give a whole number from 1 to {MAX_THREADS}"
+        )
+    return count
+
+
 def _parse(name: str, text: str) -> int:
     # OMP_NUM_THREADS may be a list, one number for each level of nesting; the outermost counts.
     first = text.split(",")[0].strip() if name == "OMP_NUM_THREADS" else text

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,13 @@ import numpy as np
 from monoplan.ir.graph import Graph, Loc, Op, Value
 from monoplan.ir.interpreter import bind_symbols, run_op
 from monoplan.ir.tolerances import EPSILON
+from monoplan.ir.types import f64
 
 Array = np.ndarray[Any, Any]
 Params = Callable[[str], Array]
+
+_CAST = re.compile(r"dtype=(f32|f16|bf16)\b")
+_EXPRESSIONS = ("expr", "pre", "post")
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,15 +61,19 @@ Visit = Callable[[Node, Sequence[Array | None], Sequence[Array]], Sequence[Array
 
 
 def walk(
-    graph: Graph, inputs: Sequence[Array], params: Params, *, exact: bool = True, visit: Visit | None = None
-) -> list[Array]:
-    """Outputs of the graph; `exact` computes every float in f64."""
-    return _Walk(graph, inputs, params, exact, visit).run()
+    graph: Graph, inputs: Sequence[Array], params: Params, *, exact: bool = True, visit: Visit | None = None,
+    casts: bool = False,
+) -> list[Array]:  # fmt: skip
+    """Outputs of the graph; `exact` computes every float in f64, and then casts between floats round only if asked."""
+    return _Walk(graph, inputs, params, exact, visit, casts).run()
 
 
 class _Walk:
-    def __init__(self, graph: Graph, inputs: Sequence[Array], params: Params, exact: bool, visit: Visit | None) -> None:
+    def __init__(
+        self, graph: Graph, inputs: Sequence[Array], params: Params, exact: bool, visit: Visit | None, casts: bool
+    ) -> None:
         self.graph, self.params, self.exact, self.visit = graph, params, exact, visit
+        self.unrounded = exact and not casts
         self.symbols = bind_symbols(graph.inputs, [a.shape for a in inputs])
         self.env: dict[Value, Array] = dict(zip(graph.inputs, inputs, strict=True))
         self.paths = {p.value: p.path for p in graph.params}
@@ -103,7 +112,7 @@ class _Walk:
     def one(self, node: Node, operands: Sequence[Array | None]) -> Sequence[Array]:
         op = node.op
         env = {v: a for v, a in zip(op.operands, operands, strict=True) if v is not None and a is not None}
-        run_op(op, env, self.symbols, exact=self.exact)
+        run_op(without_rounding(op) if self.unrounded else op, env, self.symbols, exact=self.exact)
         results = [env[r] for r in op.results]
         if self.visit is not None:
             replaced = self.visit(node, operands, results)
@@ -133,6 +142,15 @@ class _Walk:
                 column.append(array)
         values = [*state, *(x for column in collected for x in column)]
         self.env.update(zip(op.results, values, strict=True))
+
+
+def without_rounding(op: Op) -> Op:
+    """The op with casts to narrower floats made casts to f64, also inside of pointwise expressions."""
+    if op.name == "cast":
+        attrs = {**op.attrs, "dtype": f64} if op.attrs["dtype"].is_float else op.attrs
+    else:
+        attrs = {k: _CAST.sub("dtype=f64", v) if k in _EXPRESSIONS else v for k, v in op.attrs.items()}
+    return Op(op.opdef, op.operands, attrs, op.results, op.loc)
 
 
 def turn_locs(op: Op, paths: Mapping[Value, str]) -> Callable[[Loc, int], Loc]:
@@ -188,6 +206,8 @@ def roundings(graph: Graph) -> dict[Value, float]:
             for r in op.results:
                 moved = op.opdef.kind in ("view", "copy", "gather")
                 own = EPSILON[r.type.dtype.name] if r.type.dtype.is_float and not moved else 0.0
+                inner = [EPSILON[d] for k in _EXPRESSIONS for d in _CAST.findall(str(op.attrs.get(k, "")))]
+                own = max([own, *inner])
                 found[r] = max(before, own)
 
     run((*graph.setup, *graph.ops))

@@ -9,6 +9,7 @@ import numpy as np
 
 from monoplan.codegen.lower import ParamUse
 from monoplan.codegen.schedule import parse_layout
+from monoplan.ir.arrays import address, drop_mapped_pages
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import run_op
 from monoplan.ir.types import bf16
@@ -43,7 +44,10 @@ def prepare(
         array = get(u.value)
         if counts[u.value] > 1 and u.value in made:
             shared[u.value] = array
-        result.append(pack(array, u.layout))
+        packed = pack(array, u.layout)
+        result.append(packed)
+        if packed is not array:
+            drop_mapped_pages(array)
         if progress is not None:
             progress(i + 1, len(uses))
     return result
@@ -52,7 +56,11 @@ def prepare(
 def _run_setup(op: Op, value: Value, get: Callable[[Value], Array]) -> Array:
     env: dict[Value, Array] = {v: get(v) for v in op.reads}
     run_op(op, env, {}, exact=False)
-    return env[value]
+    made = env[value]
+    for v in op.reads:
+        if env[v] is not made:
+            drop_mapped_pages(env[v])
+    return made
 
 
 def pack(w: Array, layout: str) -> Array:
@@ -101,11 +109,6 @@ def aligned(shape: tuple[int, ...], dtype: Any, align: int = 64) -> Array:
     raw = np.empty(nbytes + align, np.uint8)
     start = -address(raw) % align
     return raw[start : start + nbytes].view(dtype).reshape(shape)
-
-
-def address(a: Array) -> int:
-    """Where an array's data begins."""
-    return int(a.__array_interface__["data"][0])
 
 
 def total_bytes(arrays: Mapping[str, Array] | Sequence[Array]) -> int:

@@ -36,7 +36,9 @@ def run(pass_: Pass | Rewrite, graph: Graph) -> tuple[Graph, Notes]:
     return made, notes
 
 
-def fires(pass_: Pass | Rewrite, text: str, golden: Callable[[str], None] | None = None, count: int | None = None) -> Graph:
+def fires(
+    pass_: Pass | Rewrite, text: str, golden: Callable[[str], None] | None = None, count: int | None = None
+) -> Graph:
     """The pass changes the graph, not its numbers; running it again changes nothing."""
     before = parse(text)
     after, notes = run(pass_, before)

@@ -1,0 +1,26 @@
+"""Small facts about numpy arrays' memory."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+
+
+def address(a: np.ndarray[Any, Any]) -> int:
+    """Where an array's data begins."""
+    return int(a.__array_interface__["data"][0])
+
+
+def drop_mapped_pages(a: np.ndarray[Any, Any]) -> None:
+    """Gives the memory behind a view of a mapped file back; the file is read again when the view is next used."""
+    base: Any = a
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if not isinstance(base, mmap.mmap) or not hasattr(base, "madvise") or a.nbytes == 0:
+        return
+    begin = address(a) - address(np.frombuffer(base, np.uint8))
+    start = begin // mmap.PAGESIZE * mmap.PAGESIZE
+    if 0 <= start < len(base):
+        base.madvise(mmap.MADV_DONTNEED, start, min(begin + a.nbytes, len(base)) - start)

@@ -1,0 +1,293 @@
+// Runs generated CUDA kernels on the CPU, so that their arithmetic and synchronization are tested where no GPU is.
+// A thread is a fiber, a block an OS thread's turn: shared memory is thread-local storage. Slow, and exact in meaning.
+#pragma once
+#define MP_EMULATED 1
+#include <math.h>
+#include <sched.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <atomic>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __noinline__
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+#define __shared__ static thread_local
+
+struct uint4 { unsigned x, y, z, w; };
+struct float2 { float x, y; };
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+static inline float2 make_float2(float x, float y) { return {x, y}; }
+
+namespace emu {
+struct Dim { unsigned x, y, z; };
+struct Barrier {
+    int live = 0, arrived = 0, turn = 0;
+    void release() { if (arrived == live && live > 0) arrived = 0, ++turn; }
+};
+struct Warp { Barrier barrier; unsigned words[32][8]; };
+struct Cluster { std::atomic<int> arrived{0}, turn{0}; int expected = 0; std::vector<char *> bases; };
+struct Fiber { ucontext_t context; Dim thread; int lane; Warp *warp; bool done; int arrivals; };
+struct Block {
+    ucontext_t scheduler;
+    std::vector<Fiber> fibers;
+    std::vector<Warp> warps;
+    Barrier barrier;
+    Dim index, grid, size;
+    std::vector<unsigned char> dynamic;
+    Cluster *cluster;
+    int rank;
+    Fiber *current;
+    void (*entry)(const int64_t *);
+    const int64_t *args;
+};
+static thread_local Block *block;
+static thread_local char tls_mark;
+
+static inline void yield() { Fiber *f = block->current; swapcontext(&f->context, &block->scheduler); }
+static inline void wait(Barrier &b)
+{
+    const int turn = b.turn;
+    ++b.arrived;
+    b.release();
+    while (b.turn == turn) yield();
+}
+static void start()
+{
+    Block *b = block;
+    Fiber *f = b->current;
+    b->entry(b->args);
+    f->done = true;
+    --b->barrier.live;
+    b->barrier.release();
+    --f->warp->barrier.live;
+    f->warp->barrier.release();
+    swapcontext(&f->context, &b->scheduler);
+}
+static const size_t STACK = 256 << 10;
+static void run_block(Block &b, Dim index, std::vector<unsigned char> &stacks)
+{
+    block = &b;
+    b.index = index;
+    const int n = b.size.x;
+    b.fibers.assign(n, Fiber());
+    b.warps.assign((n + 31) / 32, Warp());
+    memset(b.dynamic.data(), 0xff, b.dynamic.size());
+    b.barrier = Barrier();
+    b.barrier.live = n;
+    if ((int64_t)stacks.size() < (int64_t)n * (int64_t)STACK) stacks.resize(n * STACK);
+    for (int i = 0; i < n; ++i) {
+        Fiber &f = b.fibers[i];
+        f.thread = {(unsigned)i, 0, 0};
+        f.lane = i % 32;
+        f.warp = &b.warps[i / 32];
+        ++f.warp->barrier.live;
+        getcontext(&f.context);
+        f.context.uc_stack.ss_sp = stacks.data() + i * STACK;
+        f.context.uc_stack.ss_size = STACK;
+        f.context.uc_link = nullptr;
+        makecontext(&f.context, start, 0);
+    }
+    for (int left = n, idle = 0; left > 0;) {
+        left = 0;
+        for (int i = 0; i < n; ++i) {
+            if (b.fibers[i].done) continue;
+            ++left;
+            b.current = &b.fibers[i];
+            swapcontext(&b.scheduler, &b.fibers[i].context);
+        }
+        if (b.cluster && ++idle % 4 == 0) sched_yield();
+    }
+}
+template <typename T> static inline void publish(const T &v) { memcpy(block->current->warp->words[block->current->lane], &v, sizeof v); wait(block->current->warp->barrier); }
+template <typename T> static inline T read(int lane) { T v; memcpy(&v, block->current->warp->words[lane], sizeof v); return v; }
+static inline void leave() { wait(block->current->warp->barrier); }
+static inline float brain(unsigned w, int half) { const unsigned u = half ? w & 0xffff0000u : w << 16; float f; memcpy(&f, &u, 4); return f; }
+}  // namespace emu
+
+#define threadIdx (emu::block->current->thread)
+#define blockIdx (emu::block->index)
+#define gridDim (emu::block->grid)
+#define blockDim (emu::block->size)
+
+static inline float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }
+static inline unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return u; }
+static inline long long __double_as_longlong(double d) { long long u; memcpy(&u, &d, 8); return u; }
+static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+static inline void __syncthreads() { emu::wait(emu::block->barrier); }
+static inline void __syncwarp() { emu::wait(emu::block->current->warp->barrier); }
+static inline void __threadfence() {}
+template <typename T> static inline T __shfl_xor_sync(unsigned, T v, int d) { emu::publish(v); const T r = emu::read<T>(emu::block->current->lane ^ d); emu::leave(); return r; }
+template <typename T> static inline T __shfl_up_sync(unsigned, T v, int d)
+{
+    emu::publish(v);
+    const int lane = emu::block->current->lane;
+    const T r = emu::read<T>(lane >= d ? lane - d : lane);
+    emu::leave();
+    return r;
+}
+static inline int atomicCAS(int *p, int expected, int v) { const int old = *p; if (old == expected) *p = v; return old; }
+static inline int atomicExch(int *p, int v) { const int old = *p; *p = v; return old; }
+template <typename T> static inline T atomicAdd(T *p, T v) { const T old = *p; *p += v; return old; }
+template <typename T> static inline T atomicMax(T *p, T v) { const T old = *p; if (v > old) *p = v; return old; }
+
+// mp_ptx.cuh
+typedef uintptr_t mp_shared;
+#define MP_DYNAMIC_SHARED(name) unsigned char *const name = emu::block->dynamic.data()
+static inline float mp_half_to_float(unsigned short h)
+{
+    const int e = h >> 10 & 31, m = h & 1023;
+    const float v = e == 0 ? ldexpf((float)m, -24) : e == 31 ? (m ? NAN : INFINITY) : ldexpf((float)(m + 1024), e - 25);
+    return h & 0x8000 ? -v : v;
+}
+static inline unsigned short mp_float_to_half(float f)
+{
+    const unsigned sign = __float_as_uint(f) >> 16 & 0x8000;
+    f = fabsf(f);
+    if (f != f) return (unsigned short)(sign | 0x7fff);
+    if (f >= 65520.0f) return (unsigned short)(sign | 0x7c00);
+    if (f < 6.103515625e-05f) return (unsigned short)(sign | (unsigned)nearbyintf(ldexpf(f, 24)));
+    int e;
+    const float m = frexpf(f, &e);
+    return (unsigned short)(sign | ((unsigned)(e + 13) << 10) + (unsigned)nearbyintf(ldexpf(m, 11)));
+}
+static inline unsigned short mp_float_to_brain(float f)
+{
+    const unsigned u = __float_as_uint(f);
+    return (unsigned short)(f != f ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+static inline unsigned mp_pack_brain(float low, float high) { return mp_float_to_brain(low) | (unsigned)mp_float_to_brain(high) << 16; }
+static inline unsigned mp_pack_half(float low, float high) { return mp_float_to_half(low) | (unsigned)mp_float_to_half(high) << 16; }
+static inline float mp_exp2(float v) { return exp2f(v); }
+static inline void mp_release() {}
+static inline void mp_wait() {}
+static inline uint4 mp_read_const(const void *p) { if ((uintptr_t)p % 16) abort(); return *(const uint4 *)p; }
+static inline uint4 mp_read_fresh(const void *p) { return mp_read_const(p); }
+static inline uint4 mp_read_cached(const void *p) { return mp_read_const(p); }
+static inline int mp_read_int(const int *p) { return *p; }
+static inline mp_shared mp_shared_address(const void *p) { return (mp_shared)p; }
+static inline uint4 mp_read_shared(mp_shared a) { return mp_read_const((const void *)a); }
+static inline void mp_copy(mp_shared to, const void *from) { if (to % 16) abort(); *(uint4 *)to = mp_read_const(from); }
+static inline void mp_copy_if(mp_shared to, const void *from, int live) { if (live) mp_copy(to, from); else *(uint4 *)to = make_uint4(0, 0, 0, 0); }
+static inline void mp_copy_commit() {}
+template <int N> static inline void mp_copy_wait() {}
+namespace emu {
+struct Fragments { unsigned a[4], b[2]; };
+template <typename Widen> static inline void mma(float *c, int rows, const Fragments &mine, Widen widen)
+{
+    publish(mine);
+    const int lane = block->current->lane, g = lane / 4, t = lane % 4;
+    for (int i = 0; i < (rows == 16 ? 4 : 2); ++i) {
+        const int row = g + i / 2 * 8, n = 2 * t + i % 2;
+        float sum = c[i];
+        for (int k = 0; k < 16; ++k) {
+            const Fragments a = read<Fragments>(row % 8 * 4 + k % 8 / 2), b = read<Fragments>(n * 4 + k % 8 / 2);
+            sum += widen(a.a[(row >= 8) + 2 * (k >= 8)], k % 2) * widen(b.b[k >= 8], k % 2);
+        }
+        c[i] = sum;
+    }
+    leave();
+}
+static inline float half(unsigned w, int upper) { return mp_half_to_float((unsigned short)(upper ? w >> 16 : w)); }
+static inline uint4 matrices(mp_shared address, bool transposed)
+{
+    if (address % 16) abort();
+    publish(address);
+    const int lane = block->current->lane, g = lane / 4, t = lane % 4;
+    unsigned words[4];
+    for (int i = 0; i < 4; ++i) {
+        unsigned short e[2];
+        for (int j = 0; j < 2; ++j) {
+            const int row = transposed ? 2 * t + j : g, column = transposed ? g : 2 * t + j;
+            e[j] = ((const unsigned short *)read<mp_shared>(i * 8 + row))[column];
+        }
+        words[i] = e[0] | (unsigned)e[1] << 16;
+    }
+    leave();
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+}  // namespace emu
+static inline void mp_mma_bf16(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) { emu::mma(c, 16, {{a0, a1, a2, a3}, {b0, b1}}, emu::brain); }
+static inline void mp_mma_f16(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) { emu::mma(c, 16, {{a0, a1, a2, a3}, {b0, b1}}, emu::half); }
+static inline void mp_mma_top(float (&c)[2], unsigned a0, unsigned a2, unsigned b0, unsigned b1) { emu::mma(c, 8, {{a0, 0, a2, 0}, {b0, b1}}, emu::brain); }
+static inline unsigned mp_transpose(unsigned v)
+{
+    emu::publish(v);
+    const int lane = emu::block->current->lane, g = lane / 4, t = lane % 4;
+    unsigned short e[2];
+    for (int j = 0; j < 2; ++j) { const unsigned w = emu::read<unsigned>((2 * t + j) * 4 + g / 2); e[j] = (unsigned short)(g % 2 ? w >> 16 : w); }
+    emu::leave();
+    return e[0] | (unsigned)e[1] << 16;
+}
+static inline uint4 mp_load_matrices(mp_shared a) { return emu::matrices(a, false); }
+static inline uint4 mp_load_transposed(mp_shared a) { return emu::matrices(a, true); }
+static inline mp_shared mp_remote(mp_shared a, int rank) { return a - (mp_shared)&emu::tls_mark + (mp_shared)emu::block->cluster->bases[rank]; }
+static inline void mp_store_remote(mp_shared a, float v) { *(float *)a = v; }
+static inline void mp_cluster_arrive()
+{
+    emu::Cluster &c = *emu::block->cluster;
+    ++emu::block->current->arrivals;
+    if (++c.arrived == c.expected) { c.arrived = 0; ++c.turn; }
+}
+static inline void mp_cluster_wait() { while (emu::block->cluster->turn < emu::block->current->arrivals) emu::yield(); }
+
+namespace emu {
+template <size_t... I> static void call(void *f, const int64_t *a, std::index_sequence<I...>) { ((void (*)(decltype((void)I, int64_t())...))f)(a[I]...); }
+static void *target;
+template <size_t N> static void entry(const int64_t *a) { call(target, a, std::make_index_sequence<N>()); }
+template <size_t... N> static void (*choose(int n, std::index_sequence<N...>))(const int64_t *)
+{
+    static void (*const table[])(const int64_t *) = {entry<N>...};
+    return table[n];
+}
+}  // namespace emu
+
+extern "C" int emu_launch(void *kernel, const unsigned *grid, unsigned threads, unsigned shared, unsigned cluster, const int64_t *args, int count)
+{
+    using namespace emu;
+    target = kernel;
+    const Dim size = {threads, 1, 1}, all = {grid[0], grid[1], grid[2]};
+    auto prepare = [&](Block &b, Cluster *c, int rank) {
+        b.size = size, b.grid = all, b.cluster = c, b.rank = rank, b.args = args;
+        b.dynamic.resize(shared + 128);
+        b.entry = choose(count, std::make_index_sequence<40>());
+    };
+    if (cluster <= 1) {
+        Block b;
+        std::vector<unsigned char> stacks;
+        prepare(b, nullptr, 0);
+        for (unsigned z = 0; z < all.z; ++z)
+            for (unsigned y = 0; y < all.y; ++y)
+                for (unsigned x = 0; x < all.x; ++x) run_block(b, {x, y, z}, stacks);
+        return 0;
+    }
+    for (unsigned i = 0; i < all.x / cluster * all.y * all.z; ++i) {
+        const unsigned first = i % (all.x / cluster) * cluster, y = i / (all.x / cluster) % all.y, z = i / (all.x / cluster) / all.y;
+        Cluster c;
+        c.expected = (int)(threads * cluster);
+        c.bases.resize(cluster);
+        std::atomic<unsigned> ready{0};
+        std::vector<std::thread> blocks;
+        for (unsigned r = 0; r < cluster; ++r)
+            blocks.emplace_back([&, r] {
+                Block b;
+                std::vector<unsigned char> stacks;
+                prepare(b, &c, (int)r);
+                c.bases[r] = &tls_mark;
+                ++ready;
+                while (ready < cluster) sched_yield();
+                run_block(b, {first + r, y, z}, stacks);
+            });
+        for (auto &t : blocks) t.join();
+    }
+    return 0;
+}

@@ -1,0 +1,133 @@
+"""A Device that runs generated kernels on the CPU (see cuda_emulator.h): the whole CUDA road without a GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cffi import FFI
+
+from monoplan.codegen.target import Target, cuda_target
+from monoplan.runtime.cuda_device import LaunchSpec, ProductSpec
+from monoplan.runtime.weights import address, aligned
+
+Array = np.ndarray[Any, Any]
+HEADER = Path(__file__).with_name("cuda_emulator.h")
+KERNEL = re.compile(r"__global__ void __launch_bounds__\(.*?\)\s*(\w+)\(")
+_memory = FFI()
+
+
+def _bytes(address: int, nbytes: int) -> Array:
+    """Memory at an address."""
+    return np.frombuffer(_memory.buffer(_memory.cast("char *", address), nbytes), np.uint8)
+
+
+def _typed(address: int, count: int, dtype: Any) -> Array:
+    return _bytes(address, count * np.dtype(dtype).itemsize).view(dtype)
+
+
+def available() -> bool:
+    """Whether a C++ compiler is there."""
+    return shutil.which("g++") is not None
+
+
+class _Memory:
+    def __init__(self, nbytes: int) -> None:
+        self.array = aligned((max(nbytes, 16),), np.uint8, 256)
+        self.array[:] = 0xFF  # NaN, -1: what nobody wrote shows
+        self.address, self.nbytes = address(self.array), nbytes
+
+
+class _Library:
+    """A compiled source: kernels by name, and the function that runs them."""
+
+    def __init__(self, path: Path, source: str) -> None:
+        self.ffi = FFI()
+        self.ffi.cdef("int emu_launch(void *, const unsigned *, unsigned, unsigned, unsigned, const int64_t *, int);")
+        for name in KERNEL.findall(source):
+            self.ffi.cdef(f"void {name}(void);")
+        self.lib = self.ffi.dlopen(str(path))
+
+    def __getitem__(self, name: str) -> Any:
+        return self, self.ffi.cast("void *", self.ffi.addressof(self.lib, name))
+
+    def launch(self, kernel: Any, spec: LaunchSpec) -> None:
+        """Runs all blocks of a launch."""
+        grid = self.ffi.new("unsigned[3]", list(spec.grid))
+        words = self.ffi.new("int64_t[]", list(spec.words))
+        self.lib.emu_launch(kernel, grid, spec.block, spec.shared, spec.cluster, words, len(spec.words))
+
+
+class EmulatedDevice:
+    """Device memory is host memory; every action is done at once."""
+
+    def __init__(self, capability: int = 90, cores: int = 4, shared: int = 232448, library: bool = False) -> None:
+        self.target: Target = cuda_target(capability, cores, shared, library)
+        self.folder = Path(tempfile.gettempdir()) / f"monoplan-emulator-{os.getuid()}"
+        self.launches: list[str] = []
+
+    def load(self, source: str) -> tuple[_Library, None]:
+        """Compiles a source with g++; kept by its text."""
+        text = f'#include "{HEADER}"\n{source}'
+        digest = hashlib.sha256((HEADER.read_text() + text).encode()).hexdigest()[:24]
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        path = self.folder / f"{digest}.so"
+        if not path.exists():
+            file = self.folder / f"{digest}.cpp"
+            file.write_text(text)
+            made = self.folder / f"{digest}.{os.getpid()}"
+            flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-pthread"]
+            done = subprocess.run(["g++", *flags, str(file), "-o", str(made)], capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr[:4000]
+            os.replace(made, path)
+        return _Library(path, source), None
+
+    def allocate(self, nbytes: int) -> _Memory:
+        return _Memory(nbytes)
+
+    def pinned(self, nbytes: int) -> Array:
+        return np.zeros(max(nbytes, 16), np.uint8)
+
+    def upload(self, target: int, source: Array) -> None:
+        _bytes(target, source.nbytes)[:] = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
+
+    def download(self, target: Array, source: int) -> None:
+        target.reshape(-1).view(np.uint8)[:] = _bytes(source, target.nbytes)
+
+    def download_rows(self, target: Array, source: int, start: int, pitch: int, width: int, count: int) -> None:
+        flat = target.reshape(-1).view(np.uint8)
+        for i in range(count):
+            at = start + i * pitch
+            flat[at : at + width] = _bytes(source + at, width)
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        _bytes(target, nbytes)[:] = _bytes(source, nbytes).copy()
+
+    def prepare(self, launch: LaunchSpec) -> LaunchSpec:
+        return launch
+
+    def run(self, launch: LaunchSpec) -> None:
+        library, kernel = launch.function
+        library.launch(kernel, launch)
+
+    def product(self, p: ProductSpec) -> None:
+        x = _typed(p.x, p.rows * p.depth, p.dtype.numpy).reshape(p.rows, p.depth).astype(np.float32)
+        w = _typed(p.w, p.columns * p.depth, p.dtype.numpy).reshape(p.columns, p.depth).astype(np.float32)
+        out = _typed(p.out, p.rows * p.columns, p.out_dtype.numpy).reshape(p.rows, p.columns)
+        out[:] = (x @ w.T + (out.astype(np.float32) if p.add else 0)).astype(out.dtype)
+
+    def synchronize(self) -> None:
+        pass
+
+    def capture(self, actions: Any) -> Any:
+        return actions
+
+    def launch_graph(self, graph: Any) -> None:
+        graph()

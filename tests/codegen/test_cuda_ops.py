@@ -1,0 +1,81 @@
+"""Every op alone, compiled for CUDA, against the float64 interpreter: on the emulator here, on a GPU with -m cuda."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from monoplan.codegen.plan_cuda import make_cuda_plan
+from monoplan.codegen.render_cuda import render_cuda
+from monoplan.ir.graph import Graph
+from monoplan.ir.interpreter import bind_symbols, interpret
+from monoplan.ir.opdef import REGISTRY
+from monoplan.ir.types import DTYPES
+from monoplan.runtime.cuda import CudaExecutable
+from monoplan.runtime.cuda_weights import upload_params
+from tests.codegen import cuda_emulator
+from tests.codegen.cases import CASES, SIZES, Case
+from tests.codegen.test_ops import KINDS, PAIRS, arrays_of, check_case, graph_of
+
+EMULATED = ("f32", "bf16", "i32")  # one type of each kind; a GPU takes them all
+SHORT = [p for p in PAIRS if p[0] in EMULATED]
+
+
+def make_device(name: str) -> Any:
+    if name == "emulator":
+        return cuda_emulator.EmulatedDevice()
+    from monoplan.runtime.cuda_device import gpu
+
+    return gpu()
+
+
+def executable(graph: Graph, params: dict[str, Any], device: Any) -> CudaExecutable:
+    """A graph as it is, without passes, on a device."""
+    plan = make_cuda_plan(graph, device.target)
+    source = render_cuda(plan, "test")
+    return CudaExecutable(plan, source, upload_params(plan, lambda path: np.asarray(params[path]), device), device)
+
+
+Calls = list[tuple[Case, list[tuple[dict[str, int], list[Any], list[Any]]]]]
+
+
+@functools.cache
+def results(device_name: str, dtype: str) -> Calls:
+    """For each case of an element type: the sizes, compiled and exact results of each call."""
+    cases = [c for c in CASES if c.accepts(DTYPES[dtype])]
+    graph, counts = graph_of(cases, dtype)
+    params = arrays_of(cases, dtype, SIZES[0], param=True)
+    made = executable(graph, params, make_device(device_name))
+    found: Calls = [(c, []) for c in cases]
+    for sizes in SIZES:
+        inputs = list(arrays_of(cases, dtype, sizes, param=False).values())
+        symbols = bind_symbols(graph.inputs, [a.shape for a in inputs])
+        got = made.run([a.copy() for a in inputs], symbols)
+        want = interpret(graph, inputs, params, exact=True)
+        at = 0
+        for (_, calls), n in zip(found, counts, strict=True):
+            calls.append((sizes, got[at : at + n], want[at : at + n]))
+            at += n
+    return found
+
+
+def check_op(device_name: str, dtype: str, op: str) -> None:
+    for c, calls in results(device_name, dtype):
+        for sizes, got, want in calls if c.op == op else ():
+            for a, b in zip(got, want, strict=True):
+                check_case(a, b, KINDS.get(REGISTRY[op].kind, "matmul"), c, dtype, sizes)
+
+
+@pytest.mark.skipif(not cuda_emulator.available(), reason="no g++")
+@pytest.mark.parametrize(("dtype", "op"), SHORT, ids=[f"{d}-{op}" for d, op in SHORT])
+def test_op_emulated(dtype: str, op: str) -> None:
+    check_op("emulator", dtype, op)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("dtype", "op"), PAIRS, ids=[f"{d}-{op}" for d, op in PAIRS])
+def test_op_on_gpu(dtype: str, op: str) -> None:
+    check_op("gpu", dtype, op)

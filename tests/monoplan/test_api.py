@@ -1,0 +1,384 @@
+"""compile() as users meet it: structures, sizes, errors, state, dumps and environment variables."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import monoplan as mp
+from monoplan.frontend.module import Module
+from monoplan.frontend.parameter import Parameter
+from monoplan.frontend.tensor import Tensor, call
+from monoplan.ir.errors import ArgumentError, CompileError
+
+ROOT = Path(mp.__file__).resolve().parents[1]
+
+
+def normal(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+class Block(Module):
+    """A small linear layer with an activation."""
+
+    def __init__(self, dim: int = 6, hidden: int = 4) -> None:
+        super().__init__()
+        self.weight = Parameter(normal(hidden, dim))
+
+    def forward(self, x: Any) -> Any:
+        return call("silu", call("linear", x, self.weight))
+
+
+def eager(module: Module, *args: Any, **kwargs: Any) -> Any:
+    return module(*(Tensor(a) if isinstance(a, np.ndarray) else a for a in args), **kwargs)
+
+
+def close(got: Any, want: Any) -> None:
+    np.testing.assert_allclose(got, want.numpy() if isinstance(want, Tensor) else want, rtol=1e-5, atol=1e-5)
+
+
+def run_python(code: str, cache: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Runs code in a fresh process; its cache is `cache`."""
+    env = {**os.environ, "MONOPLAN_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT), **environ}
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True)
+
+
+# -- structure --------------------------------------------------------------------------------------------------
+
+
+class Nest(Module):
+    """Results in a nest of dicts, lists and tuples, with leaves that are no tensors."""
+
+    def forward(self, a: Any, parts: Any, scale: Any = 2.0, *, extra: Any = None) -> Any:
+        b, (c, d) = parts["b"], parts["cd"]
+        total = a * scale + b
+        if extra is not None:
+            total = total + extra
+        return {"sum": total, "none": None, "pair": (c, [d, d]), "constant": "text", "number": 3, "input": a, "twice": total}
+
+
+def test_results_have_the_structure_of_forward() -> None:
+    fast = mp.compile(Nest())
+    a, b, c, d = normal(2, 3), normal(3, seed=1), normal(seed=2), np.arange(4)
+    got = fast(a, {"b": b, "cd": (c, d)})
+    assert list(got) == ["sum", "none", "pair", "constant", "number", "input", "twice"]
+    assert got["none"] is None and got["constant"] == "text" and got["number"] == 3
+    close(got["sum"], a * 2 + b)
+    close(got["twice"], a * 2 + b)
+    assert isinstance(got["pair"], tuple) and isinstance(got["pair"][1], list)
+    assert got["pair"][0].shape == () and got["pair"][0] == c
+    np.testing.assert_array_equal(got["pair"][1][1], d)
+    leaves = [got["sum"], got["twice"], got["input"], got["pair"][1][0], got["pair"][1][1]]
+    assert all(isinstance(x, np.ndarray) for x in leaves)
+    for i, x in enumerate(leaves):
+        assert not any(np.shares_memory(x, y) for y in (*leaves[:i], a, b, d))
+
+
+def test_constants_and_keywords_choose_their_plan() -> None:
+    fast = mp.compile(Nest())
+    a, parts = normal(2, 3), {"b": normal(3), "cd": (normal(2), normal(2))}
+    close(fast(a, parts, 3.0)["sum"], a * 3 + parts["b"])
+    close(fast(a, parts, 0.5)["sum"], a * 0.5 + parts["b"])
+    close(fast(a, parts, scale=3.0, extra=a)["sum"], a * 4 + parts["b"])
+    close(fast(a, parts, extra=None)["sum"], a * 2 + parts["b"])
+    assert fast.stats.compiles == 4
+    close(fast(a, parts, 3.0)["sum"], a * 3 + parts["b"])
+    assert fast.stats.compiles == 4 and fast.stats.calls == 5
+
+
+def test_what_may_be_given_for_an_array() -> None:
+    block = Block()
+    fast = mp.compile(block, mp.spec("n", 6))
+    x = normal(4, 6)
+    want = eager(block, x)
+    close(fast(x), want)
+    close(fast(Tensor(x)), want)
+    close(fast(x.tolist()), want)
+    close(fast(np.asfortranarray(x)), want)
+    close(fast(np.repeat(x, 2, axis=0)[::2]), want)
+    close(fast(x.astype(">f4")), want)
+    raw = np.zeros(x.nbytes + 1, np.uint8)
+    raw[1:] = x.view(np.uint8).reshape(-1)
+    close(fast(raw[1:].view(np.float32).reshape(4, 6)), want)  # not aligned
+    read_only = x.copy()
+    read_only.flags.writeable = False
+    close(fast(read_only), want)
+    assert fast.stats.compiles == 1
+
+
+def test_numbers_for_scalar_arguments() -> None:
+    class Scale(Module):
+        def forward(self, x: Any, by: Any) -> Any:
+            return x * by
+
+    fast = mp.compile(Scale(), mp.spec(3), mp.spec())
+    x = normal(3)
+    for by in (2.0, 2, np.float32(2), np.array(2, np.float32), True + 1):
+        close(fast(x, by), x * 2)
+    lazy = mp.compile(Scale())
+    close(lazy(x, np.array(4, np.float32)), x * 4)
+    assert lazy(np.float32(3).reshape(()), np.array(2, np.float32)).shape == ()
+
+
+def test_memory_mapped_arrays(tmp_path: Path) -> None:
+    block = Block()
+    x = normal(4, 6)
+    np.save(tmp_path / "x.npy", x)
+    close(mp.compile(block)(np.load(tmp_path / "x.npy", mmap_mode="r")), eager(block, x))
+
+
+# -- sizes ------------------------------------------------------------------------------------------------------
+
+
+def test_a_lazy_plan_generalizes_the_sizes_that_change() -> None:
+    block = Block()
+    fast = mp.compile(block)
+    for n, compiles in ((3, 1), (3, 1), (5, 2), (7, 2), (3, 2), (1, 2)):
+        x = normal(2, n, 6, seed=n)
+        close(fast(x), eager(block, x))
+        assert fast.stats.compiles == compiles, n
+    x = normal(4, 9, 6)
+    close(fast(x), eager(block, x))
+    assert fast.stats.compiles == 3
+    close(fast(normal(5, 2, 6)), eager(block, normal(5, 2, 6)))
+    assert fast.stats.compiles == 3
+    with pytest.raises(TypeError, match="features"):
+        fast(normal(2, 5))
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_empty_batches(lazy: bool) -> None:
+    block = Block()
+    fast = mp.compile(block) if lazy else mp.compile(block, mp.spec("batch", "seq", 6))
+    for batch, seq in ((2, 3), (0, 3), (0, 5), (2, 0), (1, 1)):
+        assert fast(np.zeros((batch, seq, 6), np.float32)).shape == (batch, seq, 4)
+
+
+# -- errors -----------------------------------------------------------------------------------------------------
+
+SPECS = (mp.spec("batch", "seq", 6),)
+BAD_CALLS = [
+    ((np.zeros((2, 6), np.float32),), r"argument x: expected f32\[batch, seq, 6\] \(rank 3\), got shape \[2, 6\]"),
+    ((np.zeros((2, 3, 5), np.float32),), r"argument x: expected f32\[batch, seq, 6\], got size 5 at dimension 2"),
+    ((np.zeros((2, 3, 6)),), r"argument x: expected f32\[batch, seq, 6\], got dtype float64"),
+    ((np.zeros((2, 3, 6), object),), "argument x: expected .* got dtype object"),
+    (("text",), "argument x: expected an array .* got str"),
+    ((None,), "nested differently"),
+    ((), "x"),
+    ((np.zeros((2, 3, 6), np.float32),) * 2, "argument"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("args", "message"), BAD_CALLS, ids=[m[:24] for _, m in BAD_CALLS])
+def test_bad_arguments_are_named(args: tuple[Any, ...], message: str) -> None:
+    fast = mp.compile(Block(), *SPECS)
+    with pytest.raises((ArgumentError, TypeError), match=message):
+        fast(*args)
+    assert fast(np.zeros((1, 1, 6), np.float32)).shape == (1, 1, 4)  # nothing is lost
+
+
+def test_two_arguments_must_agree_in_their_symbols() -> None:
+    class Add(Module):
+        def forward(self, left: Any, right: Any) -> Any:
+            return left + right
+
+    fast = mp.compile(Add(), mp.spec("n"), mp.spec("n"))
+    with pytest.raises(ArgumentError, match=r"argument right: expected f32\[n\], got size 3 at dimension 0, not 2 .n with n=2"):
+        fast(normal(2), normal(3))
+
+
+def test_bad_arguments_of_compile() -> None:
+    with pytest.raises(ArgumentError, match=r"unknown target 'tpu'[\s\S]*cpu, cuda, reference"):
+        mp.compile(Block(), target="tpu")
+    with pytest.raises(ArgumentError, match=r"unknown options: fusion[\s\S]*fuse"):
+        mp.compile(Block(), options={"fusion": True})
+    with pytest.raises(ArgumentError, match="needs a monoplan.nn.Module, got function"):
+        mp.compile(lambda x: x)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="no pass named 'nothing'"):
+        mp.compile(Block(), *SPECS, options={"stop_after": "nothing"})
+    with pytest.raises(ArgumentError, match="threads"):
+        mp.compile(Block(), *SPECS, options={"threads": -1})
+    with pytest.raises(ArgumentError, match="nothing is compiled yet"):
+        mp.compile(Block()).source()
+    with pytest.raises(ArgumentError, match=r"argument x: .*complex128.* is not an element type"):
+        mp.compile(Block())(np.zeros((2, 6), complex))
+
+
+# -- looking inside -----------------------------------------------------------------------------------------------
+
+
+def test_inside(tmp_path: Path) -> None:
+    fast = mp.compile(Block(), *SPECS)
+    assert "linear(%x, %weight, _)" in fast.ir("trace") and fast.ir() and "test_api.py" in fast.ir("trace", locs=True)
+    assert "mp_run_plan" in fast.source()
+    assert "kernels" in str(fast.plan) and "arena" in str(fast.plan)
+    with pytest.raises(ArgumentError, match="stages are: trace"):
+        fast.ir("nonsense")
+    for again in (fast, mp.compile(Block(), *SPECS)):  # the second from the cache
+        folder = again.dump(tmp_path / str(again.stats.cache_hits))
+        names = {p.name for p in folder.iterdir()}
+        assert {"00_trace.ir", "kernels.txt", "plan.txt", "plan.c", "build.sh", "build.log"} <= names
+        assert (folder / "plan.c").read_text() == again.source()
+        assert "$ " in (folder / "build.log").read_text()
+
+
+def test_target_reference() -> None:
+    block = Block()
+    slow = mp.compile(block, *SPECS, target="reference")
+    x = normal(2, 3, 6)
+    close(slow(x), eager(block, x))
+    with pytest.raises(ArgumentError, match="reference"):
+        slow.source()
+
+
+def test_dtype_of_the_weights() -> None:
+    block = Block()
+    x = normal(2, 3, 6)
+    fast = mp.compile(block, *SPECS, dtype="bfloat16")
+    np.testing.assert_allclose(fast(x), eager(block, x).numpy(), rtol=0.05, atol=0.05)
+    assert "bf16[4, 6]" in fast.ir("trace") and block.weight.dtype.name == "f32"
+
+
+# -- state ------------------------------------------------------------------------------------------------------
+
+
+class Counter(Module):
+    """Writes into its arguments."""
+
+    def forward(self, state: Any, x: Any) -> Any:
+        total = state["total"]
+        y = total + x
+        state["total"] = y
+        return y * 2
+
+
+def test_arguments_that_forward_replaces_are_written_back() -> None:
+    fast = mp.compile(Counter())
+    state = {"total": np.zeros(3, np.float32)}
+    mine = state["total"]
+    for i in range(1, 4):
+        close(fast(state, np.ones(3, np.float32)), np.full(3, 2.0 * i))
+        assert state["total"] is mine and (mine == i).all()
+    strided = {"total": np.zeros(6, np.float32)[::2]}
+    fast(strided, np.ones(3, np.float32))
+    assert (strided["total"] == 1).all()
+    read_only = {"total": np.zeros(3, np.float32)}
+    read_only["total"].flags.writeable = False
+    with pytest.raises(ArgumentError, match="argument state.total: forward writes into it, but the array is read-only"):
+        fast(read_only, np.ones(3, np.float32))
+    tensors = {"total": Tensor(np.zeros(3, np.float32))}
+    fast(tensors, np.ones(3, np.float32))
+    assert (tensors["total"].numpy() == 1).all()
+
+
+# -- threads ----------------------------------------------------------------------------------------------------
+
+
+def test_two_threads_may_call_one_plan() -> None:
+    block = Block(64, 64)
+    fast = mp.compile(block)
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        for i in range(30):
+            x = normal(1 + (seed + i) % 5, 64, seed=seed * 100 + i)
+            got, want = fast(x), eager(block, x).numpy()
+            if not np.allclose(got, want, rtol=1e-4, atol=1e-4):
+                wrong.append(f"{seed} {i}")
+
+    threads = [threading.Thread(target=work, args=(s,)) for s in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong and fast.stats.compiles <= 2
+
+
+# -- environment --------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+    import numpy as np, monoplan as mp, sys
+    from monoplan.frontend.module import Module
+    from monoplan.runtime import toolchain
+
+    class Twice(Module):
+        def forward(self, x):
+            return (x + x) * x + 1
+
+    fast = mp.compile(Twice(), mp.spec("n"))
+    assert abs(fast(np.zeros(4, "f4")) - 1).max() < 1e-6
+    print(toolchain.compiler_runs(), fast.stats.cache_hits, fast.plan.graph.name)
+"""
+
+
+def test_a_second_process_starts_no_compiler(tmp_path: Path) -> None:
+    first = run_python(PROGRAM, tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert int(first.stdout.split()[0]) >= 1 and first.stdout.split()[1] == "0"
+    second = run_python(PROGRAM, tmp_path)
+    assert second.stdout.split()[:2] == ["0", "1"], second.stderr
+
+
+def test_environment_variables(tmp_path: Path) -> None:
+    done = run_python(PROGRAM, tmp_path / "cache", MONOPLAN_DUMP=str(tmp_path / "dump"), MONOPLAN_DEBUG="1")
+    assert done.returncode == 0 and "monoplan: Twice: " in done.stderr and "dce" not in done.stderr
+    assert {"00_trace.ir", "plan.c", "plan.txt"} <= {p.name for p in (tmp_path / "dump" / "Twice").iterdir()}
+    levels = [run_python(PROGRAM, tmp_path / "cache", MONOPLAN_DEBUG=str(n)).stderr for n in (0, 2, 3, 4)]
+    assert levels[0] == "" and "cache" in levels[1] and "dce" in levels[1] and "mp_run_plan" not in levels[2]
+    assert "mp_run_plan" in levels[3]
+    bad = run_python(PROGRAM, tmp_path / "cache", MONOPLAN_DEBUG="loud")
+    assert bad.returncode and "MONOPLAN_DEBUG='loud' is not a number" in bad.stderr
+    threads = run_python(PROGRAM + "    print(fast.built[0][2].executable.threads)", tmp_path / "cache", MONOPLAN_NUM_THREADS="3")
+    assert threads.stdout.splitlines()[-1] == "3"
+    bad = run_python(PROGRAM, tmp_path / "cache", MONOPLAN_NUM_THREADS="many")
+    assert bad.returncode and "MONOPLAN_NUM_THREADS='many' is not a number of threads" in bad.stderr
+
+
+def test_a_missing_compiler(tmp_path: Path) -> None:
+    done = run_python(PROGRAM, tmp_path, CC="/nonexistent/cc")
+    assert done.returncode and "CompileError: CC='/nonexistent/cc' can't be run" in done.stderr
+    assert "to do: correct CC" in done.stderr
+
+
+def test_a_compiler_that_fails(tmp_path: Path) -> None:
+    """The message holds what the compiler said, its command and the path of the source, which is kept."""
+    edited = tmp_path / "plan.c"
+    edited.write_text("#error this is wrong\n")
+    with pytest.raises(CompileError, match="this is wrong") as caught:
+        mp.compile(Block(), *SPECS, options={"source": str(edited)})
+    text = str(caught.value)
+    assert "status 1" in text and "-O3" in text and "plan.c" in text
+    kept = next(line.split("where: ")[1] for line in text.splitlines() if "where: " in line)
+    assert Path(kept).read_text() == edited.read_text()
+
+
+def test_cc_is_honoured(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    wrapper = tmp_path / "mycc"
+    wrapper.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec cc "$@"\n')
+    wrapper.chmod(0o755)
+    done = run_python(PROGRAM, tmp_path / "cache", CC=str(wrapper))
+    assert done.returncode == 0, done.stderr
+    assert "plan.c" in log.read_text()
+
+
+@pytest.mark.skipif(hasattr(os, "getuid") and os.getuid() == 0, reason="root may write everywhere")
+def test_an_unwritable_cache_as_user(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    done = run_python(PROGRAM, tmp_path / "cache")
+    assert done.returncode == 0 and done.stderr.count("can't be used") == 1
+
+
+def test_an_unusable_cache(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run_python(PROGRAM, tmp_path / "file" / "cache")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("can't be used") == 1 and "using a temporary one" in done.stderr
