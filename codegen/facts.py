@@ -364,10 +364,10 @@ def _pass_on(k: Linear, prefix: str, operands: Sequence[Operand]) -> Facts:
     params = ["mp_run *run MP_UNUSED", "const int step MP_UNUSED"]
     args = ["run", "step"]
     for o in operands:
-        params.append(f"{'' if o.written else 'const '}{o.ctype} *{o.name}")
+        params.append(f"{'' if o.written else 'const '}{o.ctype} *{o.name} MP_UNUSED")
         args.append(o.name)
     if k.epilogue == "argmax":
-        params.append("int64_t *mine")
+        params.append("int64_t *mine MP_UNUSED")
         args.append("mine")
     return {f"{prefix}_params": ", ".join([*params, *_symbol_params(k)]),
             f"{prefix}_args": ", ".join([*args, *_symbol_args(k)])}

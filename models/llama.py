@@ -274,6 +274,8 @@ class LlamaForCausalLM(Module, GenerationMixin):
             make_room(past_key_values, input_ids.shape[1] if num_valid is None else num_valid.numpy())
         hidden_states = self.model(input_ids, position_ids, past_key_values, num_valid=num_valid, all_tokens=all_logits)
         logits: Tensor = self.lm_head(hidden_states)
+        if logits.dtype.bits == 16:
+            logits = logits.float()  # a plan then keeps the sums of the head as they are
         return logits
 
     def _own_cache(self, input_ids: Tensor) -> KVCache:

@@ -143,7 +143,12 @@ def make_executable(
     """Plan, source, weights and binary of a graph; `params` gives a tensor by its path."""
     clock = clock or _Clock()
     if target == "cuda":
-        raise ArgumentError("target='cuda'")
+        from monoplan.runtime.cuda import compile_cuda
+
+        def override(text: str) -> str | None:
+            return override_text(options.source, graph.name, text, "cu")
+
+        return compile_cuda(graph, params, VERSION, override, clock.lap)
     from monoplan.codegen.plan import make_plan
     from monoplan.codegen.render import render_cpu
     from monoplan.runtime.cpu import CpuExecutable, host_target

@@ -23,6 +23,8 @@ COMMANDS = {
     "inspect": ("monoplan.cli_inspect", "IR at any stage, a diff for each pass, the plan, the source"),
     "verify": ("monoplan.cli_verify", "compare the compiled model with the float64 interpreter"),
     "bisect": ("monoplan.cli_bisect", "name the pass or the kernel that makes the numbers wrong"),
+    "report": ("monoplan.cli_report", "one HTML page: graphs, passes, memory, roofline, kernels, source"),
+    "golden": ("monoplan.cli_golden", "record what a model gives, and check later that it still does"),
     "run-ir": ("monoplan.cli_run_ir", "execute IR text on given or random inputs"),
     "doctor": ("monoplan.cli_doctor", "what this machine offers: compiler, threads, cache, packages"),
     "cache": ("monoplan.cli_cache", "the compiled plans on disk: info, clear, prune"),

@@ -13,6 +13,16 @@ from monoplan.passes.pattern import param_values
 from monoplan.passes.rebuild import Overwrites, builder_for, drop_dead, rebuilt, substitute
 
 
+def dce(graph: Graph, notes: Notes) -> Graph:
+    """Drops ops and params that no output needs; state writes are outputs."""
+    new = drop_dead(graph)
+    kept = set(new.ops)
+    for op in graph.ops if new is not graph else ():
+        if op not in kept:
+            notes.fired("dce", op)
+    return new
+
+
 def remove_identities(graph: Graph, notes: Notes) -> Graph:
     """Drops views and casts that change nothing, and joins two reshapes or transposes in a row."""
     new: dict[Value, Value] = {}
@@ -135,6 +145,7 @@ def _exactly(v: Any) -> Any:
     return (v, type(v), math.copysign(1.0, v)) if isinstance(v, float | int) else v
 
 
+DCE = Pass("dce", "drops ops whose results nobody reads", dce)
 REMOVE_IDENTITIES = Pass("remove-identities", "drops views and casts that change nothing", remove_identities)
 HOIST_SETUP = Pass("hoist-setup", "ops over weights only run once, at load", hoist_setup)
 MERGE_EQUAL_OPS = Pass("merge-equal-ops", "one op where several compute the same", merge_equal_ops)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monoplan.passes.canonicalize import HOIST_SETUP, MERGE_EQUAL_OPS, REMOVE_IDENTITIES
+from monoplan.passes.canonicalize import DCE, HOIST_SETUP, MERGE_EQUAL_OPS, REMOVE_IDENTITIES
 from monoplan.passes.fuse_attention import FUSE_ATTENTION
 from monoplan.passes.fuse_linear import FUSE_HEAD_ARGMAX, FUSE_NORM_LINEAR, FUSE_RESIDUAL_ADD, PULL_LAST_TOKEN
 from monoplan.passes.fuse_pointwise import FUSE_GATED, FUSE_INTO_PRODUCER, FUSE_INTO_REDUCE, FUSE_POINTWISE
@@ -10,11 +10,8 @@ from monoplan.passes.fuse_qkv import FUSE_QKV
 from monoplan.passes.idioms import IDIOMS
 from monoplan.passes.manager import Pass
 from monoplan.passes.merge_parallel_linears import MERGE_PARALLEL_LINEARS
-from monoplan.passes.rebuild import drop_dead
 from monoplan.passes.roll_layers import ROLL_LAYERS
 from monoplan.passes.widen_activations import WIDEN_ACTIVATIONS
-
-DCE = Pass("dce", "drops ops whose results nobody reads", lambda g, notes: drop_dead(g))
 
 PIPELINE: tuple[Pass, ...] = (
     DCE,

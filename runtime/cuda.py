@@ -20,6 +20,7 @@ from monoplan.codegen.plan_cuda import CopyBytes, Launch, Product, Variant, Word
 from monoplan.codegen.render_cuda import CudaSource
 from monoplan.codegen.views import Buffer
 from monoplan.ir.dims import Dim, evaluate
+from monoplan.ir.graph import Graph
 from monoplan.runtime.cpu import describe_failure
 from monoplan.runtime.cuda_arrays import Arguments, ErrorRecord, Results, Twins
 from monoplan.runtime.cuda_device import Device, GpuDevice, LaunchSpec, ProductSpec, gpu
@@ -207,11 +208,21 @@ class _Resolver:
         return self.tables[b.kind][b.index]
 
 
-def cuda_executable(
-    plan: Plan, source: CudaSource, weights: Callable[[str], Array], text: str | None = None
+def compile_cuda(
+    graph: Graph, weights: Callable[[str], Array], version: str, override: Callable[[str], str | None],
+    lap: Callable[[str], None],
 ) -> CudaExecutable:
-    """Builds a plan's source and uploads its weights."""
+    """Plan, source, weights and binary of a graph for the current GPU; `lap` is told of each stage."""
+    from monoplan.codegen.plan_cuda import make_cuda_plan
+    from monoplan.codegen.render_cuda import render_cuda
     from monoplan.runtime.cuda_weights import upload_params
 
     device: GpuDevice = gpu()
-    return CudaExecutable(plan, source, upload_params(plan, weights, device), device, text)
+    plan = make_cuda_plan(graph, device.target)
+    source = render_cuda(plan, version)
+    lap("codegen")
+    params = upload_params(plan, weights, device)
+    lap("weights")
+    executable = CudaExecutable(plan, source, params, device, override(source.text))
+    lap("build")
+    return executable

@@ -12,10 +12,11 @@ ABI = 1
 MESSAGE_LINES = 30
 
 
-def options(target: Target) -> tuple[str, ...]:
+def options(target: Target, version: tuple[int, int]) -> tuple[str, ...]:
     """Flags of a build. The `a` variant of an architecture allows its special instructions."""
     special = "a" if target.capability >= 90 else ""
-    return ("--std=c++17", f"--gpu-architecture={target.isa}{special}", "-lineinfo")
+    parallel = ("--split-compile=0",) if version >= (13, 0) else ()  # kernels are optimized side by side
+    return ("--std=c++17", f"--gpu-architecture={target.isa}{special}", "-lineinfo", "-diag-suppress=177,550", *parallel)
 
 
 def build(source: str, target: Target) -> cache.Entry:
@@ -24,7 +25,7 @@ def build(source: str, target: Target) -> cache.Entry:
         from cupy_backends.cuda.libs import nvrtc
     except ImportError as error:
         raise CompileError("NVRTC can't be loaded", why=str(error), fix="pip install monoplan[cuda]") from None
-    flags = options(target)
+    flags = options(target, tuple(nvrtc.getVersion()))
     version = "NVRTC " + ".".join(map(str, nvrtc.getVersion()))
     key = cache.BuildKey(source, (), version, flags, target.isa, ABI, "cuda")
 

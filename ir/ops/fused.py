@@ -10,6 +10,7 @@ from monoplan.ir.dims import equal
 from monoplan.ir.expr import evaluate_expr, expr_dtype, parse_expr
 from monoplan.ir.opdef import REGISTRY, Array, op, require
 from monoplan.ir.ops.attention import _kv_type, _rope_type, kv_update, rope
+from monoplan.ir.ops.collective import all_reduce
 from monoplan.ir.ops.index import _embedding_type, embedding
 from monoplan.ir.ops.linear import _matmul_type, linear, matmul
 from monoplan.ir.ops.norm import layer_norm, rms_norm
@@ -143,6 +144,17 @@ def _fused_gather_type(ids: TensorType, weight: TensorType, *extras: TensorType,
 def fused_gather(ids: Array, weight: Array, *extras: Array, expr: str) -> Array:
     """expr(embedding(ids, weight), extras…)."""
     return evaluate_expr(parse_expr(expr), [embedding.reference(ids, weight), *extras])
+
+
+def _fused_all_reduce_type(x: TensorType, *extras: TensorType, world: int, expr: str) -> TensorType:
+    require(world >= 1, f"fused_all_reduce: world must be 1 or more, got {world}")
+    return _with_expr([x], extras, expr, "fused_all_reduce")
+
+
+@op(_fused_all_reduce_type, "fused_collective")
+def fused_all_reduce(x: Array, *extras: Array, world: int, expr: str) -> Array:
+    """expr(all_reduce(x), extras…): the residual is added while the ranks' parts are summed."""
+    return evaluate_expr(parse_expr(expr), [all_reduce.reference(x, world=world), *extras])
 
 
 def _fused_reduce_type(

@@ -1,6 +1,6 @@
 """Small calls of every op of the registry: operand types, attributes and value ranges, for compiled tests.
 
-Operands are written as types: `T` stands for the element type under test, `b` and `s` are symbolic sizes.
+Operands are written as types: `T` stands for the element type under test; `b`, `s`, `q` and `k` are symbolic sizes.
 `arg("f32[4, 8]", param=True)` is a weight of the plan; ranges keep out what the reference leaves undefined.
 """
 
@@ -19,7 +19,9 @@ from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.types import DTYPES, DType, TensorType, as_dtype
 
 B, S = symbol("b"), symbol("s")
-SIZES = ({"b": 2, "s": 5}, {"b": 1, "s": 1}, {"b": 3, "s": 9})
+SIZES = (
+    {"b": 2, "s": 5, "q": 5, "k": 9}, {"b": 1, "s": 1, "q": 1, "k": 9}, {"b": 3, "s": 9, "q": 37, "k": 75},
+)  # fmt: skip
 TESTED = "T"  # an attribute of this value becomes the element type under test
 
 
@@ -159,6 +161,7 @@ for _axis in (None, 0, 1, -1):
     case("argmax", "T[b, s, 6]", axis=_axis)
 case("argmax", arg("T[4, 40]", 0, 3), axis=1, keepdims=True)  # ties of integers go to the lowest
 case("argmax", "T[1]")
+case("argmax", "T[2, 3]", keepdims=True)
 case("softmax", arg("T[b, 4, s]", -5, 5))
 case("softmax", arg("T[b, s, 5]", -5, 5), axis=1)
 case("softmax", "T[6]", axis=0)
@@ -236,14 +239,14 @@ for _algo in ("gpt_neox", "gpt_j"):
     case("rope", "T[b, s, 3, 8]", _POSITIONS, _TABLE, _TABLE, algo=_algo)
     case("rope", "T[s, 3, 12]", arg("u8[s]", 0, 15), _TABLE, arg("f32[16, 4]"), algo=_algo)  # a part rotates
 case("rope", "T[b, s, 2, 6]", arg("i32[s]", 0, 15), arg("T[16, 3]", -1, 1), arg("T[16, 3]", -1, 1))
-_KV = ("T[b, 2, 9, 8]", "T[b, 2, 9, 6]")
-case("attention", "T[b, 4, s, 8]", *_KV)
-case("attention", "T[b, 4, s, 8]", *_KV, causal=True, scale=0.3)
-case("attention", "T[b, s, 4, 8]", *_KV, causal=True, softcap=5.0, layout="bshd")
-case("attention", "T[b, 4, s, 8]", *_KV, "bool[b, 1, s, 9]")
-case("attention", "T[b, 4, s, 8]", *_KV, arg("f32[s, 9]", -3, 3), window=4)
-case("attention", "T[b, 4, s, 8]", *_KV, None, arg("i32[b]", values=[0, 3, 0]), causal=True, window=3)
-case("attention", "T[4, s, 8]", "T[4, 70, 8]", "T[4, 70, 8]", causal=True)
+_KV = ("T[b, 2, k, 8]", "T[b, 2, k, 6]")
+case("attention", "T[b, 4, q, 8]", *_KV)
+case("attention", "T[b, 4, q, 8]", *_KV, causal=True, scale=0.3)
+case("attention", "T[b, q, 4, 8]", *_KV, causal=True, softcap=5.0, layout="bshd")
+case("attention", "T[b, 4, q, 8]", *_KV, "bool[b, 1, q, k]")
+case("attention", "T[b, 4, q, 8]", *_KV, arg("f32[q, k]", -3, 3), window=4)
+case("attention", "T[b, 4, q, 8]", *_KV, None, arg("i32[b]", values=[0, 3, 8]), causal=True, window=3)
+case("attention", "T[4, q, 8]", "T[4, k, 8]", "T[4, k, 8]", causal=True)
 case("attention", "T[1, 1, 5, 4]", "T[1, 1, 3, 4]", "T[1, 1, 3, 4]", causal=True)  # rows that see nothing
 _ROWS, _LENGTHS = "T[b, s, 2, 4]", arg("i64[b]", values=[1, 4, 0])
 case("kv_update", "T[b, 2, 13, 4]", _ROWS, _LENGTHS)
@@ -260,6 +263,8 @@ case("random_sample", *_SAMPLE, arg("f32[]", values=1.0), arg("i32[]", values=0)
      arg("f32[]", values=0.2))  # fmt: skip
 case("random_sample", "T[s, b, 30]", _U, arg("f32[]", values=0.9), arg("i32[]", values=5),
      arg("f32[]", values=0.0))  # fmt: skip
+case("random_sample", "T[30]", arg("f32[]", values=0.6), arg("f32[]", values=0.9), arg("i32[]", values=0),
+     arg("f32[]", values=1.0))  # fmt: skip
 case("repetition_penalty", "T[b, 12]", arg("i64[b, s]", -1, 13), arg("i32[b]", values=[1, 1, 0]),
      arg("f32[b]", values=[1.3, 0.8, 2.0]))  # fmt: skip
 
@@ -285,6 +290,8 @@ case("fused_linear", _X, _W, arg("T[40]", param=True), None, None, "T[20]", gate
 case("fused_linear", _X, "T[40, 24]", "T[40]", _G, norm="rms", eps=1e-5, gated=True, expr="swiglu(x0, x1)",
      scale=96)  # fmt: skip
 case("fused_linear", "T[s, 24]", _W, None, None, None, arg("T[s, 1]", 1, 2), expr="div(tanh(x0), x1)", scale=24)
+case("fused_linear", "T[7]", arg("T[10, 7]", param=True), None, None, None, "T[]", gated=True,
+     expr="mul(sub(x0, x1), x2)", scale=56)  # fmt: skip
 case("fused_matmul", "T[b, s, 6]", "T[6, 5]", "T[5]", expr="relu(add(x0, x1))", scale=6)
 case("fused_norm", "T[b, s, 24]", _G, None, "T[s, 24]", norm="rms", eps=1e-5, expr="add(x0, x1)", scale=2)
 case("fused_norm", "T[b, s, 24]", _G, _G, norm="layer", eps=1e-5, expr="gelu(x0)", scale=4)
@@ -296,6 +303,7 @@ case("fused_reduce", "T[b, s]", inputs=1, reduce="mean", post="sqrt(add(abs(x0),
 case("linear_argmax", "T[b, s, 24]", arg("T[50, 24]", param=True))
 case("linear_argmax", "T[b, 24]", arg("T[50, 24]", param=True), arg("T[50]", param=True), _G, norm="rms",
      eps=1e-5, keepdims=True)  # fmt: skip
+case("linear_argmax", "T[7]", arg("T[20, 7]", param=True))
 case("linear_argmax", "T[s, 24]", "T[50, 24]", None, _G, _G, norm="layer", eps=1e-5)
 _CACHES = ("T[b, 2, 13, 8]", "f32[b, 2, 13, 8]", _LENGTHS)
 _QKV: dict[str, Any] = {"heads": 4, "kv_heads": 2, "scale": 24}

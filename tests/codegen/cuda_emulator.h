@@ -73,8 +73,15 @@ static void start()
     f->warp->barrier.release();
     swapcontext(&f->context, &b->scheduler);
 }
-static const size_t STACK = 256 << 10;
-static void run_block(Block &b, Dim index, std::vector<unsigned char> &stacks)
+static const size_t STACK = 128 << 10;
+struct Stacks { // kept by each OS thread; memory that is never touched costs nothing
+    unsigned char *data = nullptr;
+    size_t size = 0;
+    void grow(size_t n) { if (n > size) { free(data); data = (unsigned char *)malloc(n); size = n; } }
+    ~Stacks() { free(data); }
+};
+static thread_local Stacks stacks;
+static void run_block(Block &b, Dim index)
 {
     block = &b;
     b.index = index;
@@ -84,7 +91,7 @@ static void run_block(Block &b, Dim index, std::vector<unsigned char> &stacks)
     memset(b.dynamic.data(), 0xff, b.dynamic.size());
     b.barrier = Barrier();
     b.barrier.live = n;
-    if ((int64_t)stacks.size() < (int64_t)n * (int64_t)STACK) stacks.resize(n * STACK);
+    stacks.grow(n * STACK);
     for (int i = 0; i < n; ++i) {
         Fiber &f = b.fibers[i];
         f.thread = {(unsigned)i, 0, 0};
@@ -92,7 +99,7 @@ static void run_block(Block &b, Dim index, std::vector<unsigned char> &stacks)
         f.warp = &b.warps[i / 32];
         ++f.warp->barrier.live;
         getcontext(&f.context);
-        f.context.uc_stack.ss_sp = stacks.data() + i * STACK;
+        f.context.uc_stack.ss_sp = stacks.data + i * STACK;
         f.context.uc_stack.ss_size = STACK;
         f.context.uc_link = nullptr;
         makecontext(&f.context, start, 0);
@@ -263,11 +270,10 @@ extern "C" int emu_launch(void *kernel, const unsigned *grid, unsigned threads, 
     };
     if (cluster <= 1) {
         Block b;
-        std::vector<unsigned char> stacks;
         prepare(b, nullptr, 0);
         for (unsigned z = 0; z < all.z; ++z)
             for (unsigned y = 0; y < all.y; ++y)
-                for (unsigned x = 0; x < all.x; ++x) run_block(b, {x, y, z}, stacks);
+                for (unsigned x = 0; x < all.x; ++x) run_block(b, {x, y, z});
         return 0;
     }
     for (unsigned i = 0; i < all.x / cluster * all.y * all.z; ++i) {
@@ -280,12 +286,11 @@ extern "C" int emu_launch(void *kernel, const unsigned *grid, unsigned threads, 
         for (unsigned r = 0; r < cluster; ++r)
             blocks.emplace_back([&, r] {
                 Block b;
-                std::vector<unsigned char> stacks;
-                prepare(b, &c, (int)r);
+                        prepare(b, &c, (int)r);
                 c.bases[r] = &tls_mark;
                 ++ready;
                 while (ready < cluster) sched_yield();
-                run_block(b, {first + r, y, z}, stacks);
+                run_block(b, {first + r, y, z});
             });
         for (auto &t : blocks) t.join();
     }

@@ -40,9 +40,10 @@ def test_logits_of_the_plan_are_those_of_transformers(case: str) -> None:
         np.testing.assert_allclose(out, golden.arrays["logits_f32"][record], rtol=0, atol=1e-4)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("case", CASES)
-def test_the_plan_in_bfloat16_is_as_near_as_transformers_in_bfloat16(case: str) -> None:
+@pytest.mark.parametrize(
+    "case", [c if i % 6 == 0 else pytest.param(c, marks=pytest.mark.nightly) for i, c in enumerate(CASES)]
+)
+def test_the_plan_in_bfloat16_is_nearer_than_transformers_in_bfloat16(case: str) -> None:
     golden = Golden(case)
     check_bfloat16(golden, mp.compile(golden.model("bfloat16")))
 
@@ -50,15 +51,15 @@ def test_the_plan_in_bfloat16_is_as_near_as_transformers_in_bfloat16(case: str) 
 @pytest.mark.parametrize("case", CASES[::3])
 def test_bfloat16_is_as_near_to_the_exact_logits_as_transformers_in_bfloat16(case: str) -> None:
     golden = Golden(case)
-    check_bfloat16(golden, golden.model("bfloat16"))
+    check_bfloat16(golden, golden.model("bfloat16"), slack=1.5)  # eager rounds after every op: one element is luck
 
 
-def check_bfloat16(golden: Golden, model: Any) -> None:
+def check_bfloat16(golden: Golden, model: Any, slack: float = 1.0) -> None:
     for record in range(len(golden.arrays["input_ids"])):
         out = golden.run(model, record).astype(np.float64)
         error = np.abs(out - golden.arrays["logits_f64_bf16w"][record])
         assert error.mean() <= golden.arrays["bf16_error_mean"][record]
-        assert error.max() <= 1.5 * golden.arrays["bf16_error_max"][record]  # one element: a matter of luck
+        assert error.max() <= slack * golden.arrays["bf16_error_max"][record]
 
 
 @pytest.mark.parametrize("case", ["mha", "qwen2_window", "rope_longrope", "rope_yarn"])

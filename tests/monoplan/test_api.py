@@ -279,6 +279,45 @@ def test_arguments_that_forward_replaces_are_written_back() -> None:
     assert (tensors["total"].numpy() == 1).all()
 
 
+class Remember(Module):
+    """Attention over all tokens so far."""
+
+    def forward(self, x: Any, cache: Any) -> Any:
+        batch, seq, _ = x.shape
+        h = x.view(batch, seq, 2, 4)
+        past = cache.lengths
+        k, v = cache.update(0, h, h + 1)
+        y = call("attention", h.transpose(1, 2), k, v, None, past, causal=True)
+        cache.advance(seq)
+        return y
+
+
+def test_a_cache_lives_through_calls() -> None:
+    module = Remember()
+    fast = mp.compile(module)
+    ours, theirs = (mp.KVCache(1, 2, 2, 4, capacity=6) for _ in range(2))
+    storage = ours.k[0].numpy()
+    for i, seq in enumerate((3, 1, 2)):
+        x = normal(2, seq, 8, seed=i)
+        close(fast(x, ours), module(Tensor(x), theirs))
+    close(ours.k[0].numpy(), theirs.k[0])
+    assert ours.k[0].numpy() is storage and ours.lengths.tolist() == [6, 6]
+    before = storage.copy()
+    with pytest.raises(ArgumentError, match="kv_update: sequence 0 needs 7 positions, the cache has 6"):
+        fast(normal(2, 1, 8), ours)
+    assert ours.lengths.tolist() == [6, 6]
+    np.testing.assert_array_equal(storage, before)
+    ours.reserve(2)
+    theirs.reserve(2)
+    x = normal(2, 2, 8)
+    close(fast(x, ours), module(Tensor(x), theirs))
+    storage.flags.writeable = False
+    with pytest.raises(ArgumentError, match="argument cache.k.0: forward writes into it, but the array is read-only"):
+        locked = mp.KVCache(1, 2, 2, 4, capacity=6)
+        locked.k[0] = Tensor(storage)
+        fast(x, locked)
+
+
 # -- threads ----------------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ typedef unsigned long long uint64_t;
 #define NAN __int_as_float(0x7fffffff)
 #endif
 
-#define MP_UNUSED
+#define MP_UNUSED [[maybe_unused]]
 #define MP_FN __device__ __forceinline__
 #define MP_PRAGMA(text) _Pragma(#text)
 #define MP_UNROLL MP_PRAGMA(unroll)

@@ -1,0 +1,248 @@
+"""Decode and prefill of LLaMA shapes on one GPU, random bf16 weights: time, share of the bandwidth measured in the same run.
+
+    python benchmarks/gpu_llama.py 1b --batch 1 8 32 --context 1024 8192 --prefill 2048 --tune 30 --json out.json
+    python benchmarks/gpu_llama.py 1b --torch          the same shapes by torch.compile (reduce-overhead, static cache)
+
+Each number is the median of CUDA-event times between graph replays that are enqueued ahead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from monoplan.api import Compiled
+from monoplan.codegen.plan_cuda import make_cuda_plan
+from monoplan.codegen.render_cuda import render_cuda
+from monoplan.frontend.module import Module
+from monoplan.frontend.tracer import spec
+from monoplan.ir.dims import evaluate
+from monoplan.models.config import LlamaConfig
+from monoplan.models.generation import cache_spec
+from monoplan.models.llama import LlamaForCausalLM
+from monoplan.runtime.cuda import CudaExecutable
+from monoplan.runtime.cuda_device import gpu
+from monoplan.runtime.weights import prepare
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2, "num_attention_heads": 8,
+             "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1000, "tie_word_embeddings": True},
+    "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+           "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256, "tie_word_embeddings": True},
+    "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+           "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "tie_word_embeddings": False},
+}  # fmt: skip
+
+
+class GreedyStep(Module):
+    """The model and the best next token: what a greedy decoder runs."""
+
+    def __init__(self, lm: Module) -> None:
+        super().__init__()
+        self.lm = lm
+
+    def forward(self, input_ids: Any, past_key_values: Any, num_valid: Any) -> Any:
+        """Token ids [batch, 1]."""
+        return self.lm(input_ids, past_key_values=past_key_values, num_valid=num_valid).argmax(dim=-1)
+
+
+def config_of(shape: str) -> LlamaConfig:
+    return LlamaConfig(**SHAPES[shape], max_position_embeddings=40960, rope_theta=500000.0, rms_norm_eps=1e-5, dtype="bfloat16")
+
+
+def bytes_per_step(c: LlamaConfig, batch: int, context: int) -> int:
+    """Weights and KV cache, each read once."""
+    q, kv = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+    layer = c.hidden_size * (2 * q + 2 * kv + 3 * c.intermediate_size)
+    cache = 2 * kv * context * batch
+    return 2 * (c.num_hidden_layers * (layer + cache) + c.vocab_size * c.hidden_size)
+
+
+class Decoder:
+    """A shape's plan with random weights that were made on the device."""
+
+    def __init__(self, shape: str, full: bool = False) -> None:
+        self.config = config_of(shape)
+        self.times: dict[str, float] = {}
+        self.device = gpu()
+        self.cupy = self.device.cupy
+        start = time.perf_counter()
+        lm = LlamaForCausalLM(self.config)
+        step: Module = GreedyStep(lm)
+        specs = {"input_ids": spec("batch", "seq", dtype="int64"), "past_key_values": cache_spec(self.config, "bfloat16"),
+                 "num_valid": spec("batch", dtype="int32")}
+        if full:
+            from monoplan.models.generation import GenerationStep, step_specs
+
+            step, specs = GenerationStep(lm), step_specs(self.config, "bfloat16")
+        built = Compiled(step, target="reference", **specs).built[0][2]
+        self.graph, tensors = built.stages[-1].graph, built.tensors
+        self.lap("trace and passes", start)
+        start = time.perf_counter()
+        self.plan = make_cuda_plan(self.graph, self.device.target)
+        self.source = render_cuda(self.plan, "benchmark")
+        self.lap("codegen", start)
+        start = time.perf_counter()
+        self.params = [self._random(use, tensors) for use in self.plan.params]
+        self.lap("random weights", start)
+        start = time.perf_counter()
+        self.executable = CudaExecutable(self.plan, self.source, self.params, self.device)
+        self.lap("build", start)
+
+    def lap(self, name: str, start: float) -> None:
+        self.times[name] = time.perf_counter() - start
+
+    def _random(self, use: Any, tensors: Any) -> Any:
+        t = use.value.type
+        if any(p.value is use.value and "rotary" in p.path for p in self.graph.params):
+            (array,) = prepare(self.graph, [use], lambda path: tensors[path].numpy())
+            memory = self.device.allocate(array.nbytes)
+            self.device.upload(memory.address, array)
+            self.device.synchronize()
+            return memory
+        shape = tuple(int(d) for d in t.shape)
+        matrix = len(shape) == 2
+        return self.noise(shape, 0.7 * shape[-1] ** -0.5 if matrix else 0.1, 0.0 if matrix else 1.0)
+
+    def noise(self, shape: tuple[int, ...], std: float, mean: float = 0.0) -> Any:
+        """Normal numbers as bf16 bits."""
+        xp = self.cupy
+        n = int(np.prod(shape))
+        out = xp.empty(n, xp.uint16)
+        for i in range(0, n, 1 << 28):
+            piece = xp.random.standard_normal(min(1 << 28, n - i), dtype=xp.float32) * np.float32(std) + np.float32(mean)
+            out[i : i + piece.size] = (piece.view(xp.uint32) + xp.uint32(0x8000)) >> xp.uint32(16)
+        xp.cuda.get_current_stream().synchronize()
+        return _Held(out)
+
+    def inputs(self, batch: int, seq: int, context: int) -> tuple[dict[str, int], list[Any]]:
+        """Arguments of a step: a cache with `context` tokens of which the last `seq` are new."""
+        values = {"batch": batch, "seq": seq, "capacity": max(context, 16), "hist": 1}
+        special = {"lengths": np.full(batch, context - seq, np.int32), "num_valid": np.full(batch, seq, np.int32),
+                   "input_ids": np.random.default_rng(0).integers(0, self.config.vocab_size, (batch, seq))}
+        found = []
+        for v in self.graph.inputs:
+            name = v.name.rpartition(".")[2]
+            shape = tuple(evaluate(d, values) for d in v.type.shape)
+            if v.type.rank == 4:
+                found.append(self.noise(shape, 1.0))
+                continue
+            array = special.get(name, np.zeros(shape)).astype(v.type.dtype.numpy)
+            memory = self.device.allocate(array.nbytes)
+            self.device.upload(memory.address, np.ascontiguousarray(array))
+            self.device.synchronize()
+            found.append(memory)
+        symbols = {s: values[s] for s in self.graph.symbols}
+        return {**symbols, "threads": 1}, found
+
+    def calls(self, batch: int, seq: int, context: int) -> Any:
+        """The launches of one step; what they point to is kept with them."""
+        values, inputs = self.inputs(batch, seq, context)
+        outputs = [self.device.allocate(max(16, evaluate(v.type.size, values) * v.type.dtype.itemsize)) for v in self.graph.outputs]
+        found = self.executable.calls(values, [m.address for m in inputs], [m.address for m in outputs])
+        found.held = (inputs, outputs)
+        return found
+
+    def milliseconds(self, calls: Any, count: int = 60, graph: bool = True) -> float:
+        """The median time of a step."""
+        device = self.device
+        run: Callable[[], None] = calls.enqueue
+        calls.enqueue()
+        device.synchronize()
+        if graph:
+            captured = device.capture(calls.enqueue)
+            run = lambda: device.launch_graph(captured)  # noqa: E731
+        return time_runs(device, run, count)
+
+
+class _Held:
+    def __init__(self, array: Any) -> None:
+        self.array, self.address, self.nbytes = array, int(array.data.ptr), array.nbytes
+
+
+def time_runs(device: Any, run: Callable[[], None], count: int, warm: int = 5) -> float:
+    """Median milliseconds between events around runs that are enqueued ahead."""
+    events = [device.cupy.cuda.Event() for _ in range(count + 1)]
+    for _ in range(warm):
+        run()
+    events[0].record(device.stream)
+    for e in events[1:]:
+        run()
+        e.record(device.stream)
+    device.synchronize()
+    return statistics.median(device.cupy.cuda.get_elapsed_time(a, b) for a, b in zip(events, events[1:], strict=False))
+
+
+def read_bandwidth(device: Any) -> float:
+    """Bytes a second of a sum over 2 GB, the best of several: what reading memory can give here."""
+    source = r"""
+    extern "C" __global__ void __launch_bounds__(512) total(const uint4 *x, float *y, const long long n) {
+        float s = 0.0f;
+        const long long step = (long long)gridDim.x * blockDim.x;
+        for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < n; i += 8 * step) {
+            uint4 v[8];
+            #pragma unroll
+            for (int j = 0; j < 8; ++j) v[j] = i + j * step < n ? __ldcs(x + i + j * step) : make_uint4(0, 0, 0, 0);
+            #pragma unroll
+            for (int j = 0; j < 8; ++j) s += __uint_as_float(v[j].x) + __uint_as_float(v[j].y) + __uint_as_float(v[j].z) + __uint_as_float(v[j].w);
+        }
+        if (s == 1.2345f) y[0] = s;
+    }"""
+    xp = device.cupy
+    n = 1 << 31
+    x, y = xp.random.standard_normal(n // 4, dtype=xp.float32), xp.zeros(1, xp.float32)
+    xp.cuda.get_current_stream().synchronize()
+    kernel = xp.RawKernel(source, "total")
+    best = 0.0
+    for blocks in (2, 4):
+        with device.stream:
+            ms = time_runs(device, lambda b=blocks: kernel((device.target.cores * b,), (512,), (x, y, np.int64(n // 16))), 20)
+        best = max(best, n / ms * 1e3)
+    return best
+
+
+def main() -> None:
+    """Runs the chosen measurements and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("--batch", type=int, nargs="*", default=[1])
+    parser.add_argument("--context", type=int, nargs="*", default=[1024])
+    parser.add_argument("--prefill", type=int, nargs="*", default=[])
+    parser.add_argument("--full", action="store_true", help="the step of generation: penalty, sampling, log probability")
+    parser.add_argument("--plain", action="store_true", help="also without overlapping launches")
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    decoder = Decoder(args.shape, args.full)
+    limit = read_bandwidth(decoder.device)
+    print(f"{decoder.device.name}, {args.shape}: read bandwidth {limit / 1e12:.2f} TB/s; seconds: "
+          + ", ".join(f"{k} {v:.2f}" for k, v in decoder.times.items()))
+    rows = []
+
+    def report(what: str, ms: float, floor: float) -> None:
+        rows.append({"what": what, "ms": ms, "floor_ms": floor})
+        print(f"{what:40s} {ms:9.3f} ms   floor {floor:8.3f} ms   {floor / ms:6.1%}", flush=True)
+
+    for context in args.context:
+        for batch in args.batch:
+            floor = bytes_per_step(decoder.config, batch, context) / limit * 1e3
+            for overlap in (True, False) if args.plain else (True,):
+                decoder.executable.overlap = overlap
+                ms = decoder.milliseconds(decoder.calls(batch, 1, context))
+                report(f"decode, batch {batch}, context {context}{'' if overlap else ', no overlap'}", ms, floor)
+            decoder.executable.overlap = True
+    for length in args.prefill:
+        ms = decoder.milliseconds(decoder.calls(1, length, length), count=10, graph=False)
+        report(f"prefill of {length}", ms, 0.0)
+    if args.json:
+        with open(args.json, "w") as f:
+            json.dump({"shape": args.shape, "bandwidth": limit, "times": decoder.times, "rows": rows}, f, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""pytest plugin: golden tests for compiled modules.
+
+    def test_block(golden):
+        fast = mp.compile(Block(), mp.spec("batch", 64))
+        golden.check(fast, x)
+
+Goldens lie in `golden/<test file>/<test>/` beside the test file. `--golden-update` records them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """--golden-update and --golden-force."""
+    group = parser.getgroup("monoplan")
+    group.addoption("--golden-update", action="store_true", help="record the golden results of the tests that run")
+    group.addoption("--golden-force", action="store_true", help="let --golden-update work where CI is set")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Goldens that the run itself writes can't detect anything: in CI that must be meant."""
+    if config.getoption("--golden-update") and os.environ.get("CI") and not config.getoption("--golden-force"):
+        raise pytest.UsageError("--golden-update is refused because CI is set; --golden-force insists")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Any:
+    """`golden.check(fast, *args)`: the call's outputs must be the recorded ones."""
+    from monoplan.golden import GoldenFixture
+
+    path = request.node.path
+    name = re.sub(r"[^\w.-]+", "_", request.node.name).strip("_")
+    folder = path.parent / "golden" / path.stem / name
+    return GoldenFixture(folder, bool(request.config.getoption("--golden-update")))

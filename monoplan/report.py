@@ -1,0 +1,41 @@
+"""The report: one HTML file that needs nothing else, no network and no server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from monoplan.report_data import report_data
+
+if TYPE_CHECKING:
+    from monoplan.build import Built
+    from monoplan.runtime.profiler import Profile
+
+ASSETS = Path(__file__).resolve().parent / "report_assets"
+SCRIPTS = ("layout.js", "graph.js", "charts.js", "report.js")
+
+
+def write_report(path: Path, built: Built, profiles: Mapping[str, Profile]) -> Path:
+    """Writes the page; folders on the way are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(render_report(report_data(built, profiles)), encoding="utf-8")
+    return path
+
+
+def render_report(data: Mapping[str, Any]) -> str:
+    """The page for some data."""
+    page = (ASSETS / "report.html").read_text(encoding="utf-8")
+    style = (ASSETS / "report.css").read_text(encoding="utf-8")
+    script = "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    # Inside a script element only `</` could end it early.
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/").replace("<!--", "<\\!--")
+    title = f"{data['name']} for {data['target']} · monoplan"
+    for mark, part in (("@TITLE@", _escaped(title)), ("@STYLE@", style), ("@SCRIPT@", script), ("@DATA@", text)):
+        page = page.replace(mark, part, 1)
+    return page
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,159 @@
+/* What this machine can do: the rate of reading, of fused multiply-adds, and of the tile unit where there is one.
+ * Every function gives the seconds of its best round. */
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+#if defined(__AMX_BF16__) || defined(__AMXBF16__)
+#include <immintrin.h>
+#include <unistd.h>
+#define TILES 1
+#endif
+
+#ifndef MP_LANES
+#define MP_LANES 4
+#endif
+#if MP_LANES > 1
+typedef float vec __attribute__((vector_size(4 * MP_LANES)));
+#else
+typedef float vec;
+#endif
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int thread(void)
+{
+#if defined(_OPENMP)
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
+/* Kept where the compiler can't see that nobody reads it. */
+static volatile float sink;
+
+static void read_part(const vec *data, int64_t begin, int64_t end, int inner)
+{
+    vec s0 = data[begin], s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;
+    for (int r = 0; r < inner; ++r) {
+        for (int64_t i = begin; i + 8 <= end; i += 8) {
+            s0 += data[i], s1 += data[i + 1], s2 += data[i + 2], s3 += data[i + 3];
+            s4 += data[i + 4], s5 += data[i + 5], s6 += data[i + 6], s7 += data[i + 7];
+        }
+        __asm__ volatile("" ::: "memory"); /* every round reads again */
+    }
+    const vec all = s0 + s1 + s2 + s3 + s4 + s5 + s6 + s7;
+    float first;
+    memcpy(&first, &all, sizeof first);
+    sink = first;
+}
+
+/* Reads `count` vectors `inner` times in each round; threads share them. The first round touches the pages. */
+double mp_limit_read(float *memory, int64_t count, int rounds, int inner, int threads)
+{
+    vec *data = (vec *)memory;
+    double best = 1e30;
+    for (int r = 0; r <= rounds; ++r) {
+        const double begin = now();
+#if defined(_OPENMP)
+        #pragma omp parallel num_threads(threads)
+#endif
+        {
+            const int64_t from = count * thread() / threads, to = count * (thread() + 1) / threads;
+            if (r == 0) memset(data + from, 0, (size_t)(to - from) * sizeof(vec));
+            else read_part(data, from, to, inner);
+        }
+        const double seconds = now() - begin;
+        if (r > 0 && seconds < best) best = seconds;
+    }
+    return best;
+}
+
+static void multiply(int64_t iterations)
+{
+    /* 12 independent sums: enough for the latency of every machine we know, few enough for 16 registers. */
+    float fill[MP_LANES];
+    for (int i = 0; i < MP_LANES; ++i) fill[i] = 1.0f + 1e-7f * (float)i;
+    vec a, b;
+    memcpy(&a, fill, sizeof a);
+    b = a;
+    __asm__ volatile("" : "+m"(a), "+m"(b)); /* unknown to the optimiser */
+    const vec x = a, y = b;
+    vec s0 = y, s1 = y, s2 = y, s3 = y, s4 = y, s5 = y, s6 = y, s7 = y, s8 = y, s9 = y, s10 = y, s11 = y;
+    for (int64_t i = 0; i < iterations; ++i) {
+        s0 = s0 * x + y, s1 = s1 * x + y, s2 = s2 * x + y, s3 = s3 * x + y, s4 = s4 * x + y, s5 = s5 * x + y;
+        s6 = s6 * x + y, s7 = s7 * x + y, s8 = s8 * x + y, s9 = s9 * x + y, s10 = s10 * x + y, s11 = s11 * x + y;
+    }
+    const vec all = s0 + s1 + s2 + s3 + s4 + s5 + s6 + s7 + s8 + s9 + s10 + s11;
+    float first;
+    memcpy(&first, &all, sizeof first);
+    sink = first;
+}
+
+/* 2 * 12 * MP_LANES operations in each iteration, on each thread. */
+double mp_limit_multiply(int64_t iterations, int rounds, int threads)
+{
+    double best = 1e30;
+    for (int r = 0; r < rounds; ++r) {
+        const double begin = now();
+#if defined(_OPENMP)
+        #pragma omp parallel num_threads(threads)
+#endif
+        multiply(iterations);
+        const double seconds = now() - begin;
+        if (seconds < best) best = seconds;
+    }
+    return best;
+}
+
+#if defined(TILES)
+static void tiles(int64_t iterations, int bytes)
+{
+    struct { unsigned char head[16]; unsigned short bytes[16]; unsigned char rows[16]; } shape;
+    memset(&shape, 0, sizeof shape);
+    shape.head[0] = 1;
+    for (int i = 0; i < 8; i++) shape.bytes[i] = 64, shape.rows[i] = 16;
+    static const unsigned char zeros[1024];
+    _tile_loadconfig(&shape);
+    _tile_zero(0), _tile_zero(1), _tile_zero(2), _tile_zero(3);
+    _tile_loadd(4, zeros, 64), _tile_loadd(5, zeros, 64), _tile_loadd(6, zeros, 64), _tile_loadd(7, zeros, 64);
+    for (int64_t i = 0; i < iterations; ++i) {
+        if (bytes) {
+            _tile_dpbssd(0, 4, 6), _tile_dpbssd(1, 4, 7), _tile_dpbssd(2, 5, 6), _tile_dpbssd(3, 5, 7);
+        } else {
+            _tile_dpbf16ps(0, 4, 6), _tile_dpbf16ps(1, 4, 7), _tile_dpbf16ps(2, 5, 6), _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_release();
+}
+#endif
+
+/* Four tile products in each iteration, 16 x 16 x 32 bf16 or 16 x 16 x 64 int8; a negative number where there are none. */
+double mp_limit_tiles(int64_t iterations, int rounds, int threads, int bytes)
+{
+#if defined(TILES)
+    if (syscall(158, 0x1023, 18) != 0) return -1.0; /* arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA) */
+    double best = 1e30;
+    for (int r = 0; r < rounds; ++r) {
+        const double begin = now();
+#if defined(_OPENMP)
+        #pragma omp parallel num_threads(threads)
+#endif
+        tiles(iterations, bytes);
+        const double seconds = now() - begin;
+        if (seconds < best) best = seconds;
+    }
+    return best;
+#else
+    (void)iterations, (void)rounds, (void)threads, (void)bytes;
+    return -1.0;
+#endif
+}

@@ -1,0 +1,175 @@
+"""What this machine can do, measured once and remembered: the roofs under which every kernel lives."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from monoplan.runtime import features, toolchain
+from monoplan.runtime.cpu import flags_for, host_target
+from monoplan.runtime.threads import default_threads
+from monoplan.runtime.weights import address, aligned
+
+CDEF = """
+double mp_limit_read(float *, int64_t, int, int, int);
+double mp_limit_multiply(int64_t, int, int);
+double mp_limit_tiles(int64_t, int, int, int);
+"""
+ABI = 1
+WEEK = 7 * 86400.0
+ASSUMED_CACHE = 32 << 20  # where the system does not tell
+LARGEST = 1 << 30  # bytes of the working set that is read past the cache
+ROUNDS = 8  # the best counts: others use the machine as well
+_SUMS = 12  # as in limits.c
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Rates of this machine, in bytes and operations per second; None where it has no such unit."""
+
+    threads: int
+    memory: float  # reading past the last-level cache, all threads
+    memory_one: float  # and one thread
+    cache: float  # reading inside the last-level cache
+    cache_one: float
+    flops: float  # f32 fused multiply-adds
+    flops_one: float
+    tile_bf16: float | None
+    tile_int8: float | None
+    cache_bytes: int  # size of the last-level cache
+
+    def __str__(self) -> str:
+        rows = [
+            ("read past the cache", self.memory_one, self.memory, "GB/s"),
+            (f"read inside it ({self.cache_bytes >> 20} MiB)", self.cache_one, self.cache, "GB/s"),
+            ("f32 multiply-adds", self.flops_one, self.flops, "GFLOP/s"),
+            ("bf16 tiles", None, self.tile_bf16, "GFLOP/s"),
+            ("int8 tiles", None, self.tile_int8, "GOP/s"),
+        ]  # fmt: skip
+        lines = [f"{'':<28}{'1 thread':>12}{self.threads:>9} threads" if self.threads > 1 else f"{'':<28}{'1 thread':>12}"]
+        for name, one, all_, unit in rows:
+            if all_ is None:
+                continue
+            first = f"{one / 1e9:12.1f}" if one is not None else " " * 12
+            second = f"{all_ / 1e9:17.1f}" if self.threads > 1 or one is None else ""
+            lines.append(f"{name:<28}{first}{second}  {unit}")
+        return "\n".join(lines)
+
+
+def memory_bandwidth(target: str = "cpu") -> float | None:
+    """Bytes per second of reading from memory; None where it can't be measured."""
+    if target == "cuda":
+        return _cuda_bandwidth()
+    return measure().memory if target == "cpu" else None
+
+
+def measure(threads: int | None = None, *, fresh: bool = False) -> Limits:
+    """The limits for a number of threads; measured at most once a week."""
+    count = threads or default_threads().count
+    key = f"{features.detect().key} {count} threads, {os.cpu_count()} cpus, abi {ABI}"
+    known = _known(key)
+    if known is not None and not fresh:
+        return known
+    found = _measure(count)
+    if known is not None:  # the best that was ever seen: a busy moment can't lower what the machine can do
+        found = Limits(**{k: max(v, getattr(known, k)) if v else v for k, v in dataclasses.asdict(found).items()})
+    toolchain.remember("limits", key, dataclasses.asdict(found), WEEK)
+    return found
+
+
+def _known(key: str) -> Limits | None:
+    fact = toolchain.recall("limits", key)
+    try:
+        return None if fact is None else Limits(**fact)  # type: ignore[arg-type]
+    except TypeError:
+        return None  # of another version
+
+
+def _measure(threads: int) -> Limits:
+    library = _library()
+    cache = last_level_cache()
+    past, inside = min(max(4 * cache, 128 << 20), LARGEST), max(cache // 4, 1 << 20)
+    lanes = max(host_target().lanes, 1)
+
+    def read(nbytes: int, count: int) -> float:
+        data = aligned((nbytes // 4,), np.float32)
+        vectors = nbytes // (4 * lanes)
+        inner = max(1, (16 << 20) // nbytes)
+        pointer = _ffi().cast("float *", address(data))
+        seconds = library.mp_limit_read(pointer, vectors, ROUNDS, inner, count)
+        return float(vectors * 4 * lanes * inner / seconds)
+
+    def multiply(count: int) -> float:
+        iterations = 1_000_000
+        return float(2 * _SUMS * lanes * iterations * count / library.mp_limit_multiply(iterations, ROUNDS, count))
+
+    def tiles(int8: bool) -> float | None:
+        iterations = 200_000
+        seconds = library.mp_limit_tiles(iterations, ROUNDS, threads, int(int8))
+        each = 4 * 16 * 16 * (64 if int8 else 32) * 2
+        return None if seconds < 0 else float(each * iterations * threads / seconds)
+
+    one = read(past, 1), read(inside, 1), multiply(1)
+    # On a busy machine several threads may measure less than one, which they can't be.
+    memory, near, flops = (max(a, b) for a, b in zip((read(past, threads), read(inside, threads), multiply(threads)), one,
+                                                     strict=True))
+    return Limits(threads, memory, one[0], near, one[1], flops, one[2], tiles(False), tiles(True), cache)
+
+
+@functools.cache
+def _ffi() -> Any:
+    import cffi
+
+    ffi = cffi.FFI()
+    ffi.cdef(CDEF)
+    return ffi
+
+
+@functools.cache
+def _library() -> Any:
+    source = (Path(__file__).resolve().parent / "limits.c").read_text()
+    key, build = toolchain.plan_build(source, flags_for(host_target()), target=features.detect().key, abi=ABI)
+    library, _ = toolchain.load(key, build, _ffi().dlopen)
+    return library
+
+
+def last_level_cache(root: Path = Path("/")) -> int:
+    """Bytes of the largest cache of the first CPU."""
+    sizes = []
+    for path in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*/size")):
+        try:
+            text = path.read_text().strip()
+        except OSError:
+            continue
+        unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
+        digits = text.rstrip("KMG")
+        if digits.isdigit():
+            sizes.append(int(digits) * unit)
+    return max(sizes, default=ASSUMED_CACHE)
+
+
+def _cuda_bandwidth() -> float | None:
+    """Reading of device memory by a sum; None without CuPy or a GPU."""
+    try:
+        import cupy
+    except ImportError:
+        return None
+    try:
+        data = cupy.zeros(1 << 28, cupy.float32)
+        best = 1e30
+        for _ in range(6):
+            begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+            begin.record()
+            data.sum()
+            end.record()
+            end.synchronize()
+            best = min(best, cupy.cuda.get_elapsed_time(begin, end) * 1e-3)
+        return float(data.nbytes / best)
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return None

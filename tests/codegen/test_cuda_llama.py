@@ -1,0 +1,133 @@
+"""A small LLaMA as a CUDA plan, fused and rolled: prompt, single tokens and batches, on the emulator and on a GPU."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from monoplan.api import Compiled
+from monoplan.codegen.plan_cuda import make_cuda_plan
+from monoplan.codegen.render_cuda import render_cuda
+from monoplan.ir.graph import Graph
+from monoplan.ir.interpreter import bind_symbols, interpret
+from monoplan.models.config import LlamaConfig
+from monoplan.models.generation import GenerationStep, step_specs
+from monoplan.models.llama import LlamaForCausalLM
+from monoplan.runtime.cuda import CudaExecutable, choose_variant
+from monoplan.runtime.cuda_weights import upload_params
+from tests.codegen import cuda_emulator
+
+CAPACITY = 40
+DEVICES = [
+    pytest.param("emulator", marks=pytest.mark.skipif(not cuda_emulator.available(), reason="no g++")),
+    pytest.param("emulator without tensor cores", marks=pytest.mark.nightly),
+    pytest.param("gpu", marks=pytest.mark.cuda),
+]
+# name: dtype, heads, key heads, head dimension, settings of the config
+MODELS: dict[str, tuple[str, int, int, int, dict[str, Any]]] = {
+    "bf16": ("bfloat16", 4, 2, 64, {}),
+    "f32": ("float32", 4, 2, 32, {}),
+    "qk_norm": ("bfloat16", 2, 1, 64, {"model_type": "qwen3"}),
+    "window": ("bfloat16", 6, 2, 64, {"model_type": "mistral", "sliding_window": 7}),
+}
+
+
+@functools.cache
+def model(name: str) -> tuple[Graph, dict[str, Any]]:
+    """The graph of GenerationStep after all passes, and the weights."""
+    dtype, heads, kv_heads, dim, extra = MODELS[name]
+    config = LlamaConfig(
+        vocab_size=150, hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, head_dim=dim, max_position_embeddings=64, tie_word_embeddings=True, dtype=dtype, **extra,
+    )
+    lm = LlamaForCausalLM.from_config(config, seed=3)
+    for n, p in lm.named_parameters():
+        if "norm" in n:
+            p.load((1 + 0.2 * np.random.default_rng(len(n)).normal(size=p.shape)).astype(np.float32))
+    step = Compiled(GenerationStep(lm), target="reference", **step_specs(config, dtype))
+    built = step.built[0][2]
+    return built.stages[-1].graph, {path: t.numpy() for path, t in built.tensors.items()}
+
+
+@functools.cache
+def on_device(name: str, device_name: str) -> CudaExecutable:
+    graph, params = model(name)
+    if device_name == "gpu":
+        from monoplan.runtime.cuda_device import gpu
+
+        device: Any = gpu()
+    else:
+        device = cuda_emulator.EmulatedDevice(90 if device_name == "emulator" else 75, library="without" not in device_name)
+    plan = make_cuda_plan(graph, device.target)
+    return CudaExecutable(plan, render_cuda(plan, "test"), upload_params(plan, lambda p: params[p], device), device)
+
+
+def arguments(graph: Graph, batch: int, seq: int, lengths: list[int], valid: list[int]) -> list[Any]:
+    """Inputs of one step: caches with something in them, the given lengths."""
+    rng = np.random.default_rng([batch, seq, *lengths])
+    sizes = {"batch": batch, "seq": seq, "capacity": CAPACITY, "hist": 3}
+    special = {
+        "lengths": np.array(lengths, np.int32), "num_valid": np.array(valid, np.int32), "input_ids": rng.integers(0, 150, (batch, seq)),
+        "history": rng.integers(0, 150, (batch, 3)), "history_count": np.full(batch, 3, np.int32), "penalty": np.full(batch, 1.1, np.float32),
+        "top_p": np.full(batch, 0.9, np.float32), "top_k": np.full(batch, 20, np.int32), "min_p": np.zeros(batch, np.float32),
+        "temperature": np.linspace(0, 1, batch, dtype=np.float32), "random_val": rng.uniform(size=batch).astype(np.float32),
+    }
+    found = []
+    for v in graph.inputs:
+        name = v.name.rpartition(".")[2]
+        shape = tuple(sizes[str(d)] if not isinstance(d, int) else d for d in v.type.shape)
+        array = special[name] if name in special else rng.normal(size=shape)
+        found.append(np.ascontiguousarray(array).astype(v.type.dtype.numpy))
+    return found
+
+
+CALLS = {  # batch, seq, lengths, valid
+    "prompt": (2, 9, [0, 3], [9, 5]), "token": (1, 1, [17], [1]), "first token": (1, 1, [0], [1]),
+    "few rows": (3, 1, [0, 17, 39], [1, 1, 1]), "many rows": (2, 20, [0, 20], [20, 20]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("device_name", DEVICES)
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", MODELS)
+def test_step(name: str, call: str, device_name: str) -> None:
+    graph, params = model(name)
+    inputs = arguments(graph, *CALLS[call])
+    symbols = bind_symbols(graph.inputs, [a.shape for a in inputs])
+    want = interpret(graph, inputs, params, exact=True)
+    plain = interpret(graph, inputs, params)
+    given = [a.copy() for a in inputs]
+    made = on_device(name, device_name)
+    got = made.run(given, symbols)
+    for i, (a, b, p) in enumerate(zip(got, want, plain, strict=True)):
+        if i == 0:  # the drawn token: equal unless rounding moved it
+            continue
+        ours, theirs = _error(a, b), _error(p, b)
+        floor = 2e-2 if MODELS[name][0] == "bfloat16" else 2e-5
+        assert ours <= max(floor, 2 * theirs), f"output {i}: error {ours:.2e}, the plain reference has {theirs:.2e}"
+    greedy = [b for b in range(len(inputs[0])) if inputs[-2][b] == 0]
+    logits = np.asarray(got[2], np.float32).reshape(len(inputs[0]), -1)
+    for b in greedy:
+        assert logits[b, got[0][b]] >= logits[b].max() - 0.2
+
+
+def _error(a: Any, exact: Any) -> float:
+    x, y = np.asarray(a, np.float64), np.asarray(exact, np.float64)
+    assert x.shape == y.shape and np.isfinite(x).all()
+    return float(np.linalg.norm(x - y) / max(float(np.linalg.norm(y)), 1e-6))
+
+
+def test_variants_are_used() -> None:
+    """The fast kernels really are what these tests run."""
+    graph, _ = model("bf16")
+    device = cuda_emulator.EmulatedDevice(library=True)
+    plan = make_cuda_plan(graph, device.target)
+    source = render_cuda(plan, "test")
+    used = set()
+    for batch, seq, _, _ in CALLS.values():
+        values = {"batch": batch, "seq": seq, "capacity": CAPACITY, "hist": 3}
+        used |= {choose_variant(v, values).name for v in source.variants.values()}
+    assert {"row", "few8", "few32", "library", "decode", "prefill"} <= used

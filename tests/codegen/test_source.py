@@ -1,0 +1,134 @@
+"""The generated C: no warnings, every instruction set, comments that lead back, the same text every time."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from monoplan.codegen.plan import make_plan
+from monoplan.codegen.render import headers, render_cpu
+from monoplan.codegen.target import cpu_target
+from monoplan.ir.graph import Graph
+from monoplan.ir.opdef import REGISTRY
+from monoplan.ir.printer import print_op
+from monoplan.ir.types import DTYPES
+from monoplan.runtime.cpu import flags_for, host_target
+from monoplan.runtime.features import detect, levels, machine, read_cpu
+from tests.codegen.cases import CASES
+from tests.codegen.mixed import mixed_graph, rolled_graph
+from tests.codegen.test_ops import graph_of
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
+STRICT = ("-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fPIC")
+
+
+def source_of(graph: Graph) -> str:
+    return render_cpu(make_plan(graph, host_target()), "test").text
+
+
+def compile_strictly(compiler: str, text: str, folder: Path, *flags: str) -> None:
+    for name, header in headers("cpu"):
+        (folder / name).write_text(header)
+    (folder / "plan.c").write_text(text)
+    command = [compiler, *STRICT, *flags, *flags_for(host_target()), "-c", "plan.c", "-o", "plan.o"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:4000]
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("name", ["mixed", "rolled", "pointwise"])
+def test_a_plan_builds_without_warnings(compiler: str, name: str, tmp_path: Path) -> None:
+    """With optimization, where compilers see more."""
+    graph = mixed_graph("bf16") if name == "mixed" else rolled_graph()[0]
+    if name == "pointwise":
+        unary = [c for c in CASES if REGISTRY[c.op].kind == "pointwise" and len(c.operands) == 1]
+        graph, _ = graph_of([c for c in unary if c.accepts(DTYPES["f32"]) and c.op != "cast"], "f32")
+    openmp = ("-fopenmp",) if compiler == "gcc" else ()
+    compile_strictly(compiler, source_of(graph), tmp_path, "-O3", "-ffp-contract=fast", *openmp)
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "i8", "u32", "u64", "bool"])
+def test_every_op_builds_without_warnings(compiler: str, dtype: str, tmp_path: Path) -> None:
+    graph, _ = graph_of([c for c in CASES if c.accepts(DTYPES[dtype])], dtype)
+    compile_strictly(compiler, source_of(graph), tmp_path, "-fsyntax-only")
+
+
+def possible_isas() -> list[str]:
+    return [isa for isa in levels(machine(), read_cpu()[1]) if isa in ("generic", "scalar", "avx2") and isa != detect().isa]
+
+
+@pytest.mark.parametrize("isa", possible_isas())
+def test_every_instruction_set_gives_the_right_numbers(isa: str) -> None:
+    program = """
+        from monoplan.build import build_graph_executable
+        from monoplan.ir.interpreter import interpret
+        from monoplan.runtime.features import detect
+        from tests.codegen.mixed import mixed_arrays, mixed_graph
+        from tests.tolerances import check
+        import sys
+
+        assert detect().isa == sys.argv[1]
+        for dtype in ("f32", "f16"):
+            graph = mixed_graph(dtype)
+            inputs, params = mixed_arrays(dtype, 2, 7)
+            run = build_graph_executable(graph, params)
+            for v, a, b in zip(graph.outputs, run(inputs), interpret(graph, inputs, params, exact=True)):
+                if v.type.dtype.is_float:
+                    check(a, b, v.type.dtype, "model")
+    """
+    env = {**os.environ, "MONOPLAN_ISA": isa, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program), isa], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_comments_lead_back_to_the_ir_and_to_the_user() -> None:
+    graph = mixed_graph()
+    plan = make_plan(graph, host_target())
+    source = render_cpu(plan, "test")
+    for step, _ in plan.steps():
+        line = print_op(step.kernel.op)
+        assert f"/* {step.number}: {line}  ({step.kernel.op.loc}) */" in source.text
+    for f in source.functions:
+        assert f.comment in source.text and "user/model.py:" in f.comment
+        at = source.text.index(f.comment)
+        assert f" {f.name}(" in source.text[at : at + len(f.comment) + len(f.text)]
+    assert len(source.functions) < len(list(plan.steps()))  # equal kernels of the two layers are written once
+
+
+def test_the_text_is_the_same_every_time() -> None:
+    first, second = source_of(mixed_graph()), source_of(mixed_graph())
+    assert first == second
+    assert not re.search(r"0x[0-9a-f]{7,}|\b20\d\d-\d\d-\d\d\b|/home/|/tmp/", first.split("#include")[1])
+    program = """
+        import hashlib
+        from tests.codegen.test_source import mixed_graph, rolled_graph, source_of
+        print(hashlib.sha256((source_of(mixed_graph()) + source_of(rolled_graph()[0])).encode()).hexdigest())
+    """
+    want = hashlib.sha256((first + source_of(rolled_graph()[0])).encode()).hexdigest()
+    for seed in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=env, capture_output=True, text=True)
+        assert done.stdout.strip() == want, done.stderr
+
+
+def test_a_location_can_not_break_a_comment() -> None:
+    import dataclasses
+
+    from monoplan.ir.graph import Loc
+
+    graph = mixed_graph()
+    wild = Loc("a*/b", "dir/*/file\\", 3)
+    ops = tuple(dataclasses.replace(op, loc=wild) for op in graph.ops)
+    text = render_cpu(make_plan(graph.replace(ops=ops), cpu_target("generic", 16)), "test").text
+    assert text.count("/*") == text.count("*/")
+    assert "a* /b" in text
