@@ -20,6 +20,7 @@ import numpy as np
 from monoplan.api import Compiled
 from monoplan.codegen.plan_cuda import make_cuda_plan
 from monoplan.codegen.render_cuda import render_cuda
+from monoplan.frontend.init import no_init
 from monoplan.frontend.module import Module
 from monoplan.frontend.tracer import spec
 from monoplan.ir.dims import evaluate
@@ -53,7 +54,8 @@ class GreedyStep(Module):
 
 
 def config_of(shape: str) -> LlamaConfig:
-    return LlamaConfig(**SHAPES[shape], max_position_embeddings=40960, rope_theta=500000.0, rms_norm_eps=1e-5, dtype="bfloat16")
+    return LlamaConfig(**SHAPES[shape], max_position_embeddings=40960, rope_theta=500000.0, rms_norm_eps=1e-5,
+                       attention_bias=False, dtype="bfloat16")
 
 
 def bytes_per_step(c: LlamaConfig, batch: int, context: int) -> int:
@@ -73,7 +75,8 @@ class Decoder:
         self.device = gpu()
         self.cupy = self.device.cupy
         start = time.perf_counter()
-        lm = LlamaForCausalLM(self.config)
+        with no_init():
+            lm = LlamaForCausalLM(self.config)
         step: Module = GreedyStep(lm)
         specs = {"input_ids": spec("batch", "seq", dtype="int64"), "past_key_values": cache_spec(self.config, "bfloat16"),
                  "num_valid": spec("batch", dtype="int32")}

@@ -189,8 +189,8 @@ def _few(k: Linear, target: Target) -> tuple[FewSchedule, ...]:
             schedule = FewSchedule(tiles, splits, min(grid, -(-strips // 8)))
             if schedule.shared(k.depth) > target.shared:
                 continue
-            waves = strips / (grid * 8)
-            used = waves / -(-strips // (grid * 8)) * (grid * splits / target.cores) - 0.01 * splits
+            busy = strips / (grid * 8) / -(-strips // (grid * 8)) * (grid * splits / target.cores)
+            used = busy / (1 + splits * tiles * 32 / k.depth)  # partial sums are written and read again
             if best is None or used > best[0]:
                 best = (used, schedule)
         if best is None:

@@ -113,11 +113,10 @@ def expr_dtype(node: Node, args: Sequence[DType], hint: DType | None = None) -> 
 
 def call_dtypes(node: Call, args: Sequence[DType]) -> list[DType]:
     """The types of a call's arguments; a literal takes the promoted type of those that have one."""
-    strong = [expr_dtype(a, args) for a in node.args if not isinstance(a, Const)]
-    if node.op == "where" and not isinstance(node.args[0], Const):
-        strong = strong[1:]
+    known = [None if isinstance(a, Const) else expr_dtype(a, args) for a in node.args]
+    strong = [t for t in (known[1:] if node.op == "where" else known) if t is not None]
     hint = promote(*strong) if strong else None
-    return [expr_dtype(a, args, hint) for a in node.args]
+    return [expr_dtype(a, args, hint) if t is None else t for a, t in zip(node.args, known, strict=True)]
 
 
 def _const_dtype(value: float | int | bool, hint: DType | None) -> DType:

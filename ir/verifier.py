@@ -7,14 +7,18 @@ from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.printer import print_op
 
 
-def verify(graph: Graph) -> None:
-    """Raises VerifyError unless every value is defined once and before use, and every type rule agrees."""
+def verify(graph: Graph, checked: set[Op] | None = None) -> None:
+    """Raises VerifyError unless every value is defined once and before use, and every type rule agrees.
+
+    Ops are frozen: one in `checked` has kept its types since it was put there, and its rule is not run again.
+    """
+    checked = set() if checked is None else checked
     defined: set[Value] = set()
     names: set[str] = set()
 
-    def define(v: Value, where: str) -> None:
+    def define(v: Value, where: Op | str) -> None:
         if v in defined or v.name in names:
-            raise VerifyError(f"{v} is defined twice", where=where)
+            raise VerifyError(f"{v} is defined twice", where=where if isinstance(where, str) else _line(where))
         defined.add(v)
         names.add(v.name)
 
@@ -24,24 +28,25 @@ def verify(graph: Graph) -> None:
         define(p.value, f"params of {graph.name}")
     settled = {p.value for p in graph.params}
     overwritten: dict[Value, Op] = {}
-    for op in (*graph.setup, *graph.ops):
-        line = print_op(op, locs=True)
+    for number, op in enumerate((*graph.setup, *graph.ops)):
         for v in op.reads:
             if v not in defined:
-                raise VerifyError(f"{v} is read before its definition", where=line)
+                raise VerifyError(f"{v} is read before its definition", where=_line(op))
             if v in overwritten:
-                raise VerifyError(f"{v} is read after {overwritten[v].name} overwrote its storage", where=line)
-        if op in graph.setup:
+                raise VerifyError(f"{v} is read after {overwritten[v].name} overwrote its storage", where=_line(op))
+        if number < len(graph.setup):
             if not settled.issuperset(op.reads):
-                raise VerifyError("a setup op reads a value that is not a parameter", where=line)
+                raise VerifyError("a setup op reads a value that is not a parameter", where=_line(op))
             settled.update(op.results)
-        _check_types(op, line)
+        if op not in checked:
+            _check_types(op)
+            checked.add(op)
         for name in op.opdef.inplace.values():
             target = op.operand(name)
             if target is not None:
                 overwritten[target] = op
         for r in op.results:
-            define(r, line)
+            define(r, op)
     for v in graph.outputs:
         if v not in defined:
             raise VerifyError(f"output {v} of {graph.name} is not defined")
@@ -55,21 +60,25 @@ def verify(graph: Graph) -> None:
             raise VerifyError(f"output {source}: {source.type} can't replace input {target}: {target.type}")
 
 
-def _check_types(op: Op, line: str) -> None:
+def _line(op: Op) -> str:
+    return print_op(op, locs=True)
+
+
+def _check_types(op: Op) -> None:
     try:
         op.opdef.check_operands(op.operands)
         if op.opdef.complete_attrs(op.attrs) != dict(op.attrs):
-            raise VerifyError("attributes are not complete", where=line)
+            raise VerifyError("attributes are not complete", where=_line(op))
         types = op.opdef.infer([None if v is None else v.type for v in op.operands], op.attrs)
     except VerifyError:
         raise
     except MonoplanError as error:
-        raise VerifyError(error.what, where=line, why=error.why) from None
+        raise VerifyError(error.what, where=_line(op), why=error.why) from None
     except (TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
-        raise VerifyError(f"{op.name}: attributes or operands do not fit ({error})", where=line) from None
+        raise VerifyError(f"{op.name}: attributes or operands do not fit ({error})", where=_line(op)) from None
     written = tuple(r.type for r in op.results)
     if types != written:
-        raise VerifyError(f"the type rule of {op.name} gives {types}, the results say {written}", where=line)
+        raise VerifyError(f"the type rule of {op.name} gives {types}, the results say {written}", where=_line(op))
     for v in op.attrs.values():
         if isinstance(v, Graph):
             verify(v)

@@ -29,8 +29,8 @@ def render_report(data: Mapping[str, Any]) -> str:
     page = (ASSETS / "report.html").read_text(encoding="utf-8")
     style = (ASSETS / "report.css").read_text(encoding="utf-8")
     script = "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    # Inside a script element only `</` could end it early.
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/").replace("<!--", "<\\!--")
+    # Inside a script element `</script` and `<!--` would not be text.
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     title = f"{data['name']} for {data['target']} · monoplan"
     for mark, part in (("@TITLE@", _escaped(title)), ("@STYLE@", style), ("@SCRIPT@", script), ("@DATA@", text)):
         page = page.replace(mark, part, 1)

@@ -89,13 +89,14 @@ def run_passes(
 ) -> list[Stage]:
     """All stages, the traced graph first. A failing pass is named; `check` tests every fusion by graph theory too."""
     stages = [Stage("trace", "the graph as forward wrote it", graph, 0, 0.0, (), True)]
+    checked: set[Op] = set()  # ops whose types a former verification has seen
     for p in pipeline:
         notes = Notes()
         start = time.perf_counter()
         try:
             new = p.run(graph, notes)
             if new is not graph:
-                verify(new)
+                verify(new, checked)
             if check:
                 check_fusions(graph, new, p.name)
         except VerifyError as error:

@@ -164,16 +164,14 @@ class GpuDevice:
         self.runtime = self.cupy.cuda.runtime
         try:
             self.number = self.cupy.cuda.Device().id if number is None else number
-            attributes = self.cupy.cuda.Device(self.number).attributes
+            ask = self.runtime.deviceGetAttribute
+            major, minor, cores, shared = (ask(n, self.number) for n in (75, 76, 16, 97))  # cudaDevAttr…
         except self.runtime.CUDARuntimeError as error:
             raise CompileError("no GPU can be used", why=str(error), fix="check nvidia-smi, or use target='cpu'") from None
-        capability = 10 * attributes["ComputeCapabilityMajor"] + attributes["ComputeCapabilityMinor"]
+        capability = 10 * major + minor
         if capability < 75:
             raise CompileError(f"the GPU has compute capability {capability / 10}", fix="kernels need 7.5 or newer")
-        self.target = cuda_target(
-            capability, attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"],
-            library=self._find_library(),
-        )
+        self.target = cuda_target(capability, cores, shared, library=self._find_library())
         self.cupy.cuda.Device(self.number).use()
         self.runtime.free(0)  # makes the context
         self.stream = self.cupy.cuda.Stream(non_blocking=True)
