@@ -314,10 +314,24 @@ class Sample(Kernel):
     family: str = field(default="sample", init=False)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Collective(Kernel):
+    """Between ranks. reduce: y[r, c] = body(sum over the ranks of x[r, c], in rank order, e0[r, c], …);
+    gather: y[r, world, c] = x[r, c] of every rank."""
+
+    mode: str  # reduce, gather
+    world: int
+    number: int  # among the plan's collectives: what the ranks compare to be sure that they do the same
+    body: Body
+    rows: Dim
+    columns: Dim
+    family: str = field(default="collective", init=False)
+
+
 FAMILIES: dict[str, type[Kernel]] = {
     "pointwise": Pointwise, "reduce": Reduce, "norm": Norm, "softmax": Softmax, "matmul": Matmul, "linear": Linear,
     "attention": Attention, "gather": Gather, "rope": Rope, "kv_update": KVUpdate, "scan": Scan, "sort": Sort,
-    "sample": Sample,
+    "sample": Sample, "collective": Collective,
 }
 
 

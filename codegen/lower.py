@@ -59,7 +59,12 @@ def lowers(*kinds: str) -> Callable[[Rule], Rule]:
 
 def lower(graph: Graph, target: Target) -> Lowered:
     """The kernels of a graph for a target."""
-    from monoplan.codegen import lower_blocks, lower_products, lower_views  # noqa: F401  (fill RULES)
+    from monoplan.codegen import (  # noqa: F401  (fill RULES)
+        lower_blocks,
+        lower_collective,
+        lower_products,
+        lower_views,
+    )
 
     lowerer = Lowerer(graph, target)
     lowerer.run_graph()
@@ -83,6 +88,7 @@ class Lowerer:
         self.writable: set[Buffer] = set()
         self.op: Op = graph.ops[0] if graph.ops else None  # type: ignore[assignment]
         self.names = 0
+        self.collectives = 0
 
     # -- storage ------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Lowering of views, copies, generators, pointwise ops and collectives on one rank."""
+"""Lowering of views, copies, generators and pointwise ops."""
 
 from __future__ import annotations
 
@@ -89,12 +89,3 @@ def lower_pointwise(lo: Lowerer, op: Op) -> None:
 def lower_fused_pointwise(lo: Lowerer, op: Op) -> None:
     """A chain of pointwise ops in one loop."""
     lo.pointwise(parse_expr(op.attrs["expr"]), [lo.read(v) for v in op.reads], lo.destination(op.result))
-
-
-@lowers("collective")
-def lower_collective(lo: Lowerer, op: Op) -> None:
-    """One rank: the value itself."""
-    if op.attrs["world"] != 1:
-        raise CompileError(f"{op.name} over {op.attrs['world']} ranks needs a communicator", where=op.loc,
-                           fix="compile with tp= and run every rank")
-    lo.views[op.result] = lo.read(_operand(op, 0))

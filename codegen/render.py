@@ -13,6 +13,7 @@ from typing import Any
 from monoplan.codegen.expressions import C_TYPES, c_dim, c_literal, c_symbol
 from monoplan.codegen.facts import facts, unravel_lines
 from monoplan.codegen.kernels import Kernel, Operand
+from monoplan.codegen.layout import wrap
 from monoplan.codegen.plan import Plan, Step, StepLoop
 from monoplan.codegen.views import Buffer
 from monoplan.ir.printer import print_op
@@ -86,9 +87,9 @@ def render_cpu(plan: Plan, version: str) -> Source:
         digest = hashlib.sha256(text.encode()).hexdigest()
         if digest not in functions:
             name = f"{k.op.name}_{step.number}"
-            functions[digest] = Function(name, _comment(k), text.replace("@NAME@", name))
+            functions[digest] = Function(name, _comment(k), wrap(text.replace("@NAME@", name)))
         used[step.number] = functions[digest].name
-    body = "\n".join(_body(plan, used))
+    body = wrap("\n".join(_body(plan, used)))
     text = env.get_template("cpu/plan.c.j2").render(
         plan=plan, functions=list(functions.values()), body=body, version=version, target=plan.target
     )

@@ -303,12 +303,20 @@ class LlamaForCausalLM(Module, GenerationMixin):
         """Gives the model a tokenizer, or a function that makes one."""
         self._tokenizer = tokenizer
 
-    def new_cache(self, batch: int = 1, capacity: int = 0, *, dtype: Any = None) -> KVCache:
+    @property
+    def tp_plan(self) -> dict[str, str]:
+        """How mp.compile(model, tp=…) divides the layers: the configuration's plan, and the vocabulary."""
+        return {**self.config.base_model_tp_plan, "embed_tokens": "vocab", "lm_head": "colwise_gather"}
+
+    def new_cache(
+        self, batch: int = 1, capacity: int = 0, *, dtype: Any = None, kv_heads: int | None = None
+    ) -> KVCache:
         """An empty KV cache for `batch` rows. It grows up to the model's context, from `capacity` on."""
         c, limit = self.config, self.max_length
         capacity = min(max(capacity, 16), limit)
         kind = self.dtype if dtype is None else dtype
-        return KVCache(c.num_hidden_layers, batch, c.num_key_value_heads, c.head_dim, capacity, dtype=kind, limit=limit)
+        heads = c.num_key_value_heads if kv_heads is None else kv_heads  # fewer where ranks share a model
+        return KVCache(c.num_hidden_layers, batch, heads, c.head_dim, capacity, dtype=kind, limit=limit)
 
     def _run_step(self, **arguments: Any) -> dict[str, Any]:
         return {name: t.numpy() for name, t in self.generation_step()(**arguments).items()}

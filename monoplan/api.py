@@ -24,6 +24,7 @@ from monoplan.ir.interpreter import bind_symbols
 from monoplan.ir.printer import print_graph
 from monoplan.ir.types import TensorType, as_dtype
 from monoplan.options import TARGETS, Options, debug_level
+from monoplan.parallel import find_communicator
 
 
 @dataclasses.dataclass
@@ -49,7 +50,7 @@ class Compiled(Inspection):
 
     def __init__(
         self, module: Module, *specs: Any, target: str = "cpu", dtype: Any = None,
-        options: Options | Mapping[str, Any] | None = None, **kw_specs: Any,
+        options: Options | Mapping[str, Any] | None = None, tp: Any = None, **kw_specs: Any,
     ) -> None:
         if not isinstance(module, Module):
             raise ArgumentError(f"compile needs a monoplan.nn.Module, got {type(module).__name__}")
@@ -58,6 +59,7 @@ class Compiled(Inspection):
         self.module, self.target = module, target
         self.dtype = None if dtype is None else as_dtype(dtype)
         self.options = Options.make(options)
+        self.tp = find_communicator(tp, module)
         self.stats = Stats()
         self._lock = threading.RLock()
         self.built: list[tuple[Tree, list[Any], Built]] = []
@@ -155,7 +157,7 @@ class Compiled(Inspection):
         return None
 
     def _build(self, arguments: dict[str, Any]) -> Built:
-        built = build(self.module, arguments, self.target, self.dtype, self.options)
+        built = build(self.module, arguments, self.target, self.dtype, self.options, self.tp)
         leaves, tree = flatten(arguments)
         self.built.append((tree, [x for _, x in leaves], built))
         self.stats.compiles += 1
@@ -200,19 +202,21 @@ class Compiled(Inspection):
 
 def compile(  # noqa: A001  (the public name)
     module: Module, *specs: Any, target: str = "cpu", dtype: Any = None,
-    options: Options | Mapping[str, Any] | None = None, source: str | os.PathLike[str] | None = None, **kw_specs: Any,
+    options: Options | Mapping[str, Any] | None = None, source: str | os.PathLike[str] | None = None, tp: Any = None,
+    **kw_specs: Any,
 ) -> Any:
     """A compiled form of a Module: traced now if specs are given, else at the first call.
 
-    `source`: an edited plan.c to build in place of the generated one.
+    `source`: an edited plan.c to build in place of the generated one. `tp`: a communicator (or "mpi"), for a model
+    that is divided between several ranks: see docs/parallel.md.
     """
     if source is not None:
         options = dataclasses.replace(Options.make(options), source=os.fspath(source))
     if hasattr(module, "generation_step") and not specs and not kw_specs:
         from monoplan.llm import CompiledLM
 
-        return CompiledLM(module, target=target, dtype=dtype, options=options)
-    return Compiled(module, *specs, target=target, dtype=dtype, options=options, **kw_specs)
+        return CompiledLM(module, target=target, dtype=dtype, options=options, tp=tp)
+    return Compiled(module, *specs, target=target, dtype=dtype, options=options, tp=tp, **kw_specs)
 
 
 def _plain(x: Any) -> Any:

@@ -18,15 +18,19 @@ from monoplan.frontend.tracer import Trace, trace
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph, Param, Value
 from monoplan.ir.interpreter import bind_symbols, interpret
+from monoplan.ir.ops.collective import among
 from monoplan.ir.printer import print_graph
 from monoplan.ir.types import DType
 from monoplan.ir.verifier import verify
 from monoplan.options import Options
 from monoplan.override import override_text
+from monoplan.parallel import check_ranks, check_world, in_turn, tp_plan
 from monoplan.passes.manager import Stage, run_passes
 from monoplan.passes.pipeline import PIPELINE, UNFUSED
 from monoplan.passes.rebuild import replace_values
+from monoplan.passes.shard import shard_pass
 from monoplan.progress import progress
+from monoplan.runtime.comm import Communicator
 
 Array = np.ndarray[Any, Any]
 VERSION = "0.1.0"
@@ -45,6 +49,7 @@ class Built:
     tensors: Mapping[str, Tensor]
     target: str
     milliseconds: dict[str, float] = field(default_factory=dict)
+    tp: Communicator | None = None
 
     def check(self, arrays: Sequence[Array]) -> dict[str, int]:
         """The values of the symbols; raises when the arguments do not fit."""
@@ -53,7 +58,8 @@ class Built:
     def run(self, arrays: Sequence[Array], symbols: Mapping[str, int]) -> list[Array]:
         if self.executable is None:
             params = {path: t.numpy() for path, t in self.tensors.items()}
-            return interpret(self.graph, list(arrays), _as_types(self.graph, params))
+            with among(self.tp):
+                return interpret(self.graph, list(arrays), _as_types(self.graph, params))
         return self.executable.run(arrays, symbols)  # type: ignore[no-any-return]
 
     def place_outputs(self, arrays: Sequence[Array]) -> list[Any]:
@@ -117,8 +123,9 @@ class Built:
 
 
 def build(
-    module: Module, arguments: Mapping[str, Any], target: str, dtype: DType | None, options: Options
-) -> Built:
+    module: Module, arguments: Mapping[str, Any], target: str, dtype: DType | None, options: Options,
+    tp: Communicator | None = None,
+) -> Built:  # fmt: skip
     """Compiles one signature of a module."""
     clock = _Clock()
     args, kwargs = module.unbind_arguments(arguments)
@@ -126,20 +133,26 @@ def build(
     graph = traced.graph.replace(writes=getattr(traced, "mutated", ()))
     if dtype is not None:
         graph = with_param_dtype(graph, dtype)
+    check_world(graph, tp)
     clock.lap("trace")
-    stages = run_passes(graph, _pipeline(options), options.stop_after)
+    divided = tp_plan(module, options) if tp is not None else {}
+    first = [shard_pass(divided, tp.rank, tp.size)] if tp is not None and tp.size > 1 else []
+    if tp is not None and first:
+        check_ranks(tp, graph, traced.params, options, divided, target)
+    stages = run_passes(graph, [*first, *_pipeline(options, first)], options.stop_after)
     clock.lap("passes")
     if target == "reference":
-        return _built(graph, stages, None, None, None, traced, target, clock)
+        return _built(stages[len(first)].graph, stages, None, None, None, traced, target, clock, tp)
     final, tensors = stages[-1].graph, traced.params
-    executable = make_executable(final, lambda path: _values(tensors[path]), target, options, clock)
+    executable = make_executable(final, lambda path: _values(tensors[path]), target, options, clock, tp)
     plan, source = executable.plan, executable.source
-    return _built(final, stages, plan, source, executable, traced, target, clock)
+    return _built(final, stages, plan, source, executable, traced, target, clock, tp)
 
 
 def make_executable(
-    graph: Graph, params: Callable[[str], Array], target: str, options: Options, clock: _Clock | None = None
-) -> Any:
+    graph: Graph, params: Callable[[str], Array], target: str, options: Options, clock: _Clock | None = None,
+    tp: Communicator | None = None,
+) -> Any:  # fmt: skip
     """Plan, source, weights and binary of a graph; `params` gives a tensor by its path."""
     clock = clock or _Clock()
     if target == "cuda":
@@ -160,9 +173,12 @@ def make_executable(
     clock.lap("codegen")
     arrays = prepare(graph, plan.params, params, progress("packing weights"))
     clock.lap("weights")
-    threads = default_threads().count if options.threads is None else check_threads(options.threads)
+    count = default_threads().count if tp is None else tp.local_threads(default_threads().count)
+    threads = count if options.threads is None else check_threads(options.threads)
     text = override_text(options.source, graph.name, source.text)
-    executable = CpuExecutable(plan, source, arrays, threads, text)
+    with in_turn(tp):
+        executable = CpuExecutable(plan, source, arrays, threads, text)
+    executable.comm = tp
     clock.lap("build")
     return executable
 
@@ -207,14 +223,15 @@ def build_graph_executable(
 
 
 def _built(
-    graph: Graph, stages: list[Stage], plan: Any, source: Any, executable: Any, traced: Trace, target: str, clock: _Clock
-) -> Built:
-    return Built(graph, stages, plan, source, executable, traced.out_tree, traced.params, target, clock.laps)
+    graph: Graph, stages: list[Stage], plan: Any, source: Any, executable: Any, traced: Trace, target: str, clock: _Clock,
+    tp: Communicator | None = None,
+) -> Built:  # fmt: skip
+    return Built(graph, stages, plan, source, executable, traced.out_tree, traced.params, target, clock.laps, tp)
 
 
-def _pipeline(options: Options) -> Sequence[Any]:
+def _pipeline(options: Options, first: Sequence[Any] = ()) -> Sequence[Any]:
     pipeline = PIPELINE if options.fuse else UNFUSED
-    known = [p.name for p in pipeline]
+    known = [p.name for p in (*first, *pipeline)]
     for name in (*(options.passes or ()), *([options.stop_after] if options.stop_after else [])):
         if name not in known:
             raise ArgumentError(f"there is no pass named {name!r}", fix="passes are: " + ", ".join(known))

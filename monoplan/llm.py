@@ -8,6 +8,7 @@ what that one can't say: logits of every token, or positions other than the cach
 from __future__ import annotations
 
 import math
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from monoplan.models.generation import (
     step_specs,
 )
 from monoplan.models.llama import LlamaForCausalLM
+from monoplan.options import Options
+from monoplan.parallel import find_communicator
 
 
 class PositionedStep(Module):
@@ -45,7 +48,9 @@ class PositionedStep(Module):
 class CompiledLM(GenerationMixin):
     """A compiled LlamaForCausalLM: call it as the model, or let it generate."""
 
-    def __init__(self, model: Module, *, target: str = "cpu", dtype: Any = None, options: Any = None) -> None:
+    def __init__(
+        self, model: Module, *, target: str = "cpu", dtype: Any = None, options: Any = None, tp: Any = None
+    ) -> None:
         if not isinstance(model, LlamaForCausalLM):
             raise ArgumentError(f"CompiledLM needs a LlamaForCausalLM, got {type(model).__name__}")
         # A model of its own in another dtype: the tables of RoPE stay float32, whatever the weights are.
@@ -53,7 +58,11 @@ class CompiledLM(GenerationMixin):
         self.config, self.dtype, self.target = model.config, self.model.dtype, target
         self.name_or_path = model.name_or_path
         self.last_cache: KVCache | None = None
-        self._arguments = {"target": target, "options": options}
+        self.tp = find_communicator(tp, self.model)
+        made = Options.make(options)
+        if made.tp_plan is None and self.tp is not None:
+            made = dataclasses.replace(made, tp_plan=self.model.tp_plan)
+        self._arguments = {"target": target, "options": made, "tp": self.tp}
         self._plans: dict[str, Any] = {}
 
     @property
@@ -73,7 +82,15 @@ class CompiledLM(GenerationMixin):
 
     def new_cache(self, batch: int = 1, capacity: int = 0) -> KVCache:
         """An empty KV cache for `batch` rows; it grows as needed, without recompilation."""
-        return self.model.new_cache(batch, capacity, dtype=self.dtype)
+        return self.model.new_cache(batch, capacity, dtype=self.dtype, kv_heads=self._kv_heads())
+
+    def _kv_heads(self) -> int | None:
+        """The key/value heads of this rank; None: all."""
+        if self.tp is None or self.tp.size == 1:
+            return None
+        _, _, built = self._plan("generation").built[0]
+        heads = next(v.type.shape[1] for v in built.graph.inputs if v.name.endswith("past_key_values.k.0"))
+        return int(heads)
 
     def __call__(
         self, input_ids: Any, position_ids: Any = None, past_key_values: KVCache | None = None,

@@ -22,6 +22,7 @@ class Options:
     passes: tuple[str, ...] | None = None  # names of the passes to run; None: all
     stop_after: str | None = None  # the last pass to run
     source: str | None = None  # a file to build in place of the generated source
+    tp_plan: Mapping[str, str] | None = None  # layer names and how tp= divides them; None: the model's own
     dump: str | None = None  # a folder for every stage; None: MONOPLAN_DUMP
 
     @classmethod

@@ -17,6 +17,7 @@ from monoplan.runtime.profiler import Profile
 from monoplan.runtime.walk import short_loc
 
 Data = dict[str, Any]
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _NUMBERED = re.compile(r"^(.*?)\.(\d+)(?:\.|$)")
 
 
@@ -95,9 +96,11 @@ class _Nodes:
 
     def data(self) -> Data:
         used = readers(self.graph)
-        for i, v in enumerate(self.graph.inputs):
-            if used[v]:
-                self._node(f"in{i}", "input", v.name, f"{v}: {v.type}", [], [v])
+        for i, values in enumerate(_families([v for v in self.graph.inputs if used[v]])):
+            title = values[0].name
+            if len(values) > 1:
+                title = f"{_NUMBER.sub('*', title)} × {len(values)}"
+            self._node(f"in{i}", "input", title, "\n".join(f"{v}: {v.type}" for v in values), [], values)
         layers = self._layers()
         for i, op in enumerate(self.graph.ops):
             if op.opdef.kind == "repeat":
@@ -176,10 +179,18 @@ class _Nodes:
     def _node(self, name: str, kind: str, title: str, ir: str, reads: Sequence[Value], makes: Sequence[Value]) -> None:
         self.nodes.append({
             "id": name, "kind": kind, "title": title, "ir": ir, "group": None, "steps": [], "path": "", "file": "",
-            "line": 0, "where": "", "doc": "", "weights": [], "sub": ", ".join(str(v.type) for v in makes or reads[:1]),
+            "line": 0, "where": "", "doc": "", "weights": [], "sub": ", ".join(str(v.type) for v in (makes or reads)[:1]),
             "from": list(dict.fromkeys(self.where[v] for v in reads if v in self.where)),
         })  # fmt: skip
         self.where.update(dict.fromkeys(makes, name))
+
+
+def _families(values: Sequence[Value]) -> list[list[Value]]:
+    """Values that differ in a number only, such as the caches of all layers, together."""
+    found: dict[tuple[str, str], list[Value]] = {}
+    for v in values:
+        found.setdefault((_NUMBER.sub("*", v.name), str(v.type)), []).append(v)
+    return list(found.values())
 
 
 def _traced_steps(stages: Sequence[Any], steps_of: Mapping[Op, Sequence[int]]) -> dict[Op, list[int]]:
@@ -261,7 +272,7 @@ def _memory(plan: Any, label: str, sizes: Mapping[str, int]) -> Data:
 def _profile(label: str, p: Profile) -> Data:
     m = p.limits
     return {
-        "label": label, "sizes": p.sizes, "threads": p.threads, "total": p.total, "plain": p.plain, "overhead": p.overhead,
+        "label": label, "sizes": p.sizes, "threads": p.threads, "total": p.total, "plain": p.plain, "probed": p.probed, "overhead": p.overhead,
         "limits": {"memory": m.memory, "cache": m.cache, "flops": m.flops, "tile_bf16": m.tile_bf16,
                    "cache_bytes": m.cache_bytes},
         "steps": [{"number": s.number, "ns": s.nanoseconds, "bytes": s.bytes, "flops": s.flops, "gbps": s.gbps,

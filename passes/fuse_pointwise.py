@@ -9,7 +9,15 @@ from monoplan.ir.builder import make_op
 from monoplan.ir.errors import TypeRuleError
 from monoplan.ir.expr import Arg, count_ops, parse_expr, substitute_args
 from monoplan.ir.graph import Graph, Op, Value, definitions
-from monoplan.ir.ops.fused import fused_gather, fused_linear, fused_matmul, fused_norm, fused_reduce, pointwise
+from monoplan.ir.ops.fused import (
+    fused_all_reduce,
+    fused_gather,
+    fused_linear,
+    fused_matmul,
+    fused_norm,
+    fused_reduce,
+    pointwise,
+)
 from monoplan.passes.expressions import (
     LARGEST,
     Expression,
@@ -169,13 +177,14 @@ def fuse_into_producer(graph: Graph, notes: Notes) -> Graph:
     return drop_dead(graph.replace(ops=tuple(ops))) if notes.rewrites else graph
 
 
-_TAILS = ("linear", "fused_linear", "matmul", "fused_matmul", "norm", "fused_norm", "fused_gather", "fused_reduce")
+_TAILS = ("linear", "fused_linear", "matmul", "fused_matmul", "norm", "fused_norm", "fused_gather", "fused_reduce",
+          "fused_collective")
 
 
 def _takes_tail(source: Op) -> bool:
     if source.name == "fused_linear" and source.attrs["gated"]:
         return False
-    return source.opdef.kind in _TAILS or source.name in ("embedding", "sum", "mean", "max", "min")
+    return source.opdef.kind in _TAILS or source.name in ("embedding", "sum", "mean", "max", "min", "all_reduce")
 
 
 def _into_producer(op: Op, at: int, fusion: _Fusion) -> Op | None:
@@ -199,7 +208,7 @@ def _with_tail(op: Op, source: Op, e: Expression, extras: list[Value]) -> Op | N
     names = len(source.opdef.operand_names)
     kind = source.opdef.kind
     before: list[Value] = []
-    if kind in ("fused_linear", "fused_matmul", "fused_norm", "fused_gather"):
+    if kind in ("fused_linear", "fused_matmul", "fused_norm", "fused_gather", "fused_collective"):
         before = [v for v in source.operands[names:] if v is not None]
         inner = parse_expr(source.attrs["expr"])
     elif kind == "fused_reduce":
@@ -226,6 +235,8 @@ def _with_tail(op: Op, source: Op, e: Expression, extras: list[Value]) -> Op | N
     if kind in ("gather", "fused_gather"):
         return _like(op, fused_gather, [*source.operands[:2], *merged], {"expr": expr})
     a = source.attrs
+    if kind in ("collective", "fused_collective"):
+        return _like(op, fused_all_reduce, [source.operands[0], *merged], {"world": a["world"], "expr": expr})
     if kind == "fused_reduce":
         attrs = {k: a[k] for k in ("inputs", "reduce", "axes", "keepdims", "pre")}
         return _like(op, fused_reduce, [*source.reads[: a["inputs"]], *merged], attrs | {"post": expr})

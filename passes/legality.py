@@ -18,24 +18,29 @@ def is_convex(graph: Graph, group: set[Op]) -> bool:
 
 
 def fused_groups(before: Graph, after: Graph) -> list[tuple[Op, set[Op]]]:
-    """Each op that a pass made, with the ops whose work it does: from its results back to its operands."""
-    defs = definitions(before)
-    kept = set(before.ops) | set(before.setup)
+    """Each op that a pass made, with the ops whose work it does: from its results back to what it reads."""
+    defs, made = definitions(before), definitions(after)
+    known = {*before.inputs, *(p.value for p in before.params), *defs}
     found = []
     for new in after.ops:
-        if new in kept:
-            continue
+        if new is defs.get(new.results[0]) or new.results[0] not in known:
+            continue  # as it was, or a helper of a new op
+        reads, helpers = set(new.reads), [new]
+        while helpers:  # what helpers read counts as read by the op itself
+            for v in helpers.pop().reads:
+                reads.add(v)
+                if v not in known:
+                    helpers.append(made[v])
         group: set[Op] = set()
         todo: list[Value] = list(new.results)
         while todo:
             v = todo.pop()
             op = defs.get(v)
-            if op is None or op in group or v in new.reads:
+            if op is None or op in group or v in reads or op.opdef.kind == "generate":  # constants are copied
                 continue
             group.add(op)
             todo += op.reads
-        if group:
-            found.append((new, group - set(before.setup)))
+        found.append((new, group - set(before.setup)))
     return found
 
 

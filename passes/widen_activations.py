@@ -41,6 +41,9 @@ def widen_activations(graph: Graph, notes: Notes) -> Graph:
     for old in graph.ops:
         op = substitute([old], new)[0]
         ops.append(op)
+        if op.opdef.kind in ("view", "copy") and fixed.issuperset(op.reads):
+            fixed.update(op.results)  # a weight in another shape stays half
+            continue
         for before, after in zip(old.results, op.results, strict=True):
             source = op.name in ("embedding", "gather", "select_rows") or fixed.issuperset(op.reads)
             if after.type.dtype in HALF and source and after not in states and op.name != "cast":

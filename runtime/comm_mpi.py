@@ -22,7 +22,7 @@ from monoplan.runtime.comm import Communicator
 from monoplan.runtime.exchange import ROOM, Exchange, shared_bytes
 
 ROAD = "MONOPLAN_COMM"  # shared, mpi: force a road; else the best one
-_GRACE = 1.0  # seconds that other ranks leave to rank 0 to tell of an error that all of them have
+_GRACE = 0.5  # seconds that a rank leaves to others to tell of an error that it shares
 
 _known: dict[int, MpiCommunicator] = {}
 
@@ -174,10 +174,11 @@ def _hook(comm: MpiCommunicator) -> None:
 
 
 def report(comm: Communicator, error: BaseException, show: Callable[[], Any] | None = None) -> None:
-    """Tells of an error and ends all ranks; rank 0 first, since the others often have the same one."""
+    """Tells of an error and ends all ranks. Who only fails because another rank did leaves the word to that one, and
+    ranks other than 0 leave it to rank 0, since they often have the same error."""
+    follows = bool(comm.failure())
     comm.fail(f"{type(error).__name__}: {error}")
-    if comm.rank > 0:
-        time.sleep(_GRACE)
+    time.sleep(3 * _GRACE if follows else _GRACE if comm.rank > 0 else 0.0)
     print(f"monoplan: rank {comm.rank} of {comm.size} failed", file=sys.stderr, flush=True)
     if show is not None:
         show()

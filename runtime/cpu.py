@@ -20,6 +20,7 @@ from monoplan.ir.dims import evaluate
 from monoplan.ir.errors import ArgumentError, PlanError
 from monoplan.ir.types import product
 from monoplan.runtime import cache, features, toolchain
+from monoplan.runtime.comm import Communicator
 from monoplan.runtime.weights import aligned
 
 Array = np.ndarray[Any, Any]
@@ -29,11 +30,11 @@ CDEF = """
 typedef struct { int32_t code, step; int64_t place, value, limit; } mp_error;
 typedef struct {
     const int64_t *symbols; void *const *inputs; void *const *outputs; void *const *params;
-    char *arena; const int64_t *offsets; int32_t threads;
+    char *arena; const int64_t *offsets; int32_t threads; void *exchange; void *comm; int64_t room;
 } mp_args;
 int mp_run_plan(const mp_args *, mp_error *);
 """
-_INDEX, _POSITION, _CACHE_FULL, _COUNT = 1, 2, 3, 4
+_INDEX, _POSITION, _CACHE_FULL, _COUNT, _COMM = 1, 2, 3, 4, 5
 
 
 @dataclasses.dataclass
@@ -83,6 +84,7 @@ class CpuExecutable:
         self._params = self.ffi.new("void *[]", [self._address(a) for a in params] or [self.ffi.NULL])
         self._arenas: list[Array] = []
         self._layouts: dict[tuple[int, ...], tuple[Any, int, Any, list[Any]]] = {}
+        self.comm: Communicator | None = None  # with the other ranks, where the plan has collectives
         self._recent: dict[int, tuple[Any, int]] = {}  # input number -> the array last seen there, and its address
 
     def build_headers(self) -> tuple[tuple[str, str], ...]:
@@ -150,15 +152,26 @@ class CpuExecutable:
         args.symbols, args.inputs, args.outputs, args.params = symbol_values, in_table, out_table, self._params
         args.arena, args.offsets, args.threads = ffi.cast("char *", address(arena)), offsets, threads
         try:
-            code = self.enter(args, error)
+            code = self.enter(args, error) if self.comm is None else self._enter_among(self.comm, args, error)
         finally:
             self._arenas.append(arena)
         if code:
             raise self._failure(code, error, symbols)
         return outputs
 
+    def _enter_among(self, comm: Communicator, args: Any, error: Any) -> int:
+        """The same with the other ranks; one call at a time, or their exchanges would mix."""
+        with comm.lock:
+            if comm.exchange is not None:
+                args.exchange = self.ffi.cast("void *", comm.exchange.function)
+                args.comm, args.room = self.ffi.cast("void *", comm.exchange.context), comm.exchange.room
+            return self.enter(args, error)
+
     def _failure(self, code: int, error: Any, symbols: Mapping[str, int]) -> PlanError | ArgumentError:
         step = next(s for s, _ in self.plan.steps() if s.number == error.step)
+        if code == _COMM or (self.comm is not None and self.comm.failure()):
+            why = self.comm.failure() if self.comm is not None else ""
+            return PlanError("the ranks can't go on together", where=step.kernel.op.loc, why=why)
         return describe_failure(step, code, error.place, error.value, error.limit, symbols)
 
 

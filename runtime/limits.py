@@ -119,6 +119,7 @@ def _measure(threads: int) -> Limits:
     # On a busy machine several threads may measure less than one, which they can't be.
     memory, near, flops = (max(a, b) for a, b in zip((read(past, threads), read(inside, threads), multiply(threads)), one,
                                                      strict=True))
+    near = max(near, memory)
     return Limits(threads, memory, one[0], near, one[1], flops, one[2], tiles(False), tiles(True), cache)
 
 

@@ -1,12 +1,13 @@
 "use strict";
 /* Roofline and memory timeline. */
+const TINY = 0.0005; // share of the time below which a kernel gets no dot
 function rooflineChart(host, profile, steps, choose) {
   const W = 1100, H = 560, L = 70, R = 30, T = 20, B = 50;
-  const lim = profile.limits, spots = profile.steps.map(s => ({...s, step: steps[s.number]})).filter(s => s.flops > 0 && s.bytes > 0 && s.ns > 0);
+  const lim = profile.limits, spots = profile.steps.map(s => ({...s, step: steps[s.number]})).filter(s => s.flops > 0 && s.bytes > 0 && s.ns > profile.total * TINY);
   const roofs = [["memory", lim.memory, "var(--linear)", "memory"], ["cache", lim.cache, "var(--norm)", "last-level cache"]].filter(r => r[1]);
   const peaks = [[lim.flops, "f32 multiply-adds"], [lim.tile_bf16, "bf16 tiles"]].filter(p => p[0]);
   const xs = spots.map(s => s.flops / s.bytes), ys = spots.map(s => s.gflops), top = Math.max(...peaks.map(p => p[0])) / 1e9;
-  const x0 = Math.min(0.05, ...xs) / 2, x1 = Math.max(64, ...xs) * 2, y0 = Math.max(1e-4, Math.min(0.1, ...ys) / 2), y1 = Math.max(top, ...ys) * 2;
+  const x0 = Math.min(0.05, ...xs) / 2, x1 = Math.max(64, ...xs) * 2, y0 = Math.max(1e-4, Math.min(top / 1e3, ...ys) / 2), y1 = Math.max(top, ...ys) * 2;
   const X = v => L + (W - L - R) * Math.log(v / x0) / Math.log(x1 / x0), Y = v => H - B - (H - T - B) * Math.log(v / y0) / Math.log(y1 / y0);
   const root = svg("svg", {viewBox: `0 0 ${W} ${H}`, role: "img"});
   for (let e = Math.ceil(Math.log10(x0)); e <= Math.log10(x1); e++) {

@@ -7,7 +7,7 @@ const FAMILY = {
   copy: "gather", sample: "sample", sort: "sample", view: "view", generate: "view", collective: "view", input: "io", output: "io",
 };
 const family = kind => FAMILY[kind] || "view";
-const FAMILIES = {linear: "products", attention: "attention", norm: "norms and reductions", pointwise: "pointwise", gather: "lookups and copies", sample: "choices", view: "views, free", io: "inputs and outputs"};
+const FAMILIES = {linear: "products", attention: "attention", norm: "norms, reductions", pointwise: "pointwise", gather: "lookups, copies", sample: "choices", view: "views", io: "in and out"};
 const SVG = "http://www.w3.org/2000/svg";
 
 function svg(tag, attributes, ...children) {
@@ -186,13 +186,10 @@ class GraphView {
 
   find(text) {
     const wanted = text.trim().toLowerCase();
-    let first = null;
     for (const n of this.graph.nodes) {
       const hit = wanted && (n.ir + " " + n.path).toLowerCase().includes(wanted);
-      if (hit && !first && this.elements.has(n.id)) first = n.id;
       this.elements.get(n.id)?.classList.toggle("hit", Boolean(hit));
     }
-    return first;
   }
 
   fit() {

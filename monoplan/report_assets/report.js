@@ -4,7 +4,7 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const STEPS = Object.fromEntries(DATA.steps.map(s => [s.number, s]));
 const FUNCTIONS = Object.fromEntries(DATA.functions.map(f => [f.name, f]));
 const $ = id => document.getElementById(id);
-const state = {profile: 0, memory: 0, graph: "after", pass: null, sort: {key: "number", down: false}};
+const state = {profile: 0, memory: 0, graph: "after", pass: null, sort: DATA.profiles.length ? {key: "ns", down: true} : {key: "number", down: false}};
 
 function el(tag, attributes, ...children) {
   const e = document.createElement(tag);
@@ -13,7 +13,7 @@ function el(tag, attributes, ...children) {
     else if (k === "html") e.innerHTML = v;
     else if (v !== null && v !== undefined && v !== false) e.setAttribute(k, v === true ? "" : v);
   }
-  for (const c of children.flat()) if (c !== null && c !== undefined) e.append(c);
+  for (const c of children.flat(Infinity)) if (c !== null && c !== undefined) e.append(c);
   return e;
 }
 const escape = text => text.replace(/[&<>]/g, c => ({"&": "&amp;", "<": "&lt;", ">": "&gt;"}[c]));
@@ -40,7 +40,7 @@ function cHtml(text) {
 /* -- the drawer ----------------------------------------------------------------------------------------------- */
 function openDrawer(title, kind, ...parts) {
   const close = el("button", {class: "close", title: "close", onclick: closeDrawer}, "✕");
-  $("drawer").replaceChildren(close, el("h2", {}, dot(kind), title), ...parts.flat().filter(Boolean));
+  $("drawer").replaceChildren(close, el("h2", {}, dot(kind), title), ...parts.flat(Infinity).filter(Boolean));
   $("drawer").hidden = false;
   $("drawer").scrollTop = 0;
 }
@@ -92,7 +92,7 @@ const PAINT = {summary: paintSummary, graph: paintGraph, passes: paintPasses, ke
 function paintSummary() {
   const p = profile(), changed = DATA.stages.filter(s => s.changed);
   const flow = el("div", {class: "flow"}, step(DATA.stages[0].ops, "ops in forward"), arrow(), step(changed.length, "passes at work"), arrow(), step(DATA.stages.at(-1).ops, "ops left"), arrow(), step(DATA.steps.length, "kernels"), p ? [arrow(), step(time(p.plain), "for a call")] : null);
-  const table = el("table", {}, el("tbody", {}, DATA.summary.map(([k, v]) => el("tr", {}, el("td", {class: "muted"}, k), el("td", {}, v))), p ? [row("profiled", `${p.label}${p.sizes ? ", " + p.sizes : ""}, ${p.threads} threads`), row("looking costs", `${p.overhead >= 0 ? "+" : ""}${(100 * p.overhead).toFixed(1)} % of the plain plan's time`)] : null));
+  const table = el("table", {}, el("tbody", {}, DATA.summary.map(([k, v]) => el("tr", {}, el("td", {class: "muted"}, k), el("td", {}, v))), p ? [row("profiled", `${p.label}${p.sizes ? ", " + p.sizes : ""}, ${p.threads} threads`), row("looking costs", `${p.overhead >= 0 ? "+" : ""}${(100 * p.overhead).toFixed(1)} % of a call's time`)] : null));
   $("tab-summary").replaceChildren(el("div", {class: "grid"}, el("div", {class: "card"}, flow), el("div", {class: "grid cols"}, el("div", {class: "card"}, el("h2", {}, "In numbers"), table),
     el("div", {class: "card"}, el("h2", {}, p ? "Where the time goes" : "Kernels"), p ? topTable(p, 10) : el("p", {class: "muted"}, "There are no times: the report was made without the arguments of a call."),
       p ? null : familyTable()))));
@@ -114,7 +114,7 @@ const bar = (share, kind) => el("div", {class: "bar"}, el("i", {style: `width:${
 
 let view = null;
 function paintGraph() {
-  const find = el("input", {type: "search", placeholder: "find an op, a value, a module", size: 28});
+  const find = el("input", {type: "search", placeholder: "find an op, a value, a module", size: 26});
   const which = el("span", {class: "seg", id: "which"}, ["before", "after"].map(name => el("button", {"data-graph": name, onclick: () => setGraph(name)}, name === "before" ? "as traced" : "after all passes")));
   const canvas = el("div", {class: "canvas", id: "canvas"});
   const used = Object.entries(FAMILIES).filter(([f]) => Object.values(DATA.graphs).some(g => g.nodes.some(n => family(n.kind) === f)));
@@ -122,7 +122,7 @@ function paintGraph() {
     el("button", {id: "open-all", onclick: () => view.setAll(true)}, "open all"), el("button", {id: "close-all", onclick: () => view.setAll(false)}, "close all"), find, el("span", {class: "legend"}, used.map(([f, t]) => el("span", {}, el("i", {class: "dot", style: `background:var(--${f})`}), t))));
   $("tab-graph").replaceChildren(el("div", {id: "graph"}, tools, canvas));
   view = new GraphView(canvas, showNode, n => { const p = profile(); if (!p || state.graph === "before") return ""; const ns = n.steps.reduce((s, k) => s + (measured(k)?.ns || 0), 0); return ns ? time(ns) : ""; });
-  find.addEventListener("input", () => { const first = view.find(find.value); if (first && find.value.length > 2) { const k = view.selected; view.selected = k; } });
+  find.addEventListener("input", () => view.find(find.value));
   find.addEventListener("keydown", e => { if (e.key === "Enter") { const wanted = find.value.toLowerCase(), n = view.graph.nodes.find(n => (n.ir + " " + n.path).toLowerCase().includes(wanted)); if (n) view.reveal(n.id); } });
   setGraph(state.graph);
 }
@@ -160,7 +160,7 @@ function paintKernels() {
   const head = el("tr", {}, columns.map(([k, text, num]) => el("th", {class: "sort" + (num ? " num" : ""), "data-sort": k, onclick: () => { state.sort = {key: k, down: state.sort.key === k ? !state.sort.down : num && k !== "number"}; paintKernels(); }}, text + (k === key ? (down ? " ↓" : " ↑") : ""))));
   const cell = (r, k) => ({number: String(r.number), function: [dot(r.family), r.function], path: r.path || "–", runs: String(r.runs), ns: r.ns && time(r.ns), part: r.part !== undefined && [percent(r.part), bar(r.part, r.family)], gbps: r.gbps !== undefined && round(r.gbps), gflops: r.gflops !== undefined && round(r.gflops), share: r.share !== undefined && `${percent(r.share)} ${r.bound}`, ir: el("div", {class: "ir", title: r.ir}, r.ir)}[k]);
   const table = el("table", {id: "kernels"}, el("thead", {}, head), el("tbody", {}, rows.map(r => el("tr", {class: "link", "data-step": r.number, onclick: () => showStep(r.number)}, columns.map(([k, , num]) => el("td", {class: num ? "num" : k === "path" ? "muted" : ""}, cell(r, k) || "–"))))));
-  const note = p ? `${p.label}${p.sizes ? " at " + p.sizes : ""}: ${time(p.total)} in the instrumented plan, ${time(p.plain)} in the plain one. A row of rolled layers is the sum of its runs.` : "No times: the report was made without the arguments of a call.";
+  const note = p ? `${p.label}${p.sizes ? " at " + p.sizes : ""}: the steps take ${time(p.total)} together; a call takes ${time(p.plain)}, an instrumented one ${time(p.probed)}. A row of rolled layers is the sum of its runs.` : "No times: the report was made without the arguments of a call.";
   $("tab-kernels").replaceChildren(el("div", {class: "card"}, el("h2", {}, `${rows.length} kernels`), el("p", {class: "muted"}, note), el("div", {class: "scroll"}, table)));
 }
 

@@ -67,7 +67,7 @@ class Case:
     operands: tuple[Arg | None, ...]
     attrs: Mapping[str, Any] = field(default_factory=dict)
     scale: float = 1.0
-    only: str = ""  # kinds of the tested element type ("f", "iu"); empty: all that the type rule takes
+    only: str = ""  # kinds ("f", "iu") or names ("f32 bf16") of element types; empty: all that the type rule takes
 
     def attributes(self, tested: DType) -> dict[str, Any]:
         return {k: tested if v is TESTED else v for k, v in self.attrs.items()}
@@ -83,7 +83,8 @@ class Case:
 
     def accepts(self, tested: DType) -> bool:
         """Whether the op takes this element type; a case without T is run with f32 only."""
-        if (self.only and tested.kind not in self.only) or (not self.generic and tested != DTYPES["f32"]):
+        wanted = tested.name in self.only.split() or (" " not in self.only and tested.kind in self.only)
+        if (self.only and not wanted) or (not self.generic and tested.name != "f32"):
             return False
         opdef = REGISTRY[self.op]
         try:
@@ -240,13 +241,13 @@ for _algo in ("gpt_neox", "gpt_j"):
     case("rope", "T[s, 3, 12]", arg("u8[s]", 0, 15), _TABLE, arg("f32[16, 4]"), algo=_algo)  # a part rotates
 case("rope", "T[b, s, 2, 6]", arg("i32[s]", 0, 15), arg("T[16, 3]", -1, 1), arg("T[16, 3]", -1, 1))
 _KV = ("T[b, 2, k, 8]", "T[b, 2, k, 6]")
-case("attention", "T[b, 4, q, 8]", *_KV)
+case("attention", "T[b, 4, q, 8]", *_KV, only="f32 bf16")
 case("attention", "T[b, 4, q, 8]", *_KV, causal=True, scale=0.3)
-case("attention", "T[b, q, 4, 8]", *_KV, causal=True, softcap=5.0, layout="bshd")
-case("attention", "T[b, 4, q, 8]", *_KV, "bool[b, 1, q, k]")
-case("attention", "T[b, 4, q, 8]", *_KV, arg("f32[q, k]", -3, 3), window=4)
+case("attention", "T[b, q, 4, 8]", *_KV, causal=True, softcap=5.0, layout="bshd", only="f32 f64")
+case("attention", "T[b, 4, q, 8]", *_KV, "bool[b, 1, q, k]", only="f32 f64")
+case("attention", "T[b, 4, q, 8]", *_KV, arg("f32[q, k]", -3, 3), window=4, only="f32 bf16")
 case("attention", "T[b, 4, q, 8]", *_KV, None, arg("i32[b]", values=[0, 3, 8]), causal=True, window=3)
-case("attention", "T[4, q, 8]", "T[4, k, 8]", "T[4, k, 8]", causal=True)
+case("attention", "T[4, q, 8]", "T[4, k, 8]", "T[4, k, 8]", causal=True, only="f32 f16")
 case("attention", "T[1, 1, 5, 4]", "T[1, 1, 3, 4]", "T[1, 1, 3, 4]", causal=True)  # rows that see nothing
 _ROWS, _LENGTHS = "T[b, s, 2, 4]", arg("i64[b]", values=[1, 4, 0])
 case("kv_update", "T[b, 2, 13, 4]", _ROWS, _LENGTHS)
@@ -272,6 +273,7 @@ case("repetition_penalty", "T[b, 12]", arg("i64[b, s]", -1, 13), arg("i32[b]", v
 
 case("all_reduce", "T[b, 3]")
 case("all_gather", "T[b, 3]", axis=0)
+case("fused_all_reduce", "T[b, 3]", "T[3]", world=1, expr="add(x0, x1)")
 
 # -- fused ----------------------------------------------------------------------------------------------------
 

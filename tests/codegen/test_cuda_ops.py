@@ -25,8 +25,8 @@ SHORT = [p for p in PAIRS if p[0] in EMULATED]
 
 
 def make_device(name: str) -> Any:
-    if name == "emulator":
-        return cuda_emulator.EmulatedDevice()
+    if name.startswith("emulator"):
+        return cuda_emulator.EmulatedDevice(library="library" in name)
     from monoplan.runtime.cuda_device import gpu
 
     return gpu()

@@ -52,5 +52,6 @@ def test_with_accumulators() -> None:
 
 
 def test_kinds_and_shapes() -> None:
-    assert is_pointwise(OPS["a"]) and is_pointwise(OPS["p"]) and not is_pointwise(OPS["s"]) and not is_pointwise(OPS["c"])
-    assert same_shape(OPS["a"].result.type, GRAPH.inputs[2].type) and not same_shape(OPS["c"].result.type, OPS["a"].result.type)
+    assert [name for name, op in OPS.items() if is_pointwise(op)] == ["a", "b", "p", "m", "g"]
+    vector, number = OPS["a"].result.type, OPS["c"].result.type
+    assert same_shape(vector, GRAPH.inputs[2].type) and not same_shape(number, vector)

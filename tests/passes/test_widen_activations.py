@@ -79,6 +79,20 @@ graph g(%x: f32[4]) {
     assert [op.name for op in after.ops] == ["exp", "cast", "add"]
 
 
+def test_a_weight_in_another_shape_stays_half() -> None:
+    text = """\
+graph g(%x: f32[n, 4]) {
+  param %w: bf16[4, 6] = "w"
+  param %v: bf16[2, 4] = "v"
+  %t = transpose(%w) {axes=(1, 0)} : bf16[6, 4]
+  %c = concat(%t, %v) {axis=0} : bf16[8, 4]
+  %y = linear(%x, %c, _) : f32[n, 8]
+  return %y
+}
+"""
+    refuses(WIDEN_ACTIVATIONS, text)
+
+
 def test_select_rows_and_gather_are_sources() -> None:
     text = """\
 graph g(%rows: i64[2]) {

@@ -36,12 +36,15 @@
 #endif
 
 /* The first thing that went wrong; Python turns it into an exception with the IR line of the step. */
-enum { MP_OK = 0, MP_INDEX = 1, MP_POSITION = 2, MP_CACHE_FULL = 3, MP_COUNT = 4 };
+enum { MP_OK = 0, MP_INDEX = 1, MP_POSITION = 2, MP_CACHE_FULL = 3, MP_COUNT = 4, MP_COMM = 5 };
 
 typedef struct {
     int32_t code, step;
     int64_t place, value, limit;
 } mp_error;
+
+/* Gives every rank's bytes in rank order; what it returns is 0, or why the ranks can't talk any more. */
+typedef int (*mp_exchange_fn)(void *comm, const void *data, int64_t bytes, int64_t tag, const void *const **parts);
 
 typedef struct {
     const int64_t *symbols;   /* values of the symbolic dimensions, in the order of the plan */
@@ -51,6 +54,9 @@ typedef struct {
     char *arena;
     const int64_t *offsets;   /* byte offset of each arena slot for these symbols */
     int32_t threads;
+    mp_exchange_fn exchange;  /* with the other ranks, where there are any */
+    void *comm;
+    int64_t room;             /* bytes of one exchange */
 } mp_args;
 
 /* One call of the plan, shared by all threads of its parallel region. */
@@ -60,6 +66,7 @@ typedef struct {
     _Alignas(64) atomic_int turn;
     _Alignas(64) atomic_int failed; /* a lock on *error */
     mp_error *error;
+    const void *const *parts; /* what the ranks gave in the last exchange */
 } mp_run;
 
 /* Waits until all T threads are here. Spins first: phases are microseconds long; then gives the core away. */
@@ -92,6 +99,18 @@ mp_fail(mp_run *run, int code, int step, int64_t place, int64_t value, int64_t l
         e->limit = limit;
     }
     atomic_store(&run->failed, 0);
+}
+
+/* One exchange with the other ranks, by thread 0: every thread's data is ready before, and everyone's there after. */
+static void __attribute__((unused, noinline))
+mp_exchange(mp_run *run, int t, int T, int step, const void *data, int64_t bytes, int64_t number)
+{
+    mp_barrier(run, T);
+    if (t == 0) {
+        const int failure = run->args->exchange(run->args->comm, data, bytes, number, &run->parts);
+        if (failure) mp_fail(run, MP_COMM, step, 0, failure, 0);
+    }
+    mp_barrier(run, T);
 }
 
 /* Where the share of thread t of n pieces of work begins; it ends where that of t + 1 begins. */

@@ -1,0 +1,166 @@
+"""Text that the templates of products need: attention, and packed linears with their epilogues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from monoplan.codegen.expressions import c_dim, c_literal, c_symbol
+from monoplan.codegen.kernels import Attention, Kernel, Linear, Operand
+from monoplan.codegen.schedule import AttentionSchedule, LinearSchedule
+from monoplan.codegen.views import View
+from monoplan.ir.types import f32, f64, i64
+
+Facts = dict[str, Any]
+
+
+def attention(k: Attention, s: AttentionSchedule) -> Facts:
+    q, kk, v, y = (k.operand(n) for n in ("q", "k", "v", "y"))
+    wide = f64 if f64 in (q.dtype, kk.dtype, v.dtype) else f32
+    real = "double" if wide == f64 else "float"
+    visible = ["key < written"]
+    if k.causal:
+        visible.append("key <= position")
+    if k.window is not None:
+        visible.append(f"key > position - {k.window}")
+    mask_add, mask_strip, flags = "", "", []
+    if k.has("mask"):
+        mask = k.operand("mask")
+        text, strip = (mask.at("b", "h", row, "key") for row in ("s0", "(s0 + row)"))
+        if mask.dtype.is_float:
+            mask_add, mask_strip = text, strip
+        else:
+            visible.append(text)
+            flags.append(strip)
+    if k.window is not None:
+        flags.append(f"key > position - {k.window}")
+    before = f"(int64_t){k.operand('past').at('b')}" if k.has("past") else "keys - queries"
+    first = f"mp_max(0, before + s0 - {k.window - 1})" if k.window is not None else "0"
+    last = "mp_min(written, before + s0 + count)" if k.causal else "written"
+    pointers = [o for o in k.pointers if o.name != "past"]
+    return {"attn": {
+        "real": real, "q": q.at("b", "s0", "h", "i"), "q_strip": q.at("b", "(s0 + row)", "h", "i"),
+        "k": kk.at("b", "g", "key", "i"), "v": v.at("b", "g", "key", "i"), "scale": c_literal(k.scale, wide),
+        "before": before, "first_key": first, "last_key": last, "visible": " && ".join(visible), "mask_add": mask_add,
+        "mask_strip": mask_strip, "visible_strip": " && ".join(flags) or "1", "masked": bool(flags or mask_strip),
+        "shown": "position + 1 - j0" if k.causal else "width",
+        "softcap": "" if k.softcap is None else c_literal(k.softcap, wide),
+        "tanh": "tanh" if wide == f64 else "mp_tanhf", "exp": "exp" if wide == f64 else "mp_expf",
+        "statement": y.store("v_out", wide, "b", "s0", "h", "i"),
+        "statement_strip": y.store("v_out", wide, "b", "(s0 + row)", "h", "i"),
+        "rows": -(-s.queries * (k.heads // k.kv_heads) // s.block) * s.block,
+        "value_padded": -(-k.value_dim // s.panel) * s.panel,
+        "params": ", ".join(["const mp_run *run MP_UNUSED", *(f"{'' if o.written else 'const '}{o.ctype} *{o.name}"
+                                                              for o in pointers), *_symbol_params(k)]),
+        "args": ", ".join(["run", *(o.name for o in pointers), *_symbol_args(k)]),
+    }}
+
+
+def _symbol_params(k: Kernel) -> list[str]:
+    return [f"const int64_t {c_symbol(name)} MP_UNUSED" for name in sorted(k.symbols - {"threads"})]
+
+
+def _symbol_args(k: Kernel) -> list[str]:
+    return [c_symbol(name) for name in sorted(k.symbols - {"threads"})]
+
+
+def linear(k: Linear, s: LinearSchedule) -> Facts:
+    x, w, y = k.operand("x"), k.operand("w"), k.operand("y")
+    value = x.with_view(View(x.view.buffer, (k.depth,), (x.view.strides[1],))).at("i").replace("x[", "row[", 1)
+    normed = value
+    if k.norm != "none":
+        normed = f"({value} - mean) * scale" if k.norm == "layer" else f"{value} * scale"
+        if k.has("norm_weight"):
+            normed = f"({normed}) * {k.operand('norm_weight').at('i')}"
+        if k.has("norm_bias"):
+            normed = f"{normed} + {k.operand('norm_bias').at('i')}"
+    block = [x, *(k.operand(n) for n in ("norm_weight", "norm_bias") if k.has(n))]
+    found: Facts = {
+        "w_type": w.ctype, "w_name": w.dtype.name, "x_type": x.ctype, "x_stride": "x_stride",
+        "x_value": value, "x_centred": f"{value} - mean" if k.norm == "layer" else value, "x_normed": normed,
+        "eps": c_literal(k.eps, f32), "columns": k.columns // 2 if k.epilogue == "gated" else k.columns,
+        "block_params": ", ".join(f"const {o.ctype} *{o.name}" for o in block) + ", const int64_t x_stride",
+        "block_args": ", ".join(
+            [f"x + {c_dim(x.view.offset)}" if o.name == "x" else o.name for o in block] + [c_dim(x.view.strides[0])]
+        ),
+        "widen": k.has_scratch("wide"), "choose_block": _choose_block(s.row_blocks), "has_bias": k.has("bias"),
+        "step": 2 if s.tiles else 1, "variants": _variants(k, s),
+    }
+    if s.tiles:
+        found["w_name"] = "pairs"
+    # The epilogue and the tile variant are functions of their own: they take the kernel's arguments along.
+    inner = ("x", "w", "norm_weight", "norm_bias", "xt", "wide", "partial", "found")
+    found |= _pass_on(k, "finish", [o for o in k.pointers if o.name not in inner])
+    found |= _pass_on(k, "tiles", [o for o in k.pointers if o.name not in ("wide", "found")])
+    bias = k.operand("bias") if k.has("bias") else None
+    if k.epilogue == "heads":
+        return found | _heads(k)
+
+    def summed(place: str, column: str) -> str:
+        return place if bias is None else f"{place} + {bias.at(column)}"
+
+    found["sum"] = summed("sums[j]", "n")
+    found["gate"], found["up"] = summed("sums[j]", "n"), summed("sums[WIDTH / 2 + j]", "(N + n)")
+    if k.epilogue == "argmax":
+        found["store_best"] = y.store("best", i64, "r")
+        return found
+    assert k.body is not None
+    first = ["gate", "up"] if k.epilogue == "gated" else ["sum"]
+    tail = k.body.c([*first, *(e.at("row", "n") for e in k.group("e"))])
+    found["statement"] = y.store(tail, k.body.dtype, "row", "n")
+    return found
+
+
+def _pass_on(k: Linear, prefix: str, operands: Sequence[Operand]) -> Facts:
+    """Parameters and arguments of a helper function of the kernel."""
+    params = ["mp_run *run MP_UNUSED", "const int step MP_UNUSED"]
+    args = ["run", "step"]
+    for o in operands:
+        params.append(f"{'' if o.written else 'const '}{o.ctype} *{o.name} MP_UNUSED")
+        args.append(o.name)
+    if k.epilogue == "argmax":
+        params.append("int64_t *mine MP_UNUSED")
+        args.append("mine")
+    return {f"{prefix}_params": ", ".join([*params, *_symbol_params(k)]),
+            f"{prefix}_args": ", ".join([*args, *_symbol_args(k)])}
+
+
+def _variants(k: Linear, s: LinearSchedule) -> list[dict[str, str]]:
+    """The tile functions by the number of rows, as an if-else chain."""
+    chain = [("blocks > 2", "wide", "floats")] if k.has_scratch("wide") else []
+    chain += [(f"R == {r}", f"rows{r}", "panel") for r in s.row_blocks]
+    found = []
+    for i, (test, name, weights) in enumerate(chain):
+        last = i == len(chain) - 1
+        condition = ("else" if last else f"else if ({test})") if i else f"if ({test})"
+        found.append({"condition": condition, "name": name, "weights": weights})
+    return found
+
+
+def _choose_block(blocks: Sequence[int]) -> str:
+    """The smallest block that takes all rows, else the largest."""
+    text = str(blocks[-1])
+    for b in reversed(blocks[:-1]):
+        text = f"rows <= {b} ? {b} : {text}"
+    return text
+
+
+def _heads(k: Linear) -> Facts:
+    y, kc, vc = k.operand("y"), k.operand("k_cache"), k.operand("v_cache")
+    table = k.operand("sin")
+    first, second = ("2 * i", "2 * i + 1") if k.algo == "gpt_j" else ("i", "i + HALF")
+    norms = []
+    if k.has("q_norm"):
+        norms.append({"condition": "head < HEADS", "weight": k.operand("q_norm").at("j")})
+    if k.has("k_norm"):
+        norms.append({"condition": "head >= HEADS && head < HEADS + KV", "weight": k.operand("k_norm").at("j")})
+    return {
+        "head_bias": k.operand("bias").at("(head * DIM + j)") if k.has("bias") else "",
+        "head_norms": norms, "qk_eps": c_literal(k.qk_eps, f32), "position": k.operand("positions").at("b0", "s0"),
+        "table_rows": table.shape[0], "sin": table.at("angle", "i"), "cos": k.operand("cos").at("angle", "i"),
+        "first": first, "second": second, "store_q": y.store("sums[j]", f32, "b0", "s0", "head", "j"),
+        "length": k.operand("lengths").at("b0"), "capacity": kc.shape[2],
+        "count": f"(int64_t){k.operand('valid').at('b0')}" if k.has("valid") else c_dim(k.seq),
+        "store_k": kc.store("sums[j]", f32, "b0", "kv", "at", "j"),
+        "store_v": vc.store("sums[j]", f32, "b0", "kv", "at", "j"),
+    }
