@@ -79,7 +79,7 @@ def torch_engine(model: Any, config: dict[str, Any], dtype: str, threads: int, c
     run = torch.compile(peer.forward, dynamic=False) if compiled else peer.forward
     length = 0
 
-    @torch.inference_mode()  # type: ignore[misc, no-untyped-call]
+    @torch.no_grad()  # type: ignore[misc, no-untyped-call]
     def step(ids: np.ndarray[Any, Any]) -> Any:
         nonlocal length
         at = torch.arange(length, length + ids.shape[1])

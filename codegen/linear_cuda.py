@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from monoplan.codegen.expressions import C_TYPES, load
 from monoplan.codegen.facts_cuda import facts_cuda
 from monoplan.codegen.kernels import Linear, Operand
-from monoplan.codegen.plan_cuda import Action, CopyBytes, Launch, Product, Variant, Word, pointer_word
+from monoplan.codegen.plan_cuda import Action, Between, CopyBytes, Launch, Product, Variant, Word, pointer_word
 from monoplan.codegen.schedule_cuda import CudaLinear, FewSchedule, tuned
 from monoplan.ir.dims import Dim, equal
 from monoplan.ir.expr import Arg, Call
@@ -67,7 +67,7 @@ class LinearVariants:
                 k, "linear_best", [*self._others, ("const uint64_t *candidates", Word("workspace"))], r=row, **self.names
             )
             actions.append(Launch(best, (1, 1, 1), 256, best_words))
-        return Variant("row", tuple(actions), k.rows, 1, 1, workspace=8 * row.grid)
+        return Variant("row", tuple(actions), (Between(k.rows, 1, 1),), 8 * row.grid)
 
     def _prepared(self) -> tuple[list[Action], Word, Dim]:
         """x normed and in the weights' type: actions that make it, where it is, and bytes of workspace."""
@@ -95,7 +95,7 @@ class LinearVariants:
         actions.append(Launch(function, (f.grid, f.splits, 1), f.warps * 32, words, f.shared(k.depth)))
         actions.append(self._finish(sums, f32, f.splits))
         size = used + k.rows * (4 * f.splits * k.columns)
-        return Variant(f"few{f.tiles * 8}", tuple(actions), k.rows, low, f.tiles * 8, workspace=size)
+        return Variant(f"few{f.tiles * 8}", tuple(actions), (Between(k.rows, low, f.tiles * 8),), size)
 
     def _finish(self, sums: Word, dtype: DType, splits: int) -> Launch:
         k = self.k
@@ -126,13 +126,13 @@ class LinearVariants:
                 source = Word("operand", e, offset=e.view.offset * e.dtype.itemsize)
                 actions.append(CopyBytes(source, out, k.rows * (k.columns * y.dtype.itemsize)))
             actions.append(Product(k.rows, k.columns, k.depth, xs, w, out, self.half, y.dtype, add=bool(direct)))
-            return Variant("library", tuple(actions), k.rows, low, workspace=used)
+            return Variant("library", tuple(actions), (Between(k.rows, low),), used)
         kept = f32 if k.epilogue == "argmax" else self.half
         sums = Word("workspace", offset=used)
         actions.append(Product(k.rows, k.columns, k.depth, xs, w, sums, self.half, kept))
         actions.append(self._finish(sums, kept, 1))
         size = used + k.rows * (k.columns * kept.itemsize)
-        return Variant("library", tuple(actions), k.rows, low, workspace=size)
+        return Variant("library", tuple(actions), (Between(k.rows, low),), size)
 
     def _direct(self) -> str | None:
         """"" for y = x wᵀ, "add" for y = e0 + x wᵀ, None where the epilogue needs a kernel."""
@@ -155,7 +155,7 @@ class LinearVariants:
         sums = Word("workspace")
         function, words = self.renderer.function(k, "linear", [*self._inputs, ("float *sums", sums)], **self.names)
         launch = Launch(function, (-(-k.columns // 64), (k.rows + 63) // 64, 1), 256, words)
-        return Variant("tile", (launch, self._finish(sums, f32, 1)), k.rows, workspace=k.rows * (4 * k.columns))
+        return Variant("tile", (launch, self._finish(sums, f32, 1)), (), k.rows * (4 * k.columns))
 
 
 def _dense(o: Operand, columns: int) -> bool:

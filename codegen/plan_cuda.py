@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from monoplan.codegen.expressions import c_symbol
+from monoplan.codegen.expressions import c_dim, c_symbol
 from monoplan.codegen.kernels import Attention, Body, Kernel, KVUpdate, Linear, Norm, Operand
 from monoplan.codegen.lower import Loop, Lowered, lower
 from monoplan.codegen.memory import plan_arena
 from monoplan.codegen.plan import Plan, _number
 from monoplan.codegen.target import Target
 from monoplan.codegen.views import Buffer, View, whole
-from monoplan.ir.dims import Dim
+from monoplan.ir.dims import Dim, evaluate
 from monoplan.ir.expr import Arg
 from monoplan.ir.graph import Graph
 from monoplan.ir.types import DType, bf16, f16, f32
@@ -24,7 +24,7 @@ Items = Sequence[Kernel | Loop]
 class Word:
     """One argument of a launch: an operand's buffer or the workspace at a byte offset, a symbol's value, a number …"""
 
-    kind: str  # operand, workspace, symbol, number (the offset itself), error, step
+    kind: str  # operand, workspace, tickets, symbol, number (the offset itself), error, step
     operand: Operand | None = None
     name: str = ""
     offset: Dim = 0
@@ -70,18 +70,35 @@ Action = Launch | Product | CopyBytes
 
 
 @dataclass(frozen=True, slots=True)
+class Between:
+    """That a size (rows of x, new tokens, sequences …) lies in [low, high]; high 0: no limit."""
+
+    size: Dim
+    low: int = 0
+    high: int = 0
+
+    def holds(self, values: Mapping[str, int]) -> bool:
+        size = evaluate(self.size, values)
+        return self.low <= size and (self.high == 0 or size <= self.high)
+
+    def __str__(self) -> str:
+        size = c_dim(self.size)
+        if self.low == self.high:
+            return f"{size} = {self.low}"
+        return f"{self.low} <= {size} <= {self.high}" if self.high else f"{size} >= {self.low}"
+
+
+@dataclass(frozen=True, slots=True)
 class Variant:
-    """Actions that do a step when `size` (rows of x, or new tokens) lies in [low, high]; high 0: no limit."""
+    """Actions that do a step when all conditions hold."""
 
     name: str
     actions: tuple[Action, ...]
-    size: Dim = 1
-    low: int = 0
-    high: int = 0
+    conditions: tuple[Between, ...] = ()
     workspace: Dim = 0  # bytes
 
-    def fits(self, size: int) -> bool:
-        return self.low <= size and (self.high == 0 or size <= self.high)
+    def fits(self, values: Mapping[str, int]) -> bool:
+        return all(c.holds(values) for c in self.conditions)
 
 
 def make_cuda_plan(graph: Graph, target: Target) -> Plan:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from monoplan.codegen.expressions import c_dim
@@ -16,10 +16,10 @@ from monoplan.codegen.kernels import (
 from monoplan.codegen.linear_cuda import LinearVariants
 from monoplan.codegen.plan import Plan, Step
 from monoplan.codegen.plan_cuda import (
-    Action, Launch, Product, Variant, Word, ceil_div, pointer_word, stable_past, symbol_words,
+    Action, Between, Launch, Product, Variant, Word, ceil_div, pointer_word, stable_past, symbol_words,
 )
 from monoplan.codegen.render import Function, _comment, _uncommented, environment, headers
-from monoplan.codegen.schedule_cuda import CudaAttention, Tuning
+from monoplan.codegen.schedule_cuda import CudaAttention, DecodeSchedule, Tuning
 from monoplan.ir.dims import Dim
 from monoplan.ir.printer import print_op
 from monoplan.ir.types import product
@@ -64,15 +64,20 @@ def render_cuda(plan: Plan, version: str, tuning: Tuning | None = None) -> CudaS
     renderer = Renderer(plan, tuning or {})
     variants = {step.number: _variants(renderer, step) for step, _ in plan.steps()}
     functions = tuple(renderer.functions.values())
-    body = "".join(f.text for f in functions)
-    texts = dict(headers("cuda"))
-    wanted = ["mp_ptx.cuh", "mp_base.cuh", *(["mp_vec.cuh"] if "mp_vec<" in body else []),
-              *(["mp_select.cuh"] if "mp_select" in body else [])]
     text = environment().get_template("cuda/plan.cu.j2").render(
-        plan=plan, functions=functions, headers=[texts[n] for n in wanted], version=version, target=plan.target,
+        plan=plan, body=with_headers(functions), version=version, target=plan.target,
         table=[_uncommented(line) for line in _table(plan, variants)],
     )
     return CudaSource(text, functions, variants)
+
+
+def with_headers(functions: Sequence[Function]) -> str:
+    """Functions behind the helpers they need: a source that includes nothing."""
+    body = "\n".join(f"{f.comment}\n{f.text}" for f in functions)
+    texts = dict(headers("cuda"))
+    needed = {"mp_vec.cuh": "mp_vec<", "mp_select.cuh": "mp_select"}
+    wanted = ["mp_ptx.cuh", "mp_base.cuh", *(name for name, word in needed.items() if word in body)]
+    return "\n".join([*(texts[name] for name in wanted), body])
 
 
 def _variants(renderer: Renderer, step: Step) -> tuple[Variant, ...]:
@@ -115,23 +120,47 @@ def _geometry(k: Kernel, s: Any, threads: int, names: dict[str, Any]) -> tuple[D
 def _attention(
     renderer: Renderer, k: Attention, s: CudaAttention, names: dict[str, Any], words: list[tuple[str, Word]]
 ) -> tuple[Variant, ...]:
-    found = []
+    found: list[Variant] = []
     if s.decode is not None:
-        attn = names["attn"] | {"early": stable_past(renderer.plan, k)}
-        function, all_words = renderer.function(k, "attention_decode", words, s=s, attn=attn)
-        launch = Launch(function, (s.decode.splits, k.kv_heads, k.batch), s.decode.warps * 32, all_words,
-                        cluster=s.decode.splits)
-        found.append(Variant("decode", (launch,), k.seq, 1, 1))
+        found += _decode(renderer, k, s.decode, names, words)
     if s.prefill is not None:
         function, all_words = renderer.function(k, "attention_prefill", words, s=s, **names)
         launch = Launch(function, (ceil_div(k.seq, s.prefill.queries), k.heads, k.batch), s.prefill.warps * 32, all_words,
                         shared=s.prefill.shared(k.head_dim))
-        found.append(Variant("prefill", (launch,), k.seq, 2))
+        found.append(Variant("prefill", (launch,), (Between(k.seq, 2),)))
     if s.decode is not None and s.prefill is not None:
         return tuple(found)
     function, all_words = renderer.function(k, "attention", words, **names)
     launch = Launch(function, (k.batch * k.seq * k.heads, 1, 1), 128, all_words)
-    return (*found, Variant("attention", (launch,), k.seq))
+    return (*found, Variant("attention", (launch,)))
+
+
+def _decode(
+    renderer: Renderer, k: Attention, d: DecodeSchedule, names: dict[str, Any], words: list[tuple[str, Word]]
+) -> list[Variant]:
+    """One new token: more sequences need fewer blocks for each; long caches more than a cluster has."""
+    d = replace(d, pad=renderer.tuning.get(str(k.step), {}).get("pad", d.pad))
+    attn = names["attn"] | {"early": stable_past(renderer.plan, k)}
+    one = Between(k.seq, 1, 1)
+    function, all_words = renderer.function(k, "attention_decode", words, d=d, spread=False, attn=attn)
+
+    def clusters(splits: int) -> Launch:
+        return Launch(function, (splits, k.kv_heads, k.batch), d.warps * 32, all_words, shared=d.pad, cluster=splits)
+
+    partial = k.heads // k.kv_heads * (k.head_dim + 2)
+    spread, spread_words = renderer.function(
+        k, "attention_decode", [*words, ("float *partial", Word("workspace")), ("uint32_t *tickets", Word("tickets"))],
+        d=d, spread=True, attn=attn,
+    )
+    long = Launch(spread, (d.spread, k.kv_heads, k.batch), d.warps * 32, spread_words)
+    few, some = -(-d.full // (8 * k.kv_heads)), 3 * d.full // (2 * k.kv_heads)
+    return [
+        Variant("decode_long", (long,), (one, Between(k.keys, d.long + 1), Between(k.batch, 0, few)),
+                k.batch * (k.kv_heads * d.spread * partial * 4)),
+        Variant("decode", (clusters(d.splits),), (one, Between(k.batch, 0, few))),
+        Variant("decode_some", (clusters(4),), (one, Between(k.batch, 0, some))),
+        Variant("decode_many", (clusters(1),), (one,)),
+    ]
 
 
 def _table(plan: Plan, variants: dict[int, tuple[Variant, ...]]) -> list[str]:
@@ -141,15 +170,9 @@ def _table(plan: Plan, variants: dict[int, tuple[Variant, ...]]) -> list[str]:
         where = f"  ({step.kernel.op.loc})" if str(step.kernel.op.loc) else ""
         lines.append(f"{step.number}{times}: {print_op(step.kernel.op)}{where}")
         for v in variants[step.number]:
-            rows = "" if len(variants[step.number]) == 1 else f"{_range(v)}: "
-            lines.append(f"    {rows}{', '.join(map(_show, v.actions))}")
+            when = f"{' and '.join(map(str, v.conditions)) or 'else'}: " if len(variants[step.number]) > 1 else ""
+            lines.append(f"    {when}{', '.join(map(_show, v.actions))}")
     return lines
-
-
-def _range(v: Variant) -> str:
-    if v.low == v.high:
-        return f"{v.low} row"
-    return f"{v.low} to {v.high} rows" if v.high else f"{v.low} rows or more" if v.low else "any rows"
 
 
 def _show(a: Action) -> str:

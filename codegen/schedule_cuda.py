@@ -72,10 +72,17 @@ class CudaLinear:
 
 @dataclass(frozen=True, slots=True)
 class DecodeSchedule:
-    """Attention of one new token: `splits` blocks of a cluster share a key head's cache."""
+    """Attention of one new token: `splits` blocks of a cluster share a key head's cache; see attention_decode.
 
+    Caches of more than `long` positions are spread over more blocks than a cluster has, when there are few sequences.
+    """
+
+    full: int  # blocks that fill the device
     splits: int = 8
     warps: int = 8
+    long: int = 4096
+    spread: int = 16
+    pad: int = 0  # shared memory that only keeps other blocks off the SM
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +210,7 @@ def _decode(k: Attention, target: Target) -> DecodeSchedule | None:
     group = k.heads // k.kv_heads
     if target.capability < 90 or group > 8 or not _tensor_attention(k) or not k.has("past"):
         return None
-    return DecodeSchedule() if group * k.head_dim <= 1024 else None
+    return DecodeSchedule(target.cores) if group * k.head_dim <= 1024 else None
 
 
 def _tensor_attention(k: Attention) -> bool:

@@ -59,8 +59,9 @@ class Parameter(Tensor):
         kept = self.type
         self._stored, self._source, self._deferred_type = None, source, kept
 
-    def read(self) -> np.ndarray[Any, Any]:
-        """Its values; those of a deferred parameter are read anew and not kept, as a compiler wants them once."""
+    def read(self, convert: Callable[[Any, Any], Any] | None = None) -> np.ndarray[Any, Any]:
+        """Its values; those of a deferred parameter are read anew and not kept, as a compiler wants them once.
+        `convert(array, dtype)` may be faster than numpy's astype."""
         if self._stored is not None or self._source is None or self._deferred_type is None:
             return self.numpy()
         full = np.asarray(self._source())
@@ -68,9 +69,9 @@ class Parameter(Tensor):
         wanted = self._deferred_type.dtype.numpy
         if array.dtype == wanted:
             return array
-        converted = array.astype(wanted)
+        made: np.ndarray[Any, Any] = array.astype(wanted) if convert is None else convert(array, wanted)
         drop_mapped_pages(full)
-        return converted
+        return made
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: Any = "f32", **tp: int) -> Parameter:

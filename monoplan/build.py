@@ -185,7 +185,9 @@ def make_executable(
 
 def _values(t: Tensor) -> Array:
     """A tensor's values; those of a deferred parameter are read and not kept."""
-    return t.read() if isinstance(t, Parameter) else t.numpy()
+    from monoplan.runtime.packing import converted
+
+    return t.read(converted) if isinstance(t, Parameter) else t.numpy()
 
 
 @dataclass(frozen=True)

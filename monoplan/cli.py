@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from monoplan.cli_ranks import end_ranks
 from monoplan.ir.errors import MonoplanError
 
 # name -> (module, what it does): the order is that of the help.
@@ -30,7 +31,7 @@ COMMANDS = {
     "cache": ("monoplan.cli_cache", "the compiled plans on disk: info, clear, prune"),
 }
 # Packages that not every user needs -> the extra that brings them.
-EXTRAS = {"safetensors": "llm", "tokenizers": "llm", "gguf": "llm", "cupy": "cuda"}
+EXTRAS = {"safetensors": "llm", "tokenizers": "llm", "gguf": "llm", "cupy": "cuda", "mpi4py": "mpi"}
 INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the number of the signal, as shells count
 
 
@@ -45,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             import traceback
 
             traceback.print_exc()
+        end_ranks(error, 1)
         print(f"monoplan: {error}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
@@ -55,10 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print("\nmonoplan: interrupted", file=sys.stderr)
+        end_ranks(None, INTERRUPTED)
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our text has left. Python would complain once more when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        end_ranks(None, BROKEN_PIPE)
         return BROKEN_PIPE
 
 

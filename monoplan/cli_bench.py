@@ -54,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**about, "tests": rows}, indent=2))
         return 0
     print(_table(about, rows))
+    if getattr(args, "quiet", False):  # a rank other than 0
+        return 0
     if bandwidth is None:
         print("the memory's bandwidth was not measured: no share of it is shown", file=sys.stderr)
     print(f"load {timings.load:.2f} s, compile {timings.compile:.2f} s", file=sys.stderr)

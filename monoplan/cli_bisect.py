@@ -11,7 +11,9 @@ from monoplan.model_argument import add_model_argument, open_model
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, its inputs, and where the folder goes."""
     add_model_argument(parser)
-    parser.add_argument("-o", "--output", metavar="DIR", help="folder of the repetition (default: monoplan_bisect/<plan>)")
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", help="folder of the repetition (default: monoplan_bisect/<plan>)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

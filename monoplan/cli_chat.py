@@ -8,6 +8,7 @@ from typing import Any
 
 from monoplan.cli import INTERRUPTED
 from monoplan.cli_common import Timings, add_model_arguments, add_sampling_arguments, has_chat, load, sampling
+from monoplan.cli_ranks import from_first, ranks
 from monoplan.ir.errors import ArgumentError
 
 GREETING = "An empty line or Ctrl-D ends the chat, /reset forgets it, Ctrl-C stops an answer."
@@ -31,12 +32,13 @@ def run(args: argparse.Namespace) -> int:
         raise ArgumentError("the model has no chat format", fix="use monoplan generate")
     opening = [{"role": "system", "content": args.system}] if args.system else []
     messages: list[dict[str, str]] = list(opening)
-    session, typed, status = Session(), sys.stdin.isatty(), 0
-    if typed:
+    comm = ranks(args)
+    session, typed, status = Session(), from_first(comm, sys.stdin.isatty), 0
+    if typed and (comm is None or comm.rank == 0):
         print(GREETING, file=sys.stderr)
     while True:
         try:
-            line = _read(typed)
+            line = from_first(comm, lambda: _read(typed))
         except KeyboardInterrupt:
             status = INTERRUPTED
             break

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from monoplan.cli_ranks import add_rank_argument, from_first, ranks
 from monoplan.ir.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add("-t", "--threads", type=int, metavar="N", help="on the CPU (default: as many as run at once)")
     add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"of the weights {own}")
     add("--target", choices=TARGETS, default=TARGETS[0], help=f"where to run {own}")
+    add_rank_argument(parser)
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int, temp: float, top_p: float) -> None:
@@ -102,14 +104,15 @@ def load(args: argparse.Namespace, timings: Timings) -> CompiledLM:
     """The model of the command line, compiled."""
     if args.threads is not None and args.threads < 1:
         raise ArgumentError(f"--threads must be 1 or more, got {args.threads}")
-    path = Path(args.model) if args.model else _default_model()
+    comm = ranks(args)
+    path = Path(args.model) if args.model else from_first(comm, _default_model)
     import monoplan
     from monoplan.models.auto import AutoLlamaModel
 
     begin = time.perf_counter()
     model = AutoLlamaModel.from_pretrained(path, dtype=args.dtype, device=args.target)
     loaded = time.perf_counter()
-    llm: CompiledLM = monoplan.compile(model, target=args.target, options={"threads": args.threads})
+    llm: CompiledLM = monoplan.compile(model, target=args.target, options={"threads": args.threads}, tp=comm)
     llm.prepare()
     timings.load, timings.compile = loaded - begin, time.perf_counter() - loaded
     return llm

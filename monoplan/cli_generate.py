@@ -9,6 +9,7 @@ from typing import Any
 
 from monoplan.cli import INTERRUPTED
 from monoplan.cli_common import Timings, add_model_arguments, add_sampling_arguments, has_chat, load, sampling
+from monoplan.cli_ranks import from_first, ranks
 from monoplan.ir.errors import ArgumentError
 
 
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Streams the continuation to stdout; Ctrl-C ends it and still prints the timings."""
-    prompt = _prompt(args)  # before the model is loaded: a missing prompt should not take seconds to notice
+    prompt = from_first(ranks(args), lambda: _prompt(args))  # before the model is loaded: a missing prompt should not take seconds to notice
     if not prompt:
         raise ArgumentError("the prompt is empty", fix="give some text")
     timings, status = Timings(), 0

@@ -60,7 +60,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _summary(fast: Any, label: str) -> str:
     built = fast._latest()
-    lines = [f"{label}: {built.graph.name} for {fast.target}", "", "stage                    ops  rewrites      ms  rule"]
+    lines = [
+        f"{label}: {built.graph.name} for {fast.target}",
+        "",
+        "stage                    ops  rewrites      ms  rule",
+    ]
     for s in built.stages:
         mark = f"{s.rewrites:8d}" if s.changed and s.name != "trace" else "       -"
         lines.append(f"{s.name:<22} {_count(s.graph):5d}  {mark}  {s.seconds * 1e3:6.1f}  {s.rule}")

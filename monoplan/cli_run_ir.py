@@ -48,14 +48,18 @@ def run(args: argparse.Namespace) -> int:
         params[p.path] = _typed(found, p.value)
     if given:
         names = ", ".join([v.name for v in graph.inputs] + [p.path for p in graph.params])
-        raise ArgumentError(f"{args.inputs} has {next(iter(given))!r}, which the graph does not have", fix=f"names: {names}")
+        raise ArgumentError(
+            f"{args.inputs} has {next(iter(given))!r}, which the graph does not have", fix=f"names: {names}"
+        )
     exact = interpret(graph, inputs, params, exact=True)
     outputs = _execute(graph, inputs, params, args.target)
     good = True
     for v, got, want in zip(graph.outputs, outputs, exact, strict=True):
         difference = compare(got, want, v.type.dtype, "model")
         good = good and difference.ok
-        shown = np.array2string(got.astype(np.float32) if got.dtype.itemsize == 2 else got, threshold=THRESHOLD, precision=6)
+        shown = np.array2string(
+            got.astype(np.float32) if got.dtype.itemsize == 2 else got, threshold=THRESHOLD, precision=6
+        )
         print(f"{v}: {v.type.dtype}{list(got.shape)}  ({difference})\n{shown}")
     if args.output:
         np.savez(args.output, **{v.name: a for v, a in zip(graph.outputs, outputs, strict=True)})

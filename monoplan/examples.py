@@ -24,7 +24,9 @@ def sizes_for(graph: Graph, given: Mapping[str, int] | None = None) -> dict[str,
     """A value for each symbol of the inputs."""
     known = {**dict.fromkeys(graph.symbols, OTHER), **{k: v for k, v in SIZES.items() if k in graph.symbols}}
     if unknown := sorted(set(given or {}) - set(known)):
-        raise ArgumentError(f"{graph.name} has no symbol {unknown[0]!r}", fix="its symbols: " + (", ".join(known) or "none"))
+        raise ArgumentError(
+            f"{graph.name} has no symbol {unknown[0]!r}", fix="its symbols: " + (", ".join(known) or "none")
+        )
     return {**known, **(given or {})}
 
 

@@ -1,9 +1,9 @@
 """Golden results of a compiled module: outputs, IR and source of a call, kept in a folder and compared later.
 
-    golden.json   types, tolerances, versions, hashes of the inputs, of the IR after each pass and of each kernel
-    outputs.npz   what the plan gave
-    plan.ir       the IR after all passes
-    inputs.npz    what it was called with (for the command line; a test makes its inputs anew)
+golden.json   types, tolerances, versions, hashes of the inputs, of the IR after each pass and of each kernel
+outputs.npz   what the plan gave
+plan.ir       the IR after all passes
+inputs.npz    what it was called with (for the command line; a test makes its inputs anew)
 """
 
 from __future__ import annotations
@@ -57,10 +57,9 @@ class Golden:
             "inputs": _input_hashes(subject), "outputs": rows, "stages": _stage_hashes(subject),
             "kernels": _kernel_hashes(subject), "source": _source_hash(subject), "about": about,
         }  # fmt: skip
-        np.savez_compressed(self.folder / "outputs.npz", **{str(i): storable(a) for i, a in enumerate(outputs)})
+        _save(self.folder / "outputs.npz", outputs)
         if inputs:
-            given = {str(i): storable(a) for i, a in enumerate(subject.inputs)}
-            np.savez_compressed(self.folder / "inputs.npz", **given)
+            _save(self.folder / "inputs.npz", subject.inputs)
         (self.folder / "plan.ir").write_text(print_graph(subject.final))
         (self.folder / "golden.json").write_text(json.dumps(meta, indent=1) + "\n")
         return self.folder
@@ -70,8 +69,10 @@ class Golden:
         try:
             found: dict[str, Any] = json.loads((self.folder / "golden.json").read_text())
         except FileNotFoundError:
-            raise GoldenError(f"there is no golden in {self.folder}",
-                              fix="record it: pytest --golden-update, or monoplan golden record") from None
+            raise GoldenError(
+                f"there is no golden in {self.folder}",
+                fix="record it: pytest --golden-update, or monoplan golden record",
+            ) from None
         except ValueError as error:
             raise GoldenError(f"{self.folder / 'golden.json'} is damaged", why=str(error)) from None
         if found.get("format") != FORMAT:
@@ -91,7 +92,9 @@ class Golden:
             self._check_ir(subject)
         if source and meta["source"] != _source_hash(subject):
             changed = self._since(subject, meta)
-            raise GoldenError("\n  ".join([f"{subject.name} has another source than its golden ({self.folder})", *changed]))
+            raise GoldenError(
+                "\n  ".join([f"{subject.name} has another source than its golden ({self.folder})", *changed])
+            )
 
     def _compare(self, subject: Subject, meta: Mapping[str, Any]) -> list[str]:
         rows = meta["outputs"]
@@ -138,7 +141,9 @@ class Golden:
         new = print_graph(subject.final).splitlines()
         lines = list(difflib.unified_diff(old, new, "golden", "now", lineterm="", n=1))
         if lines:
-            shown = lines[:DIFF_LINES] + ([f"… {len(lines) - DIFF_LINES} more lines"] if len(lines) > DIFF_LINES else [])
+            shown = lines[:DIFF_LINES] + (
+                [f"… {len(lines) - DIFF_LINES} more lines"] if len(lines) > DIFF_LINES else []
+            )
             raise GoldenError("\n  ".join([f"{subject.name} has another IR than its golden ({self.folder})", *shown]))
 
     def stored_inputs(self, count: int, dtypes: Sequence[Any]) -> list[Array] | None:
@@ -172,8 +177,12 @@ def _tolerance(dtype: Any, epsilon: float | None) -> dict[str, Any]:
 def _versions() -> dict[str, str]:
     from monoplan.build import VERSION
 
-    return {"monoplan": VERSION, "numpy": np.__version__, "python": platform.python_version(),
-            "machine": platform.machine()}
+    return {
+        "monoplan": VERSION,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
 
 
 def _sha(data: bytes) -> str:
@@ -181,8 +190,9 @@ def _sha(data: bytes) -> str:
 
 
 def _input_hashes(subject: Subject) -> list[str]:
-    return [_sha(str(a.dtype).encode() + repr(a.shape).encode() + np.ascontiguousarray(a).tobytes())
-            for a in subject.inputs]
+    return [
+        _sha(str(a.dtype).encode() + repr(a.shape).encode() + np.ascontiguousarray(a).tobytes()) for a in subject.inputs
+    ]
 
 
 def _stage_hashes(subject: Subject) -> list[list[str]]:
@@ -197,6 +207,11 @@ def _kernel_hashes(subject: Subject) -> dict[str, str]:
 
 def _source_hash(subject: Subject) -> str:
     return "" if subject.executable is None else _sha(subject.executable.text.encode())
+
+
+def _save(path: Path, arrays: Sequence[Array]) -> None:
+    named: dict[str, Any] = {str(i): storable(a) for i, a in enumerate(arrays)}
+    np.savez_compressed(path, **named)
 
 
 def storable(a: Array) -> Array:

@@ -12,6 +12,7 @@ from monoplan.frontend.pytree import flatten, unflatten
 
 if TYPE_CHECKING:
     from monoplan.build import Built
+    from monoplan.ir.graph import Graph
     from monoplan.runtime.bisect import Finding
     from monoplan.runtime.profiler import Profile
     from monoplan.runtime.verify import Subject, Verification
@@ -72,6 +73,21 @@ class Inspection:
 
         profiles = {"call": self.profile(*args, **kwargs)} if args or kwargs else {}
         return write_report(Path(path), self._latest(), profiles)
+
+
+def graph_subject(graph: Graph, inputs: Sequence[Array], params: Mapping[str, Array] | None = None) -> Subject:
+    """A graph by itself, compiled as it is, ready for verify and bisect."""
+    from monoplan.build import build_graph_executable
+    from monoplan.ir.interpreter import bind_symbols
+    from monoplan.passes.manager import Stage
+    from monoplan.runtime.verify import Subject
+
+    arrays = dict(params or {})
+    made = build_graph_executable(graph, arrays).executable
+    stage = Stage("trace", "the graph as it was given", graph, 0, 0.0, (), True)
+    symbols = bind_symbols(graph.inputs, [a.shape for a in inputs])
+    names = [str(v) for v in graph.outputs]
+    return Subject(graph.name, "cpu", [stage], made, arrays.__getitem__, list(inputs), symbols, names)
 
 
 def output_names(built: Built) -> list[str]:

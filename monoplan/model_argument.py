@@ -48,7 +48,13 @@ def add_model_argument(parser: argparse.ArgumentParser, *, inputs: bool = True) 
     add("-t", "--threads", type=int, metavar="N", help="on the CPU (default: as many as run at once)")
     if inputs:
         add("--inputs", metavar="FILE.npz", help="arrays by argument name (default: inputs() of the file, or random)")
-        add("--size", action="append", default=[], metavar="NAME=N", help="the value of a symbolic size; may be repeated")
+        add(
+            "--size",
+            action="append",
+            default=[],
+            metavar="NAME=N",
+            help="the value of a symbolic size; may be repeated",
+        )
         add("--prompt", default=DEFAULT_PROMPT, help="what a checkpoint reads (default: %(default)r)")
         add("--seed", type=int, default=0, help="of random inputs (default: %(default)s)")
 
@@ -137,9 +143,7 @@ def _import(name: str) -> ModuleType:
         raise
 
 
-def _own(
-    module: ModuleType, name: str, args: argparse.Namespace, settings: dict[str, Any], label: str
-) -> Opened:
+def _own(module: ModuleType, name: str, args: argparse.Namespace, settings: dict[str, Any], label: str) -> Opened:
     import monoplan
     from monoplan.frontend.module import Module
 
@@ -153,8 +157,11 @@ def _own(
         raise ArgumentError(f"{wanted} of {where} gave a {type(made).__name__}, not a Module")
     specs = getattr(module, "specs", None) or getattr(made, "specs", None)
     if specs is None:
-        raise ArgumentError(f"{where} has no specs()", why="the sizes of the inputs are not known",
-                            fix='def specs(): return mp.spec("batch", 256)')
+        raise ArgumentError(
+            f"{where} has no specs()",
+            why="the sizes of the inputs are not known",
+            fix='def specs(): return mp.spec("batch", 256)',
+        )
     given = specs()
     positional = () if isinstance(given, dict) else tuple(given) if isinstance(given, tuple | list) else (given,)
     by_name = given if isinstance(given, dict) else {}
@@ -213,5 +220,3 @@ def load_npz(path: str) -> dict[str, np.ndarray[Any, Any]]:
             return {k: data[k] for k in data.files}
     except (OSError, ValueError) as error:
         raise ArgumentError(f"can't read the arrays of {path}", why=str(error)) from None
-
-

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from monoplan.ir.errors import ArgumentError, CompileError
 
-_STEP = re.compile(r"^\s*/\* (\d+: %.*?)(?:  \(.*\))? \*/\s*$", re.MULTILINE)
+_STEP = re.compile(r"^[ \t]*/\* (\d+: %(?:[^*]|\*(?!/))*)\*/", re.MULTILINE)
 
 
 def override_text(source: str | None, name: str, generated: str, suffix: str = "c") -> str | None:
@@ -31,8 +31,9 @@ def override_text(source: str | None, name: str, generated: str, suffix: str = "
             return None  # it belongs to another plan of the process
         found = general
     elif not Path(folder).is_dir():
-        raise ArgumentError(f"MONOPLAN_OVERRIDE={folder} is not a folder",
-                            fix="MONOPLAN_DUMP=folder writes one to edit")
+        raise ArgumentError(
+            f"MONOPLAN_OVERRIDE={folder} is not a folder", fix="MONOPLAN_DUMP=folder writes one to edit"
+        )
     else:
         return None
     text = _checked(_read(found), found, generated)
@@ -50,12 +51,25 @@ def _read(path: Path) -> str:
 
 def _checked(text: str, path: Path, generated: str) -> str:
     """Raises when the edited source has the steps of another graph."""
-    theirs, ours = _STEP.findall(text), _STEP.findall(generated)
+    theirs, ours = _steps(text), _steps(generated)
     for a, b in zip(theirs, ours, strict=False):
         if a != b:
-            raise CompileError(f"{path} was written for another graph", where=f"step {b.partition(':')[0]}",
-                               why=f"it says `{a}`, the plan has `{b}`", fix="dump the plan again and repeat the edit")
+            raise CompileError(
+                f"{path} was written for another graph",
+                where=f"step {b.partition(':')[0]}",
+                why=f"it says `{a}`, the plan has `{b}`",
+                fix="dump the plan again and repeat the edit",
+            )
     if theirs and len(theirs) != len(ours):
-        raise CompileError(f"{path} was written for another graph", why=f"it has {len(theirs)} steps, the plan {len(ours)}",
-                           fix="dump the plan again and repeat the edit")
+        raise CompileError(
+            f"{path} was written for another graph",
+            why=f"it has {len(theirs)} steps, the plan {len(ours)}",
+            fix="dump the plan again and repeat the edit",
+        )
     return text
+
+
+def _steps(text: str) -> list[str]:
+    """The IR lines of a source's steps, without the places that they come from: moving code is no change."""
+    found = [" ".join(comment.split()) for comment in _STEP.findall(text)]
+    return [line[: line.rfind("]") + 1] for line in found]

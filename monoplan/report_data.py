@@ -56,9 +56,13 @@ def _summary(built: Built, traced: Graph, final: Graph) -> list[list[str]]:
         rows.append(["functions in the source", str(len(built.source.functions))])
         rows.append(["lines of source", f"{built.source_text.count(chr(10)):,}"])
         rows.append(["weights", _size(sum(a.nbytes for a in built.executable.params))])
-    rows.append(["passes that changed something", f"{sum(s.changed for s in built.stages[1:])} of {len(built.stages) - 1}"])
+    rows.append(
+        ["passes that changed something", f"{sum(s.changed for s in built.stages[1:])} of {len(built.stages) - 1}"]
+    )
     rows.append(["symbolic sizes", ", ".join(final.symbols) or "none"])
-    rows.append(["compile", f"{sum(built.milliseconds.values()):.0f} ms" + (" (binary from the cache)" if built.hit else "")])
+    rows.append(
+        ["compile", f"{sum(built.milliseconds.values()):.0f} ms" + (" (binary from the cache)" if built.hit else "")]
+    )
     return rows
 
 
@@ -118,7 +122,7 @@ class _Nodes:
         return {"nodes": self.nodes, "groups": self.groups}
 
     def _layers(self) -> dict[Op, str]:
-        """The group of each op of a repeated module: `model.layers.7`. The first stands alone, the others are stacked."""
+        """The group of each op of a repeated module, `model.layers.7`: the first alone, the others stacked."""
         found: dict[str, dict[int, list[Op]]] = {}
         for op in self.graph.ops:
             match = _NUMBERED.match(op.loc.path)
@@ -137,8 +141,15 @@ class _Nodes:
             for n in numbers:
                 parent = rest if len(numbers) > 2 and n != numbers[0] else None
                 name = f"{stem}.{n}"
-                self.groups.append({"id": name, "parent": parent, "title": name, "open": n == numbers[0],
-                                    "note": f"{len(layers[n])} ops"})
+                self.groups.append(
+                    {
+                        "id": name,
+                        "parent": parent,
+                        "title": name,
+                        "open": n == numbers[0],
+                        "note": f"{len(layers[n])} ops",
+                    }
+                )
                 groups.update(dict.fromkeys(layers[n], name))
         return groups
 
@@ -146,8 +157,16 @@ class _Nodes:
         a = op.attrs
         body, carried, shared = a["body"], a["carried"], a["shared"]
         group = f"loop{number}"
-        self.groups.append({"id": group, "parent": None, "title": f"{a['count']} × {body.name}", "open": True, "loop": True,
-                            "note": f"{len(body.ops)} ops, run {a['count']} times over a table of weights"})
+        self.groups.append(
+            {
+                "id": group,
+                "parent": None,
+                "title": f"{a['count']} × {body.name}",
+                "open": True,
+                "loop": True,
+                "note": f"{len(body.ops)} ops, run {a['count']} times over a table of weights",
+            }
+        )
         inner: dict[Value, str] = {}
         for i, v in enumerate(body.inputs):
             first = i if i < carried + shared else carried + shared + (i - carried - shared) * a["count"]
@@ -179,7 +198,8 @@ class _Nodes:
     def _node(self, name: str, kind: str, title: str, ir: str, reads: Sequence[Value], makes: Sequence[Value]) -> None:
         self.nodes.append({
             "id": name, "kind": kind, "title": title, "ir": ir, "group": None, "steps": [], "path": "", "file": "",
-            "line": 0, "where": "", "doc": "", "weights": [], "sub": ", ".join(str(v.type) for v in (makes or reads)[:1]),
+            "line": 0, "where": "", "doc": "", "weights": [],
+            "sub": ", ".join(str(v.type) for v in (makes or reads)[:1]),
             "from": list(dict.fromkeys(self.where[v] for v in reads if v in self.where)),
         })  # fmt: skip
         self.where.update(dict.fromkeys(makes, name))
@@ -230,12 +250,15 @@ def _code(built: Built) -> Data:
     functions = []
     for f in built.source.functions:
         at = text.find(f.comment)
-        functions.append({"name": f.name, "text": f.text, "comment": f.comment, "line": text.count("\n", 0, max(at, 0)) + 1})
+        functions.append(
+            {"name": f.name, "text": f.text, "comment": f.comment, "line": text.count("\n", 0, max(at, 0)) + 1}
+        )
     steps = []
     for step, runs in built.plan.steps():
         k = step.kernel
         steps.append({
-            "number": step.number, "runs": runs, "family": k.family, "function": built.source.step_functions[step.number],
+            "number": step.number, "runs": runs, "family": k.family,
+            "function": built.source.step_functions[step.number],
             "ir": print_op(k.op), "path": k.op.loc.path, "where": short_loc(k.op.loc), "schedule": str(step.schedule),
             "bytes": str(k.bytes), "flops": str(k.flops), "barrier": step.barrier,
             "reads": [o.view.buffer.name for o in k.reads if not o.view.is_virtual],
@@ -265,14 +288,22 @@ def _memory(plan: Any, label: str, sizes: Mapping[str, int]) -> Data:
         buffers.append({"name": b.name, "kind": b.kind, "type": f"{b.dtype}[{b.size}]", "first": life.first,
                         "last": life.last, "offset": offsets[slot], "bytes": nbytes, "slot": slot})  # fmt: skip
     count = len(list(plan.steps()))
-    return {"label": label, "sizes": ", ".join(f"{k}={v}" for k, v in sizes.items()), "peak": peak, "steps": count,
-            "unshared": plan.arena.unshared(sizes), "slots": len(offsets), "buffers": buffers}
+    return {
+        "label": label,
+        "sizes": ", ".join(f"{k}={v}" for k, v in sizes.items()),
+        "peak": peak,
+        "steps": count,
+        "unshared": plan.arena.unshared(sizes),
+        "slots": len(offsets),
+        "buffers": buffers,
+    }
 
 
 def _profile(label: str, p: Profile) -> Data:
     m = p.limits
     return {
-        "label": label, "sizes": p.sizes, "threads": p.threads, "total": p.total, "plain": p.plain, "probed": p.probed, "overhead": p.overhead,
+        "label": label, "sizes": p.sizes, "threads": p.threads, "total": p.total, "plain": p.plain,
+        "probed": p.probed, "overhead": p.overhead,
         "limits": {"memory": m.memory, "cache": m.cache, "flops": m.flops, "tile_bf16": m.tile_bf16,
                    "cache_bytes": m.cache_bytes},
         "steps": [{"number": s.number, "ns": s.nanoseconds, "bytes": s.bytes, "flops": s.flops, "gbps": s.gbps,
@@ -287,7 +318,10 @@ def _user_lines(locs: Sequence[Any], around: int = 2) -> dict[str, list[list[Any
         key = f"{loc.file}:{loc.line}"
         if not loc.file or key in found:
             continue
-        lines = [[n, linecache.getline(loc.file, n).rstrip("\n")] for n in range(max(1, loc.line - around), loc.line + around + 1)]
+        lines = [
+            [n, linecache.getline(loc.file, n).rstrip("\n")]
+            for n in range(max(1, loc.line - around), loc.line + around + 1)
+        ]
         if any(text for _, text in lines):
             found[key] = lines
     return found

@@ -33,7 +33,7 @@ from monoplan.passes.rebuild import Overwrites, drop_dead
 
 
 def fuse_pointwise(graph: Graph, notes: Notes) -> Graph:
-    """Inlines a pointwise op into its only reader when both have the same shape."""
+    """Inlines a pointwise op into the one op whose work needs it, when both have the same shape."""
     fusion = _Fusion(graph, notes)
     ops: list[Op] = []
     for at, op in enumerate(graph.ops):
@@ -52,16 +52,24 @@ class _Fusion:
         self.overwrites = Overwrites(graph)
         self.setup = set(graph.setup)
         self.order = {r: i for i, op in enumerate(graph.ops) for r in op.results}
+        self.groups: dict[Value, set[Op]] = {}  # ops of the graph whose work a new op does
 
     def source(self, v: Value) -> Op | None:
         """The op of the plan that makes a value."""
         op = self.defs.get(v)
         return None if op is None or op in self.setup else op
 
-    def refusal(self, source: Op, at: int) -> str:
-        """Why `source` can't be computed by its reader at place `at`."""
-        many = next((v for v in source.results if len(self.readers.get(v, ())) != 1), None)
-        return too_many(many, self.readers) if many is not None else self.overwrites.refusal([source], at)
+    def group(self, op: Op) -> set[Op]:
+        """The ops of the graph that `op`, old or new, stands for."""
+        return set(self.groups.get(op.results[0], (op,)))
+
+    def refusal(self, source: Op, at: int, group: set[Op] | None = None) -> str:
+        """Why `source` can't be computed by its reader at place `at`; a whole group may be that reader."""
+        for v in source.results:
+            found = self.readers.get(v, set())
+            if len(found) != 1 and not (group and found and found <= group):
+                return too_many(v, self.readers)
+        return self.overwrites.refusal([source], at)
 
     def made(self, rule: str, op: Op) -> Op:
         self.defs[op.result] = op
@@ -73,24 +81,27 @@ def _chain(op: Op, at: int, fusion: _Fusion) -> Op | None:
     """The op with every producer inlined that may be, and with its constants as literals."""
     e = expression_of(op, fusion.defs)
     changed = set(e.operands) != set(op.reads)  # constants became literals
-    misses: dict[Value, str] = {}
+    group = fusion.group(op)
     while True:
+        misses: dict[Value, str] = {}
         for v in e.operands:
             source = fusion.source(v)
-            if source is None or not is_pointwise(source) or v in misses:
+            if source is None or not is_pointwise(source):
                 continue
-            reason = fusion.refusal(source, at) or _refuse_chain(source, op, e, fusion.defs)
+            reason = fusion.refusal(source, at, group) or _refuse_chain(source, op, e, fusion.defs)
             if not reason:
                 e, changed = inline(e, v, expression_of(source, fusion.defs)), True
+                group |= fusion.group(source)
                 break
             misses[v] = reason
         else:
             break
     for v, reason in misses.items():
         fusion.notes.missed("fuse-pointwise", fusion.defs[v], f"into {op.result}: {reason}")
-    if not changed or not e.operands:
-        return None
-    return _like(op, pointwise, list(e.operands), {"expr": e.text})
+    made = _like(op, pointwise, list(e.operands), {"expr": e.text}) if changed and e.operands else None
+    if made is not None:
+        fusion.groups[op.result] = group
+    return made
 
 
 def _refuse_chain(source: Op, op: Op, e: Expression, defs: Mapping[Value, Op]) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from monoplan.ir.errors import VerifyError
 from monoplan.ir.graph import Graph, Op, Value, definitions, to_networkx
 from monoplan.ir.printer import print_op
 
 
-def is_convex(graph: Graph, group: set[Op]) -> bool:
+def is_convex(graph: Graph, group: set[Op], dag: Any = None) -> bool:
     """Whether no path leaves a group of ops and comes back: only then can one kernel take its place."""
     import networkx as nx
 
-    dag = to_networkx(graph)
+    dag = to_networkx(graph) if dag is None else dag
     after = set().union(*(nx.descendants(dag, op) for op in group)) - group
     before = set().union(*(nx.ancestors(dag, op) for op in group)) - group
     return not after & before
@@ -46,11 +48,13 @@ def fused_groups(before: Graph, after: Graph) -> list[tuple[Op, set[Op]]]:
 
 def check_fusions(before: Graph, after: Graph, name: str) -> None:
     """Raises VerifyError unless each new op stands for a convex group of old ones, whose inner values nobody misses."""
+    made = {r for op in after.ops for r in op.results}
     read = {v for op in after.ops for v in op.reads} | set(after.outputs)
-    for new, group in fused_groups(before, after):
-        if not is_convex(before, group):
+    groups = fused_groups(before, after)
+    dag = to_networkx(before) if groups else None
+    for new, group in groups:
+        if not is_convex(before, group, dag):
             raise VerifyError(f"pass {name}: a path leaves the group and comes back", where=print_op(new))
         inner = {r for op in group for r in op.results} - set(new.results)
-        made = {r for op in after.ops for r in op.results}
         if lost := [v for v in inner & read if v not in made]:
             raise VerifyError(f"pass {name}: {lost[0]} is still read, but nothing makes it", where=print_op(new))

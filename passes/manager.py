@@ -97,7 +97,7 @@ def run_passes(
             new = p.run(graph, notes)
             if new is not graph:
                 verify(new, checked)
-            if check:
+            if check and p.name.startswith("fuse-"):  # other passes copy views and constants, which is no fusion
                 check_fusions(graph, new, p.name)
         except VerifyError as error:
             what = f"pass {p.name} made a wrong graph: {error.what}"

@@ -119,8 +119,9 @@ def _describe_pass(subject: Subject, at: int, into: Path) -> Finding:
     region = Region(old, stage.graph, counterpart, node.op.results[number], good)
     folder = write_pass_folder(into, subject, stage.name, region, node)
     before, after = region.lines()
-    return Finding("pass", summary, stage.name, at, node.name(number), node.where, difference, before, after, folder,
-                   advice)
+    return Finding(
+        "pass", summary, stage.name, at, node.name(number), node.where, difference, before, after, folder, advice
+    )
 
 
 _Bad = tuple[Node, int, Value, Difference, set[Value]]
@@ -215,9 +216,7 @@ class Region:
 
     def lines(self) -> tuple[str, str]:
         """The IR before and after."""
-        before, after = (
-            "\n".join(print_op(op, locs=True) for op in self.ops(new=new)) + "\n" for new in (False, True)
-        )
+        before, after = ("\n".join(print_op(op, locs=True) for op in self.ops(new=new)) + "\n" for new in (False, True))
         return before, after
 
 
@@ -232,12 +231,22 @@ def _describe_kernel(subject: Subject, into: Path) -> Finding:
     others = [s for s in fault.steps if s is not step]
     steps = f"step {step.number}" + (f" (with steps {', '.join(str(s.number) for s in others)})" if others else "")
     family = step.kernel.family
-    summary = (f"all {len(subject.stages)} graphs agree; the {family} kernel of {steps}, {function}() in the source, is"
-               " wrong on the inputs that it had")
+    summary = (
+        f"all {len(subject.stages)} graphs agree; the {family} kernel of {steps}, {function}() in the source, is"
+        " wrong on the inputs that it had"
+    )
     folder = write_kernel_folder(into, subject, fault)
     return Finding(
-        "kernel", summary, family, step.number, node.name(fault.result), node.where, fault.difference,
-        print_op(node.op, locs=True) + "\n", "", folder,
+        "kernel",
+        summary,
+        family,
+        step.number,
+        node.name(fault.result),
+        node.where,
+        fault.difference,
+        print_op(node.op, locs=True) + "\n",
+        "",
+        folder,
         f"its template: codegen/templates/{subject.target}/{family}.{'c' if subject.target == 'cpu' else 'cu'}.j2",
     )
 
@@ -253,11 +262,20 @@ def _describe_rest(subject: Subject) -> Finding:
     same = all(_same_bits(a, b) for a, b in zip(subject.run(), subject.watched.outputs, strict=True))
     name, difference = wrong[0]
     if not same:
-        return Finding("plan", f"{fine} when every step waits for the one before, but not without waiting: "
-                       "a barrier is missing, or two buffers share memory", node=name, difference=difference)
-    return Finding("plan", f"{fine}, each on the inputs it had; their roundings add up to more than the tolerance "
-                   "of the outputs", node=name, difference=difference,
-                   advice="verify(..., nodes=True) shows where the error grows")
+        return Finding(
+            "plan",
+            f"{fine} when every step waits for the one before, but not without waiting: "
+            "a barrier is missing, or two buffers share memory",
+            node=name,
+            difference=difference,
+        )
+    return Finding(
+        "plan",
+        f"{fine}, each on the inputs it had; their roundings add up to more than the tolerance of the outputs",
+        node=name,
+        difference=difference,
+        advice="verify(..., nodes=True) shows where the error grows",
+    )
 
 
 def _same_bits(a: Any, b: Any) -> bool:

@@ -187,3 +187,11 @@ def report(comm: Communicator, error: BaseException, show: Callable[[], Any] | N
     else:
         traceback.print_exception(error)
     comm.abort(str(error))
+
+
+def end_all(error: BaseException | None, status: int) -> None:
+    """Ends the groups of this process that have other ranks, with word of an error or without; else it returns."""
+    for comm in [c for c in _known.values() if c.size > 1 and not c._ended]:
+        if error is not None:
+            report(comm, error)
+        comm.abort("it was stopped", status)

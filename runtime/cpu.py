@@ -18,6 +18,7 @@ from monoplan.codegen.views import Buffer
 from monoplan.ir.arrays import address
 from monoplan.ir.dims import evaluate
 from monoplan.ir.errors import ArgumentError, PlanError
+from monoplan.ir.printer import print_op
 from monoplan.ir.types import product
 from monoplan.runtime import cache, features, toolchain
 from monoplan.runtime.comm import Communicator
@@ -178,7 +179,7 @@ class CpuExecutable:
 def describe_failure(
     step: Step, code: int, place: int, value: int, limit: int, symbols: Mapping[str, int]
 ) -> PlanError | ArgumentError:
-    """An error of the running plan in words, with the op and the user's line."""
+    """An error of the running plan in words, with the op's line of IR and the user's line."""
     k = step.kernel
     op = k.op
     if code == _INDEX:
@@ -186,19 +187,19 @@ def describe_failure(
         spot = list(map(int, np.unravel_index(place, shape))) if shape and place < product(shape) else [place]
         index = op.operand(next(n for n in ("index", "ids", "rows") if n in op.opdef.operand_names))
         spot = spot[len(spot) - index.type.rank :] if index is not None else spot  # leading ones are x's own
-        what = f"{op.name}: index {value} at position {spot} is out of range [0, {limit})"
-        return ArgumentError(what, where=op.loc, fix="check the ids that go in")
-    if code == _POSITION:
-        return ArgumentError(f"{op.name}: position {value} is beyond the table of {limit} positions",
-                             where=op.loc,
-                             fix="use a longer table (max_position_embeddings) or a shorter sequence")
-    if code == _COUNT:
-        return ArgumentError(f"{op.name}: sequence {place} has {value} valid rows, of {limit} given",
-                             where=op.loc, fix="valid counts lie between 0 and the number of rows")
-    if code == _CACHE_FULL:
-        return ArgumentError(f"{op.name}: sequence {place} needs {value} positions, the cache has {limit}", where=op.loc,
-                             fix="reserve more room in the cache before the call")
-    return PlanError(f"{op.name} failed with code {code}", where=op.loc)
+        what, fix = f"index {value} at position {spot} is out of range [0, {limit})", "check the ids that go in"
+    elif code == _POSITION:
+        what = f"position {value} is beyond the table of {limit} positions"
+        fix = "use a longer table (max_position_embeddings) or a shorter sequence"
+    elif code == _COUNT:
+        what = f"sequence {place} has {value} valid rows, of {limit} given"
+        fix = "valid counts lie between 0 and the number of rows"
+    elif code == _CACHE_FULL:
+        what = f"sequence {place} needs {value} positions, the cache has {limit}"
+        fix = "reserve more room in the cache before the call"
+    else:
+        return PlanError(f"{op.name} failed with code {code}", where=op.loc, why=print_op(op))
+    return ArgumentError(f"{op.name}: {what}", where=op.loc, why=print_op(op), fix=fix)
 
 
 def compile_plan(plan: Plan, version: str) -> Source:

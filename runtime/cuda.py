@@ -27,20 +27,26 @@ from monoplan.runtime.cuda_device import Device, GpuDevice, LaunchSpec, ProductS
 
 Array = np.ndarray[Any, Any]
 KEPT = 64  # launch lists (and graphs) that are kept for sizes and addresses seen before
+TICKETS = 4096
 _ALIGN = 256
 
 
 class Calls:
     """Everything one run does, with sizes and addresses known; a graph of it once it has run before."""
 
-    def __init__(self, device: Device, actions: list[Any]) -> None:
+    def __init__(self, device: Device, actions: list[tuple[Callable[[Any], None], Any, int]]) -> None:
         self.device, self.actions, self.runs = device, actions, 0
         self.graph: Any = None
+        self.held: Any = None  # what the addresses belong to, if nobody else keeps it
 
     def enqueue(self) -> None:
         """Puts the work on the stream, one launch after another."""
-        for act, argument in self.actions:
+        for act, argument, _ in self.actions:
             act(argument)
+
+    def only(self, step: int) -> Calls:
+        """The launches of one step, for measurements."""
+        return Calls(self.device, [a for a in self.actions if a[2] == step])
 
     def run(self) -> None:
         """As a graph from the second time on: capturing costs more than one run gains."""
@@ -57,12 +63,16 @@ class CudaExecutable:
     """A loaded plan with its weights on the device."""
 
     def __init__(
-        self, plan: Plan, source: CudaSource, params: Sequence[Any], device: Device | None = None, text: str | None = None
+        self, plan: Plan, source: CudaSource, params: Sequence[Any], device: Device | None = None, text: str | None = None,
+        untuned: str | None = None,
     ) -> None:
         self.device: Any = gpu() if device is None else device
         self.plan, self.source = plan, source
         self.text = source.text if text is None else text
+        self.untuned = source.text if untuned is None else untuned  # what a tuning belongs to
         self.module, self.entry = self.device.load(self.text)
+        self.functions: dict[str, Any] = {}  # in place of the module's own, while tuning
+        self.variants = source.variants
         self.params = list(params)
         self.resident = False  # True: caches are copied back by sync() alone
         self.graphs = True  # False: launches one by one, for debugging
@@ -71,6 +81,8 @@ class CudaExecutable:
         self._arguments = Arguments(self.device)
         self._error = ErrorRecord(self.device)
         self._arena = self._workspace = self.device.allocate(_ALIGN)
+        self._tickets = self.device.allocate(TICKETS * 4)  # 0 between launches
+        self.device.upload(self._tickets.address, np.zeros(TICKETS, np.uint32))
         self._calls: OrderedDict[Any, Calls] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -90,6 +102,32 @@ class CudaExecutable:
             self._check(symbols)
             self._twins.written(inputs, symbols, keep=self.resident)
             return results.finish(inputs)
+
+    def loop(
+        self, inputs: Sequence[Any], symbols: Mapping[str, int], steps: int, *, feed: Mapping[int, int],
+        collect: Sequence[int], stream: Mapping[int, Array] | None = None,
+    ) -> list[Array]:
+        """Several steps without the host between them: see cuda_loop.run_loop."""
+        from monoplan.runtime.cuda_loop import run_loop
+
+        return run_loop(self, inputs, symbols, steps, feed=feed, collect=collect, stream=stream)
+
+    def tune(self, inputs: Sequence[Any], symbols: Mapping[str, int], seconds: float = 30.0) -> dict[str, dict[str, int]]:
+        """Tunes the decode kernels on these arguments (one row), keeps the constants for later processes."""
+        from monoplan.runtime.cuda_tune import tune
+
+        with self._lock:
+            values = {**symbols, "threads": 1}
+            given = self._arguments.bind(inputs, self._twins)
+            results = Results(self.device, self.plan, values, self._arguments, on_device=False)
+            found = tune(self, lambda: self.measure(values, given.addresses, results.addresses), seconds)
+            self._calls.clear()
+        return found
+
+    def measure(self, values: Mapping[str, int], inputs: Sequence[int], outputs: Sequence[int], count: int = 20) -> float:
+        """Milliseconds of a run as a graph with the present variants."""
+        calls = Calls(self.device, self._actions(values, inputs, outputs))
+        return float(self.device.measure(self.device.capture(calls.enqueue), count))
 
     def sync(self) -> None:
         """Brings every cache that lives on the device back into its numpy array."""
@@ -120,7 +158,7 @@ class CudaExecutable:
 
     def _actions(self, values: Mapping[str, int], inputs: Sequence[int], outputs: Sequence[int]) -> list[Any]:
         offsets, total = self.plan.arena.layout(values)
-        chosen = {s.number: choose_variant(self.source.variants[s.number], values) for s, _ in self.plan.steps()}
+        chosen = {s.number: choose_variant(self.variants[s.number], values) for s, _ in self.plan.steps()}
         room = max((evaluate(v.workspace, values) for v in chosen.values()), default=0)
         self._reserve(total, room)
         resolver = _Resolver(self, values, inputs, outputs, offsets)
@@ -151,24 +189,25 @@ class CudaExecutable:
                     continue
                 overlap = self.overlap and bool(actions) and actions[-1][0] == device.run
                 words = [at.word(w, step, turn) for w in a.words]
-                spec = LaunchSpec(self.module[a.function], grid, a.block, a.shared, a.cluster, overlap, words)
-                actions.append((device.run, device.prepare(spec)))
+                function = self.functions.get(a.function) or self.module[a.function]
+                spec = LaunchSpec(function, grid, a.block, a.shared, a.cluster, overlap, words)
+                actions.append((device.run, device.prepare(spec), step.number))
             elif isinstance(a, Product):
                 rows = evaluate(a.rows, at.values)
                 if rows:
                     x, w, out = (at.word(p, step, turn) for p in (a.x, a.w, a.out))
-                    actions.append((device.product, ProductSpec(
-                        x, w, out, rows, a.columns, a.depth, a.dtype, a.out_dtype, a.add)))
+                    product = ProductSpec(x, w, out, rows, a.columns, a.depth, a.dtype, a.out_dtype, a.add)
+                    actions.append((device.product, product, step.number))
             elif isinstance(a, CopyBytes):
                 source, target = at.word(a.source, step, turn), at.word(a.target, step, turn)
                 nbytes = evaluate(a.nbytes, at.values)
                 if source != target and nbytes:
-                    actions.append((lambda args: device.copy(*args), (target, source, nbytes)))
+                    actions.append((lambda args: device.copy(*args), (target, source, nbytes), step.number))
 
 
 def choose_variant(variants: Sequence[Variant], values: Mapping[str, int]) -> Variant:
     """The first variant for these sizes."""
-    return next((v for v in variants if v.fits(evaluate(v.size, values))), variants[-1])
+    return next((v for v in variants if v.fits(values)), variants[-1])
 
 
 class _Resolver:
@@ -194,6 +233,8 @@ class _Resolver:
             return self.values[w.name]
         if w.kind == "number":
             return self._number(w.offset)
+        if w.kind == "tickets":
+            return int(self.owner._tickets.address)
         return self.owner._error.address if w.kind == "error" else step.number
 
     def _number(self, d: Dim) -> int:
@@ -215,14 +256,18 @@ def compile_cuda(
     """Plan, source, weights and binary of a graph for the current GPU; `lap` is told of each stage."""
     from monoplan.codegen.plan_cuda import make_cuda_plan
     from monoplan.codegen.render_cuda import render_cuda
+    from monoplan.runtime.cuda_tune import recall_tuning
     from monoplan.runtime.cuda_weights import upload_params
 
     device: GpuDevice = gpu()
     plan = make_cuda_plan(graph, device.target)
-    source = render_cuda(plan, version)
+    source = plain = render_cuda(plan, version)
+    tuning = recall_tuning(device.name, plain.text)
+    if tuning is not None:
+        source = render_cuda(plan, version, tuning)
     lap("codegen")
     params = upload_params(plan, weights, device)
     lap("weights")
-    executable = CudaExecutable(plan, source, params, device, override(source.text))
+    executable = CudaExecutable(plan, source, params, device, override(source.text), plain.text)
     lap("build")
     return executable

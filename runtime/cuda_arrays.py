@@ -185,8 +185,8 @@ class Twins:
         if self._twins.get(key) is twin:
             del self._twins[key]
 
-    def written(self, inputs: Sequence[Any], symbols: Mapping[str, int], *, keep: bool) -> None:
-        """Takes note of what a run wrote, and brings it back unless it may stay on the device."""
+    def written(self, inputs: Sequence[Any], symbols: Mapping[str, int], *, keep: bool, steps: int = 1) -> None:
+        """Takes note of what a run (or several in a row) wrote, and brings it back unless it may stay on the device."""
         for number in self.written_inputs:
             array = inputs[number]
             if not isinstance(array, np.ndarray):
@@ -198,7 +198,7 @@ class Twins:
                 lengths = inputs[source[0]]
                 if isinstance(lengths, np.ndarray) and lengths.size:
                     low = int(lengths.min())
-                    high = min(high, int(lengths.max()) + source[1](symbols))
+                    high = min(high, int(lengths.max()) + steps * source[1](symbols))
             twin.low, twin.high = (low, high) if twin.low == twin.high else (min(low, twin.low), max(high, twin.high))
             if not keep or source is None:
                 self._fetch(twin, array, whole=source is None)

@@ -21,10 +21,10 @@ def multiply(device: GpuDevice, spec: ProductSpec) -> None:
     """Adds the product to the device's stream; rows are the library's columns."""
     from cupy_backends.cuda.libs import cublas
 
-    handle: Any = device.cupy.cuda.device.get_cublas_handle()
-    cublas.setStream(handle, device.stream.ptr)
     kind, out = _TYPES[spec.dtype.name], _TYPES[spec.out_dtype.name]
-    cublas.gemmEx(
-        handle, _T, _N, spec.columns, spec.rows, spec.depth, address(_ONE), spec.w, kind, spec.depth, spec.x, kind,
-        spec.depth, address(_ONE if spec.add else _ZERO), spec.out, out, spec.columns, _COMPUTE_32F, _DEFAULT,
-    )
+    with device.stream:  # CuPy gives cuBLAS the current stream at every call
+        handle: Any = device.cupy.cuda.device.get_cublas_handle()
+        cublas.gemmEx(
+            handle, _T, _N, spec.columns, spec.rows, spec.depth, address(_ONE), spec.w, kind, spec.depth, spec.x, kind,
+            spec.depth, address(_ONE if spec.add else _ZERO), spec.out, out, spec.columns, _COMPUTE_32F, _DEFAULT,
+        )

@@ -6,6 +6,7 @@ CuPy's. `CudaExecutable` needs nothing but the methods of `Device`, which tests 
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, Protocol
@@ -191,9 +192,13 @@ class GpuDevice:
             return False
         return True
 
+    def build(self, source: str) -> Entry:
+        """The cubin of a source, built or from the cache."""
+        return cuda_build.build(source, self.target)
+
     def load(self, source: str) -> tuple[Module, Entry]:
-        """The functions of a source, built or from the cache."""
-        entry = cuda_build.build(source, self.target)
+        """The functions of a source."""
+        entry = self.build(source)
         return Module(entry.binary.read_bytes(), self.target.shared), entry
 
     def allocate(self, nbytes: int) -> Memory:
@@ -277,6 +282,18 @@ class GpuDevice:
 
     def launch_graph(self, graph: Any) -> None:
         graph.launch(self.stream)
+
+    def measure(self, graph: Any, count: int, warm: int = 3) -> float:
+        """The median milliseconds of a graph's replays, enqueued ahead with an event between any two."""
+        for _ in range(warm):
+            graph.launch(self.stream)
+        events = [self.cupy.cuda.Event() for _ in range(count + 1)]
+        events[0].record(self.stream)
+        for e in events[1:]:
+            graph.launch(self.stream)
+            e.record(self.stream)
+        self.synchronize()
+        return statistics.median(self.cupy.cuda.get_elapsed_time(a, b) for a, b in zip(events, events[1:], strict=False))
 
 
 @cache

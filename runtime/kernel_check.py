@@ -176,8 +176,9 @@ def _judge_argmax(op: Op, operands: Sequence[Array | None], got: Array, differen
     chosen = np.take_along_axis(scores, index, axis=-1)
     x = op.operands[0]
     assert x is not None
-    return compare(chosen.astype(np.float32), scores.max(-1, keepdims=True), "f32", "matmul",
-                   scale=float(np.abs(scores).max()))
+    return compare(
+        chosen.astype(np.float32), scores.max(-1, keepdims=True), "f32", "matmul", scale=float(np.abs(scores).max())
+    )
 
 
 def _blame(events: Sequence[Event], recorder: Recorder, inputs: Sequence[Array]) -> tuple[Step, ...]:
@@ -200,7 +201,9 @@ def _copies_right(event: Event, recorder: Recorder, inputs: Sequence[Array]) -> 
         return True
     number, out = event.writes[0]
     want = read_view(k.reads[0].view, source, watched.symbols)
-    return bool(np.array_equal(watched.read(out.view, number), want.astype(out.dtype.numpy), equal_nan=out.dtype.is_float))
+    return bool(
+        np.array_equal(watched.read(out.view, number), want.astype(out.dtype.numpy), equal_nan=out.dtype.is_float)
+    )
 
 
 def contents_before(event: Event, buffer: Buffer, watched: Watched, inputs: Sequence[Array]) -> Array | None:
@@ -214,5 +217,3 @@ def contents_before(event: Event, buffer: Buffer, watched: Watched, inputs: Sequ
 
 def _same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
-
-

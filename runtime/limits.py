@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from monoplan.ir.arrays import address
 from monoplan.runtime import features, toolchain
 from monoplan.runtime.cpu import flags_for, host_target
 from monoplan.runtime.threads import default_threads
-from monoplan.runtime.weights import address, aligned
+from monoplan.runtime.weights import aligned
 
 CDEF = """
 double mp_limit_read(float *, int64_t, int, int, int);
@@ -52,7 +53,9 @@ class Limits:
             ("bf16 tiles", None, self.tile_bf16, "GFLOP/s"),
             ("int8 tiles", None, self.tile_int8, "GOP/s"),
         ]  # fmt: skip
-        lines = [f"{'':<28}{'1 thread':>12}{self.threads:>9} threads" if self.threads > 1 else f"{'':<28}{'1 thread':>12}"]
+        lines = [
+            f"{'':<28}{'1 thread':>12}{self.threads:>9} threads" if self.threads > 1 else f"{'':<28}{'1 thread':>12}"
+        ]
         for name, one, all_, unit in rows:
             if all_ is None:
                 continue
@@ -117,8 +120,9 @@ def _measure(threads: int) -> Limits:
 
     one = read(past, 1), read(inside, 1), multiply(1)
     # On a busy machine several threads may measure less than one, which they can't be.
-    memory, near, flops = (max(a, b) for a, b in zip((read(past, threads), read(inside, threads), multiply(threads)), one,
-                                                     strict=True))
+    memory, near, flops = (
+        max(a, b) for a, b in zip((read(past, threads), read(inside, threads), multiply(threads)), one, strict=True)
+    )
     near = max(near, memory)
     return Limits(threads, memory, one[0], near, one[1], flops, one[2], tiles(False), tiles(True), cache)
 

@@ -35,8 +35,11 @@ int mp_run_probed(const mp_args *args, mp_error *error, mp_probe *probe)
     return mp_run_plan(args, error);
 }
 """
-_CALL = re.compile(r"^(\s+)\w+\(run, t, T, (\d+)(?:, (.*))?\);\s*$")
-_BODY = re.compile(r"^    (/\* \d+: |mp_barrier\(|for \(int turn|static const int table_|\w+\(run, t, T, \d+)")
+_CALL = re.compile(r"^([ \t]+)\w+\(run, t, T, (\d+)(?:,([^;]*))?\);[ \t]*$", re.MULTILINE)  # may go on over lines
+_BODY = re.compile(
+    r"^    (?:/\* \d+: |mp_barrier\(|for \(int turn|static const int table_|\w+\(run, t, T, \d+)", re.MULTILINE
+)
+_PLAN = "static void plan_run("
 
 
 @dataclass(frozen=True)
@@ -64,28 +67,29 @@ def events(plan: Plan) -> Iterator[Event]:
 
 def instrument(text: str, plan: Plan) -> str:
     """The source with marks and copies behind every step; raises where an edited source lost a step."""
-    numbers = _numbers(plan)
-    lines, found, begun = [], set(), False
-    for line in text.splitlines():
-        if not begun and "run->args->" not in line and _BODY.match(line):
-            lines.append("    mp_mark(run, t, T, 0);")
-            begun = True
-        lines.append(line)
-        call = _CALL.match(line)
-        if call is not None and int(call[2]) in numbers:
-            found.add(int(call[2]))
-            step, event, copy = numbers[int(call[2])]
-            pointers = _arguments(call[3] or "")
-            lines.append(f"{call[1]}mp_mark(run, t, T, {event} + 1);")
-            for i, o in enumerate(step.kernel.writes):
-                pointer = pointers[step.kernel.pointers.index(o)]
-                lines.append(f"{call[1]}mp_keep(t, {copy} + {i}, {pointer});")
-            lines.append(f"{call[1]}mp_kept(run, T);")
+    numbers, found = _numbers(plan), set()
+
+    def extend(call: re.Match[str]) -> str:
+        number = int(call[2])
+        if number not in numbers:
+            return call[0]
+        found.add(number)
+        step, event, copy = numbers[number]
+        pointers = _arguments(call[3] or "")
+        lines = [call[0], f"{call[1]}mp_mark(run, t, T, {event} + 1);"]
+        for i, o in enumerate(step.kernel.writes):
+            lines.append(f"{call[1]}mp_keep(t, {copy} + {i}, {pointers[step.kernel.pointers.index(o)]});")
+        return "\n".join([*lines, f"{call[1]}mp_kept(run, T);"])
+
+    kernels, head, body = text.partition(_PLAN)
+    body = _BODY.sub(lambda first: f"    mp_mark(run, t, T, 0);\n{first[0]}", _CALL.sub(extend, body), count=1)
     if missing := sorted(set(numbers) - found):
-        raise CompileError(f"the source has no call of step {missing[0]}, so it can't be looked into",
-                           fix="leave the calls `name(run, t, T, number, …);` on a line of their own")
-    joined = "\n".join(lines).replace('#include "mp_plan.h"', '#include "mp_plan.h"\n#include "mp_probe.h"', 1)
-    return joined + "\n" + _ENTRY
+        raise CompileError(
+            f"the source has no call of step {missing[0]}, so it can't be looked into",
+            fix="leave the calls `name(run, t, T, number, …);` as statements of their own",
+        )
+    include = '#include "mp_plan.h"'
+    return kernels.replace(include, f'{include}\n#include "mp_probe.h"', 1) + head + body + _ENTRY
 
 
 def _numbers(plan: Plan) -> dict[int, tuple[Step, str, str]]:
@@ -178,7 +182,9 @@ def read_view(view: View, contents: Array, symbols: Mapping[str, int]) -> Array:
     shape = tuple(evaluate(d, symbols) for d in view.shape)
     strides = tuple(evaluate(d, symbols) * contents.itemsize for d in view.strides)
     start = contents[evaluate(view.offset, symbols) :]
-    return np.array(np.lib.stride_tricks.as_strided(start, shape, strides)) if all(shape) else np.zeros(shape, start.dtype)
+    return (
+        np.array(np.lib.stride_tricks.as_strided(start, shape, strides)) if all(shape) else np.zeros(shape, start.dtype)
+    )
 
 
 def same_buffer(a: Buffer, b: Buffer) -> bool:

@@ -90,18 +90,28 @@ class Profile:
         for s in self.steps:
             rows.append((
                 str(s.number), str(s.runs), s.family, f"{s.nanoseconds / 1e3:.1f} µs",
-                f"{s.nanoseconds / max(self.total, 1):.1%}", f"{s.gbps:.2f}", f"{s.gflops:.2f}", f"{s.share:.0%} {s.bound}",
-                s.module or "-", s.ir,
+                f"{s.nanoseconds / max(self.total, 1):.1%}", f"{s.gbps:.2f}", f"{s.gflops:.2f}",
+                f"{s.share:.0%} {s.bound}", s.module or "-", s.ir,
             ))  # fmt: skip
         widths = [max(len(r[i]) for r in rows) for i in range(len(head) - 1)]
         right = {0, 1, 3, 4, 5, 6}
         lines = [
-            "  ".join([*(c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(r, widths, strict=False))),
-                       r[-1]])
+            "  ".join(
+                [
+                    *(
+                        c.rjust(w) if i in right else c.ljust(w)
+                        for i, (c, w) in enumerate(zip(r, widths, strict=False))
+                    ),
+                    r[-1],
+                ]
+            )
             for r in rows
         ]
         about = f" at {self.sizes}" if self.sizes else ""
-        return "\n".join([f"profile of {self.name} on {self.target}, {self.threads} threads{about}", *lines, self.summary]) + "\n"
+        return (
+            "\n".join([f"profile of {self.name} on {self.target}, {self.threads} threads{about}", *lines, self.summary])
+            + "\n"
+        )
 
     __repr__ = __str__
 
@@ -113,8 +123,9 @@ class Profile:
         above = any(s.share > 1.05 for s in self.steps if s.nanoseconds > self.total / 100)
         hint = "\nabove 100 %: the limits were measured on a busy machine; `monoplan bench --limits` does it again"
         return (
-            f"total {self.total / 1e3:.1f} µs in {len(self.events)} steps, {moved / max(self.total, 1):.2f} GB/s; a call takes "
-            f"{self.plain / 1e3:.1f} µs, an instrumented one {self.probed / 1e3:.1f} µs: looking costs {self.overhead:+.1%}\n"
+            f"total {self.total / 1e3:.1f} µs in {len(self.events)} steps, {moved / max(self.total, 1):.2f} GB/s; "
+            f"a call takes {self.plain / 1e3:.1f} µs, an instrumented one {self.probed / 1e3:.1f} µs: "
+            f"looking costs {self.overhead:+.1%}\n"
             f"limits: memory {m.memory / 1e9:.1f} GB/s, cache {m.cache / 1e9:.1f} GB/s ({m.cache_bytes >> 20} MiB), "
             f"{m.flops / 1e9:.1f} GFLOP/s f32" + (hint if above else "")
         )
@@ -135,11 +146,16 @@ class Profile:
                 "dur": round(nanoseconds / 1e3, 3),
                 "args": {
                     "step": number, "turn": turn, "ir": s.ir, "where": s.where, "bytes": s.bytes // s.runs,
-                    "flops": s.flops // s.runs, "gbps": round(s.bytes / s.runs / nanoseconds, 3) if nanoseconds else 0.0,
+                    "flops": s.flops // s.runs,
+                    "gbps": round(s.bytes / s.runs / nanoseconds, 3) if nanoseconds else 0.0,
                 },
             })  # fmt: skip
             at += nanoseconds
-        return {"traceEvents": found, "displayTimeUnit": "ns", "otherData": {"sizes": self.sizes, "threads": self.threads}}
+        return {
+            "traceEvents": found,
+            "displayTimeUnit": "ns",
+            "otherData": {"sizes": self.sizes, "threads": self.threads},
+        }
 
     def save(self, path: str | Path) -> Path:
         """Writes the Chrome trace."""
@@ -244,9 +260,7 @@ def _elements(o: Any, sizes: Mapping[str, int]) -> int:
     return _number(product(n for n, s in pairs if not (isinstance(s, int) and s == 0)), sizes)
 
 
-def _roof(
-    k: Kernel, moved: int, flops: int, limits: Limits, bandwidth: tuple[float, str]
-) -> tuple[float, str]:
+def _roof(k: Kernel, moved: int, flops: int, limits: Limits, bandwidth: tuple[float, str]) -> tuple[float, str]:
     """The least time of a kernel, and what sets it."""
     peak = limits.flops
     if isinstance(k, Linear) and limits.tile_bf16 and k.operand("w").dtype.name == "bf16":

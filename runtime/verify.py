@@ -123,7 +123,9 @@ class Verification:
         return next((r for r in (*self.nodes, *self.outputs) if not r.difference.ok), None)
 
     def __str__(self) -> str:
-        verdict = "ok" if self.ok else f"WRONG in {sum(not r.difference.ok for r in self.outputs)} of {len(self.outputs)}"
+        verdict = (
+            "ok" if self.ok else f"WRONG in {sum(not r.difference.ok for r in self.outputs)} of {len(self.outputs)}"
+        )
         lines = [f"{self.title}: {verdict}"]
         if self.nodes:
             lines += ["", "values of the final graph, in order:", *_table(self.nodes), "", "outputs:"]
@@ -138,8 +140,11 @@ def _table(rows: Sequence[Row]) -> list[str]:
     for r in rows:
         d = r.difference
         whole = not d.dtype.is_float
-        figures = ("-", "-", "-", "-") if whole else (
-            f"{d.max_abs:.2e}", f"{d.max_rel:.2e}", f"{d.max_ulp:.3g}", str(d.strange))
+        figures = (
+            ("-", "-", "-", "-")
+            if whole
+            else (f"{d.max_abs:.2e}", f"{d.max_rel:.2e}", f"{d.max_ulp:.3g}", str(d.strange))
+        )
         verdict = "ok" if d.ok else f"{d.bad} of {d.size} wrong"
         cells.append((r.name, r.type, *figures, verdict, r.where))
     widths = [max(len(c[i]) for c in cells) for i in range(len(head))]
@@ -156,8 +161,10 @@ def verify(subject: Subject, *, nodes: bool = False) -> Verification:
     notes = []
     rows, ties = _settle_ties(subject, rows)
     if ties:
-        notes.append(f"{', '.join(ties)}: another index than the exact one; every kernel is right on its own inputs,"
-                     " so two scores are equal up to rounding")
+        notes.append(
+            f"{', '.join(ties)}: another index than the exact one; every kernel is right on its own inputs,"
+            " so two scores are equal up to rounding"
+        )
     inner: list[Row] = []
     if nodes and subject.executable is not None:
         inner = _nodes(subject)

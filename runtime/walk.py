@@ -157,7 +157,8 @@ def turn_locs(op: Op, paths: Mapping[Value, str]) -> Callable[[Loc, int], Loc]:
     """Locations inside rolled layers: a body has those of its first layer, the others differ in one number."""
     a = op.attrs
     start, count = a["carried"] + a["shared"], a["count"]
-    stem, first, numbers = "", "", []
+    stem, first = "", ""
+    numbers: list[str] = []
     for i in range(start, len(op.operands), count):
         column = [paths.get(v, "") if v is not None else "" for v in op.operands[i : i + count]]
         found = _varying(column)

@@ -12,7 +12,7 @@ from monoplan.codegen.schedule import parse_layout
 from monoplan.ir.arrays import address, drop_mapped_pages
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import run_op
-from monoplan.ir.types import bf16
+from monoplan.runtime.packing import converted, transpose_panels
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[int, int], None]
@@ -31,7 +31,7 @@ def prepare(
         if value in paths:
             array = source(paths[value])
             wanted = types[value].dtype.numpy
-            return array if array.dtype == wanted else array.astype(wanted)
+            return converted(array, wanted)
         if value in shared:
             return shared[value]
         return _run_setup(made[value], value, get)
@@ -66,7 +66,7 @@ def _run_setup(op: Op, value: Value, get: Callable[[Value], Array]) -> Array:
 def pack(w: Array, layout: str) -> Array:
     """A weight [rows, depth] in its kernel's layout: groups of panels, each panel [depth][columns]."""
     if layout == "rows":
-        return np.ascontiguousarray(w)
+        return np.require(w, None, ["C", "A"])  # aligned: a file mapped at an odd offset is not
     panel, panels, group = parse_layout(layout)
     parts = [w]
     if group == "gated":
@@ -87,20 +87,8 @@ def pack(w: Array, layout: str) -> Array:
                 padded = np.zeros((each, depth), w.dtype)
                 padded[: len(rows)] = rows
                 rows = padded
-            _pack_group(rows.reshape(-1, panel, depth), into[g], layout)
+            transpose_panels(rows.reshape(-1, panel, depth), into[g], layout)
     return out
-
-
-def _pack_group(panels: Array, into: Array, layout: str) -> None:
-    """Panels [columns, depth] transposed to [depth, columns]."""
-    if layout.startswith("pairs"):  # two of k side by side: a transposition of pairs
-        words = np.ascontiguousarray(panels).view(np.uint32)
-        into.reshape(len(panels), -1).view(np.uint32).reshape(len(panels), words.shape[2], -1)[:] = words.swapaxes(1, 2)
-        return
-    if panels.dtype == bf16.numpy:
-        # Columns lie beside those half a panel away, so that one load, a shift and a mask give two vectors.
-        panels = panels[:, np.arange(panels.shape[1]).reshape(2, -1).T.reshape(-1)]
-    into[:] = panels.swapaxes(1, 2)
 
 
 def aligned(shape: tuple[int, ...], dtype: Any, align: int = 64) -> Array:

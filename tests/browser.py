@@ -87,7 +87,8 @@ class Page:
     def click(self, selector: str) -> None:
         """Clicks in the middle of an element, with a real mouse event."""
         place = self.js(
-            f"(() => {{ const e = document.querySelector({selector!r}); if (!e) return null; e.scrollIntoView({{block: 'nearest'}});"
+            f"(() => {{ const e = document.querySelector({selector!r}); if (!e) return null;"
+            " e.scrollIntoView({block: 'nearest'});"
             " const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()"
         )
         if place is None:
@@ -114,8 +115,15 @@ class Page:
     def _send(self, data: bytes) -> None:
         mask = os.urandom(4)
         size = len(data)
-        head = bytes([0x81, 0x80 | size]) if size < 126 else (
-            bytes([0x81, 0xFE]) + struct.pack(">H", size) if size < 1 << 16 else bytes([0x81, 0xFF]) + struct.pack(">Q", size))
+        head = (
+            bytes([0x81, 0x80 | size])
+            if size < 126
+            else (
+                bytes([0x81, 0xFE]) + struct.pack(">H", size)
+                if size < 1 << 16
+                else bytes([0x81, 0xFF]) + struct.pack(">Q", size)
+            )
+        )
         self.socket.sendall(head + mask + bytes(b ^ mask[i % 4] for i, b in enumerate(data)))
 
     def _receive(self) -> bytes:
@@ -150,7 +158,8 @@ def browser_page(folder: Path) -> Iterator[Page]:
     home = folder / "browser"
     home.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
-        [program, *FLAGS, f"--user-data-dir={home}", "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        [program, *FLAGS, f"--user-data-dir={home}", "about:blank"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         env={**os.environ, "HOME": str(home)},
     )  # fmt: skip
     try:

@@ -20,13 +20,13 @@ from monoplan.frontend.layers import (
     Tanh,
 )
 from monoplan.frontend.module import Module, ModuleList
-from monoplan.frontend.parallel import ColumnParallelLinear, RowParallelLinear
+from monoplan.frontend.parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from monoplan.frontend.parameter import Parameter
 from monoplan.nn import functional
 
 __all__ = [
     "GELU", "ColumnParallelLinear", "Dropout", "Embedding", "Identity", "KVCache", "LayerNorm", "Linear",
     "Module", "ModuleList", "Parameter", "PositionalEmbedding", "RMSNorm", "ReLU", "RoPE",
-    "RowParallelLinear", "Sequential", "SiLU", "Sigmoid", "Softmax", "Tanh", "functional", "manual_seed",
-    "no_init",
+    "RowParallelLinear", "Sequential", "SiLU", "Sigmoid", "Softmax", "Tanh", "VocabParallelEmbedding", "functional",
+    "manual_seed", "no_init",
 ]  # fmt: skip

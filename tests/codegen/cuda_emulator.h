@@ -112,7 +112,7 @@ static void run_block(Block &b, Dim index)
             b.current = &b.fibers[i];
             swapcontext(&b.scheduler, &b.fibers[i].context);
         }
-        if (b.cluster && ++idle % 4 == 0) sched_yield();
+        if (b.cluster->bases.size() > 1 && ++idle % 4 == 0) sched_yield();
     }
 }
 template <typename T> static inline void publish(const T &v) { memcpy(block->current->warp->words[block->current->lane], &v, sizeof v); wait(block->current->warp->barrier); }
@@ -133,6 +133,7 @@ static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 static inline void __syncthreads() { emu::wait(emu::block->barrier); }
 static inline void __syncwarp() { emu::wait(emu::block->current->warp->barrier); }
 static inline void __threadfence() {}
+template <typename T> static inline T __ldcg(const T *p) { return *p; }
 template <typename T> static inline T __shfl_xor_sync(unsigned, T v, int d) { emu::publish(v); const T r = emu::read<T>(emu::block->current->lane ^ d); emu::leave(); return r; }
 template <typename T> static inline T __shfl_up_sync(unsigned, T v, int d)
 {
@@ -143,6 +144,7 @@ template <typename T> static inline T __shfl_up_sync(unsigned, T v, int d)
     return r;
 }
 static inline int atomicCAS(int *p, int expected, int v) { const int old = *p; if (old == expected) *p = v; return old; }
+static inline unsigned atomicInc(unsigned *p, unsigned most) { const unsigned old = *p; *p = old >= most ? 0 : old + 1; return old; }
 static inline int atomicExch(int *p, int v) { const int old = *p; *p = v; return old; }
 template <typename T> static inline T atomicAdd(T *p, T v) { const T old = *p; *p += v; return old; }
 template <typename T> static inline T atomicMax(T *p, T v) { const T old = *p; if (v > old) *p = v; return old; }
@@ -270,10 +272,15 @@ extern "C" int emu_launch(void *kernel, const unsigned *grid, unsigned threads, 
     };
     if (cluster <= 1) {
         Block b;
-        prepare(b, nullptr, 0);
         for (unsigned z = 0; z < all.z; ++z)
             for (unsigned y = 0; y < all.y; ++y)
-                for (unsigned x = 0; x < all.x; ++x) run_block(b, {x, y, z});
+                for (unsigned x = 0; x < all.x; ++x) {
+                    Cluster alone;
+                    alone.expected = (int)threads;
+                    alone.bases.push_back(&tls_mark);
+                    prepare(b, &alone, 0);
+                    run_block(b, {x, y, z});
+                }
         return 0;
     }
     for (unsigned i = 0; i < all.x / cluster * all.y * all.z; ++i) {

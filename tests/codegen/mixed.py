@@ -103,7 +103,8 @@ def rolled_graph(count: int = 3) -> tuple[Graph, dict[str, TensorType]]:
         new = op("kv_update", cache, op("reshape", y, shape=(B, 1, 1, 6)), lengths)
         return [op("add", x, op("mul", y, op("sum", new, axes=(1, 2)))), new]
 
-    body = build_graph("layer", layer, {"x": types["x"], "lengths": lengths, "g": types["g"], "w": types["w"], "cache": cache})
+    operands = {"x": types["x"], "lengths": lengths, "g": types["g"], "w": types["w"], "cache": cache}
+    body = build_graph("layer", layer, operands)
     params = {"g": types["g"]} | {f"w{i}": types["w"] for i in range(count)}
 
     def forward(**v: Value) -> list[Value]:

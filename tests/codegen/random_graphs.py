@@ -17,16 +17,15 @@ import numpy as np
 
 from monoplan.ir import ops as _ops  # noqa: F401  (fills the registry)
 from monoplan.ir.builder import Builder
-from monoplan.ir.dims import Dim, Expr, equal, evaluate, symbol
+from monoplan.ir.dims import Dim, Expr, evaluate
 from monoplan.ir.errors import MonoplanError
 from monoplan.ir.graph import Graph, Param, Value
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.rules import broadcast
-from monoplan.ir.types import DTYPES, DType, TensorType, bool_, i64, product
+from monoplan.ir.types import DTYPES, DType, TensorType, bool_, product
+from tests.codegen.random_views import DIMS, B, step_view
 from tests.tolerances import tolerance
 
-B, S = symbol("b"), symbol("s")
-DIMS: tuple[Dim, ...] = (1, 2, 3, 5, B, S)
 TYPICAL = {"b": 3, "s": 5}
 LARGE = 60.0  # magnitudes beyond it are scaled down
 LIPSCHITZ = {
@@ -134,6 +133,10 @@ class Grower:
         node = Node(value, max(abs(low), abs(high)), 0.0, True, low)
         self.nodes.append(node)
         return node
+
+    def keep(self, value: Value, like: Node) -> None:
+        """A value with the numbers of another node: a view or a lookup."""
+        self.nodes.append(Node(value, like.magnitude, like.error, like.exact, like.low))
 
     def shape(self) -> tuple[Dim, ...]:
         return tuple(self.pick(DIMS) for _ in range(self.pick((0, 1, 1, 2, 2, 2, 3, 3, 4))))
@@ -258,72 +261,6 @@ def step_cast(g: Grower) -> None:
     g.add(g.emit("cast", n, dtype=d), n.magnitude, n.error, n.exact and (wider or not d.is_float), "pointwise", n.low)
 
 
-def step_view(g: Grower) -> None:
-    n = g.choose(lambda m: True)
-    rank = len(n.shape)
-    kind = g.pick(("transpose", "transpose", "slice", "expand", "reshape", "reshape", "split", "repeat", "concat"))
-    static = [i for i, d in enumerate(n.shape) if isinstance(d, int) and d > 1]
-    made: Any = ()
-    if kind == "transpose":
-        axes = list(range(rank))
-        for i in range(rank - 1, 0, -1):
-            j = g.pick(range(i + 1))
-            axes[i], axes[j] = axes[j], axes[i]
-        made = g.emit("transpose", n, axes=tuple(axes))
-    elif kind == "slice" and rank:
-        axis = g.pick(range(rank))
-        if axis in static:
-            size = n.shape[axis]
-            start = g.pick(range(size))
-            step = g.pick((1, 1, 2))
-            length = g.pick(range(1, (size - start - 1) // step + 2))
-            made = g.emit("slice", n, axis=axis, start=start, length=length, step=step)
-        else:
-            made = g.emit("slice", n, axis=axis, start=n.shape[axis] - 1, length=1)
-    elif kind == "expand":
-        wide = tuple(g.pick(DIMS) if equal(d, 1) else d for d in n.shape)
-        made = g.emit("expand", n, shape=(*((g.pick(DIMS),) if rank < 4 else ()), *wide))
-    elif kind == "reshape":
-        made = g.emit("reshape", n, shape=reshaped(g, n.shape))
-    elif kind == "split" and static:
-        axis = g.pick(static)
-        first = g.pick(range(1, n.shape[axis]))
-        made = g.emit("split", n, sizes=(first, n.shape[axis] - first), axis=axis)
-    elif kind == "repeat" and rank:
-        made = g.emit("repeat", n, repeats=g.pick((1, 2, 3)), axis=g.pick(range(rank)))
-    elif kind == "concat" and rank:
-        axis = g.pick(range(rank))
-        other = g.leaf(n.dtype, [g.pick(DIMS) if i == axis else d for i, d in enumerate(n.shape)])
-        parts = [n, other] if g.pick((True, False)) else [other, n, n]
-        value = g.emit("concat", *parts, axis=axis)
-        g.add(value, max(n.magnitude, other.magnitude), n.error, n.exact, "pointwise", min(n.low, other.low))
-        return
-    for value in made if isinstance(made, tuple) else (made,):
-        g.nodes.append(Node(value, n.magnitude, n.error, n.exact, n.low))
-
-
-def reshaped(g: Grower, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """Adjacent dimensions joined, ones dropped or added, a static dimension cut in two."""
-    dims = list(shape)
-    for _ in range(g.pick((1, 2, 3))):
-        if len(dims) > 1 and g.pick((True, True, False)):
-            i = g.pick(range(len(dims) - 1))
-            dims[i : i + 2] = [dims[i] * dims[i + 1]]
-        elif len(dims) < 4:
-            dims.insert(g.pick(range(len(dims) + 1)), 1)
-        pairs = [(i, f) for i, d in enumerate(dims) for f in (2, 3, 5) if len(dims) < 4 and splits(d, f)]
-        if pairs and g.pick((True, False)):
-            i, f = g.pick(pairs)
-            dims[i : i + 1] = [dims[i] // f, f] if g.pick((True, False)) else [f, dims[i] // f]
-    return tuple(dims)
-
-
-def splits(d: Dim, factor: int) -> bool:
-    if isinstance(d, Expr):
-        return all(c % factor == 0 for _, c in d.terms)
-    return d % factor == 0 and d > factor
-
-
 def step_reduce(g: Grower) -> None:
     n = g.choose(is_number)
     rank = len(n.shape)
@@ -362,7 +299,8 @@ def step_rows(g: Grower) -> None:
         count = evaluate(n.shape[axis], TYPICAL)
         g.add(g.emit("cumsum", n, axis=axis), count * n.magnitude, count * n.error, False, "reduce")
     elif n.exact and isinstance(n.shape[axis], int):
-        extra = {"k": g.pick(range(1, int(n.shape[axis]) + 1))} if name == "topk" else {"descending": g.pick((True, False))}
+        most = range(1, int(n.shape[axis]) + 1)
+        extra = {"k": g.pick(most)} if name == "topk" else {"descending": g.pick((True, False))}
         values, indices = g.emit(name, n, axis=axis, **extra)
         g.add(values, n.magnitude, 0.0, True, "pointwise", n.low)
         g.add(indices, 600.0, 0.0, True, "pointwise", 0.0)
@@ -402,7 +340,7 @@ def step_gather(g: Grower) -> None:
     dims[axis] = g.pick(DIMS)
     index = g.input(d, dims if along else [g.pick(DIMS) for _ in range(g.pick((0, 1, 2)))], 0, int(limit) - 1)
     made = g.emit("take_along" if along else "gather", n, index, axis=axis)
-    g.nodes.append(Node(made, n.magnitude, n.error, n.exact, n.low))
+    g.keep(made, n)
 
 
 def step_ramp(g: Grower) -> None:
@@ -418,4 +356,3 @@ STEPS = (
     step_view, step_view, step_view, step_reduce, step_reduce, step_rows, step_rows, step_product, step_product,
     step_gather, step_ramp,
 )  # fmt: skip
-assert i64.is_integer

@@ -68,7 +68,7 @@ def on_device(name: str, device_name: str) -> CudaExecutable:
 def arguments(graph: Graph, batch: int, seq: int, lengths: list[int], valid: list[int]) -> list[Any]:
     """Inputs of one step: caches with something in them, the given lengths."""
     rng = np.random.default_rng([batch, seq, *lengths])
-    sizes = {"batch": batch, "seq": seq, "capacity": CAPACITY, "hist": 3}
+    sizes = {"batch": batch, "seq": seq, "capacity": LONG if lengths == [33] else CAPACITY, "hist": 3}
     special = {
         "lengths": np.array(lengths, np.int32), "num_valid": np.array(valid, np.int32), "input_ids": rng.integers(0, 150, (batch, seq)),
         "history": rng.integers(0, 150, (batch, 3)), "history_count": np.full(batch, 3, np.int32), "penalty": np.full(batch, 1.1, np.float32),
@@ -87,7 +87,9 @@ def arguments(graph: Graph, batch: int, seq: int, lengths: list[int], valid: lis
 CALLS = {  # batch, seq, lengths, valid
     "prompt": (2, 9, [0, 3], [9, 5]), "token": (1, 1, [17], [1]), "first token": (1, 1, [0], [1]),
     "few rows": (3, 1, [0, 17, 39], [1, 1, 1]), "many rows": (2, 20, [0, 20], [20, 20]),
+    "long cache": (1, 1, [33], [1]), "many sequences": (9, 1, [0, 1, 2, 5, 9, 14, 20, 30, 39], [1] * 9),
 }  # fmt: skip
+LONG = 4800  # a capacity for which attention is spread over more blocks
 
 
 @pytest.mark.parametrize("device_name", DEVICES)
@@ -128,6 +130,30 @@ def test_variants_are_used() -> None:
     source = render_cuda(plan, "test")
     used = set()
     for batch, seq, _, _ in CALLS.values():
-        values = {"batch": batch, "seq": seq, "capacity": CAPACITY, "hist": 3}
-        used |= {choose_variant(v, values).name for v in source.variants.values()}
-    assert {"row", "few8", "few32", "library", "decode", "prefill"} <= used
+        for capacity in (CAPACITY, LONG):
+            values = {"batch": batch, "seq": seq, "capacity": capacity, "hist": 3}
+            used |= {choose_variant(v, values).name for v in source.variants.values()}
+    assert {"row", "few8", "few32", "library", "decode", "decode_some", "decode_many", "decode_long", "prefill"} <= used
+
+
+@pytest.mark.parametrize("device_name", DEVICES)
+def test_loop_equals_single_steps(device_name: str) -> None:
+    """Greedy tokens chosen on the device, fed back without the host, and the cache afterwards."""
+    graph, _ = model("bf16")
+    inputs = arguments(graph, 2, 1, [3, 0], [1, 1])
+    names = [v.name.rpartition(".")[2] for v in graph.inputs]
+    inputs[names.index("temperature")][:] = 0
+    symbols = bind_symbols(graph.inputs, [a.shape for a in inputs])
+    made, one, many = on_device("bf16", device_name), [a.copy() for a in inputs], [a.copy() for a in inputs]
+    tokens = []
+    for _ in range(4):
+        out = made.run(one, symbols)
+        tokens.append(out[0].copy())
+        one[names.index("input_ids")] = out[0].reshape(2, 1)
+        one[names.index("lengths")] = out[-1].copy()
+    (got,) = made.loop(many, symbols, 4, feed={0: names.index("input_ids")}, collect=[0])
+    np.testing.assert_array_equal(got, np.array(tokens))
+    np.testing.assert_array_equal(many[names.index("lengths")], one[names.index("lengths")])
+    for a, b in zip(one, many, strict=True):
+        if a.ndim == 4:
+            np.testing.assert_array_equal(a, b)

@@ -1,4 +1,4 @@
-"""Storage: what is returned is always the caller's own, views cost nothing and mean the same, state is updated in place."""
+"""Storage: results are always the caller's own, views cost nothing and mean the same, state changes in place."""
 
 from __future__ import annotations
 
@@ -163,8 +163,8 @@ def test_old_contents_survive_an_update() -> None:
         new = op("kv_update", cache, rows, lengths)
         mine = op("mul", old, op("full", value=2.0))
         kept = op("transpose", mine, axes=(0, 1, 3, 2))
-        again = op("kv_update", mine, op("slice", rows, axis=1, start=0, length=1), op("mul", lengths, op("full", value=0,
-                   dtype=lengths.type.dtype)))  # fmt: skip
+        first = op("mul", lengths, op("full", value=0, dtype=lengths.type.dtype))
+        again = op("kv_update", mine, op("slice", rows, axis=1, start=0, length=1), first)
         return [op("add", old, old), old, flat, kept, op("sum", again, axes=(1, 2, 3)), again, new]
 
     graph = build_graph("old", forward, CACHE)
@@ -179,7 +179,8 @@ def test_old_contents_survive_an_update() -> None:
 def test_updates_follow_each_other() -> None:
     def forward(cache: Value, rows: Value, lengths: Value) -> list[Value]:
         one = op("kv_update", cache, rows, lengths)
-        two = op("kv_update", one, op("neg", rows), op("expand", op("full", value=1, dtype=lengths.type.dtype), shape=(B,)))
+        second = op("expand", op("full", value=1, dtype=lengths.type.dtype), shape=(B,))
+        two = op("kv_update", one, op("neg", rows), second)
         return [op("sum", two), two]
 
     graph = build_graph("twice", forward, CACHE)
@@ -194,10 +195,12 @@ def test_sizes_of_zero() -> None:
     """An empty batch, and dimensions of static size 0, run through every family without touching memory."""
 
     def forward(x: Value, e: Value, w: Value) -> list[Value]:
-        found = [op("add", x, x), op("linear", x, w), op("sum", x, axes=(0,)), op("sum", x, axes=(1,)), op("softmax", x)]
-        found += [op("rms_norm", x), op("matmul", x, op("transpose", x, axes=(1, 0))), *op("sort", x), op("cumsum", x)]
+        found = [op("add", x, x), op("linear", x, w), op("sum", x, axes=(0,)), op("sum", x, axes=(1,))]
+        found += [op("softmax", x), op("rms_norm", x), *op("sort", x), op("cumsum", x)]
+        found.append(op("matmul", x, op("transpose", x, axes=(1, 0))))
         found += [op("gather", x, op("arange", length=2), axis=1), op("reshape", x, shape=(4, B)), op("concat", x, x)]
-        found += [op("add", e, e), op("sum", e), op("mean", e, axes=(0,)), op("matmul", e, op("reshape", e, shape=(0, 3)))]
+        found += [op("add", e, e), op("sum", e), op("mean", e, axes=(0,))]
+        found.append(op("matmul", e, op("reshape", e, shape=(0, 3))))
         found += [op("concat", e, op("full", value=1.0, shape=(3, 2)), axis=1), op("reshape", e, shape=(0, 5))]
         found.append(op("reshape", op("transpose", e, axes=(1, 0)), shape=(7, 0)))
         return found

@@ -53,8 +53,8 @@ def check(g: Grower, compiled: Graph, original: Graph) -> None:
                 off = np.abs(a.astype(np.float64) - b)
             bad = ~((off <= 4 * n.error) | (a == b) | (np.isnan(a.astype(np.float64)) & np.isnan(b)))
             assert not bad.any(), (
-                f"{n.value} at {sizes}: off by {np.max(off)}, allowed {4 * n.error}\ngot {a[bad][:4]}, expected {b[bad][:4]}\n"
-                f"{part(original, n.value)}"
+                f"{n.value} at {sizes}: off by {np.max(off)}, allowed {4 * n.error}\n"
+                f"got {a[bad][:4]}, expected {b[bad][:4]}\n{part(original, n.value)}"
             )
 
 

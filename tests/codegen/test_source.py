@@ -22,6 +22,7 @@ from monoplan.ir.printer import print_op
 from monoplan.ir.types import DTYPES
 from monoplan.runtime.cpu import flags_for, host_target
 from monoplan.runtime.features import detect, levels, machine, read_cpu
+from monoplan.runtime.toolchain import find_compiler
 from tests.codegen.cases import CASES
 from tests.codegen.mixed import mixed_graph, rolled_graph
 from tests.codegen.test_ops import graph_of
@@ -63,21 +64,26 @@ def test_every_op_builds_without_warnings(compiler: str, dtype: str, tmp_path: P
     compile_strictly(compiler, source_of(graph), tmp_path, "-fsyntax-only")
 
 
-def possible_isas() -> list[str]:
-    return [isa for isa in levels(machine(), read_cpu()[1]) if isa in ("generic", "scalar", "avx2") and isa != detect().isa]
+def variants() -> list[tuple[str, str]]:
+    """Environment variables that make other code of a plan: lower instruction sets, another compiler."""
+    lower = ("scalar", "generic", "avx2")
+    isas = [isa for isa in levels(machine(), read_cpu()[1]) if isa in lower and isa != detect().isa]
+    found = [("MONOPLAN_ISA", isa) for isa in isas]
+    return [*found, ("CC", "clang")] if "clang" in COMPILERS and find_compiler().kind == "gcc" else found
 
 
-@pytest.mark.parametrize("isa", possible_isas())
-def test_every_instruction_set_gives_the_right_numbers(isa: str) -> None:
+@pytest.mark.parametrize(("name", "value"), variants())
+def test_every_variant_gives_the_right_numbers(name: str, value: str) -> None:
     program = """
+        import sys
         from monoplan.build import build_graph_executable
         from monoplan.ir.interpreter import interpret
         from monoplan.runtime.features import detect
+        from monoplan.runtime.toolchain import find_compiler
         from tests.codegen.mixed import mixed_arrays, mixed_graph
         from tests.tolerances import check
-        import sys
 
-        assert detect().isa == sys.argv[1]
+        assert sys.argv[1] in (detect().isa, find_compiler().kind)
         for dtype in ("f32", "f16"):
             graph = mixed_graph(dtype)
             inputs, params = mixed_arrays(dtype, 2, 7)
@@ -86,8 +92,9 @@ def test_every_instruction_set_gives_the_right_numbers(isa: str) -> None:
                 if v.type.dtype.is_float:
                     check(a, b, v.type.dtype, "model")
     """
-    env = {**os.environ, "MONOPLAN_ISA": isa, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program), isa], env=env, capture_output=True, text=True)
+    env = {**os.environ, name: value, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", textwrap.dedent(program), value]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -121,8 +121,8 @@ def test_half_floats_without_compiler_support(tmp_path: Path) -> None:
         "void store(const float *x, uint16_t *y, int n) { for (int i = 0; i < n; ++i) y[i] = mp_to_f16(x[i]); }\n"
     )
     (tmp_path / "half.c").write_text(source)
-    flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-U__FLT16_MANT_DIG__", "-fPIC", "-shared", "half.c", "-o", "half.so"]
-    subprocess.run([*find_compiler().command, *flags], cwd=tmp_path, check=True)
+    flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-U__FLT16_MANT_DIG__", "-fPIC", "-shared", "half.c"]
+    subprocess.run([*find_compiler().command, *flags, "-o", "half.so"], cwd=tmp_path, check=True)
     ffi = FFI()
     ffi.cdef("void load(const uint16_t *, float *, int); void store(const float *, uint16_t *, int);")
     library = ffi.dlopen(str(tmp_path / "half.so"))
@@ -137,7 +137,8 @@ def test_half_floats_without_compiler_support(tmp_path: Path) -> None:
     some = (np.sign(rng.standard_normal(100_000)) * 2.0**exponents).astype(np.float32)
     some = np.concatenate([some, want, (want[:-1] / 2 + want[1:] / 2).astype(np.float32)])
     got = np.empty(len(some), np.uint16)
-    library.store(ffi.from_buffer("float[]", some), ffi.from_buffer("uint16_t[]", got, require_writable=True), len(some))
+    into = ffi.from_buffer("uint16_t[]", got, require_writable=True)
+    library.store(ffi.from_buffer("float[]", some), into, len(some))
     expected = some.astype(np.float16)
     same = (got == expected.view(np.uint16)) | (np.isnan(got.view(np.float16)) & np.isnan(expected))
     assert same.all(), some[~same][:10]

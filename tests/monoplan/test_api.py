@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,9 +13,7 @@ import monoplan as mp
 from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import Parameter
 from monoplan.frontend.tensor import Tensor, call
-from monoplan.ir.errors import ArgumentError, CompileError
-
-ROOT = Path(mp.__file__).resolve().parents[1]
+from monoplan.ir.errors import ArgumentError
 
 
 def normal(*shape: int, seed: int = 0) -> Any:
@@ -45,12 +39,6 @@ def close(got: Any, want: Any) -> None:
     np.testing.assert_allclose(got, want.numpy() if isinstance(want, Tensor) else want, rtol=1e-5, atol=1e-5)
 
 
-def run_python(code: str, cache: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Runs code in a fresh process; its cache is `cache`."""
-    env = {**os.environ, "MONOPLAN_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT), **environ}
-    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True)
-
-
 # -- structure --------------------------------------------------------------------------------------------------
 
 
@@ -62,7 +50,8 @@ class Nest(Module):
         total = a * scale + b
         if extra is not None:
             total = total + extra
-        return {"sum": total, "none": None, "pair": (c, [d, d]), "constant": "text", "number": 3, "input": a, "twice": total}
+        rest = {"constant": "text", "number": 3, "input": a, "twice": total}
+        return {"sum": total, "none": None, "pair": (c, [d, d]), **rest}
 
 
 def test_results_have_the_structure_of_forward() -> None:
@@ -191,7 +180,8 @@ def test_two_arguments_must_agree_in_their_symbols() -> None:
             return left + right
 
     fast = mp.compile(Add(), mp.spec("n"), mp.spec("n"))
-    with pytest.raises(ArgumentError, match=r"argument right: expected f32\[n\], got size 3 at dimension 0, not 2 .n with n=2"):
+    message = r"argument right: expected f32\[n\], got size 3 at dimension 0, not 2 \(n with n=2\)"
+    with pytest.raises(ArgumentError, match=message):
         fast(normal(2), normal(3))
 
 
@@ -339,85 +329,3 @@ def test_two_threads_may_call_one_plan() -> None:
     for t in threads:
         t.join()
     assert not wrong and fast.stats.compiles <= 2
-
-
-# -- environment --------------------------------------------------------------------------------------------------
-
-PROGRAM = """
-    import numpy as np, monoplan as mp, sys
-    from monoplan.frontend.module import Module
-    from monoplan.runtime import toolchain
-
-    class Twice(Module):
-        def forward(self, x):
-            return (x + x) * x + 1
-
-    fast = mp.compile(Twice(), mp.spec("n"))
-    assert abs(fast(np.zeros(4, "f4")) - 1).max() < 1e-6
-    print(toolchain.compiler_runs(), fast.stats.cache_hits, fast.plan.graph.name)
-"""
-
-
-def test_a_second_process_starts_no_compiler(tmp_path: Path) -> None:
-    first = run_python(PROGRAM, tmp_path)
-    assert first.returncode == 0, first.stderr
-    assert int(first.stdout.split()[0]) >= 1 and first.stdout.split()[1] == "0"
-    second = run_python(PROGRAM, tmp_path)
-    assert second.stdout.split()[:2] == ["0", "1"], second.stderr
-
-
-def test_environment_variables(tmp_path: Path) -> None:
-    done = run_python(PROGRAM, tmp_path / "cache", MONOPLAN_DUMP=str(tmp_path / "dump"), MONOPLAN_DEBUG="1")
-    assert done.returncode == 0 and "monoplan: Twice: " in done.stderr and "dce" not in done.stderr
-    assert {"00_trace.ir", "plan.c", "plan.txt"} <= {p.name for p in (tmp_path / "dump" / "Twice").iterdir()}
-    levels = [run_python(PROGRAM, tmp_path / "cache", MONOPLAN_DEBUG=str(n)).stderr for n in (0, 2, 3, 4)]
-    assert levels[0] == "" and "cache" in levels[1] and "dce" in levels[1] and "mp_run_plan" not in levels[2]
-    assert "mp_run_plan" in levels[3]
-    bad = run_python(PROGRAM, tmp_path / "cache", MONOPLAN_DEBUG="loud")
-    assert bad.returncode and "MONOPLAN_DEBUG='loud' is not a number" in bad.stderr
-    threads = run_python(PROGRAM + "    print(fast.built[0][2].executable.threads)", tmp_path / "cache", MONOPLAN_NUM_THREADS="3")
-    assert threads.stdout.splitlines()[-1] == "3"
-    bad = run_python(PROGRAM, tmp_path / "cache", MONOPLAN_NUM_THREADS="many")
-    assert bad.returncode and "MONOPLAN_NUM_THREADS='many' is not a number of threads" in bad.stderr
-
-
-def test_a_missing_compiler(tmp_path: Path) -> None:
-    done = run_python(PROGRAM, tmp_path, CC="/nonexistent/cc")
-    assert done.returncode and "CompileError: CC='/nonexistent/cc' can't be run" in done.stderr
-    assert "to do: correct CC" in done.stderr
-
-
-def test_a_compiler_that_fails(tmp_path: Path) -> None:
-    """The message holds what the compiler said, its command and the path of the source, which is kept."""
-    edited = tmp_path / "plan.c"
-    edited.write_text("#error this is wrong\n")
-    with pytest.raises(CompileError, match="this is wrong") as caught:
-        mp.compile(Block(), *SPECS, options={"source": str(edited)})
-    text = str(caught.value)
-    assert "status 1" in text and "-O3" in text and "plan.c" in text
-    kept = next(line.split("where: ")[1] for line in text.splitlines() if "where: " in line)
-    assert Path(kept).read_text() == edited.read_text()
-
-
-def test_cc_is_honoured(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    wrapper = tmp_path / "mycc"
-    wrapper.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec cc "$@"\n')
-    wrapper.chmod(0o755)
-    done = run_python(PROGRAM, tmp_path / "cache", CC=str(wrapper))
-    assert done.returncode == 0, done.stderr
-    assert "plan.c" in log.read_text()
-
-
-@pytest.mark.skipif(hasattr(os, "getuid") and os.getuid() == 0, reason="root may write everywhere")
-def test_an_unwritable_cache_as_user(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    done = run_python(PROGRAM, tmp_path / "cache")
-    assert done.returncode == 0 and done.stderr.count("can't be used") == 1
-
-
-def test_an_unusable_cache(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = run_python(PROGRAM, tmp_path / "file" / "cache")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("can't be used") == 1 and "using a temporary one" in done.stderr

@@ -50,6 +50,14 @@ def test_a_value_that_is_read_twice_by_its_one_reader() -> None:
     assert op.attrs["expr"] == "mul(exp(x0), exp(x0))" and len(op.operands) == 1
 
 
+def test_a_value_that_only_the_chain_reads() -> None:
+    """%a has two readers, and both become part of one op."""
+    text = graph("%a = exp(%x) : f32[n, 4]", "%s = sigmoid(%a) : f32[n, 4]", "%y = mul(%a, %s) : f32[n, 4]")
+    (op,) = fires(FUSE_POINTWISE, text).ops
+    assert op.attrs["expr"] == "mul(exp(x0), sigmoid(exp(x0)))"
+    refuses(FUSE_POINTWISE, text.replace("return %y", "return %y, %s"), "%a has 2 readers, it must have one")
+
+
 @pytest.mark.parametrize(
     ("value", "dtype", "expr"),
     [

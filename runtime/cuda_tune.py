@@ -1,0 +1,171 @@
+"""Tunes the constants of decode kernels on the time of the whole token: what one kernel likes depends on its neighbours.
+
+Simulated annealing over ring, slices, warps, grid and padding of every row product. Candidates are built by threads
+beforehand, one small source each; the winner is kept as a fact of the cache, by device and source, and the next compile
+of that source uses it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from monoplan.codegen.kernels import Linear
+from monoplan.codegen.linear_cuda import LinearVariants
+from monoplan.codegen.plan import Plan, Step
+from monoplan.codegen.plan_cuda import Launch, Variant
+from monoplan.codegen.render_cuda import Renderer, with_headers
+from monoplan.codegen.schedule_cuda import CudaLinear, RowSchedule, Tuning
+from monoplan.runtime import toolchain
+from monoplan.runtime.cuda_device import Module
+
+Constants = dict[str, int]
+PADS = (0, 0, 4, 16, 32, 48, 64, 80, 96)  # KB
+EACH = 20  # candidates of each kernel
+
+
+def tuning_key(device_name: str, source: str) -> str:
+    """What a tuning belongs to: the device and the untuned source, which holds all shapes."""
+    return json.dumps([device_name, hashlib.sha256(source.encode()).hexdigest()])
+
+
+def recall_tuning(device_name: str, source: str) -> Tuning | None:
+    """The constants that were found for this device and source."""
+    fact = toolchain.recall("cuda-tuning", tuning_key(device_name, source))
+    return None if fact is None else dict(fact["steps"])  # type: ignore[call-overload]
+
+
+def candidates(row: RowSchedule, depth: int, itemsize: int, shared: int) -> Iterator[Constants]:
+    """Constants worth trying: 32 to 160 KB in flight on an SM, slices of whole 512-byte pieces where K allows it."""
+    pieces = depth * itemsize // 16
+    for warps in (8, 16):
+        for slices in (1, 2, 4, 8, 16):
+            for batch in (2, 4, 8):
+                for ring in (1, 2, 3, 4):
+                    made = replace(row, warps=warps, slices=slices, batch=batch, ring=ring, early=ring, pad=0)
+                    vectors = made.vectors(depth, itemsize)
+                    waste = slices * vectors * 32 / pieces
+                    fits = 32 << 10 <= made.shared(depth, itemsize) <= min(160 << 10, shared - 40960)
+                    if slices > warps or vectors > 8 or batch * vectors > 16 or waste > 1.4 or not fits:
+                        continue
+                    for blocks in (1, 2 if warps == 16 else 3):
+                        for early in {max(1, ring // 2), ring}:
+                            yield {"warps": warps, "slices": slices, "batch": batch, "ring": ring, "early": early,
+                                   "blocks": blocks}
+
+
+class Tuner:
+    """One search: `measure` gives the milliseconds of a token with the executable's current variants."""
+
+    def __init__(self, executable: Any, measure: Callable[[], float], seed: int = 0) -> None:
+        self.executable, self.measure = executable, measure
+        self.plan: Plan = executable.plan
+        self.random = random.Random(seed)
+        self.steps: dict[int, Step] = {
+            s.number: s for s, _ in self.plan.steps()
+            if isinstance(s.kernel, Linear) and isinstance(s.schedule, CudaLinear) and s.schedule.row is not None
+        }
+        self.pools: dict[int, list[Constants]] = {}
+        self.built: dict[tuple[int, str], tuple[Variant, dict[str, Any]]] = {}
+        self.evaluated = 0
+
+    def pool(self, number: int) -> list[Constants]:
+        """Candidates of a step."""
+        step = self.steps[number]
+        k, row = step.kernel, step.schedule.row  # type: ignore[attr-defined]
+        assert isinstance(k, Linear)
+        found = list(candidates(row, k.depth, k.operand("w").dtype.itemsize, self.plan.target.shared))
+        self.random.shuffle(found)
+        small = k.depth * k.columns < 1 << 24
+        for c in found:
+            c["grid"] = self.random.choice((row.grid, row.grid - row.grid % 32)) if small else row.grid
+        return [_plain(row), *found[:EACH]]
+
+    def build(self, number: int, constants: Constants) -> None:
+        """Compiles one candidate."""
+        key = (number, json.dumps({k: v for k, v in constants.items() if k != "pad"}, sort_keys=True))
+        if key in self.built:
+            return
+        step = self.steps[number]
+        renderer = Renderer(self.plan, {str(number): constants})
+        assert isinstance(step.kernel, Linear)
+        variant = LinearVariants(renderer, step.kernel, step.schedule).one_row()  # type: ignore[arg-type]
+        functions = tuple(renderer.functions.values())
+        text = with_headers(functions)
+        entry = self.executable.device.build(text)
+        module = Module(entry.binary.read_bytes(), self.plan.target.shared)
+        tag = hashlib.sha256(text.encode()).hexdigest()[:12]
+        handles = {f"{f.name}@{tag}": module[f.name] for f in functions}
+        renamed = tuple(replace(a, function=f"{a.function}@{tag}") for a in variant.actions if isinstance(a, Launch))
+        self.built[key] = (replace(variant, actions=renamed), handles)
+
+    def use(self, tuning: Mapping[int, Constants]) -> None:
+        """Makes the executable run these candidates."""
+        variants = dict(self.executable.source.variants)
+        for number, constants in tuning.items():
+            key = (number, json.dumps({k: v for k, v in constants.items() if k != "pad"}, sort_keys=True))
+            variant, handles = self.built[key]
+            self.executable.functions.update(handles)
+            first, *rest = variant.actions
+            assert isinstance(first, Launch)
+            padded = replace(first, shared=first.shared + constants.get("pad", 0))
+            rows = [v for v in variants[number] if v.name != "row"]
+            variants[number] = (replace(variant, actions=(padded, *rest)), *rows)
+        self.executable.variants = variants
+
+    def time(self, tuning: Mapping[int, Constants]) -> float:
+        self.use(tuning)
+        self.evaluated += 1
+        try:
+            return self.measure()
+        except Exception:  # too much shared memory for this pair of constants
+            return math.inf
+
+    def run(self, seconds: float) -> dict[int, Constants]:
+        """The best constants found in about that time, builds included."""
+        start = time.monotonic()
+        self.pools = {n: self.pool(n) for n in self.steps}
+        with ThreadPoolExecutor(os.cpu_count() or 4) as threads:
+            list(threads.map(lambda job: self.build(*job), [(n, c) for n, cs in self.pools.items() for c in cs]))
+        current = {n: dict(cs[0]) for n, cs in self.pools.items()}
+        now = best = self.time(current)
+        good = current
+        begun = time.monotonic()
+        end = max(start + seconds, begun + 0.25 * seconds)
+        while (at := time.monotonic()) < end:
+            trial = dict(current)
+            for _ in range(self.random.choice((1, 1, 2, 3))):
+                n = self.random.choice(list(trial))
+                if self.random.random() < 0.4:
+                    trial[n] = {**trial[n], "pad": self.random.choice(PADS) << 10}
+                else:
+                    trial[n] = {**self.random.choice(self.pools[n]), "pad": trial[n].get("pad", 0)}
+            took = self.time(trial)
+            heat = best * (0.006 * (1 - (at - begun) / max(end - begun, 1e-6)) + 0.0003)
+            if took < now or self.random.random() < math.exp(min(0.0, (now - took) / heat)):
+                current, now = trial, took
+                if took < best * 0.9995 and (again := self.time(trial)) < best * 0.9995:
+                    good, best = trial, max(took, again)
+        self.use(good)
+        return good
+
+
+def _plain(row: RowSchedule) -> Constants:
+    return {"warps": row.warps, "slices": row.slices, "batch": row.batch, "ring": row.ring, "early": row.early,
+            "blocks": row.blocks, "grid": row.grid}
+
+
+def tune(executable: Any, measure: Callable[[], float], seconds: float = 30.0, seed: int = 0) -> dict[str, Constants]:
+    """Searches, remembers the result for later processes, and leaves the executable with it."""
+    found = Tuner(executable, measure, seed).run(seconds)
+    steps = {str(n): c for n, c in found.items()}
+    toolchain.remember("cuda-tuning", tuning_key(executable.device.name, executable.untuned), {"steps": steps})
+    return steps

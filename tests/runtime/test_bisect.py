@@ -1,0 +1,309 @@
+"""bisect names the pass or the kernel that is wrong: a bug is planted in every pass and in every template."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jinja2 import ChoiceLoader, DictLoader
+
+import monoplan as mp
+from monoplan import build, nn
+from monoplan.codegen import render
+from monoplan.examples import example_inputs, example_params
+from monoplan.inspection import graph_subject
+from monoplan.ir.builder import make_op
+from monoplan.ir.graph import Graph, Op, Value
+from monoplan.ir.ops.fused import pointwise
+from monoplan.ir.parser import parse_graph
+from monoplan.models import LlamaConfig, LlamaForCausalLM
+from monoplan.nn import functional as F
+from monoplan.passes.manager import Notes, Pass
+from monoplan.passes.pipeline import PIPELINE
+from monoplan.runtime.bisect import Finding, bisect
+
+TEMPLATES = Path(render.__file__).resolve().parent / "templates" / "cpu"
+
+
+def small_llama(layers: int = 3, dtype: str = "float32") -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, dtype=dtype,
+    )  # fmt: skip
+    return LlamaForCausalLM.from_config(config, seed=0)
+
+
+# -- passes -----------------------------------------------------------------------------------------------------------
+
+
+def spoiled(graph: Graph, old: Graph) -> tuple[Graph, str]:
+    """A graph in which one value that the pass made is 1.5 times too large, and that value's name."""
+    before = set(old.ops)
+    single = [op for op in graph.ops if len(op.results) == 1 or op.opdef.kind == "repeat"]
+    usable = [op for op in single if not op.opdef.inplace and op.results[0].type.dtype.is_float]
+    made = [op for op in usable if op not in before]
+    loops = [op for op in made if op.opdef.kind == "repeat"]
+    if loops:
+        body, name = spoiled(loops[0].attrs["body"], Graph("none", (), (), (), ()))
+        loop = dataclasses.replace(loops[0], attrs={**loops[0].attrs, "body": body})
+        return graph.replace(ops=tuple(loop if op is loops[0] else op for op in graph.ops)), name
+    target = (made or usable)[-1 if made else 0]
+    raw = Value(target.result.type, target.result.name + "_raw")
+    scale = make_op(pointwise, [raw], {"expr": "mul(x0, 1.5)"}, names=["unused"], fresh=str)
+    pair = (
+        dataclasses.replace(target, results=(raw,)),
+        dataclasses.replace(scale, results=target.results, loc=target.loc),
+    )
+    ops = tuple(x for op in graph.ops for x in (pair if op is target else (op,)))
+    return graph.replace(ops=ops), target.result.name
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
+    """Makes pass `number` of the pipeline spoil its graph; gives a list that will hold the spoiled value's name."""
+    names: list[str] = []
+    honest = PIPELINE[number]
+
+    def run(graph: Graph, notes: Notes) -> Graph:
+        wrong, name = spoiled(honest.run(graph, notes), graph)
+        names.append(name)
+        return wrong
+
+    pipeline = tuple(dataclasses.replace(p, run=run) if i == number else p for i, p in enumerate(PIPELINE))
+    monkeypatch.setattr(build, "PIPELINE", pipeline)
+    return names
+
+
+def run_script(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    root = Path(mp.__file__).resolve().parent.parent
+    command = [sys.executable, str(folder / "repro.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=_environment(root), timeout=120)
+
+
+def _environment(root: Path) -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": str(root)}
+
+
+@pytest.mark.parametrize("number", range(len(PIPELINE)), ids=lambda n: f"{n}-{PIPELINE[n].name}")
+def test_names_a_wrong_pass(number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = plant(monkeypatch, number)
+    llm = mp.compile(small_llama(), target="reference")
+    found = llm.bisect(np.arange(1, 6)[None], folder=tmp_path / "found")
+    assert (found.kind, found.number, found.name) == ("pass", number + 1, PIPELINE[number].name), found
+    assert f"%{names[0]}" in found.after, found
+    if f"%{names[0]} " in found.before:  # a value that both graphs have; inside rolled layers the first turn is named
+        assert found.node in (f"%{names[0]}", f"%{names[0]}[0]"), found
+    assert "llama.py" in found.where or "generation.py" in found.where
+    assert found.folder is not None
+    for file in ("before.ir", "after.ir", "whole_before.ir", "whole_after.ir", "inputs.npz", "repro.py"):
+        assert (found.folder / file).exists()
+    if number in (0, 11, len(PIPELINE) - 1):
+        done = run_script(found.folder)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert "elements are wrong" in done.stdout
+
+
+def test_a_changed_attribute_is_found_however_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An eps that is off by 2 % changes results by a billionth: float64 shows it."""
+    number = next(i for i, p in enumerate(PIPELINE) if p.name == "fuse-norm-linear")
+    honest = PIPELINE[number]
+
+    def run(graph: Graph, notes: Notes) -> Graph:
+        return honest.run(graph, notes).replace(ops=tuple(map(shifted, honest.run(graph, Notes()).ops)))
+
+    def shifted(op: Op) -> Op:
+        return dataclasses.replace(op, attrs={**op.attrs, "eps": op.attrs["eps"] * 1.02}) if "eps" in op.attrs else op
+
+    wrong = tuple(Pass(p.name, p.rule, run) if i == number else p for i, p in enumerate(PIPELINE))
+    monkeypatch.setattr(build, "PIPELINE", wrong)
+    fast = mp.compile(Block(), mp.spec("batch", 24), target="reference")
+    found = fast.bisect(np.random.default_rng(0).normal(size=(3, 24)).astype("f4"), folder=tmp_path / "found")
+    assert (found.kind, found.name, found.node) == ("pass", "fuse-norm-linear", "%linear")
+    assert "test_bisect.py" in found.where
+    assert "eps=1.02e-05" in found.after and "eps=1e-05" in found.before
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(24, eps=1e-5)
+        self.up, self.down = nn.Linear(24, 40, bias=False), nn.Linear(40, 24)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.down(F.silu(self.up(self.norm(x))))
+
+
+# -- kernels ----------------------------------------------------------------------------------------------------------
+
+LINEAR = "graph g(%x: f32[5, 24]) {{\n  param %w: f32[40, 24] = \"w\"\n  {}\n  return %y\n}}"
+QKV = """graph g(%x: f32[1, 3, 16], %p: i64[1, 3], %k: f32[1, 1, 8, 8], %v: f32[1, 1, 8, 8], %l: i32[1]) {
+  param %w: f32[32, 16] = "w"
+  param %s: f32[9, 4] = "s"
+  param %c: f32[9, 4] = "c"
+  %q, %k1, %v1 = qkv_rope_cache(%x, %w, %p, %s, %c, %k, %v, %l, _, _, _, _, _, _) {heads=2, kv_heads=1, \
+algo="gpt_neox", norm="none", eps=0.0, qk_eps=0.0} : f32[1, 3, 2, 8], f32[1, 1, 8, 8], f32[1, 1, 8, 8]
+  return %q, %k1 -> %k, %v1 -> %v
+}"""
+# template -> (family of its kernels, IR that uses it)
+CASES = {
+    "pointwise": ("pointwise", 'graph g(%x: f32[4, 33]) {\n  %y = silu(%x) : f32[4, 33]\n  return %y\n}'),
+    "reduce": ("reduce", "graph g(%x: f32[4, 33]) {\n  %y = sum(%x) {axes=(1,), keepdims=False} : f32[4]\n  return %y\n}"),
+    "softmax": ("softmax", "graph g(%x: f32[4, 33]) {\n  %y = softmax(%x) {axis=-1} : f32[4, 33]\n  return %y\n}"),
+    "norm": (
+        "norm",
+        "graph g(%x: f32[4, 33], %w: f32[33]) {\n"
+        "  %y = rms_norm(%x, %w) {eps=1e-05, dims=1} : f32[4, 33]\n  return %y\n}",
+    ),
+    "matmul": (
+        "matmul",
+        "graph g(%x: f32[2, 5, 7], %z: f32[2, 7, 3]) {\n  %y = matmul(%x, %z) : f32[2, 5, 3]\n  return %y\n}",
+    ),
+    "linear": ("linear", LINEAR.format("%y = linear(%x, %w, _) : f32[5, 40]")),
+    "_epilogue_pointwise": ("linear", LINEAR.format("%y = linear(%x, %w, _) : f32[5, 40]")),
+    "_epilogue_gated": (
+        "linear",
+        LINEAR.format(
+            '%y = fused_linear(%x, %w, _, _, _) {norm="none", eps=0.0, gated=True, expr="swiglu(x0, x1)"} : f32[5, 20]'
+        ),
+    ),
+    "_linear_norm": (
+        "linear",
+        LINEAR.format(
+            '%y = fused_linear(%x, %w, _, _, _) {norm="rms", eps=1e-05, gated=False, expr="x0"} : f32[5, 40]'
+        ),
+    ),
+    "_epilogue_argmax": (
+        "linear",
+        LINEAR.format('%y = linear_argmax(%x, %w, _, _, _) {norm="none", eps=0.0, keepdims=False} : i64[5]'),
+    ),
+    "_epilogue_heads": ("linear", QKV),
+    "attention": (
+        "attention",
+        "graph g(%q: f32[1, 2, 5, 8], %k: f32[1, 2, 5, 8], %v: f32[1, 2, 5, 8]) {\n"
+        "  %y = attention(%q, %k, %v, _, _) "
+        '{causal=True, scale=0.35, softcap=None, window=None, layout="bhsd"} : f32[1, 2, 5, 8]\n  return %y\n}',
+    ),
+    "gather": (
+        "gather",
+        'graph g(%i: i64[2, 3]) {\n  param %w: f32[9, 8] = "w"\n'
+        "  %y = embedding(%i, %w) : f32[2, 3, 8]\n  return %y\n}",
+    ),
+    "rope": (
+        "rope",
+        "graph g(%x: f32[1, 3, 2, 8], %p: i64[1, 3], %s: f32[9, 4], %c: f32[9, 4]) {\n"
+        '  %y = rope(%x, %p, %s, %c) {algo="gpt_j"} : f32[1, 3, 2, 8]\n  return %y\n}',
+    ),
+    "kv_update": (
+        "kv_update",
+        "graph g(%k: f32[1, 2, 8, 4], %r: f32[1, 3, 2, 4], %l: i32[1]) {\n"
+        "  %y = kv_update(%k, %r, %l, _) : f32[1, 2, 8, 4]\n  return %y -> %k\n}",
+    ),
+    "scan": ("scan", "graph g(%x: f32[4, 33]) {\n  %y = cumsum(%x) {axis=1} : f32[4, 33]\n  return %y\n}"),
+    "sort": (
+        "sort",
+        "graph g(%x: f32[4, 33]) {\n"
+        "  %y, %i = sort(%x) {axis=-1, descending=False} : f32[4, 33], i64[4, 33]\n  return %y, %i\n}",
+    ),
+    "sample": (
+        "sample",
+        "graph g(%x: f32[2, 33], %h: i64[2, 4], %n: i32[2], %p: f32[2]) {\n"
+        "  %y = repetition_penalty(%x, %h, %n, %p) : f32[2, 33]\n  return %y\n}",
+    ),
+}
+ELSEWHERE = {
+    "plan": "the frame of every plan",
+    "_linear_tiles": "only on machines with tile units",
+    "collective": "does nothing on one rank",
+}
+# What is stored is doubled; where a template stores nothing itself, a sum becomes a difference.
+_STORED = re.compile(r"\{\{ ((?:\w+\.)?(?:\w*statement\w*|finish|store_\w+)) \}\}")
+_OTHER = {"_linear_norm": ("+= ", "-= 2 * "), "_epilogue_argmax": ("sum > top", "sum < top"), "linear": ("+= one", "-= one")}
+
+
+def mutated(name: str, text: str) -> str:
+    """A template with a bug."""
+    if name in _OTHER:
+        changed = text.replace(*_OTHER[name])
+    else:
+        changed = _STORED.sub(r'{{ \1 | replace("] = ", "] = 3 + 2 * ", 1) }}', text)
+    assert changed != text, f"no mutation applies to {name}: add one"
+    return changed
+
+
+@pytest.fixture
+def templates() -> Iterator[dict[str, str]]:
+    """Templates that take the place of the package's own."""
+    environment = render.environment()
+    honest, planted = environment.loader, {}
+    environment.loader = ChoiceLoader([DictLoader(planted), honest])
+    environment.cache.clear()
+    yield planted
+    environment.loader = honest
+    environment.cache.clear()
+
+
+def test_every_template_has_a_case() -> None:
+    known = {p.name.removesuffix(".c.j2") for p in TEMPLATES.glob("*.c.j2")}
+    assert known == set(CASES) | set(ELSEWHERE)
+
+
+def examine(text: str, folder: Path) -> Finding:
+    graph = parse_graph(text)
+    inputs = example_inputs(graph)
+    for v, a in zip(graph.inputs, inputs, strict=True):
+        if v.name == "l":
+            a[...] = 2
+    return bisect(graph_subject(graph, inputs, example_params(graph)), folder)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_names_a_wrong_kernel(name: str, templates: dict[str, str], tmp_path: Path) -> None:
+    family, text = CASES[name]
+    template = TEMPLATES / f"{name}.c.j2"
+    if not template.exists():
+        pytest.skip(f"there is no template {name}")
+    templates[f"cpu/{name}.c.j2"] = mutated(name, template.read_text())
+    found = examine(text, tmp_path / "found")
+    assert (found.kind, found.name) == ("kernel", family), found
+    assert found.folder is not None and found.difference is not None and not found.difference.ok
+    for file in ("graph.ir", "inputs.npz", "plan.c", "mp_plan.h", "repro.py"):
+        assert (found.folder / file).exists()
+    if name in ("attention", "_epilogue_heads"):
+        done = run_script(found.folder)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert run_script(found.folder, "--fresh").returncode == 0  # another process has the honest templates
+
+
+def test_the_honest_templates_are_right(tmp_path: Path) -> None:
+    for family, text in (CASES["attention"], CASES["_epilogue_heads"], CASES["_epilogue_argmax"]):
+        found = examine(text, tmp_path / "found")
+        assert found.ok, f"{family}: {found}"
+    assert not (tmp_path / "found").exists()
+
+
+def test_names_the_layer_of_rolled_ones(tmp_path: Path) -> None:
+    """One layer has a weight that makes NaN in the plan's kernel only: here, a wrong weight in the third layer."""
+    llm = mp.compile(small_llama())
+    fast = llm.compiled
+    subject = fast.subject(**llm.step_arguments(np.arange(1, 6)[None]))
+    uses = subject.executable.plan.params
+    paths = {p.value: p.path for p in subject.final.params}
+    number = next(i for i, u in enumerate(uses) if paths.get(u.value) == "model.layers.2.self_attn.o_proj.weight")
+    weight = subject.executable.params[number]
+    honest = weight.copy()
+    try:
+        weight *= 2
+        found = bisect(subject, tmp_path / "found")
+    finally:
+        weight[...] = honest
+    assert (found.kind, found.name) == ("kernel", "linear")
+    assert found.node.endswith("[2]")
+    assert "model.layers.2" in found.where

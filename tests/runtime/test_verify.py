@@ -1,0 +1,164 @@
+"""verify compares a plan with the float64 interpreter; the table decides, and the table is the package's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import monoplan as mp
+from monoplan import nn
+from monoplan.ir.tolerances import EPSILON, compare, tolerance
+from monoplan.nn import functional as F
+from monoplan.runtime.verify import Verification
+from monoplan.runtime.walk import roundings, turn_locs
+from tests import tolerances
+from tests.runtime.test_bisect import small_llama
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(24, 40), nn.Linear(40, 24)
+
+    def forward(self, x: Any) -> Any:
+        hidden = F.gelu(self.up(x))
+        return {"y": self.down(hidden), "best": hidden.argmax(-1)}
+
+
+@pytest.fixture(scope="module")
+def fast() -> Any:
+    return mp.compile(Mlp(), mp.spec("batch", 24))
+
+
+@pytest.fixture
+def x(rng: np.random.Generator) -> Any:
+    return rng.normal(size=(3, 24)).astype("f4")
+
+
+def test_a_right_plan_is_ok_and_prints_a_table(fast: Any, x: Any) -> None:
+    found = fast.verify(x)
+    assert found.ok and bool(found)
+    assert [r.name for r in found.outputs] == ["y", "best"]
+    text = str(found)
+    assert text.startswith("Mlp on cpu against the float64 interpreter at batch=3: ok\n")
+    for word in ("value", "max abs", "max rel", "ulp", "nan/inf", "f32[3, 24]", "i64[3]"):
+        assert word in text
+    first = found.outputs[0].difference
+    assert 0 < first.max_abs < 1e-5 and first.strange == 0
+
+
+def test_nodes_shows_every_value_with_its_line(fast: Any, x: Any) -> None:
+    found = fast.verify(x, nodes=True)
+    names = [r.name for r in found.nodes]
+    assert len(names) >= 3 and all(r.difference.ok for r in found.nodes)
+    assert all("test_verify.py" in r.where for r in found.nodes)
+    assert "values of the final graph, in order:" in str(found)
+
+
+def test_a_wrong_number_is_shown_with_its_place(fast: Any, x: Any) -> None:
+    subject = fast.subject(x)
+    weight = subject.executable.params[0]
+    kept = weight.copy()
+    try:
+        weight += 0.5
+        found = fast.verify(x, nodes=True)
+    finally:
+        weight[...] = kept
+    assert not found.ok
+    assert found.first_bad is not None and found.first_bad.name == found.nodes[0].name
+    assert "wrong" in str(found) and "bisect() with the same arguments" in str(found)
+    assert "worst at" in str(found.outputs[0].difference)
+
+
+def test_nan_and_infinity_count(fast: Any, x: Any) -> None:
+    x[1, 3] = np.nan
+    assert fast.verify(x).ok  # the exact result is NaN as well
+    subject = fast.subject(np.zeros((1, 24), "f4"))
+    got = subject.run()
+    got[0][0, 5] = np.inf
+    difference = subject.judge(got)[0]
+    assert (difference.ok, difference.strange, difference.place) == (False, 1, (0, 5))
+
+
+def test_arguments_are_not_changed() -> None:
+    llm = mp.compile(small_llama())
+    arguments = llm.step_arguments(np.arange(1, 5)[None])
+    before = [np.array(t.numpy()) for t in arguments["past_key_values"].k]
+    assert llm.compiled.verify(**arguments).ok
+    for old, now in zip(before, arguments["past_key_values"].k, strict=True):
+        assert np.array_equal(old, now.numpy())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_language_model_with_rolled_layers(dtype: str) -> None:
+    llm = mp.compile(small_llama(dtype=dtype))
+    found: Verification = llm.verify(np.arange(1, 8)[None], nodes=True)
+    assert found.ok, str(found)
+    assert all(r.difference.ok for r in found.nodes), str(found)
+    layers = [r for r in found.nodes if r.name.endswith("[2]")]
+    assert layers and all("layers.2" in r.where for r in layers)  # the layer's own number, not the first one's
+    assert llm.compiled.subject(**llm.step_arguments(np.arange(1, 8)[None])).kernel_fault is None
+
+
+def test_a_near_tie_is_not_an_error() -> None:
+    """Two columns with equal weights: which index wins is decided by rounding, and no kernel is wrong."""
+
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(64, 8, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(x).argmax(-1)
+
+    module = Head()
+    weight = module.head.weight.numpy()
+    weight[5] = weight[2] * (1 + 1e-9)
+    weight[2] = weight[5] = np.abs(weight).max() * np.sign(np.ones(64))
+    fast = mp.compile(module, mp.spec("n", 64))
+    rng = np.random.default_rng(0)
+    assert fast.verify(np.abs(rng.normal(size=(16, 64))).astype("f4")).ok
+
+
+def test_roundings_follow_the_roughest_type() -> None:
+    llm = mp.compile(small_llama(dtype="bfloat16"), target="reference")
+    final = llm.compiled._latest().stages[-1].graph
+    rough = roundings(final)
+    assert max(rough[v] for v in final.outputs if v.type.dtype.is_float) == EPSILON["bf16"]
+
+
+def test_locations_inside_rolled_layers() -> None:
+    llm = mp.compile(small_llama(), target="reference")
+    final = llm.compiled._latest().stages[-1].graph
+    loop = next(op for op in final.ops if op.opdef.kind == "repeat")
+    place = turn_locs(loop, {p.value: p.path for p in final.params})
+    locs = {op.loc.path for op in loop.attrs["body"].ops}
+    assert any(path.startswith("model.layers.0") for path in locs)
+    for op in loop.attrs["body"].ops:
+        assert place(op.loc, 2).path == op.loc.path.replace("layers.0", "layers.2")
+
+
+def test_there_is_one_table() -> None:
+    assert tolerances.UNITS is __import__("monoplan.ir.tolerances", fromlist=["UNITS"]).UNITS
+    assert tolerance("i64", "model") == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "ok"), [(1.0, 1.0 + 1e-7, True), (1.0, 1.01, False), (np.nan, np.nan, True), (np.nan, 1.0, False)]
+)
+def test_compare(got: float, want: float, ok: bool) -> None:
+    assert compare(np.array([got], "f4"), np.array([want]), "f32", "pointwise").ok is ok
+
+
+def test_compare_accepts_what_is_no_worse_than_the_plain_reference() -> None:
+    got, want, plain = np.array([1.001], "f4"), np.array([1.0]), np.array([0.999], "f4")
+    assert not compare(got, want, "f32", "pointwise").ok
+    assert compare(got, want, "f32", "pointwise", plain=plain).ok
+    assert not compare(np.array([1.1], "f4"), want, "f32", "pointwise", plain=plain).ok
+
+
+def test_the_reference_target_is_compared_too(x: Any) -> None:
+    fast = mp.compile(Mlp(), mp.spec("batch", 24), target="reference")
+    assert fast.verify(x).ok and fast.bisect(x).ok
