@@ -1,7 +1,7 @@
 """Decode and prefill of LLaMA shapes on one GPU, random bf16 weights: time, share of the bandwidth measured in the same run.
 
     python benchmarks/gpu_llama.py 1b --batch 1 8 32 --context 1024 8192 --prefill 2048 --tune 30 --json out.json
-    python benchmarks/gpu_llama.py 1b --torch          the same shapes by torch.compile (reduce-overhead, static cache)
+    python benchmarks/gpu_torch.py 1b          the same shapes by torch.compile (reduce-overhead, static cache)
 
 Each number is the median of CUDA-event times between graph replays that are enqueued ahead.
 """
@@ -144,10 +144,14 @@ class Decoder:
         symbols = {s: values[s] for s in self.graph.symbols}
         return {**symbols, "threads": 1}, found
 
+    def outputs(self, values: dict[str, int]) -> list[Any]:
+        sizes = [evaluate(v.type.size, values) * v.type.dtype.itemsize for v in self.graph.outputs]
+        return [self.device.allocate(max(16, n)) for n in sizes]
+
     def calls(self, batch: int, seq: int, context: int) -> Any:
         """The launches of one step; what they point to is kept with them."""
         values, inputs = self.inputs(batch, seq, context)
-        outputs = [self.device.allocate(max(16, evaluate(v.type.size, values) * v.type.dtype.itemsize)) for v in self.graph.outputs]
+        outputs = self.outputs(values)
         found = self.executable.calls(values, [m.address for m in inputs], [m.address for m in outputs])
         found.held = (inputs, outputs)
         return found
@@ -155,13 +159,35 @@ class Decoder:
     def milliseconds(self, calls: Any, count: int = 60, graph: bool = True) -> float:
         """The median time of a step."""
         device = self.device
-        run: Callable[[], None] = calls.enqueue
         calls.enqueue()
         device.synchronize()
         if graph:
-            captured = device.capture(calls.enqueue)
-            run = lambda: device.launch_graph(captured)  # noqa: E731
-        return time_runs(device, run, count)
+            return float(device.measure(device.capture(calls.enqueue), count, warm=5))
+        return time_runs(device, calls.enqueue, count)
+
+    def forget(self) -> None:
+        """Frees the caches of earlier measurements."""
+        self.executable._calls.clear()
+        self.cupy.get_default_memory_pool().free_all_blocks()
+
+    def tune(self, seconds: float, context: int = 1024) -> dict[str, dict[str, int]]:
+        """Tunes the decode kernels for one sequence."""
+        from monoplan.runtime.cuda_tune import tune
+
+        values, inputs = self.inputs(1, 1, context)
+        outputs = self.outputs(values)
+        places = [m.address for m in inputs], [m.address for m in outputs]
+        self.executable.overlap = True
+        return tune(self.executable, lambda: self.executable.measure(values, *places), seconds)
+
+    def kernels(self, calls: Any) -> list[tuple[str, int, float]]:
+        """Each step's name, how often it runs and the microseconds of one turn, by itself in a graph."""
+        found = []
+        for step, count in self.plan.steps():
+            only = calls.only(step.number)
+            if len(only.actions) >= 8:
+                found.append((f"{step.number} {step.kernel.op.name}", count, 1e3 * self.milliseconds(only, 20) / count))
+        return found
 
 
 class _Held:
@@ -219,6 +245,8 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, nargs="*", default=[])
     parser.add_argument("--full", action="store_true", help="the step of generation: penalty, sampling, log probability")
     parser.add_argument("--plain", action="store_true", help="also without overlapping launches")
+    parser.add_argument("--kernels", action="store_true", help="also each kernel by itself")
+    parser.add_argument("--tune", type=float, default=0.0, help="seconds of tuning before a second round")
     parser.add_argument("--json")
     args = parser.parse_args()
     decoder = Decoder(args.shape, args.full)
@@ -231,17 +259,37 @@ def main() -> None:
         rows.append({"what": what, "ms": ms, "floor_ms": floor})
         print(f"{what:40s} {ms:9.3f} ms   floor {floor:8.3f} ms   {floor / ms:6.1%}", flush=True)
 
-    for context in args.context:
-        for batch in args.batch:
-            floor = bytes_per_step(decoder.config, batch, context) / limit * 1e3
-            for overlap in (True, False) if args.plain else (True,):
-                decoder.executable.overlap = overlap
-                ms = decoder.milliseconds(decoder.calls(batch, 1, context))
-                report(f"decode, batch {batch}, context {context}{'' if overlap else ', no overlap'}", ms, floor)
-            decoder.executable.overlap = True
+    def decode(title: str) -> None:
+        for context in args.context:
+            for batch in args.batch:
+                floor = bytes_per_step(decoder.config, batch, context) / limit * 1e3
+                for overlap in (True, False) if args.plain else (True,):
+                    decoder.executable.overlap = overlap
+                    calls = decoder.calls(batch, 1, context)
+                    report(f"{title}, batch {batch}, context {context}{'' if overlap else ', no overlap'}",
+                           decoder.milliseconds(calls), floor)
+                    for name, count, us in decoder.kernels(calls) if args.kernels else ():
+                        print(f"    {name:30s} {count:3d} x {us:8.2f} us", flush=True)
+                    del calls
+                    decoder.forget()
+        decoder.executable.overlap = True
+
+    decode("decode")
     for length in args.prefill:
-        ms = decoder.milliseconds(decoder.calls(1, length, length), count=10, graph=False)
-        report(f"prefill of {length}", ms, 0.0)
+        calls = decoder.calls(1, length, length)
+        report(f"prefill of {length}", decoder.milliseconds(calls, 10, graph=False), 0.0)
+        for step, count in decoder.plan.steps() if args.kernels else ():
+            only = calls.only(step.number)
+            us = 1e3 * time_runs(decoder.device, only.enqueue, 5) / count
+            print(f"    {step.number} {step.kernel.op.name:30s} {count:3d} x {us:8.2f} us", flush=True)
+        del calls
+        decoder.forget()
+    if args.tune:
+        start = time.perf_counter()
+        constants = decoder.tune(args.tune)
+        print(f"tuned in {time.perf_counter() - start:.1f} s: {json.dumps(constants)}")
+        args.kernels = False
+        decode("tuned decode")
     if args.json:
         with open(args.json, "w") as f:
             json.dump({"shape": args.shape, "bandwidth": limit, "times": decoder.times, "rows": rows}, f, indent=1)

@@ -154,7 +154,8 @@ class Lowerer:
         operands = [Operand(f"x{i}", v.expanded(out.shape)) for i, v in enumerate(inputs)]
         operands.append(Operand("y", out, written=True))
         body = Body(node, tuple(v.dtype for v in inputs))
-        self.emit(Pointwise(op=self.op, operands=tuple(operands), body=body, flops=product(out.shape) * count_ops(node)))
+        flops = product(out.shape) * count_ops(node)
+        self.emit(Pointwise(op=self.op, operands=tuple(operands), body=body, flops=flops))
 
     # -- walking ------------------------------------------------------------------------------------------------
 

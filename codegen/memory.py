@@ -1,4 +1,4 @@
-"""The arena: buffers that are never alive together share a slot. Sizes may be symbolic, so slots are sized at run time."""
+"""The arena: buffers that are never alive together share a slot; sizes may be symbolic, so slots are sized when run."""
 
 from __future__ import annotations
 

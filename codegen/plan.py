@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -47,6 +47,7 @@ class Plan:
     params: tuple[ParamUse, ...]
     outputs: tuple[Buffer | int, ...]
     views: Mapping[Value, View] = field(default_factory=dict)  # where each value lies, for verify and bisect
+    notes: Callable[[], str] | None = field(default=None, compare=False, repr=False)  # what the passes have to say
 
     @property
     def name(self) -> str:
@@ -64,6 +65,10 @@ class Plan:
                 yield from ((s, item.count) for s in item.steps)
             else:
                 yield item, 1
+
+    def explain(self) -> str:
+        """What went into each kernel, and what did not fuse and why."""
+        return self.notes() if self.notes is not None else f"{self.name}: {self.summary}\n"
 
     @property
     def summary(self) -> str:

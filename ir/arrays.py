@@ -22,5 +22,6 @@ def drop_mapped_pages(a: np.ndarray[Any, Any]) -> None:
         return
     begin = address(a) - address(np.frombuffer(base, np.uint8))
     start = begin // mmap.PAGESIZE * mmap.PAGESIZE
+    spanned = a.itemsize + sum((n - 1) * step for n, step in zip(a.shape, a.strides, strict=True))
     if 0 <= start < len(base):
-        base.madvise(mmap.MADV_DONTNEED, start, min(begin + a.nbytes, len(base)) - start)
+        base.madvise(mmap.MADV_DONTNEED, start, min(begin + spanned, len(base)) - start)

@@ -75,7 +75,8 @@ class OpDef:
         exact: bool = False,
     ) -> tuple[Array, ...]:
         """The numpy reference. Half floats are computed in f32 and rounded once; `exact` computes in f64."""
-        wide = [None if a is None else _widen(a, exact) for a in operands]
+        moves = self.kind in ("view", "copy") and not exact and len({a.dtype for a in operands if a is not None}) == 1
+        wide = operands if moves else [None if a is None else _widen(a, exact) for a in operands]
         with np.errstate(all="ignore"):
             out = self.reference(*wide, **attrs)
         outs = out if isinstance(out, tuple) else (out,)

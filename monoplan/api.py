@@ -278,7 +278,8 @@ def _match(tree: Tree, values: list[tuple[str, Any]], known: Tree, specs: list[A
             if not isinstance(v, np.ndarray):
                 raise ArgumentError(f"argument {name}: expected an array {s.type}, got {type(v).__name__}")
             if v.dtype != s.type.dtype.numpy:
-                raise ArgumentError(f"argument {name}: expected {s.type}, got dtype {v.dtype} with shape {list(v.shape)}")
+                shown = f"dtype {v.dtype} with shape {list(v.shape)}"
+                raise ArgumentError(f"argument {name}: expected {s.type}, got {shown}")
             arrays.append(v)
         elif not _same_constant(s, v):
             raise ArgumentError(f"argument {name}: this plan was compiled for {s!r}, got {v!r}")

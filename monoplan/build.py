@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from monoplan.ir.verifier import verify
 from monoplan.options import Options
 from monoplan.override import override_text
 from monoplan.parallel import check_ranks, check_world, in_turn, tp_plan
+from monoplan.passes.explain import explain
 from monoplan.passes.manager import Stage, run_passes
 from monoplan.passes.pipeline import PIPELINE, UNFUSED
 from monoplan.passes.rebuild import replace_values
@@ -145,7 +146,8 @@ def build(
         return _built(stages[len(first)].graph, stages, None, None, None, traced, target, clock, tp)
     final, tensors = stages[-1].graph, traced.params
     executable = make_executable(final, lambda path: _values(tensors[path]), target, options, clock, tp)
-    plan, source = executable.plan, executable.source
+    plan = replace(executable.plan, notes=lambda: explain(stages, executable.plan))
+    source = executable.source
     return _built(final, stages, plan, source, executable, traced, target, clock, tp)
 
 
@@ -176,7 +178,7 @@ def make_executable(
     count = default_threads().count if tp is None else tp.local_threads(default_threads().count)
     threads = count if options.threads is None else check_threads(options.threads)
     text = override_text(options.source, graph.name, source.text)
-    with in_turn(tp):
+    with in_turn(tp, text or source.text):
         executable = CpuExecutable(plan, source, arrays, threads, text)
     executable.comm = tp
     clock.lap("build")

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from monoplan.frontend.pytree import flatten, unflatten
+from monoplan.ir.errors import ArgumentError
+from monoplan.ir.ops.collective import among
 
 if TYPE_CHECKING:
     from monoplan.build import Built
     from monoplan.ir.graph import Graph
     from monoplan.runtime.bisect import Finding
+    from monoplan.runtime.comm import Communicator
     from monoplan.runtime.profiler import Profile
     from monoplan.runtime.verify import Subject, Verification
 
@@ -24,6 +27,7 @@ class Inspection:
     """Mixed into Compiled, which finds the plan that fits the arguments."""
 
     target: str
+    tp: Communicator | None = None
 
     def _bind(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -38,8 +42,10 @@ class Inspection:
         from monoplan.runtime.verify import Subject
 
         built, _, arrays, symbols = self._bind(args, kwargs)
+        # What a rank computes begins with its part of the graph.
+        stages = built.stages[1:] if built.tp is not None and built.tp.size > 1 else built.stages
         return Subject(
-            built.stages[0].graph.name, self.target, built.stages, built.executable,
+            built.stages[0].graph.name, self.target, stages, built.executable,
             lambda path: built.tensors[path].numpy(), arrays, symbols, output_names(built),
         )  # fmt: skip
 
@@ -47,12 +53,19 @@ class Inspection:
         """Compares a call with the float64 interpreter: each output, with `nodes` each value on the way."""
         from monoplan.runtime.verify import verify
 
-        return verify(self.subject(*args, **kwargs), nodes=nodes)
+        subject = self.subject(*args, **kwargs)
+        with among(self.tp):
+            if self.tp is not None:  # now, on every rank: later some might want it and others not
+                subject.exact, subject.plain  # noqa: B018
+            return verify(subject, nodes=nodes)
 
     def bisect(self, *args: Any, folder: str | Path | None = None, **kwargs: Any) -> Finding:
         """The first pass whose graph changes the numbers, or the first kernel that does, with a folder to repeat it."""
         from monoplan.runtime.bisect import bisect
 
+        if self.tp is not None and self.tp.size > 1:
+            raise ArgumentError("bisect examines one rank: its questions would differ between several",
+                                fix="compile without tp=, or use verify()")
         return bisect(self.subject(*args, **kwargs), folder)
 
     def diff(self, *, color: bool | None = None, locs: bool = True) -> str:
@@ -60,6 +73,13 @@ class Inspection:
         from monoplan.diff import diff
 
         return diff(self._latest().stages, color=color, locs=locs)
+
+    def explain(self) -> str:
+        """In words: what went into each kernel, what every pass did, and what did not fuse and why."""
+        from monoplan.passes.explain import explain
+
+        built = self._latest()
+        return explain(built.stages, built.plan)
 
     def profile(self, *args: Any, repeat: int = 10, **kwargs: Any) -> Profile:
         """The time of each step of a call, its bytes and flops, and its share of what the machine can do."""

@@ -81,15 +81,18 @@ def _sample(tensors: Mapping[str, Tensor]) -> str:
 
 
 @contextlib.contextmanager
-def in_turn(comm: Communicator | None) -> Iterator[None]:
-    """Rank 0 first, then the others: what it builds they find in the cache."""
+def in_turn(comm: Communicator | None, text: str) -> Iterator[None]:
+    """The first rank that has a source builds it; the others then find it in the cache. All leave together."""
     if comm is None or comm.size == 1:
         yield
         return
-    if comm.rank > 0:
+    sources = comm.collect(_digest(text.encode()))
+    first = sources.index(sources[comm.rank]) == comm.rank
+    if not first:
         comm.barrier()
     try:
         yield
     finally:
-        if comm.rank == 0:
+        if first:
             comm.barrier()
+    comm.barrier()

@@ -97,7 +97,7 @@ def _chain(op: Op, at: int, fusion: _Fusion) -> Op | None:
         else:
             break
     for v, reason in misses.items():
-        fusion.notes.missed("fuse-pointwise", fusion.defs[v], f"into {op.result}: {reason}")
+        fusion.notes.missed("fuse-pointwise", fusion.defs[v], f"it can't join {op.name} {op.result}: {reason}")
     made = _like(op, pointwise, list(e.operands), {"expr": e.text}) if changed and e.operands else None
     if made is not None:
         fusion.groups[op.result] = group
@@ -210,7 +210,8 @@ def _into_producer(op: Op, at: int, fusion: _Fusion) -> Op | None:
         made = None if reason else _with_tail(op, source, e, [x for x in e.operands if x is not v])
         if made is not None:
             return made
-        fusion.notes.missed("fuse-into-producer", source, f"{op.result}: {reason or 'the tail does not fit'}")
+        reason = reason or "the tail does not fit"
+        fusion.notes.missed("fuse-into-producer", source, f"{op.name} {op.result} can't join it: {reason}")
     return None
 
 
@@ -275,7 +276,7 @@ def _into_reduce(op: Op, at: int, fusion: _Fusion) -> Op | None:
         return None
     e = expression_of(source, fusion.defs)
     if reason := fusion.refusal(source, at):
-        fusion.notes.missed("fuse-into-reduce", source, f"into {op.result}: {reason}")
+        fusion.notes.missed("fuse-into-reduce", source, f"it can't join {op.name} {op.result}: {reason}")
         return None
     if not e.operands or source.result in op.reads[1:]:
         return None

@@ -28,6 +28,12 @@ MATMUL_TO_LINEAR = Rewrite(
     make=lambda x, w: linear(x, transpose(w, axes=(1, 0))),
     when=_is_matrix_param,
 )
+LINEAR_BIAS = Rewrite(
+    "linear-bias", "linear(x, w) + b -> linear(x, w, b) when b is one row",
+    find=lambda x, w, b: add(linear(x, w, None), b),
+    make=lambda x, w, b: linear(x, w, b),
+    when=lambda m: m["b"].type.rank == 1 and equal(m["b"].type.shape[0], m["w"].type.shape[0]),
+)
 SILU = Rewrite(
     "silu", "x * sigmoid(x) -> silu(x)",
     find=lambda x: mul(x, sigmoid(x)),

@@ -7,10 +7,11 @@ from monoplan.passes.fuse_attention import FUSE_ATTENTION
 from monoplan.passes.fuse_linear import FUSE_HEAD_ARGMAX, FUSE_NORM_LINEAR, FUSE_RESIDUAL_ADD, PULL_LAST_TOKEN
 from monoplan.passes.fuse_pointwise import FUSE_GATED, FUSE_INTO_PRODUCER, FUSE_INTO_REDUCE, FUSE_POINTWISE
 from monoplan.passes.fuse_qkv import FUSE_QKV
-from monoplan.passes.idioms import IDIOMS
+from monoplan.passes.idioms import IDIOMS, LINEAR_BIAS
 from monoplan.passes.manager import Pass
 from monoplan.passes.merge_parallel_linears import MERGE_PARALLEL_LINEARS
 from monoplan.passes.roll_layers import ROLL_LAYERS
+from monoplan.passes.sink_reshapes import SINK_RESHAPES
 from monoplan.passes.widen_activations import WIDEN_ACTIVATIONS
 
 PIPELINE: tuple[Pass, ...] = (
@@ -20,9 +21,11 @@ PIPELINE: tuple[Pass, ...] = (
     IDIOMS,  # hand-written silu, norms and repeats become the ops that fusions look for
     HOIST_SETUP,  # transposed weights and the like leave the plan
     MERGE_EQUAL_OPS,
+    SINK_RESHAPES,  # after the idioms: a product by a weight is a linear now
     PULL_LAST_TOKEN,  # before norms fuse into the head, so that it sees a plain norm and linear
     FUSE_ATTENTION,
-    REMOVE_IDENTITIES,  # attention leaves pairs of transposes behind
+    REMOVE_IDENTITIES,  # attention leaves pairs of transposes behind, sinking pairs of reshapes
+    LINEAR_BIAS.as_pass(),
     MERGE_PARALLEL_LINEARS,  # before norm + linear: leaves each norm with one reader
     FUSE_NORM_LINEAR,
     FUSE_QKV,  # after the merge and the norm: takes the whole product

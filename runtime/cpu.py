@@ -13,11 +13,12 @@ import numpy as np
 from monoplan.codegen.kernels import Gather
 from monoplan.codegen.plan import Plan, Step
 from monoplan.codegen.render import Source, headers, render_cpu
+from monoplan.codegen.source_map import origins
 from monoplan.codegen.target import Target, cpu_target
 from monoplan.codegen.views import Buffer
 from monoplan.ir.arrays import address
 from monoplan.ir.dims import evaluate
-from monoplan.ir.errors import ArgumentError, PlanError
+from monoplan.ir.errors import ArgumentError, CompileError, PlanError
 from monoplan.ir.printer import print_op
 from monoplan.ir.types import product
 from monoplan.runtime import cache, features, toolchain
@@ -70,7 +71,9 @@ class CpuExecutable:
 
     declarations = CDEF
 
-    def __init__(self, plan: Plan, source: Source, params: Sequence[Array], threads: int, text: str | None = None) -> None:
+    def __init__(
+        self, plan: Plan, source: Source, params: Sequence[Array], threads: int, text: str | None = None
+    ) -> None:
         import cffi
 
         self.plan, self.source, self.threads = plan, source, threads
@@ -80,7 +83,10 @@ class CpuExecutable:
         )
         self.ffi = cffi.FFI()
         self.ffi.cdef(self.declarations)
-        self.library, self.entry = toolchain.load(key, build, self.ffi.dlopen)
+        try:
+            self.library, self.entry = toolchain.load(key, build, self.ffi.dlopen)
+        except CompileError as error:
+            raise _with_origin(error, self.text) from None
         self.params = list(params)
         self._params = self.ffi.new("void *[]", [self._address(a) for a in params] or [self.ffi.NULL])
         self._arenas: list[Array] = []
@@ -174,6 +180,12 @@ class CpuExecutable:
             why = self.comm.failure() if self.comm is not None else ""
             return PlanError("the ranks can't go on together", where=step.kernel.op.loc, why=why)
         return describe_failure(step, code, error.place, error.value, error.limit, symbols)
+
+
+def _with_origin(error: CompileError, text: str) -> CompileError:
+    """The compiler's error with the IR lines, and the user's, behind the source lines that it names."""
+    found = "".join(f"\n    from {line}" for line in origins(text, error.what)[:4])
+    return CompileError(error.what + found, where=error.where, why=error.why, fix=error.fix)
 
 
 def describe_failure(

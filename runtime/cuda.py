@@ -70,7 +70,8 @@ class CudaExecutable:
         self.plan, self.source = plan, source
         self.text = source.text if text is None else text
         self.untuned = source.text if untuned is None else untuned  # what a tuning belongs to
-        self.module, self.entry = self.device.load(self.text)
+        loaded: tuple[Any, Any] = self.device.load(self.text)
+        self.module, self.entry = loaded
         self.functions: dict[str, Any] = {}  # in place of the module's own, while tuning
         self.variants = source.variants
         self.params = list(params)
@@ -184,7 +185,7 @@ class CudaExecutable:
         device = self.device
         for a in variant.actions:
             if isinstance(a, Launch):
-                grid = tuple(evaluate(g, at.values) for g in a.grid)
+                grid = (evaluate(a.grid[0], at.values), evaluate(a.grid[1], at.values), evaluate(a.grid[2], at.values))
                 if 0 in grid:
                     continue
                 overlap = self.overlap and bool(actions) and actions[-1][0] == device.run

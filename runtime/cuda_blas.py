@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from monoplan.runtime.weights import address
+from monoplan.ir.arrays import address
 
 if TYPE_CHECKING:
     from monoplan.runtime.cuda_device import GpuDevice, ProductSpec
@@ -19,7 +19,7 @@ _ZERO, _ONE = np.zeros(1, np.float32), np.ones(1, np.float32)
 
 def multiply(device: GpuDevice, spec: ProductSpec) -> None:
     """Adds the product to the device's stream; rows are the library's columns."""
-    from cupy_backends.cuda.libs import cublas
+    from cupy_backends.cuda.libs import cublas  # type: ignore[import-not-found]
 
     kind, out = _TYPES[spec.dtype.name], _TYPES[spec.out_dtype.name]
     with device.stream:  # CuPy gives cuBLAS the current stream at every call

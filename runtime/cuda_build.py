@@ -22,7 +22,7 @@ def options(target: Target, version: tuple[int, int]) -> tuple[str, ...]:
 def build(source: str, target: Target) -> cache.Entry:
     """The cubin of a source, from the cache or built now."""
     try:
-        from cupy_backends.cuda.libs import nvrtc
+        from cupy_backends.cuda.libs import nvrtc  # type: ignore[import-not-found]
     except ImportError as error:
         raise CompileError("NVRTC can't be loaded", why=str(error), fix="pip install monoplan[cuda]") from None
     flags = options(target, tuple(nvrtc.getVersion()))

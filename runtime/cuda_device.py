@@ -18,7 +18,7 @@ from monoplan.ir.errors import CompileError, PlanError
 from monoplan.ir.types import DType
 from monoplan.runtime import cuda_build
 from monoplan.runtime.cache import Entry
-from monoplan.runtime.weights import address
+from monoplan.ir.arrays import address
 
 Array = np.ndarray[Any, Any]
 
@@ -54,7 +54,8 @@ class Device(Protocol):
     def run(self, prepared: Any) -> None: ...
     def product(self, spec: ProductSpec) -> None: ...
     def synchronize(self) -> None: ...
-    def capture(self, actions: Any) -> Any: ...  # runs actions(); gives an object with .launch(), or None
+    def capture(self, actions: Any) -> Any: ...  # a graph of what actions() would do
+    def launch_graph(self, graph: Any) -> None: ...
 
 
 class LaunchSpec:
@@ -187,7 +188,7 @@ class GpuDevice:
 
     def _find_library(self) -> bool:
         try:
-            from cupy_backends.cuda.libs import cublas  # noqa: F401
+            from cupy_backends.cuda.libs import cublas  # type: ignore[import-not-found]  # noqa: F401
         except ImportError:
             return False
         return True

@@ -65,8 +65,10 @@ def candidates(row: RowSchedule, depth: int, itemsize: int, shared: int) -> Iter
 class Tuner:
     """One search: `measure` gives the milliseconds of a token with the executable's current variants."""
 
-    def __init__(self, executable: Any, measure: Callable[[], float], seed: int = 0) -> None:
-        self.executable, self.measure = executable, measure
+    def __init__(
+        self, executable: Any, measure: Callable[[], float], seed: int = 0, start: Tuning | None = None
+    ) -> None:
+        self.executable, self.measure, self.start = executable, measure, start or {}
         self.plan: Plan = executable.plan
         self.random = random.Random(seed)
         self.steps: dict[int, Step] = {
@@ -87,7 +89,7 @@ class Tuner:
         small = k.depth * k.columns < 1 << 24
         for c in found:
             c["grid"] = self.random.choice((row.grid, row.grid - row.grid % 32)) if small else row.grid
-        return [_plain(row), *found[:EACH]]
+        return [{**_plain(row), **self.start.get(str(number), {})}, *found[:EACH]]
 
     def build(self, number: int, constants: Constants) -> None:
         """Compiles one candidate."""

@@ -131,6 +131,7 @@ class ProbedCpu(CpuExecutable):
         self.events = tuple(events(base.plan))
         self._probe: Any = None
         super().__init__(base.plan, base.source, base.params, base.threads, instrument(base.text, base.plan))
+        self.comm = base.comm
 
     def build_headers(self) -> tuple[tuple[str, str], ...]:
         return (*super().build_headers(), *headers("probe"))

@@ -16,7 +16,8 @@ from cffi import FFI
 
 from monoplan.codegen.target import Target, cuda_target
 from monoplan.runtime.cuda_device import LaunchSpec, ProductSpec
-from monoplan.runtime.weights import address, aligned
+from monoplan.ir.arrays import address
+from monoplan.runtime.weights import aligned
 
 Array = np.ndarray[Any, Any]
 HEADER = Path(__file__).with_name("cuda_emulator.h")

@@ -90,7 +90,7 @@ def test_a_single_op_stays() -> None:
 
 def test_two_readers_stay() -> None:
     lines = ("%a = exp(%x) : f32[n, 4]", "%y = neg(%a) : f32[n, 4]", "%u = abs(%a) : f32[n, 4]")
-    refuses(FUSE_POINTWISE, graph(*lines, outputs="%y, %u"), "into %y: %a has 2 readers, it must have one")
+    refuses(FUSE_POINTWISE, graph(*lines, outputs="%y, %u"), "it can't join neg %y: %a has 2 readers, it must have one")
     refuses(FUSE_POINTWISE, graph(*lines[:2], outputs="%y, %a"), "%a has 2 readers")
 
 
@@ -255,7 +255,7 @@ def test_a_product_takes_the_tail_before_a_norm_does() -> None:
 def test_tails_that_stay() -> None:
     linear = LINEAR.format("_")
     both = graph(linear, "%y = tanh(%l) : f32[n, 6]", outputs="%y, %l")
-    refuses(FUSE_INTO_PRODUCER, both, "%y: %l has 2 readers, it must have one")
+    refuses(FUSE_INTO_PRODUCER, both, "tanh %y can't join it: %l has 2 readers, it must have one")
     wider = graph(linear, "%y = add(%l, %s) : f32[2, n, 6]", inputs="%x: f32[n, 4], %s: f32[2, n, 6]")
     refuses(FUSE_INTO_PRODUCER, wider, "f32[n, 6] is stretched to f32[2, n, 6]")
     reduced = graph(PRODUCERS["sum"][0], "%y = add(%p, %x) : f32[n, 4]")
@@ -306,7 +306,7 @@ def test_a_value_that_is_stretched_before_it_is_summed() -> None:
 def test_reductions_that_stay() -> None:
     total = "%y = sum(%a) {axes=(-1,)} : f32[n]"
     both = graph("%a = exp(%x) : f32[n, 4]", total, outputs="%y, %a")
-    refuses(FUSE_INTO_REDUCE, both, "into %y: %a has 2 readers, it must have one")
+    refuses(FUSE_INTO_REDUCE, both, "it can't join sum %y: %a has 2 readers, it must have one")
     refuses(FUSE_INTO_REDUCE, graph("%a = exp(%x) : f32[n, 4]", "%y = argmax(%a) {axis=-1} : i64[n]"))
     refuses(FUSE_INTO_REDUCE, graph("%a = softmax(%x) {axis=-1} : f32[n, 4]", total))
     taken = '%y = fused_reduce(%a) {inputs=1, reduce="sum", axes=(-1,), pre="neg(x0)"} : f32[n]'

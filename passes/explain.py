@@ -1,0 +1,121 @@
+"""A compilation in words: what each kernel is made of, what every pass did, and what did not fuse and why."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from monoplan.ir.graph import Graph, Loc, Op
+from monoplan.passes.legality import fused_groups
+from monoplan.passes.manager import NearMiss, Stage
+
+_EXAMPLES = 2  # places that are named for each rule
+
+
+def explain(stages: Sequence[Stage], plan: Any = None) -> str:
+    """Kernels (if there is a plan), passes and near misses of a compilation."""
+    parts = [] if plan is None else [_kernels(stages, plan)]
+    return "\n".join([*parts, _passes(stages), _misses(stages)])
+
+
+# -- kernels --------------------------------------------------------------------------------------------------
+
+
+def _kernels(stages: Sequence[Stage], plan: Any) -> str:
+    """One line for each step: the op it runs and the ops of forward that went into it."""
+    made_of = _made_of(stages)
+    lines = [f"{plan.name}: {len(stages[0].graph.ops)} ops of forward, {plan.summary}"]
+    for step, count in plan.steps():
+        op = step.kernel.op
+        group = made_of.get(op.results[0].name, Counter({op.name: 1}))
+        words = " + ".join(name if n == 1 else f"{n} {name}" for name, n in group.items())
+        turns = f" (runs {count} times)" if count > 1 else ""
+        lines.append(f"  {step.number}: {op.name}{turns} = {words}{_at(op.loc)}")
+    return "\n".join(lines) + "\n"
+
+
+def _made_of(stages: Sequence[Stage]) -> dict[str, Counter[str]]:
+    """The traced ops behind each op of the final graph, by the name of its first result."""
+    traced = stages[0].graph
+    flat = next((s.graph for s in reversed(stages) if not any(op.opdef.kind == "repeat" for op in s.graph.ops)), traced)
+    found = {}
+    for new, group in fused_groups(traced, flat):
+        ordered = (op.name for op in traced.ops if op in group and op.opdef.kind != "generate")
+        found[new.results[0].name] = Counter(ordered)
+    return found
+
+
+# -- passes ---------------------------------------------------------------------------------------------------
+
+
+def _passes(stages: Sequence[Stage]) -> str:
+    lines = ["what was rewritten"]
+    for stage in stages[1:]:
+        if not stage.rewrites:
+            continue
+        lines.append(f"  {stage.name}: {stage.rule}")
+        rules = dict.fromkeys(f.rule for f in stage.done)
+        for rule in rules:
+            done = [f for f in stage.done if f.rule == rule]
+            places = dict.fromkeys(_place(f.loc) for f in done if str(f.loc))
+            shown = ", ".join(list(places)[:_EXAMPLES]) + (", …" if len(places) > _EXAMPLES else "")
+            name = "" if len(rules) == 1 else f"{rule}, "
+            lines.append(f"    {name}{_times(len(done))}" + (f": {shown}" if shown else ""))
+    return "\n".join(lines if len(lines) > 1 else [*lines, "  nothing"]) + "\n"
+
+
+def _times(n: int) -> str:
+    return "once" if n == 1 else f"{n} times"
+
+
+# -- near misses ----------------------------------------------------------------------------------------------
+
+
+def _misses(stages: Sequence[Stage]) -> str:
+    """Near misses that still matter at the end, equal ones of all layers together."""
+    final = {op.results[0].name: op for op in _all_ops(stages[-1].graph)}
+    groups: dict[tuple[str, ...], list[NearMiss]] = {}
+    for stage in stages:
+        for m in stage.misses:
+            groups.setdefault((m.rule, m.op.name, _numberless(m.reason), _numberless(str(m.op.loc))), []).append(m)
+    lines = ["what did not fuse, and why"]
+    for group in groups.values():
+        left = next((m for m in group if _matters(m, final.get(m.op.results[0].name))), None)
+        if left is not None:
+            count = f" ({len(group)} times)" if len(group) > 1 else ""
+            lines.append(f"  {left.rule}: {left.op.name} {left.op.results[0]}{_at(left.op.loc)}{count}: {left.reason}")
+    return "\n".join(lines if len(lines) > 1 else [*lines, "  nothing that came near"]) + "\n"
+
+
+def _matters(miss: NearMiss, now: Op | None) -> bool:
+    """Whether the op still stands alone at the end: a later pass may have found it another place."""
+    if miss.rule == "roll-layers":
+        return True
+    pointwise = ("pointwise", "fused_pointwise")
+    return now is not None and (miss.op.opdef.kind not in pointwise or now.opdef.kind in pointwise)
+
+
+def _all_ops(graph: Graph) -> Iterator[Op]:
+    for op in graph.ops:
+        yield op
+        body = op.attrs.get("body")
+        if isinstance(body, Graph):
+            yield from _all_ops(body)
+
+
+def _numberless(text: str) -> str:
+    """The text that misses of all layers have in common."""
+    return re.sub(r"\d+", "#", re.sub(r"%[\w.$-]+", "%", text))
+
+
+def _place(loc: Loc) -> str:
+    """Module path and line, with the file's own name only."""
+    file = re.split(r"[/\\]", loc.file)[-1]
+    line = f"{file}:{loc.line}" if file else ""
+    return f"{loc.path} ({line})" if loc.path and line else loc.path or line
+
+
+def _at(loc: Loc) -> str:
+    return f" at {_place(loc)}" if str(loc) else ""

@@ -1,0 +1,75 @@
+"""Reshapes that only regroup rows move behind linears, norms and pointwise ops, where they meet and vanish.
+
+`Conv1D` and the like flatten [batch, seq, features] to [tokens, features] and back; between the two reshapes stand ops
+that treat every row alike, and that fuse with their neighbours once the reshapes are out of the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from monoplan.ir.builder import make_op
+from monoplan.ir.dims import equal
+from monoplan.ir.graph import Graph, Op, Value, definitions
+from monoplan.ir.ops.shape import reshape
+from monoplan.passes.manager import Notes, Pass
+from monoplan.passes.rebuild import Overwrites, builder_for, drop_dead
+
+
+def sink_reshapes(graph: Graph, notes: Notes) -> Graph:
+    """f(reshape(x)) -> reshape(f(x)) where f works on each row by itself and the reshape keeps rows whole."""
+    if not any(op.name == "reshape" for op in graph.ops):
+        return graph
+    defs, overwrites = definitions(graph), Overwrites(graph)
+    builder = builder_for(graph)
+    ops: list[Op] = []
+    for at, op in enumerate(graph.ops):
+        sources = _sources(op, defs)
+        if sources is None or overwrites.refusal([defs[v] for v in op.reads if v in defs], at):
+            ops.append(op)
+            continue
+        inner = make_op(op.opdef, sources, op.attrs, loc=op.loc, fresh=builder.fresh)
+        outer = make_op(reshape, [inner.result], {"shape": op.result.type.shape}, loc=op.loc, fresh=builder.fresh)
+        ops += [inner, Op(outer.opdef, outer.operands, outer.attrs, op.results, op.loc)]
+        defs.update({inner.result: inner, op.result: ops[-1]})
+        notes.fired("sink-reshapes", inner)
+    return drop_dead(graph.replace(ops=tuple(ops))) if notes.rewrites else graph
+
+
+def _sources(op: Op, defs: Mapping[Value, Op]) -> list[Value | None] | None:
+    """The op's operands in front of their reshapes, or None if it must stay where it is."""
+    row_wise = op.name in ("linear", "rms_norm", "layer_norm") and op.attrs.get("dims", 1) == 1
+    if not row_wise and op.opdef.kind != "pointwise":
+        return None
+    moved: list[Value] = []
+    sources: list[Value | None] = []
+    for i, v in enumerate(op.operands):
+        before = _regrouped(v, defs) if v is not None and (i == 0 or not row_wise) else None
+        if before is not None:
+            moved.append(before)
+            sources.append(before)
+        elif v is None or row_wise or v.type.rank == 0 or (v.type.rank == 1 and op.result.type.rank > 1):
+            sources.append(v)  # a weight, or the same for every row
+        else:
+            return None
+    same = all(m.type.rank == moved[0].type.rank and _equal(m.type.shape, moved[0].type.shape) for m in moved)
+    widths = all(equal(m.type.shape[-1], op.result.type.shape[-1]) for m in moved) or row_wise
+    return sources if moved and same and widths else None
+
+
+def _regrouped(v: Value, defs: Mapping[Value, Op]) -> Value | None:
+    """x of reshape(x) when both end in the same dimension and have rows in front of it."""
+    op = defs.get(v)
+    if op is None or op.name != "reshape":
+        return None
+    x = op.operands[0]
+    assert x is not None
+    rows = x.type.rank > 1 and v.type.rank > 1
+    return x if rows and equal(x.type.shape[-1], v.type.shape[-1]) else None
+
+
+def _equal(a: tuple[object, ...], b: tuple[object, ...]) -> bool:
+    return all(equal(p, q) for p, q in zip(a, b, strict=True))  # type: ignore[arg-type]
+
+
+SINK_RESHAPES = Pass("sink-reshapes", "f(reshape(x)) -> reshape(f(x)) for what works on each row by itself", sink_reshapes)

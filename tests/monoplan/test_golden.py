@@ -1,0 +1,192 @@
+"""Golden results: recorded, compared, refused where they must be; the plugin as a user's own tests see it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import monoplan as mp
+from monoplan import nn
+from monoplan.cli import main
+from monoplan.golden import Golden, GoldenError
+from monoplan.nn import functional as F
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Block(nn.Module):
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        rng = np.random.default_rng(5)
+        self.up = nn.Linear(12, 20, bias=False)
+        self.up.load_state_dict({"weight": rng.normal(size=(20, 12)).astype("f4")})
+        self.factor = factor
+
+    def forward(self, x: Any) -> Any:
+        return {"y": F.silu(self.up(x)) * self.factor, "best": self.up(x).argmax(-1)}
+
+
+def compiled(factor: float = 1.0) -> Any:
+    return mp.compile(Block(factor), mp.spec("batch", 12))
+
+
+@pytest.fixture
+def x() -> Any:
+    return np.random.default_rng(0).normal(size=(3, 12)).astype("f4")
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, x: Any) -> Golden:
+    golden = Golden(tmp_path / "block")
+    golden.record(compiled().subject(x), seed=0)
+    return golden
+
+
+def test_what_is_stored(recorded: Golden) -> None:
+    meta = json.loads((recorded.folder / "golden.json").read_text())
+    assert [(o["name"], o["dtype"], o["shape"]) for o in meta["outputs"]] == [("y", "f32", [3, 20]), ("best", "i64", [3])]
+    assert meta["outputs"][0]["relative"] > 0 and meta["outputs"][1]["relative"] == 0
+    assert meta["seed"] == 0 and set(meta["versions"]) == {"monoplan", "numpy", "python", "machine"}
+    assert (recorded.folder / "plan.ir").read_text().startswith("graph Block(")
+    assert not (recorded.folder / "inputs.npz").exists()
+
+
+def test_the_same_results_pass(recorded: Golden, x: Any) -> None:
+    recorded.check(compiled().subject(x), ir=True, source=True)
+
+
+def test_another_result_is_reported_in_full(recorded: Golden, x: Any) -> None:
+    with pytest.raises(GoldenError) as caught:
+        recorded.check(compiled(1.001).subject(x))
+    text = str(caught.value)
+    assert isinstance(caught.value, AssertionError)
+    assert re.search(r"y: \d+ of 60 elements are wrong; worst at \[", text)  # which output, where, by how much
+    assert "best:" not in text
+    assert "recorded 20" in text and "the traced graph is not the same as then" in text
+    assert "kernels whose source changed:" in text
+    assert "graphs and all" in text and "kernel runs are right" in text  # what bisect says
+
+
+def test_a_wrong_kernel_is_named(recorded: Golden, x: Any) -> None:
+    fast = compiled()
+    subject = fast.subject(x)
+    weight = max(subject.executable.params, key=lambda a: int(a.nbytes))
+    kept = weight.copy()
+    try:
+        weight *= 1.5
+        with pytest.raises(GoldenError, match="the linear kernel of step 0"):
+            recorded.check(subject)
+    finally:
+        weight[...] = kept
+
+
+def test_other_ir_or_source_is_an_error_only_if_asked(recorded: Golden, x: Any) -> None:
+    other = mp.compile(Block(), mp.spec("batch", 12), options={"fuse": False}).subject(x)
+    recorded.check(other)
+    with pytest.raises(GoldenError, match=r"another IR than its golden(.|\n)*\n  [-+]  %"):
+        recorded.check(other, ir=True)
+    with pytest.raises(GoldenError, match="another source than its golden"):
+        recorded.check(other, source=True)
+
+
+def test_other_inputs_are_not_compared(recorded: Golden, x: Any) -> None:
+    with pytest.raises(GoldenError, match="the inputs are not those that the golden was recorded with"):
+        recorded.check(compiled().subject(x + 1))
+
+
+def test_missing_and_damaged_goldens_fail(tmp_path: Path, x: Any) -> None:
+    with pytest.raises(GoldenError, match="there is no golden in"):
+        Golden(tmp_path / "nowhere").check(compiled().subject(x))
+    (tmp_path / "golden.json").write_text("{")
+    with pytest.raises(GoldenError, match="is damaged"):
+        Golden(tmp_path).meta()
+
+
+def test_half_precision_survives_the_file(tmp_path: Path) -> None:
+    fast = mp.compile(Block(), mp.spec("batch", 12, dtype="bfloat16"), dtype="bfloat16")
+    x = np.ones((2, 12), fast._latest().graph.inputs[0].type.dtype.numpy)
+    golden = Golden(tmp_path / "bf16")
+    golden.record(fast.subject(x), inputs=True)
+    golden.check(fast.subject(x))
+    (stored,) = golden.stored_inputs(1, [x.dtype]) or []
+    assert stored.dtype == x.dtype and np.array_equal(stored, x)
+
+
+# -- the plugin -------------------------------------------------------------------------------------------------------
+
+USER_TEST = '''
+import numpy as np
+import monoplan as mp
+from monoplan import nn
+
+FACTOR = {factor}
+
+class Scale(nn.Module):
+    def forward(self, x):
+        return x * FACTOR
+
+def test_scale(golden):
+    fast = mp.compile(Scale(), mp.spec("n"))
+    golden.check(fast, np.arange(4, dtype="float32"))
+    golden.check(fast, np.arange(9, dtype="float32"))
+'''
+
+
+def run_pytest(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A user's pytest: the plugin comes by its module name, as the entry point would bring it."""
+    clean = {k: v for k, v in os.environ.items() if k not in ("CI", "PYTEST_ADDOPTS")}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "monoplan.pytest_plugin", *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=120, env={**clean, "PYTHONPATH": str(ROOT), **environment},
+    )  # fmt: skip
+
+
+def test_the_plugin(tmp_path: Path) -> None:
+    test = tmp_path / "test_mine.py"
+    test.write_text(USER_TEST.format(factor=2.0))
+    missing = run_pytest(tmp_path)
+    assert missing.returncode == 1 and "there is no golden in" in missing.stdout
+    assert not (tmp_path / "golden").exists()
+    refused = run_pytest(tmp_path, "--golden-update", CI="true")
+    assert refused.returncode == 4 and "--golden-update is refused because CI is set" in refused.stderr
+    assert run_pytest(tmp_path, "--golden-update").returncode == 0
+    folders = sorted(p.name for p in (tmp_path / "golden" / "test_mine").iterdir())
+    assert folders == ["test_scale", "test_scale_2"]
+    assert run_pytest(tmp_path).returncode == 0
+    test.write_text(USER_TEST.format(factor=2.5))
+    changed = run_pytest(tmp_path, CI="true")
+    assert changed.returncode == 1 and "result: 3 of 4 elements are wrong" in changed.stdout
+    assert run_pytest(tmp_path, "--golden-update", "--golden-force", CI="true").returncode == 0
+    assert run_pytest(tmp_path).returncode == 0
+
+
+def test_it_is_an_entry_point() -> None:
+    section = (ROOT / "pyproject.toml").read_text().partition("[project.entry-points.pytest11]\n")[2]
+    assert section.startswith('"monoplan.pytest_plugin" = "monoplan.pytest_plugin"\n')
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = tmp_path / "golden_one.py"
+    text = "import monoplan as mp\nfrom monoplan import nn\ndef model(): return nn.Linear(4, 3)\n"
+    text += "def specs(): return mp.spec('n', 4)\ndef inputs():\n    import numpy as np\n    return np.ones((2, 4), 'f4')\n"
+    own.write_text(text)
+    folder = str(tmp_path / "kept")
+    from monoplan.frontend.init import manual_seed
+
+    manual_seed(7)
+    assert main(["golden", "record", folder, str(own)]) == 0
+    assert (tmp_path / "kept" / "inputs.npz").exists()
+    manual_seed(7)
+    assert main(["golden", "check", folder]) == 0
+    assert "as recorded in" in capsys.readouterr().out
+    manual_seed(8)  # other weights
+    assert main(["golden", "check", folder]) == 1
+    assert "does not give its golden results" in capsys.readouterr().err
