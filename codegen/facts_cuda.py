@@ -121,9 +121,20 @@ def linear(k: Linear) -> Facts:
         "w_type": w.ctype, "w_name": w.dtype.name, "x_type": x.ctype, "x": value, "x_normed": normed,
         "w": w.at("n", "i"), "eps": c_literal(k.eps, f32), "lane_elements": 16 // w.dtype.itemsize,
         "gamma": "" if gamma is None else gamma.pointer("0"), "gamma_type": "" if gamma is None else gamma.ctype,
-        "x_row": x.pointer("0", "0"), "x_prepared": convert(normed, f32, w.dtype), "head_norms": [], "xs": "xs",
+        "x_row": x.pointer("0", "0"), "x_any_row": x.pointer("row", "0"),
+        "vectors": _vectors(k), "pack": {"bf16": "mp_pack_brain", "f16": "mp_pack_half"}.get(w.dtype.name, ""), "x_prepared": convert(normed, f32, w.dtype), "head_norms": [], "xs": "xs",
     }
     return {"mm": found | _EPILOGUES[k.epilogue](k)}
+
+
+def _vectors(k: Linear) -> bool:
+    """Whether rows of x can be read eight elements at a time, and written so in the weights' type."""
+    x, w = k.operand("x"), k.operand("w")
+    parts = [x.dtype, *([k.operand("norm_weight").dtype] if k.norm == "rms" and k.has("norm_weight") else [])]
+    dims = (x.view.strides[0], x.view.offset)
+    aligned = all(d % 8 == 0 if isinstance(d, int) else all(c % 8 == 0 for _, c in d.terms) for d in dims)
+    plain = all(t.is_float and t != f64 for t in parts) and w.dtype.itemsize == 2
+    return plain and aligned and k.depth % 8 == 0 and k.depth <= 16384 and x.view.strides[1] == 1
 
 
 def _bias(k: Linear, column: str) -> str:

@@ -63,11 +63,14 @@ class LinearVariants:
         shared = row.shared(k.depth, self.half.itemsize)
         actions: list[Action] = [Launch(function, (row.grid, 1, 1), row.warps * 32, all_words, shared)]
         if candidates:
-            best, best_words = self.renderer.function(
-                k, "linear_best", [*self._others, ("const uint64_t *candidates", Word("workspace"))], r=row, **self.names
-            )
-            actions.append(Launch(best, (1, 1, 1), 256, best_words))
+            actions.append(self._best(row.grid, Word("workspace"), 1))
         return Variant("row", tuple(actions), (Between(k.rows, 1, 1),), 8 * row.grid)
+
+    def _best(self, count: int, candidates: Word, rows: Dim) -> Launch:
+        """The best of the candidates of each row."""
+        words = [*self._others, ("const uint64_t *candidates", candidates), ("const int64_t count", Word("number", offset=count))]
+        function, all_words = self.renderer.function(self.k, "linear_best", words, **self.names)
+        return Launch(function, (rows, 1, 1), 256, all_words)
 
     def _prepared(self) -> tuple[list[Action], Word, Dim]:
         """x normed and in the weights' type: actions that make it, where it is, and bytes of workspace."""
@@ -93,25 +96,34 @@ class LinearVariants:
             k, "linear_few", [*only_w, (f"const {ctype} *xs", xs), ("float *sums", sums)], f=f, **self.names
         )
         actions.append(Launch(function, (f.grid, f.splits, 1), f.warps * 32, words, f.shared(k.depth)))
-        actions.append(self._finish(sums, f32, f.splits))
-        size = used + k.rows * (4 * f.splits * k.columns)
+        end = used + k.rows * (4 * f.splits * k.columns)
+        actions += self._finish(sums, f32, f.splits, end)
+        size = self._room(end)
         return Variant(f"few{f.tiles * 8}", tuple(actions), (Between(k.rows, low, f.tiles * 8),), size)
 
-    def _finish(self, sums: Word, dtype: DType, splits: int) -> Launch:
+    def _finish(self, sums: Word, dtype: DType, splits: int, after: Dim) -> list[Launch]:
+        """The epilogue over sums in memory; `after` is where the workspace behind them begins."""
         k = self.k
-        number = Word("number", offset=splits)
-        place = "sums[(split * rows + row) * N + n]"
-        function, words = self.renderer.function(
-            k, "linear_finish", [*self._others, (f"const {C_TYPES[dtype.name]} *sums", sums), ("const int64_t splits", number)],
-            sum_load=load(dtype, place), **self.names,
-        )
         pairs = -(-k.columns // 2)
-        blocks: Dim = (k.rows * pairs + 255) // 256
+        # Many rows come in the weights' type: more work for each thread.
+        each = 1 if dtype == f32 else 2 if k.epilogue == "heads" else 4
+        words = [*self._others, (f"const {C_TYPES[dtype.name]} *sums", sums), ("const int64_t splits", Word("number", offset=splits))]
+        candidates = Word("workspace", offset=_rounded(after))
         if k.epilogue == "argmax":
-            blocks = k.rows
-        elif self.names["mm"]["head_norms"]:
-            blocks = (k.rows * ((k.heads + 2 * k.kv_heads) * 32) + 255) // 256
-        return Launch(function, (blocks, 1, 1), 256, words)
+            words.append(("uint64_t *candidates", candidates))
+        function, all_words = self.renderer.function(
+            k, "linear_finish", words, sum_load=load(dtype, "sums[(split * rows + row) * N + n]"), each=each, **self.names
+        )
+        if k.epilogue == "argmax":
+            blocks = max(1, min(64, pairs // 512))
+            return [Launch(function, (blocks, k.rows, 1), 256, all_words), self._best(blocks, candidates, k.rows)]
+        if self.names["mm"]["head_norms"]:
+            return [Launch(function, ((k.rows * ((k.heads + 2 * k.kv_heads) * 32) + 255) // 256, 1, 1), 256, all_words)]
+        return [Launch(function, (-(-pairs // (256 * each)), k.rows, 1), 256, all_words)]
+
+    def _room(self, sums: Dim) -> Dim:
+        """Bytes of workspace up to the end of the sums, and of candidates behind them."""
+        return sums if self.k.epilogue != "argmax" else _rounded(sums) + self.k.rows * (64 * 8)
 
     def library(self, low: int) -> Variant:
         """Many rows: the vendor's product; a plain result or a residual goes straight into place."""
@@ -130,8 +142,9 @@ class LinearVariants:
         kept = f32 if k.epilogue == "argmax" else self.half
         sums = Word("workspace", offset=used)
         actions.append(Product(k.rows, k.columns, k.depth, xs, w, sums, self.half, kept))
-        actions.append(self._finish(sums, kept, 1))
-        size = used + k.rows * (k.columns * kept.itemsize)
+        end = used + k.rows * (k.columns * kept.itemsize)
+        actions += self._finish(sums, kept, 1, end)
+        size = self._room(end)
         return Variant("library", tuple(actions), (Between(k.rows, low),), size)
 
     def _direct(self) -> str | None:
@@ -155,7 +168,8 @@ class LinearVariants:
         sums = Word("workspace")
         function, words = self.renderer.function(k, "linear", [*self._inputs, ("float *sums", sums)], **self.names)
         launch = Launch(function, (-(-k.columns // 64), (k.rows + 63) // 64, 1), 256, words)
-        return Variant("tile", (launch, self._finish(sums, f32, 1)), (), k.rows * (4 * k.columns))
+        end = k.rows * (4 * k.columns)
+        return Variant("tile", (launch, *self._finish(sums, f32, 1, end)), (), self._room(end))
 
 
 def _dense(o: Operand, columns: int) -> bool:

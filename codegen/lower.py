@@ -175,7 +175,7 @@ class Lowerer:
             and op.operands[0] is not None and op.operands[0].type.dtype.bits <= 32 and op.operands[1] is not None
         }
         aliases = self._aliased_outputs()
-        defined = {r for op in g.ops for r in op.results}
+        defined = {r: op for op in g.ops for r in op.results}
         outputs: list[Buffer | int] = []
         for j, v in enumerate(g.outputs):
             if j in aliases:
@@ -185,6 +185,11 @@ class Lowerer:
             outputs.append(buffer)
             if v in defined and v not in self.destinations:
                 self.destinations[v] = whole(buffer, v.type.shape)
+        for v, where in zip(g.outputs, outputs, strict=True):
+            while v in defined and defined[v].name == "reshape":  # what an output is a reshape of is written there
+                v = defined[v].reads[0]
+            if isinstance(where, Buffer) and v in defined:
+                self.destinations.setdefault(v, whole(where, v.type.shape))
         self.lower_ops()
         for v, where in zip(g.outputs, outputs, strict=True):
             if isinstance(where, Buffer) and self.read(v).buffer is not where:

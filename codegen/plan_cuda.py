@@ -106,9 +106,10 @@ def make_cuda_plan(graph: Graph, target: Target) -> Plan:
     lowered = lower(graph, target)
     items = _map_kernels(lowered.items, _without_scratch)
     items = _map_kernels(items, _split_norm)
-    lowered = Lowered(narrow(items), lowered.params, lowered.outputs)
+    lowered = Lowered(narrow(items), lowered.params, lowered.outputs, lowered.views)
     arena = plan_arena(lowered.items)
-    return Plan(graph, target, _number(lowered, arena, target), arena, tuple(lowered.params), tuple(lowered.outputs))
+    items_ = _number(lowered, arena, target)
+    return Plan(graph, target, items_, arena, tuple(lowered.params), tuple(lowered.outputs), lowered.views)
 
 
 def _map_kernels(items: Items, change: Callable[[Kernel], Iterable[Kernel]]) -> list[Kernel | Loop]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from monoplan.codegen.expressions import c_dim
@@ -19,19 +19,40 @@ from monoplan.codegen.plan_cuda import (
     Action, Between, Launch, Product, Variant, Word, ceil_div, pointer_word, stable_past, symbol_words,
 )
 from monoplan.codegen.render import Function, _comment, _uncommented, environment, headers
-from monoplan.codegen.schedule_cuda import CudaAttention, DecodeSchedule, Tuning
+from monoplan.codegen.schedule_cuda import CudaAttention, DecodeSchedule, Tuning, tuned
 from monoplan.ir.dims import Dim
 from monoplan.ir.printer import print_op
 from monoplan.ir.types import product
 
 
+PART = 4  # functions in one part of a source
+
+
 @dataclass(frozen=True)
 class CudaSource:
-    """The whole translation unit, and for each step its variants in order of preference."""
+    """The whole source, and for each step its variants in order of preference.
+
+    `parts` are the same functions as several sources, which compilers take side by side.
+    """
 
     text: str
     functions: tuple[Function, ...]
     variants: dict[int, tuple[Variant, ...]]
+
+    @property
+    def step_functions(self) -> dict[int, str]:
+        """The function that does most of each step: the longest of its first variant, or the library's product."""
+        texts = {f.name: len(f.text) for f in self.functions}
+        found = {}
+        for number, variants in self.variants.items():
+            names = [a.function for a in variants[0].actions if isinstance(a, Launch)]
+            found[number] = max(names, key=lambda n: texts.get(n, 0), default="library product")
+        return found
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        groups = [self.functions[i : i + PART] for i in range(0, len(self.functions), PART)]
+        return tuple(map(with_headers, groups))
 
 
 @dataclass
@@ -121,6 +142,8 @@ def _attention(
     renderer: Renderer, k: Attention, s: CudaAttention, names: dict[str, Any], words: list[tuple[str, Word]]
 ) -> tuple[Variant, ...]:
     found: list[Variant] = []
+    constants = renderer.tuning.get(str(k.step), {})
+    s = CudaAttention(s.decode and tuned(s.decode, constants), s.prefill and tuned(s.prefill, constants))
     if s.decode is not None:
         found += _decode(renderer, k, s.decode, names, words)
     if s.prefill is not None:
@@ -139,27 +162,28 @@ def _decode(
     renderer: Renderer, k: Attention, d: DecodeSchedule, names: dict[str, Any], words: list[tuple[str, Word]]
 ) -> list[Variant]:
     """One new token: more sequences need fewer blocks for each; long caches more than a cluster has."""
-    d = replace(d, pad=renderer.tuning.get(str(k.step), {}).get("pad", d.pad))
     attn = names["attn"] | {"early": stable_past(renderer.plan, k)}
     one = Between(k.seq, 1, 1)
-    function, all_words = renderer.function(k, "attention_decode", words, d=d, spread=False, attn=attn)
 
-    def clusters(splits: int) -> Launch:
+    def clusters(splits: int, fixed: bool) -> Launch:
+        function, all_words = renderer.function(
+            k, "attention_decode", words, d=d, spread=False, splits=str(splits) if fixed else "(int)gridDim.x", attn=attn
+        )
         return Launch(function, (splits, k.kv_heads, k.batch), d.warps * 32, all_words, shared=d.pad, cluster=splits)
 
     partial = k.heads // k.kv_heads * (k.head_dim + 2)
     spread, spread_words = renderer.function(
         k, "attention_decode", [*words, ("float *partial", Word("workspace")), ("uint32_t *tickets", Word("tickets"))],
-        d=d, spread=True, attn=attn,
+        d=d, spread=True, splits=str(d.spread), attn=attn,
     )
     long = Launch(spread, (d.spread, k.kv_heads, k.batch), d.warps * 32, spread_words)
     few, some = -(-d.full // (8 * k.kv_heads)), 3 * d.full // (2 * k.kv_heads)
     return [
         Variant("decode_long", (long,), (one, Between(k.keys, d.long + 1), Between(k.batch, 0, few)),
                 k.batch * (k.kv_heads * d.spread * partial * 4)),
-        Variant("decode", (clusters(d.splits),), (one, Between(k.batch, 0, few))),
-        Variant("decode_some", (clusters(4),), (one, Between(k.batch, 0, some))),
-        Variant("decode_many", (clusters(1),), (one,)),
+        Variant("decode", (clusters(d.splits, True),), (one, Between(k.batch, 0, few))),
+        Variant("decode_some", (clusters(4, False),), (one, Between(k.batch, 0, some))),
+        Variant("decode_many", (clusters(1, False),), (one,)),
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 from monoplan.codegen.kernels import Attention, Kernel, Linear, Matmul, Reduce, Sample, Sort
 from monoplan.codegen.target import Target
@@ -82,6 +83,7 @@ class DecodeSchedule:
     warps: int = 8
     long: int = 4096
     spread: int = 16
+    blocks: int = 1  # on one SM, that the register budget must allow
     pad: int = 0  # shared memory that only keeps other blocks off the SM
 
 
@@ -92,6 +94,7 @@ class PrefillSchedule:
     tiles: int = 1
     warps: int = 4
     keys: int = 64
+    blocks: int = 1  # on one SM, that the register budget must allow
 
     @property
     def queries(self) -> int:
@@ -132,10 +135,13 @@ def choose_cuda(k: Kernel, target: Target) -> CudaSchedule | CudaLinear | CudaAt
     return CudaSchedule(256)
 
 
-def tuned(row: RowSchedule, constants: Mapping[str, int]) -> RowSchedule:
-    """A row schedule with some constants replaced; unknown names are ignored."""
-    known = {f.name for f in fields(RowSchedule)}
-    return replace(row, **{name: value for name, value in constants.items() if name in known})
+T = TypeVar("T", RowSchedule, DecodeSchedule, PrefillSchedule)
+
+
+def tuned(schedule: T, constants: Mapping[str, int]) -> T:
+    """A schedule with some constants replaced; names that it does not have are ignored."""
+    known = {f.name for f in fields(schedule)}
+    return replace(schedule, **{name: value for name, value in constants.items() if name in known})
 
 
 def _block(n: Dim) -> int:
@@ -210,7 +216,11 @@ def _decode(k: Attention, target: Target) -> DecodeSchedule | None:
     group = k.heads // k.kv_heads
     if target.capability < 90 or group > 8 or not _tensor_attention(k) or not k.has("past"):
         return None
-    return DecodeSchedule(target.cores) if group * k.head_dim <= 1024 else None
+    if group * k.head_dim > 1024:
+        return None
+    # Two blocks fit an SM where heads are small: that many more may share a long cache.
+    small = k.head_dim <= 64
+    return DecodeSchedule(target.cores, spread=32 if small else 16, blocks=2 if small else 1)
 
 
 def _tensor_attention(k: Attention) -> bool:
@@ -230,4 +240,4 @@ def _rows_aligned(strides: tuple[Dim, ...], offset: Dim) -> bool:
 def _prefill(k: Attention, target: Target) -> PrefillSchedule | None:
     if target.capability < 80 or not _tensor_attention(k) or k.head_dim not in (64, 128):
         return None
-    return PrefillSchedule(tiles=2 if k.head_dim == 64 else 1)
+    return PrefillSchedule(warps=8, keys=32, blocks=2) if k.head_dim == 64 else PrefillSchedule(warps=4, keys=32, blocks=2)

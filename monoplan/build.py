@@ -227,8 +227,8 @@ def build_graph_executable(
 
 
 def _built(
-    graph: Graph, stages: list[Stage], plan: Any, source: Any, executable: Any, traced: Trace, target: str, clock: _Clock,
-    tp: Communicator | None = None,
+    graph: Graph, stages: list[Stage], plan: Any, source: Any, executable: Any, traced: Trace, target: str,
+    clock: _Clock, tp: Communicator | None = None,
 ) -> Built:  # fmt: skip
     return Built(graph, stages, plan, source, executable, traced.out_tree, traced.params, target, clock.laps, tp)
 

@@ -25,14 +25,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         text = f"{what} (default: {default})"
         parser.add_argument(short, name, type=int, default=default, metavar="N", help=text)
-    parser.add_argument("--json", action="store_true", help="a JSON object in place of the table")
+    add = parser.add_argument
+    add("--json", action="store_true", help="a JSON object in place of the table")
+    add("--profile", metavar="FILE", nargs="?", const="", help="the time of each step instead; FILE: a Chrome trace")
+    add("--limits", action="store_true", help="measure what this machine can do instead")
     add_model_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the table, or JSON; a note on stderr where the memory's bandwidth is not known."""
+    if args.limits:
+        from monoplan.runtime.limits import measure
+
+        print(measure(args.threads, fresh=True))
+        return 0
     timings = Timings()
     llm = load(args, timings)
+    if args.profile is not None:
+        return _profile(llm, args.n_prompt, args.profile)
     bandwidth = _bandwidth(args.target)
     rows = [
         _row(llm, name, count, step, args.repetitions, bandwidth)
@@ -62,6 +72,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _profile(llm: CompiledLM, prompt: int, file: str) -> int:
+    """Where the time of a prompt and of one token goes."""
+    from monoplan.model_argument import step_arguments
+
+    ids = _ids(llm, min(prompt, llm.max_length - 1))
+    for past in (False, True):
+        profile = llm.compiled.profile(**step_arguments(llm, ids, past=past))
+        print(f"{'one token' if past else 'prompt'}: {profile}")
+    if file:
+        print(f"trace of one token in {profile.save(file)}", file=sys.stderr)
+    return 0
+
+
+def _ids(llm: CompiledLM, count: int) -> Any:
+    import numpy as np
+
+    return np.random.Generator(np.random.Philox(0)).integers(0, llm.config.vocab_size, (1, count))
+
+
 def _row(llm: CompiledLM, name: str, count: int, run_once: Any, times: int, bandwidth: float | None) -> dict[str, Any]:
     count = min(count, llm.max_length)
     run_once(llm, min(count, 8))  # the first run touches every page of the weights
@@ -86,10 +115,7 @@ def _row(llm: CompiledLM, name: str, count: int, run_once: Any, times: int, band
 
 
 def _prompt(llm: CompiledLM, count: int) -> None:
-    import numpy as np
-
-    ids = np.random.Generator(np.random.Philox(0)).integers(0, llm.config.vocab_size, (1, count))
-    llm.step(ids, llm.new_cache(1, count))
+    llm.step(_ids(llm, count), llm.new_cache(1, count))
 
 
 def _generation(llm: CompiledLM, count: int) -> None:

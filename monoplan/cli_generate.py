@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Streams the continuation to stdout; Ctrl-C ends it and still prints the timings."""
-    prompt = from_first(ranks(args), lambda: _prompt(args))  # before the model is loaded: a missing prompt should not take seconds to notice
+    # Before the model is loaded: a missing prompt should not take seconds to notice.
+    prompt = from_first(ranks(args), lambda: _prompt(args))
     if not prompt:
         raise ArgumentError("the prompt is empty", fix="give some text")
     timings, status = Timings(), 0

@@ -7,8 +7,8 @@ what that one can't say: logits of every token, or positions other than the cach
 
 from __future__ import annotations
 
-import math
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,7 @@ class CompiledLM(GenerationMixin):
         made = Options.make(options)
         if made.tp_plan is None and self.tp is not None:
             made = dataclasses.replace(made, tp_plan=self.model.tp_plan)
-        self._arguments = {"target": target, "options": made, "tp": self.tp}
+        self._arguments: dict[str, Any] = {"target": target, "options": made, "tp": self.tp}
         self._plans: dict[str, Any] = {}
 
     @property

@@ -49,8 +49,9 @@ def check_world(graph: Graph, comm: Communicator | None) -> None:
 
 
 def check_ranks(
-    comm: Communicator, graph: Graph, tensors: Mapping[str, Tensor], options: Options, plan: Mapping[str, str], about: str
-) -> None:
+    comm: Communicator, graph: Graph, tensors: Mapping[str, Tensor], options: Options, plan: Mapping[str, str],
+    about: str,
+) -> None:  # fmt: skip
     """Raises on every rank unless all compile the same model, of the same weights, in the same way."""
     settings = (options.fuse, options.passes, options.stop_after, sorted(plan.items()))
     comm.agree({

@@ -150,5 +150,5 @@ REPEAT_KV = Rewrite(
 
 IDIOMS = rewrite_pass(
     "idioms", "silu, swiglu, norms, repeat and linear written out -> the one op",
-    SQUARE, *NORMS, SILU, SWIGLU, REPEAT_KV, MATMUL_TO_LINEAR,
+    SQUARE, *NORMS, SILU, SWIGLU, REPEAT_KV, MATMUL_TO_LINEAR, LINEAR_BIAS,
 )

@@ -25,7 +25,7 @@ PIPELINE: tuple[Pass, ...] = (
     PULL_LAST_TOKEN,  # before norms fuse into the head, so that it sees a plain norm and linear
     FUSE_ATTENTION,
     REMOVE_IDENTITIES,  # attention leaves pairs of transposes behind, sinking pairs of reshapes
-    LINEAR_BIAS.as_pass(),
+    LINEAR_BIAS.as_pass(),  # once more: sinking brings linears and biases together
     MERGE_PARALLEL_LINEARS,  # before norm + linear: leaves each norm with one reader
     FUSE_NORM_LINEAR,
     FUSE_QKV,  # after the merge and the norm: takes the whole product

@@ -129,7 +129,8 @@ class _Rebuild:
         bias: Value | None = None
         if local.then == "reduce" and op.name == "linear":
             bias, operands[2] = operands[2], None  # added once, not once for each rank
-        if all(a is b for a, b in zip(operands, op.operands, strict=True)) and not any(local.results) and not local.then:
+        same = all(a is b for a, b in zip(operands, op.operands, strict=True))
+        if same and not any(local.results) and not local.then:
             self.ops.append(op)
             return
         results = self._emit(op.opdef, operands, local_attrs(op, local, self.rank), [r.name for r in op.results])

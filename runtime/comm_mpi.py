@@ -19,7 +19,7 @@ import numpy as np
 
 from monoplan.ir.errors import ArgumentError, MonoplanError
 from monoplan.runtime.comm import Communicator
-from monoplan.runtime.exchange import ROOM, Exchange, shared_bytes
+from monoplan.runtime.exchange import Exchange, shared_bytes
 
 ROAD = "MONOPLAN_COMM"  # shared, mpi: force a road; else the best one
 _GRACE = 0.5  # seconds that a rank leaves to others to tell of an error that it shares

@@ -179,7 +179,17 @@ class CpuExecutable:
         if code == _COMM or (self.comm is not None and self.comm.failure()):
             why = self.comm.failure() if self.comm is not None else ""
             return PlanError("the ranks can't go on together", where=step.kernel.op.loc, why=why)
-        return describe_failure(step, code, error.place, error.value, error.limit, symbols)
+        limit = self._rows(step, error.limit) if code == _INDEX and self.comm is not None else error.limit
+        return describe_failure(step, code, error.place, error.value, limit, symbols)
+
+    def _rows(self, step: Step, limit: int) -> int:
+        """How many rows a divided table has on all ranks together."""
+        op = step.kernel.op
+        made = {r: o for o in self.plan.graph.setup for r in o.results}
+        cut = made.get(op.operand("weight")) if "weight" in op.opdef.operand_names else None  # type: ignore[arg-type]
+        if cut is None or cut.name != "slice" or cut.operands[0] is None:
+            return limit
+        return int(cut.operands[0].type.shape[0])  # type: ignore[call-overload]
 
 
 def _with_origin(error: CompileError, text: str) -> CompileError:

@@ -70,7 +70,7 @@ class CudaExecutable:
         self.plan, self.source = plan, source
         self.text = source.text if text is None else text
         self.untuned = source.text if untuned is None else untuned  # what a tuning belongs to
-        loaded: tuple[Any, Any] = self.device.load(self.text)
+        loaded: tuple[Any, Any] = self.device.load(self.text, source.parts if text is None else ())
         self.module, self.entry = loaded
         self.functions: dict[str, Any] = {}  # in place of the module's own, while tuning
         self.variants = source.variants

@@ -45,7 +45,7 @@ class Device(Protocol):
 
     target: Target
 
-    def load(self, source: str) -> tuple[Any, Entry | None]: ...
+    def load(self, source: str, parts: Sequence[str] = ()) -> tuple[Any, Entry | None]: ...
     def allocate(self, nbytes: int) -> Any: ...  # an object with .address; its memory lives as long as it does
     def upload(self, target: int, source: Array) -> None: ...
     def download(self, target: Array, source: int) -> None: ...
@@ -126,20 +126,27 @@ class Memory:
 
 
 class Module:
-    """A loaded cubin; functions by name."""
+    """Loaded cubins; functions by name."""
 
-    def __init__(self, binary: bytes, limit: int) -> None:
+    def __init__(self, binaries: Sequence[bytes], limit: int) -> None:
         self.ffi, self.driver = _driver()
-        self._binary = self.ffi.new("char[]", binary)
-        handle = self.ffi.new("CUmodule *")
-        _check(self.driver.cuModuleLoadData(handle, self._binary), "loading the plan's cubin")
-        self.handle, self.limit = handle[0], limit
+        self.limit = limit
         self.functions: dict[str, Any] = {}
+        self.handles, self._held = [], []
+        for binary in binaries:
+            data, handle = self.ffi.new("char[]", binary), self.ffi.new("CUmodule *")
+            _check(self.driver.cuModuleLoadData(handle, data), "loading the plan's cubin")
+            self.handles.append(handle[0])
+            self._held.append(data)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.functions:
             f = self.ffi.new("CUfunction *")
-            _check(self.driver.cuModuleGetFunction(f, self.handle, name.encode()), f"kernel {name}")
+            code = 1
+            for handle in self.handles:
+                if code:
+                    code = self.driver.cuModuleGetFunction(f, handle, name.encode())
+            _check(code, f"kernel {name}")
             # The most once: launches of one function with different sizes must not undo each other.
             most = self.limit - self.attribute(f[0], _STATIC_SHARED)
             _check(self.driver.cuFuncSetAttribute(f[0], _DYNAMIC_SHARED, most), f"shared memory of {name}")
@@ -193,14 +200,14 @@ class GpuDevice:
             return False
         return True
 
-    def build(self, source: str) -> Entry:
-        """The cubin of a source, built or from the cache."""
-        return cuda_build.build(source, self.target)
+    def build(self, source: str, parts: Sequence[str] = ()) -> Entry:
+        """The cubins of a source, built or from the cache."""
+        return cuda_build.build(source, self.target, parts)
 
-    def load(self, source: str) -> tuple[Module, Entry]:
-        """The functions of a source."""
-        entry = self.build(source)
-        return Module(entry.binary.read_bytes(), self.target.shared), entry
+    def load(self, source: str, parts: Sequence[str] = ()) -> tuple[Module, Entry]:
+        """The functions of a source, which may also be given in parts."""
+        entry = self.build(source, parts)
+        return Module(cuda_build.unpack(entry.binary.read_bytes()), self.target.shared), entry
 
     def allocate(self, nbytes: int) -> Memory:
         return Memory(self.cupy.cuda.alloc(max(nbytes, 16)), nbytes)

@@ -25,6 +25,7 @@ from monoplan.codegen.plan_cuda import Launch, Variant
 from monoplan.codegen.render_cuda import Renderer, with_headers
 from monoplan.codegen.schedule_cuda import CudaLinear, RowSchedule, Tuning
 from monoplan.runtime import toolchain
+from monoplan.runtime.cuda_build import unpack
 from monoplan.runtime.cuda_device import Module
 
 Constants = dict[str, int]
@@ -76,7 +77,7 @@ class Tuner:
             if isinstance(s.kernel, Linear) and isinstance(s.schedule, CudaLinear) and s.schedule.row is not None
         }
         self.pools: dict[int, list[Constants]] = {}
-        self.built: dict[tuple[int, str], tuple[Variant, dict[str, Any]]] = {}
+        self.built: dict[tuple[int, str], tuple[Variant, tuple[str, ...], bytes]] = {}
         self.evaluated = 0
 
     def pool(self, number: int) -> list[Constants]:
@@ -97,30 +98,32 @@ class Tuner:
         if key in self.built:
             return
         step = self.steps[number]
-        renderer = Renderer(self.plan, {str(number): constants})
+        renderer = Renderer(self.plan, {str(number): {**constants, "pad": 0}})
         assert isinstance(step.kernel, Linear)
         variant = LinearVariants(renderer, step.kernel, step.schedule).one_row()  # type: ignore[arg-type]
         functions = tuple(renderer.functions.values())
         text = with_headers(functions)
-        entry = self.executable.device.build(text)
-        module = Module(entry.binary.read_bytes(), self.plan.target.shared)
-        tag = hashlib.sha256(text.encode()).hexdigest()[:12]
-        handles = {f"{f.name}@{tag}": module[f.name] for f in functions}
-        renamed = tuple(replace(a, function=f"{a.function}@{tag}") for a in variant.actions if isinstance(a, Launch))
-        self.built[key] = (replace(variant, actions=renamed), handles)
+        binary = self.executable.device.build(text).binary.read_bytes()
+        self.built[key] = (variant, tuple(f.name for f in functions), binary)
+
+    def load(self, key: tuple[int, str]) -> tuple[Launch, ...]:
+        """A candidate's launches; its functions get names of their own in the executable."""
+        variant, names, binary = self.built[key]
+        tag = f"@{hashlib.sha256(binary).hexdigest()[:12]}"
+        if names[0] + tag not in self.executable.functions:
+            module = Module(unpack(binary), self.plan.target.shared)
+            self.executable.functions.update({name + tag: module[name] for name in names})
+        return tuple(replace(a, function=a.function + tag) for a in variant.actions if isinstance(a, Launch))
 
     def use(self, tuning: Mapping[int, Constants]) -> None:
         """Makes the executable run these candidates."""
         variants = dict(self.executable.source.variants)
         for number, constants in tuning.items():
             key = (number, json.dumps({k: v for k, v in constants.items() if k != "pad"}, sort_keys=True))
-            variant, handles = self.built[key]
-            self.executable.functions.update(handles)
-            first, *rest = variant.actions
-            assert isinstance(first, Launch)
+            first, *rest = self.load(key)
             padded = replace(first, shared=first.shared + constants.get("pad", 0))
-            rows = [v for v in variants[number] if v.name != "row"]
-            variants[number] = (replace(variant, actions=(padded, *rest)), *rows)
+            others = [v for v in variants[number] if v.name != "row"]
+            variants[number] = (replace(self.built[key][0], actions=(padded, *rest)), *others)
         self.executable.variants = variants
 
     def time(self, tuning: Mapping[int, Constants]) -> float:

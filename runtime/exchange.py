@@ -122,8 +122,8 @@ class Exchange:
         texts = {
             _DEAD: f"rank {rank} has ended (process {process})",
             _LEFT: f"rank {rank} has left: its program ended before this one's",
-            _MISMATCH: f"the ranks do not do the same: rank {rank} sends {their_bytes} bytes at collective {their_step}, "
-                       f"this one {bytes_} at {step}",
+            _MISMATCH: f"the ranks do not do the same: rank {rank} sends {their_bytes} bytes at collective "
+                       f"{their_step}, this one {bytes_} at {step}",
             _TIMEOUT: f"rank {rank} did not answer for {patience():g} s ({TIMEOUT} sets how long it may take)",
             _MPI: "MPI_Allgather reported an error",
         }  # fmt: skip

@@ -22,7 +22,7 @@ from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import concrete
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.tolerances import Difference, compare, kind_of
-from monoplan.ir.types import TensorType
+from monoplan.ir.types import TensorType, as_dtype, product
 from monoplan.runtime.probe import Event, Watched, read_view, same_buffer
 from monoplan.runtime.walk import Array, Node, Params, walk
 
@@ -75,8 +75,11 @@ class Recorder:
                 return number, view
         if view is not None and view.is_virtual:
             return None
-        fitting = [(n, o) for n, o in writes if o.dtype == value.type.dtype and _same_shape(o.shape, value.type.shape)]
-        return (fitting[-1][0], fitting[-1][1].view) if fitting else None
+        # Storage that was replaced, or made narrower, after the values got their places.
+        alike = [(n, o) for n, o in writes if equal(product(o.shape), value.type.size)]
+        exact = [(n, o) for n, o in alike if o.dtype == value.type.dtype]
+        found = exact or [(n, o) for n, o in alike if o.dtype.kind == value.type.dtype.kind]
+        return (found[-1][0], found[-1][1].view) if found else None
 
 
 def check_kernels(graph: Graph, inputs: Sequence[Array], params: Params, watched: Watched) -> KernelFault | None:
@@ -134,7 +137,7 @@ def _judge(
 ) -> Difference:
     """Compares by the table, and where that fails with the error of the plain reference as well."""
     op = node.op
-    dtype, kind = op.results[number].type.dtype, kind_of(op.opdef.kind)
+    dtype, kind = as_dtype(got.dtype), kind_of(op.opdef.kind)  # the storage's own type, which may be narrower
     difference = compare(got, want, dtype, kind)
     if difference.ok:
         return difference
@@ -213,7 +216,3 @@ def contents_before(event: Event, buffer: Buffer, watched: Watched, inputs: Sequ
             if same_buffer(o.view.buffer, buffer) and (o.view.buffer.kind != "table" or earlier.turn == event.turn):
                 return watched.copies[number]
     return inputs[buffer.index].reshape(-1) if buffer.kind == "input" else None
-
-
-def _same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))

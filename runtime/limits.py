@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from monoplan.ir.arrays import address
+from monoplan.ir.errors import CompileError
 from monoplan.runtime import features, toolchain
 from monoplan.runtime.cpu import flags_for, host_target
 from monoplan.runtime.threads import default_threads
@@ -70,6 +71,11 @@ def memory_bandwidth(target: str = "cpu") -> float | None:
     if target == "cuda":
         return _cuda_bandwidth()
     return measure().memory if target == "cpu" else None
+
+
+def measure_target(target: str, threads: int) -> Limits:
+    """The limits of the machine that a plan runs on."""
+    return _cuda_limits() if target == "cuda" else measure(threads)
 
 
 def measure(threads: int | None = None, *, fresh: bool = False) -> Limits:
@@ -159,22 +165,56 @@ def last_level_cache(root: Path = Path("/")) -> int:
     return max(sizes, default=ASSUMED_CACHE)
 
 
+_CUDA_MULTIPLY = """
+extern "C" __global__ void multiply(float *out, int iterations, float x, float y) {
+    float s[8];
+    for (int j = 0; j < 8; ++j) s[j] = y + j;
+    for (int i = 0; i < iterations; ++i)
+        #pragma unroll
+        for (int j = 0; j < 8; ++j) s[j] = s[j] * x + y;
+    float all = 0;
+    for (int j = 0; j < 8; ++j) all += s[j];
+    if (all == 12345.0f) out[0] = all;
+}
+"""
+
+
 def _cuda_bandwidth() -> float | None:
-    """Reading of device memory by a sum; None without CuPy or a GPU."""
+    """Reading of device memory; None without CuPy or a GPU."""
     try:
-        import cupy
-    except ImportError:
+        return _cuda_limits().memory
+    except CompileError:
         return None
-    try:
-        data = cupy.zeros(1 << 28, cupy.float32)
-        best = 1e30
-        for _ in range(6):
+
+
+@functools.cache
+def _cuda_limits() -> Limits:
+    """Memory and f32 rates of the GPU; products of bf16 matrices by the vendor's library stand for its tile units."""
+    from monoplan.runtime.cuda_device import gpu, import_cupy
+
+    cupy, device = import_cupy(), gpu()
+    far, near = cupy.zeros(1 << 28, cupy.float32), cupy.zeros(1 << 21, cupy.float32)
+    out, iterations, threads = cupy.zeros(1, cupy.float32), 4096, 1 << 20
+    kernel = cupy.RawKernel(_CUDA_MULTIPLY, "multiply")
+
+    def best(run: Any, count: int = 10) -> float:
+        seconds = 1e30
+        for _ in range(count):
             begin, end = cupy.cuda.Event(), cupy.cuda.Event()
             begin.record()
-            data.sum()
+            run()
             end.record()
             end.synchronize()
-            best = min(best, cupy.cuda.get_elapsed_time(begin, end) * 1e-3)
-        return float(data.nbytes / best)
-    except cupy.cuda.runtime.CUDARuntimeError:
-        return None
+            seconds = min(seconds, cupy.cuda.get_elapsed_time(begin, end) * 1e-3)
+        return seconds
+
+    def multiply() -> None:
+        kernel((threads // 256,), (256,), (out, np.int32(iterations), np.float32(1.0), np.float32(0.5)))
+
+    memory = far.nbytes / best(lambda: far.sum())
+    cache = max(memory, near.nbytes / best(lambda: near.sum(), 30))
+    flops = 2.0 * 8 * iterations * threads / best(multiply)
+    half = cupy.zeros((4096, 4096), cupy.float16)
+    tiles = 2.0 * 4096**3 / best(lambda: half @ half)
+    size = int(device.runtime.getDeviceProperties(device.number)["l2CacheSize"])
+    return Limits(1, memory, memory, cache, cache, flops, flops, tiles, None, size)

@@ -7,6 +7,8 @@ build of its own with a cache entry of its own: a plan that nobody looks into is
 from __future__ import annotations
 
 import re
+import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,7 +130,7 @@ class ProbedCpu(CpuExecutable):
     declarations = CDEF + PROBE_CDEF
 
     def __init__(self, base: CpuExecutable) -> None:
-        self.events = tuple(events(base.plan))
+        self.base, self.events = base, tuple(events(base.plan))
         self._probe: Any = None
         super().__init__(base.plan, base.source, base.params, base.threads, instrument(base.text, base.plan))
         self.comm = base.comm
@@ -147,6 +149,23 @@ class ProbedCpu(CpuExecutable):
         outputs = self.run(inputs, symbols)
         return outputs, np.diff(marks)
 
+    def profile_times(
+        self, inputs: Sequence[Array], symbols: Mapping[str, int], repeat: int
+    ) -> tuple[list[tuple[int, int | None]], Array, float, float]:
+        """Events, nanoseconds of each by run, and the medians of a plain and of an instrumented call."""
+        plain, looked, marks = [], [], []
+        for _ in range(repeat + 1):  # by turns, so that a busy moment of the machine meets both
+            begin = time.perf_counter_ns()
+            self.base.run(inputs, symbols)
+            middle = time.perf_counter_ns()
+            marks.append(self.times(inputs, symbols)[1])
+            plain.append(middle - begin)
+            looked.append(time.perf_counter_ns() - middle)
+        # The first run of each touches pages and caches for the first time.
+        order = [(e.step.number, e.turn) for e in self.events]
+        times = np.array(marks[1:], dtype=np.float64).reshape(repeat, len(order))
+        return order, times, statistics.median(plain[1:]), statistics.median(looked[1:])
+
     def watch(self, inputs: Sequence[Array], symbols: Mapping[str, int]) -> Watched:
         """Outputs, and the contents of every buffer right after each step that wrote it."""
         sizes = {**symbols, "threads": self.threads}
@@ -161,6 +180,15 @@ class ProbedCpu(CpuExecutable):
         self._probe.copies, self._probe.sizes = table, self.ffi.from_buffer("int64_t[]", lengths)
         outputs = self.run(inputs, symbols)
         return Watched(self.plan, self.events, copies, outputs, dict(sizes))
+
+
+def probe(executable: Any) -> Any:
+    """What looks into an executable, on the CPU or on a GPU."""
+    if isinstance(executable, CpuExecutable):
+        return ProbedCpu(executable)
+    from monoplan.runtime.probe_cuda import ProbedCuda
+
+    return ProbedCuda(executable)
 
 
 @dataclass(frozen=True)

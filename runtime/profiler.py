@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.codegen.kernels import Attention, Gather, Kernel, Linear
+from monoplan.codegen.kernels import Attention, Gather, Kernel, Linear, Rope
 from monoplan.ir.dims import Dim, evaluate
 from monoplan.ir.printer import print_op
 from monoplan.ir.types import product
-from monoplan.runtime.limits import Limits, measure
-from monoplan.runtime.probe import ProbedCpu
+from monoplan.runtime.limits import Limits, measure_target
 from monoplan.runtime.verify import Subject
 from monoplan.runtime.walk import short_loc
 
@@ -171,12 +168,9 @@ def profile(subject: Subject, *, repeat: int = REPEAT) -> Profile:
         raise ArgumentError("target='reference' has no kernels to profile", fix="compile for cpu or cuda")
     if repeat < 1:
         raise ArgumentError(f"repeat must be 1 or more, got {repeat}")
-    if hasattr(subject.executable, "profile_times"):  # a target with clocks of its own
-        events, marks, plain, probed = subject.executable.profile_times(subject.fresh_inputs(), subject.symbols, repeat)
-    else:
-        events, marks, plain, probed = _cpu_times(subject, repeat)
+    events, marks, plain, probed = subject.probe.profile_times(subject.fresh_inputs(), subject.symbols, repeat)
     plan, threads = subject.executable.plan, getattr(subject.executable, "threads", 1)
-    limits = measure(threads)
+    limits = measure_target(subject.target, threads)
     params = sum(a.nbytes for a in getattr(subject.executable, "params", []))
     bandwidth = (limits.memory, "memory") if params > limits.cache_bytes else (limits.cache, "cache")
     sizes = {**subject.symbols, "threads": threads}
@@ -198,24 +192,6 @@ def profile(subject: Subject, *, repeat: int = REPEAT) -> Profile:
     return Profile(subject.name, subject.target, subject.sizes, threads, tuple(steps), timeline, plain, probed, limits)
 
 
-def _cpu_times(subject: Subject, repeat: int) -> tuple[list[tuple[int, int | None]], Array, float, float]:
-    """Events, nanoseconds of each by run, and the medians of a plain and of an instrumented call."""
-    inputs = subject.fresh_inputs()
-    probed = ProbedCpu(subject.executable)
-    plain, looked, marks = [], [], []
-    for _ in range(repeat + 1):  # by turns, so that a busy moment of the machine meets both
-        begin = time.perf_counter_ns()
-        subject.executable.run(inputs, subject.symbols)
-        plain.append(time.perf_counter_ns() - begin)
-        begin = time.perf_counter_ns()
-        marks.append(probed.times(inputs, subject.symbols)[1])
-        looked.append(time.perf_counter_ns() - begin)
-    # The first run of each touches pages and caches for the first time.
-    events = [(e.step.number, e.turn) for e in probed.events]
-    times = np.array(marks[1:], dtype=np.float64).reshape(repeat, len(events))
-    return events, times, statistics.median(plain[1:]), statistics.median(looked[1:])
-
-
 def kernel_cost(k: Kernel, sizes: Mapping[str, int], inputs: Sequence[Array]) -> tuple[int, int]:
     """Bytes that one run must move and flops that it must do, for these sizes.
 
@@ -232,6 +208,11 @@ def kernel_cost(k: Kernel, sizes: Mapping[str, int], inputs: Sequence[Array]) ->
             cache = sum(_elements(k.operand(n), sizes) * k.operand(n).dtype.itemsize for n in ("k", "v"))
             moved -= cache * (keys - held) // keys
             flops = flops * held // keys
+    if isinstance(k, Rope) or (isinstance(k, Linear) and k.epilogue == "heads"):  # the angles of the positions only
+        used = _elements(k.operand("positions"), sizes)
+        for o in (k.operand("sin"), k.operand("cos")):
+            rows = max(_number(o.shape[0], sizes), 1)
+            moved -= _elements(o, sizes) * max(rows - used, 0) // rows * o.dtype.itemsize
     if isinstance(k, Linear) and k.epilogue == "heads":  # writes the new rows, not the whole caches
         for name in ("k_cache", "v_cache"):
             o = k.operand(name)

@@ -13,7 +13,7 @@ from monoplan.ir.dims import evaluate
 from monoplan.ir.graph import Graph, Value
 from monoplan.ir.tolerances import Difference, compare
 from monoplan.runtime.kernel_check import KernelFault, Recorder, check_kernels
-from monoplan.runtime.probe import ProbedCpu, Watched
+from monoplan.runtime.probe import Watched, probe
 from monoplan.runtime.walk import Array, Node, Params, roundings, walk
 
 
@@ -70,7 +70,13 @@ class Subject:
     @cached_property
     def watched(self) -> Watched:
         """One instrumented run."""
-        return ProbedCpu(self.executable).watch(self.fresh_inputs(), self.symbols)
+        found: Watched = self.probe.watch(self.fresh_inputs(), self.symbols)
+        return found
+
+    @cached_property
+    def probe(self) -> Any:
+        """What looks into the plan while it runs."""
+        return probe(self.executable)
 
     @cached_property
     def kernel_fault(self) -> KernelFault | None:

@@ -12,6 +12,8 @@ from hypothesis import settings
 from monoplan.ir.dims import evaluate
 from monoplan.ir.types import TensorType
 
+pytest_plugins = ["monoplan.pytest_plugin"]  # the golden fixture; an installed package brings it by itself
+
 # Slow shared machines: no deadlines. Derandomized: a run either fails for everybody or for nobody.
 settings.register_profile("monoplan", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("monoplan")

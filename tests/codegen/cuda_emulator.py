@@ -74,7 +74,7 @@ class EmulatedDevice:
         self.folder = Path(tempfile.gettempdir()) / f"monoplan-emulator-{os.getuid()}"
         self.launches: list[str] = []
 
-    def load(self, source: str) -> tuple[_Library, None]:
+    def load(self, source: str, parts: Any = ()) -> tuple[_Library, None]:
         """Compiles a source with g++; kept by its text."""
         text = f'#include "{HEADER}"\n{source}'
         digest = hashlib.sha256((HEADER.read_text() + text).encode()).hexdigest()[:24]

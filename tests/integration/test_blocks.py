@@ -84,7 +84,7 @@ def test_block(name: str, dtype: str, fuse: bool, rng: np.random.Generator) -> N
 
 
 def test_fusion_leaves_few_kernels() -> None:
-    """What each block becomes: a number that only gets smaller."""
+    """What each block becomes: numbers that may only get smaller."""
     for name, most in {"llama": 8, "qwen": 8, "gpt2": 10, "gptj": 9, "mlp": 2, "gpt": 6}.items():
         module = BLOCKS[name]("f32")
         fast = mp.compile(module, *module.specs("f32"))

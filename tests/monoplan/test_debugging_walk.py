@@ -39,7 +39,7 @@ def test_the_walk(shell: subprocess.Popen[str], tmp_path: Path) -> None:
     (tmp_path / "block.py").write_text(found["block.py"])
     script = [found["plant"]]
     for number in "12345":
-        script += [f"echo '=== {number}'", found[number], "echo \"status $?\""]
+        script += [f"echo '=== {number}'", found[number], 'echo "status $?"']
     out, _ = shell.communicate("\n".join(script), timeout=300)
     steps = dict(re.findall(r"=== (\d)\n(.*?)(?==== |\Z)", out, re.DOTALL))
     assert set(steps) == set("12345"), out

@@ -52,7 +52,10 @@ def recorded(tmp_path: Path, x: Any) -> Golden:
 
 def test_what_is_stored(recorded: Golden) -> None:
     meta = json.loads((recorded.folder / "golden.json").read_text())
-    assert [(o["name"], o["dtype"], o["shape"]) for o in meta["outputs"]] == [("y", "f32", [3, 20]), ("best", "i64", [3])]
+    assert [(o["name"], o["dtype"], o["shape"]) for o in meta["outputs"]] == [
+        ("y", "f32", [3, 20]),
+        ("best", "i64", [3]),
+    ]
     assert meta["outputs"][0]["relative"] > 0 and meta["outputs"][1]["relative"] == 0
     assert meta["seed"] == 0 and set(meta["versions"]) == {"monoplan", "numpy", "python", "machine"}
     assert (recorded.folder / "plan.ir").read_text().startswith("graph Block(")
@@ -122,22 +125,30 @@ def test_half_precision_survives_the_file(tmp_path: Path) -> None:
 
 # -- the plugin -------------------------------------------------------------------------------------------------------
 
-USER_TEST = '''
+USER_TEST = """
 import numpy as np
 import monoplan as mp
 from monoplan import nn
 
-FACTOR = {factor}
-
 class Scale(nn.Module):
-    def forward(self, x):
-        return x * FACTOR
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
 
-def test_scale(golden):
-    fast = mp.compile(Scale(), mp.spec("n"))
+    def forward(self, x):
+        return x * self.factor
+
+def check(golden, factor):
+    fast = mp.compile(Scale(factor), mp.spec("n"))
     golden.check(fast, np.arange(4, dtype="float32"))
     golden.check(fast, np.arange(9, dtype="float32"))
-'''
+
+def test_stays(golden):
+    check(golden, 2.0)
+
+def test_{name}(golden):
+    check(golden, {factor})
+"""
 
 
 def run_pytest(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -151,21 +162,18 @@ def run_pytest(folder: Path, *arguments: str, **environment: str) -> subprocess.
 
 def test_the_plugin(tmp_path: Path) -> None:
     test = tmp_path / "test_mine.py"
-    test.write_text(USER_TEST.format(factor=2.0))
-    missing = run_pytest(tmp_path)
-    assert missing.returncode == 1 and "there is no golden in" in missing.stdout
-    assert not (tmp_path / "golden").exists()
+    test.write_text(USER_TEST.format(name="changes", factor=2.0))
     refused = run_pytest(tmp_path, "--golden-update", CI="true")
     assert refused.returncode == 4 and "--golden-update is refused because CI is set" in refused.stderr
-    assert run_pytest(tmp_path, "--golden-update").returncode == 0
-    folders = sorted(p.name for p in (tmp_path / "golden" / "test_mine").iterdir())
-    assert folders == ["test_scale", "test_scale_2"]
-    assert run_pytest(tmp_path).returncode == 0
-    test.write_text(USER_TEST.format(factor=2.5))
-    changed = run_pytest(tmp_path, CI="true")
-    assert changed.returncode == 1 and "result: 3 of 4 elements are wrong" in changed.stdout
+    assert not (tmp_path / "golden").exists()
     assert run_pytest(tmp_path, "--golden-update", "--golden-force", CI="true").returncode == 0
-    assert run_pytest(tmp_path).returncode == 0
+    folders = sorted(p.name for p in (tmp_path / "golden" / "test_mine").iterdir())
+    assert folders == ["test_changes", "test_changes_2", "test_stays", "test_stays_2"]
+    test.write_text(USER_TEST.format(name="changes", factor=2.5) + "\ndef test_new(golden):\n    check(golden, 2.0)\n")
+    done = run_pytest(tmp_path)
+    assert "2 failed, 1 passed" in done.stdout, done.stdout
+    assert "result: 3 of 4 elements are wrong" in done.stdout  # test_changes
+    assert "there is no golden in" in done.stdout  # test_new
 
 
 def test_it_is_an_entry_point() -> None:
@@ -176,7 +184,9 @@ def test_it_is_an_entry_point() -> None:
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = tmp_path / "golden_one.py"
     text = "import monoplan as mp\nfrom monoplan import nn\ndef model(): return nn.Linear(4, 3)\n"
-    text += "def specs(): return mp.spec('n', 4)\ndef inputs():\n    import numpy as np\n    return np.ones((2, 4), 'f4')\n"
+    text += (
+        "def specs(): return mp.spec('n', 4)\ndef inputs():\n    import numpy as np\n    return np.ones((2, 4), 'f4')\n"
+    )
     own.write_text(text)
     folder = str(tmp_path / "kept")
     from monoplan.frontend.init import manual_seed

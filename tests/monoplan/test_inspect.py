@@ -14,7 +14,7 @@ from monoplan.ir.errors import ArgumentError
 from monoplan.ir.parser import parse_graph
 from tests.models.support import tiny_checkpoint
 
-OWN = '''
+OWN = """
 import numpy as np
 import monoplan as mp
 import monoplan.nn.functional as F
@@ -37,7 +37,7 @@ block = Block()
 
 def specs():
     return {"ids": mp.spec("batch", "seq", dtype="int64"), "scale": mp.spec(24)}
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,9 @@ def test_without_options_it_lists_the_stages(own: Path, run: Any) -> None:
 
 @pytest.mark.parametrize("name", ["", ":Block", ":model", ":block"])
 def test_a_module_may_be_given_in_several_ways(own: Path, run: Any, name: str) -> None:
-    assert run("inspect", f"{own}{name}", "--ir", "--target", "reference").startswith("graph Block(%ids: i64[batch, seq]")
+    assert run("inspect", f"{own}{name}", "--ir", "--target", "reference").startswith(
+        "graph Block(%ids: i64[batch, seq]"
+    )
 
 
 def test_a_module_on_the_path(own: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,16 @@ class Maker:
             y = pw.add(self.pick(*same), y)
         self.keep(y)
 
+    def conv1d(self) -> None:
+        """Flattened, multiplied, given a bias, and back."""
+        x = self._norm(self.rows()) if self.chance(0.5) else self.rows()
+        width, out = x.type.shape[-1], self.pick(*WIDTHS)
+        y = products.matmul(views.reshape(x, shape=(BATCH * SEQ, width)), self.param(width, out))
+        back, bias = (lambda v: views.reshape(v, shape=(BATCH, SEQ, out))), self.param(out)
+        y = back(pw.add(y, bias)) if self.chance(0.6) else pw.add(back(y), bias)
+        y = pw.gelu(y) if self.chance(0.5) else y
+        self.keep(pw.add(x, y) if out == width else y)
+
     def _norm(self, x: Value) -> Any:
         width = x.type.shape[-1]
         if self.chance(0.3):
@@ -252,9 +262,9 @@ class Maker:
 
 
 STEPS: tuple[Callable[[Maker], None], ...] = (
-    Maker.unary, Maker.binary, Maker.binary, Maker.chain, Maker.chain, Maker.linear, Maker.linear, Maker.norm,
-    Maker.mlp, Maker.reduction, Maker.softmax, Maker.view, Maker.view, Maker.embed, Maker.attention, Maker.cached,
-    Maker.head, Maker.equal_ops, Maker.weights,
+    Maker.unary, Maker.binary, Maker.binary, Maker.chain, Maker.chain, Maker.linear, Maker.linear, Maker.conv1d,
+    Maker.norm, Maker.mlp, Maker.reduction, Maker.softmax, Maker.view, Maker.view, Maker.embed, Maker.attention,
+    Maker.cached, Maker.head, Maker.equal_ops, Maker.weights,
 )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from monoplan.ir.graph import Graph
-from monoplan.passes.idioms import IDIOMS
+from monoplan.passes.idioms import IDIOMS, LINEAR_BIAS
 from tests.passes.conftest import Golden
 from tests.passes.support import fires, refuses
 
@@ -176,3 +176,18 @@ def test_matmul_of_values_stays() -> None:
     refuses(IDIOMS, graph("%y = matmul(%x, %late) : f32[2, n, 3]", inputs=batched))
     integers = graph("%y = matmul(%x, %m) : i32[2, 3]", inputs="%x: i32[2, 4]")
     refuses(IDIOMS, integers.replace("f32[4, 3]", "i32[4, 3]"))
+
+
+def test_linear_bias() -> None:
+    linear = "%l = linear(%x, %t, _) : f32[n, 4]"
+    inputs = "%x: f32[n, 4], %z: f32[n, 4], %t: f32[4, 4], %late: f32[4]"
+    for bias in ("%b", "%late"):
+        (op,) = fires(LINEAR_BIAS, graph(linear, f"%y = add({bias}, %l) : f32[n, 4]", inputs=inputs), count=1).ops
+        assert op.name == "linear" and op.operands[2].name == bias[1:]
+    refuses(LINEAR_BIAS, graph(linear, "%y = add(%l, %z) : f32[n, 4]", inputs=inputs))  # a residual
+    twice = graph(linear.replace("_", "%w"), "%y = add(%l, %b) : f32[n, 4]", inputs=inputs)
+    refuses(LINEAR_BIAS, twice)
+    both = graph(linear, "%y = add(%l, %b) : f32[n, 4]", inputs=inputs, outputs="%y, %l")
+    refuses(LINEAR_BIAS, both, "%l has 2 readers, it must have one")
+    wide = graph(linear, "%y = add(%l, %far) : f64[n, 4]", inputs=f"{inputs}, %far: f64[4]")
+    refuses(LINEAR_BIAS, wide, "the result would be f32[n, 4] in place of f64[n, 4]")

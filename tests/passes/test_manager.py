@@ -90,7 +90,8 @@ def test_names_of_passes_are_stable() -> None:
     """Users name passes in options; a name may come twice, where a pass runs twice."""
     assert [p.name for p in PIPELINE] == [
         "dce", "remove-identities", "widen-activations", "idioms", "hoist-setup", "merge-equal-ops", "sink-reshapes",
-        "pull-last-token", "fuse-attention", "remove-identities", "linear-bias", "merge-parallel-linears", "fuse-norm-linear", "fuse-qkv",
+        "pull-last-token", "fuse-attention", "remove-identities", "linear-bias", "merge-parallel-linears",
+        "fuse-norm-linear", "fuse-qkv",
         "fuse-pointwise", "fuse-gated", "fuse-residual-add", "fuse-into-producer", "fuse-into-reduce",
         "fuse-head-argmax", "dce", "roll-layers",
     ]  # fmt: skip

@@ -143,7 +143,7 @@ class Block(nn.Module):
 
 # -- kernels ----------------------------------------------------------------------------------------------------------
 
-LINEAR = "graph g(%x: f32[5, 24]) {{\n  param %w: f32[40, 24] = \"w\"\n  {}\n  return %y\n}}"
+LINEAR = 'graph g(%x: f32[5, 24]) {{\n  param %w: f32[40, 24] = "w"\n  {}\n  return %y\n}}'
 QKV = """graph g(%x: f32[1, 3, 16], %p: i64[1, 3], %k: f32[1, 1, 8, 8], %v: f32[1, 1, 8, 8], %l: i32[1]) {
   param %w: f32[32, 16] = "w"
   param %s: f32[9, 4] = "s"
@@ -154,8 +154,11 @@ algo="gpt_neox", norm="none", eps=0.0, qk_eps=0.0} : f32[1, 3, 2, 8], f32[1, 1, 
 }"""
 # template -> (family of its kernels, IR that uses it)
 CASES = {
-    "pointwise": ("pointwise", 'graph g(%x: f32[4, 33]) {\n  %y = silu(%x) : f32[4, 33]\n  return %y\n}'),
-    "reduce": ("reduce", "graph g(%x: f32[4, 33]) {\n  %y = sum(%x) {axes=(1,), keepdims=False} : f32[4]\n  return %y\n}"),
+    "pointwise": ("pointwise", "graph g(%x: f32[4, 33]) {\n  %y = silu(%x) : f32[4, 33]\n  return %y\n}"),
+    "reduce": (
+        "reduce",
+        "graph g(%x: f32[4, 33]) {\n  %y = sum(%x) {axes=(1,), keepdims=False} : f32[4]\n  return %y\n}",
+    ),
     "softmax": ("softmax", "graph g(%x: f32[4, 33]) {\n  %y = softmax(%x) {axis=-1} : f32[4, 33]\n  return %y\n}"),
     "norm": (
         "norm",
@@ -225,7 +228,11 @@ ELSEWHERE = {
 }
 # What is stored is doubled; where a template stores nothing itself, a sum becomes a difference.
 _STORED = re.compile(r"\{\{ ((?:\w+\.)?(?:\w*statement\w*|finish|store_\w+)) \}\}")
-_OTHER = {"_linear_norm": ("+= ", "-= 2 * "), "_epilogue_argmax": ("sum > top", "sum < top"), "linear": ("+= one", "-= one")}
+_OTHER = {
+    "_linear_norm": ("+= ", "-= 2 * "),
+    "_epilogue_argmax": ("sum > top", "sum < top"),
+    "linear": ("+= one", "-= one"),
+}
 
 
 def mutated(name: str, text: str) -> str:

@@ -1,4 +1,4 @@
-"""The profile: every step with its time, bytes and flops; the trace opens in Perfetto; nothing changes when it is off."""
+"""The profile: each step has its time, bytes and flops; the trace opens in Perfetto; off, it changes nothing."""
 
 from __future__ import annotations
 

@@ -132,7 +132,10 @@ def test_a_click_on_a_node_shows_all_about_it(page: Page) -> None:
     page.js(f"{place}.setAttribute('id', 'wanted')")
     page.click("#wanted")
     page.wait("!document.getElementById('drawer').hidden")
-    parts = {p: page.js(f"document.querySelector('#drawer [data-part={p}]')?.innerText") for p in ("ir", "user", "code", "time")}
+    parts = {
+        p: page.js(f"document.querySelector('#drawer [data-part={p}]')?.innerText")
+        for p in ("ir", "user", "code", "time")
+    }
     assert parts["ir"].startswith("%") and "= attention(" in parts["ir"]
     assert "o_proj" in parts["user"] or "attention" in parts["user"]
     assert "attention_" in parts["code"] and "of the call" in parts["time"]
@@ -215,7 +218,9 @@ def test_memory_kernels_and_source(page: Page, data: Any) -> None:
     last = data["functions"][-1]
     page.click(f'[data-function="{last["name"]}"]')
     assert page.js("document.querySelector('main').scrollTop") > 100
-    assert page.js("document.getElementById('source').textContent.split('\\n').length") == data["source"].count("\n") + 1
+    assert (
+        page.js("document.getElementById('source').textContent.split('\\n').length") == data["source"].count("\n") + 1
+    )
 
 
 @needs_browser

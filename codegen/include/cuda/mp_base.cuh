@@ -162,3 +162,15 @@ MP_FN float mp_warp_sum(float v)
     for (int d = 16; d; d >>= 1) v += __shfl_xor_sync(~0u, v, d);
     return v;
 }
+
+/* The sum over a block of WARPS warps, called once for a scratch of WARPS values. */
+template <int WARPS> MP_FN float mp_fast_sum(float *scratch, float v)
+{
+    v = mp_warp_sum(v);
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
+    __syncthreads();
+    float sum = 0.0f;
+    MP_UNROLL
+    for (int w = 0; w < WARPS; ++w) sum += scratch[w];
+    return sum;
+}
