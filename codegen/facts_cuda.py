@@ -104,8 +104,8 @@ def attention(k: Attention) -> Facts:
         "store_out": y.store("out / all", f32, "b", "0", "h", "d"),
         "q_base": q.pointer("b", "0", "h", "0"), "q_pitch": q.view.strides[1],
         "y_base": y.pointer("b", "0", "h", "0"), "y_pitch": y.view.strides[1],
-        "out0": convert("out[m][d][2 * r] * scale", f32, y.dtype),
-        "out1": convert("out[m][d][2 * r + 1] * scale", f32, y.dtype),
+        "out0": convert("out[d][2 * r] * scale", f32, y.dtype),
+        "out1": convert("out[d][2 * r + 1] * scale", f32, y.dtype),
     }}
 
 
@@ -186,7 +186,23 @@ def _gated(k: Linear) -> Facts:
         "fetch": [f"extra.{e.name} = {e.at('row', 'n')};" for e in extras],
         "gate": f"first{_bias(k, 'n')}", "up": f"second{_bias(k, f'({half} + n)')}",
         "statement": k.operand("y").store(tail, k.body.dtype, "row", "n"),
+        # four columns at a time where nothing else is needed: what most of a prompt's time outside products is
+        "wide": _wide(k), "body": _fast(tail), "y_row": k.operand("y").pointer("row", "0"),
     }
+
+
+def _wide(k: Linear) -> bool:
+    """Whether a gated product's results can be written four at a time, in half precision."""
+    y = k.operand("y")
+    strides = (y.view.strides[0], y.view.offset)
+    aligned = all(d % 4 == 0 if isinstance(d, int) else all(c % 4 == 0 for _, c in d.terms) for d in strides)
+    plain = not k.group("e") and not k.has("bias") and k.body is not None and k.body.dtype.is_float and k.body.dtype != f64
+    return plain and y.dtype.itemsize == 2 and k.columns % 8 == 0 and aligned and y.view.strides[1] == 1
+
+
+def _fast(text: str) -> str:
+    """An expression whose result is rounded to half precision: silu by the hardware's own exponential."""
+    return text.replace("mp_swigluf(", "mp_fast_swiglu(").replace("mp_siluf(", "mp_fast_silu(")
 
 
 def _argmax(k: Linear) -> Facts:

@@ -111,15 +111,19 @@ class LinearVariants:
         candidates = Word("workspace", offset=_rounded(after))
         if k.epilogue == "argmax":
             words.append(("uint64_t *candidates", candidates))
+        wide = dtype != f32 and bool(self.names["mm"].get("wide"))
         function, all_words = self.renderer.function(
-            k, "linear_finish", words, sum_load=load(dtype, "sums[(split * rows + row) * N + n]"), each=each, **self.names
+            k, "linear_finish", words, sum_load=load(dtype, "sums[(split * rows + row) * N + n]"), each=each, wide=wide,
+            **self.names,
         )
         if k.epilogue == "argmax":
             blocks = max(1, min(64, pairs // 512))
             return [Launch(function, (blocks, k.rows, 1), 256, all_words), self._best(blocks, candidates, k.rows)]
         if self.names["mm"]["head_norms"]:
             return [Launch(function, ((k.rows * ((k.heads + 2 * k.kv_heads) * 32) + 255) // 256, 1, 1), 256, all_words)]
-        return [Launch(function, (-(-pairs // (256 * each)), k.rows, 1), 256, all_words)]
+        columns = 256 * (4 if wide else each)
+        # Blocks take several rows where there are thousands: fewer, longer ones.
+        return [Launch(function, (-(-pairs // columns), k.rows if dtype == f32 else (k.rows + 3) // 4, 1), 256, all_words)]
 
     def _room(self, sums: Dim) -> Dim:
         """Bytes of workspace up to the end of the sums, and of candidates behind them."""

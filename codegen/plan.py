@@ -119,9 +119,22 @@ def make_plan(graph: Graph, target: Target) -> Plan:
         raise CompileError("a symbolic dimension can't be named threads: plans use that name for their own",
                            fix="give the dimension another name")
     lowered = lower(graph, target)
+    _check_symbols(lowered.items, {*graph.symbols, "threads"})
     arena = plan_arena(lowered.items)
     items = _number(lowered, arena, target)
     return Plan(graph, target, items, arena, tuple(lowered.params), tuple(lowered.outputs), lowered.views)
+
+
+def _check_symbols(items: Sequence[Kernel | Loop], known: set[str]) -> None:
+    """Every size that a kernel mentions must follow from the inputs."""
+    for item in items:
+        if isinstance(item, Loop):
+            _check_symbols(item.items, known)
+        elif unknown := sorted(item.symbols - known):
+            raise CompileError(
+                f"{item.op.name}: the size {unknown[0]} is not known, since no input has it", where=item.op.loc,
+                why=print_op(item.op), fix="give the graph an input of that size, or use a fixed number",
+            )
 
 
 def _number(lowered: Lowered, arena: Arena, target: Target) -> tuple[Step | StepLoop, ...]:

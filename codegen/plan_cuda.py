@@ -192,6 +192,51 @@ def _moved(o: Operand, new: dict[Buffer, Buffer]) -> Operand:
     return o if b is None else o.with_view(View(b, o.view.shape, o.view.strides, o.view.offset))
 
 
+def in_place(items: Items) -> list[Kernel | Loop]:
+    """Lets a residual stream of rolled layers stay in one buffer: each sum is written over the value it adds to.
+
+    In a turn `y = x + f(…)` is followed by `x = y + g(…)`: with y in x's place neither needs a copy, and the library's
+    product can add into it. That holds when nobody reads x between the two, and nobody y after them.
+    """
+    result: list[Kernel | Loop] = []
+    for item in items:
+        if not isinstance(item, Loop) or not all(isinstance(k, Kernel) for k in item.items):
+            result.append(item)
+            continue
+        kernels = [k for k in item.items if isinstance(k, Kernel)]
+        new: dict[Buffer, Buffer] = {}
+        for n, k in enumerate(kernels):
+            pair = _residual(kernels, n)
+            if pair is not None and not {pair[0], pair[1]} & {*new, *new.values()}:
+                new[pair[0]] = pair[1]
+        moved = (replace(k, operands=tuple(_moved(o, new) for o in k.operands)) for k in kernels)
+        result.append(Loop(item.count, tuple(moved)))
+    return result
+
+
+def _residual(kernels: Sequence[Kernel], n: int) -> tuple[Buffer, Buffer] | None:
+    """The buffer that product n writes and the one whose place it may take."""
+    k = kernels[n]
+    if not isinstance(k, Linear) or k.epilogue != "pointwise" or not k.has("e0"):
+        return None
+    y, x = k.operand("y").view, k.operand("e0").view
+    same = y.is_whole and x.is_whole and x.dtype == y.dtype and len(x.strides) == len(y.strides)
+    if not same or {x.buffer.kind, y.buffer.kind} != {"arena"} or x.buffer is y.buffer:
+        return None
+    for other in kernels[n + 1 :]:
+        if any(o.view.buffer is x.buffer for o in (*other.reads, *other.scratch)):
+            return None
+        if any(o.view.buffer is x.buffer for o in other.writes):
+            # the kernel that makes the next x reads y element by element, and is the last to do so
+            last = kernels.index(other)
+            reads = [o for o in other.reads if o.view.buffer is y.buffer]
+            adds = isinstance(other, Linear) and all(o.name == "e0" and o.view.is_whole for o in reads)
+            later = any(o.view.buffer is y.buffer for q in kernels[last + 1 :] for o in (*q.operands, *q.scratch))
+            earlier = any(o.view.buffer is y.buffer for q in kernels[:n] for o in (*q.operands, *q.scratch))
+            return (y.buffer, x.buffer) if adds and not later and not earlier else None
+    return None
+
+
 def stable_past(plan: Plan, k: Attention) -> bool:
     """Whether attention may read `past` and earlier keys before the kernels in front of it are done.
 

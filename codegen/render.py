@@ -58,6 +58,14 @@ def environment() -> Any:
     return env
 
 
+def keep_bytecode(folder: Path) -> None:
+    """Lets compiled templates lie in a folder: jinja2's parser and compiler cost more than all rendering."""
+    from jinja2 import FileSystemBytecodeCache
+
+    folder.mkdir(parents=True, exist_ok=True)
+    environment().bytecode_cache = FileSystemBytecodeCache(str(folder))
+
+
 def _symbols_used(k: Kernel) -> list[str]:
     """C names of the symbols that a kernel's index arithmetic mentions."""
     return sorted(c_symbol(name) for name in k.symbols - {"threads"})

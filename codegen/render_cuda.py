@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from monoplan.codegen.expressions import c_dim
@@ -174,15 +174,15 @@ def _decode(
     partial = k.heads // k.kv_heads * (k.head_dim + 2)
     spread, spread_words = renderer.function(
         k, "attention_decode", [*words, ("float *partial", Word("workspace")), ("uint32_t *tickets", Word("tickets"))],
-        d=d, spread=True, splits=str(d.spread), attn=attn,
+        d=replace(d, warps=d.long_warps, blocks=1), spread=True, splits=str(d.spread), attn=attn,
     )
-    long = Launch(spread, (d.spread, k.kv_heads, k.batch), d.warps * 32, spread_words)
+    long = Launch(spread, (d.spread, k.kv_heads, k.batch), d.long_warps * 32, spread_words)
     few, some = -(-d.full // (8 * k.kv_heads)), 3 * d.full // (2 * k.kv_heads)
     return [
         Variant("decode_long", (long,), (one, Between(k.keys, d.long + 1), Between(k.batch, 0, few)),
                 k.batch * (k.kv_heads * d.spread * partial * 4)),
         Variant("decode", (clusters(d.splits, True),), (one, Between(k.batch, 0, few))),
-        Variant("decode_some", (clusters(4, False),), (one, Between(k.batch, 0, some))),
+        Variant("decode_some", (clusters(2, False),), (one, Between(k.batch, 0, some))),
         Variant("decode_many", (clusters(1, False),), (one,)),
     ]
 

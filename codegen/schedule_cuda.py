@@ -83,27 +83,28 @@ class DecodeSchedule:
     warps: int = 8
     long: int = 4096
     spread: int = 16
+    long_warps: int = 8
     blocks: int = 1  # on one SM, that the register budget must allow
     pad: int = 0  # shared memory that only keeps other blocks off the SM
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillSchedule:
-    """Attention of many tokens: `tiles` x 16 queries for each warp, `keys` keys at a time."""
+    """Attention of many tokens: 16 queries for each warp, `keys` keys in each of `stages` pieces of shared memory."""
 
-    tiles: int = 1
     warps: int = 4
-    keys: int = 64
+    keys: int = 32
+    stages: int = 3
     blocks: int = 1  # on one SM, that the register budget must allow
 
     @property
     def queries(self) -> int:
         """Queries of a block."""
-        return self.warps * self.tiles * 16
+        return self.warps * 16
 
     def shared(self, head_dim: int) -> int:
-        """Bytes of shared memory: two stages of keys and values."""
-        return 2 * 2 * self.keys * head_dim * 2
+        """Bytes of shared memory."""
+        return self.stages * 2 * self.keys * head_dim * 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,17 +171,25 @@ def _row(k: Linear, target: Target) -> RowSchedule | None:
     if k.has("q_norm") or k.has("k_norm") or not (isinstance(x.view.strides[1], int) and x.view.strides[1] == 1):
         return None
     pieces, pairs = k.depth // each, -(-k.columns // 2)
-    choices = [s for s in (8, 4, 2, 1, 16) if -(-pieces // (s * 32)) <= 8]
+    choices = [s for s in (8, 16, 4, 2, 1) if -(-pieces // (s * 32)) <= (2 if s < 16 else 4)]
     if not choices:
         return None
-    slices = max(choices, key=lambda s: pieces / (s * 32 * -(-pieces // (s * 32))) - (s == 16))
+    # Few pieces for a lane, all lanes busy: a lane's x stays in registers.
+    slices = max(choices, key=lambda s: pieces / (s * 32 * -(-pieces // (s * 32))))
     vectors = -(-pieces // (slices * 32))
-    batch = max(b for b in (2, 4, 8) if b == 2 or b * vectors <= 8)
-    warps = max(8, slices)
-    schedule = RowSchedule(min(target.cores, pairs), warps, slices, batch)
-    while schedule.shared(k.depth, w.dtype.itemsize) + 8192 > target.shared and schedule.ring > 1:
-        schedule = replace(schedule, ring=schedule.ring - 1, early=schedule.ring - 1)
-    return schedule if schedule.shared(k.depth, w.dtype.itemsize) + 8192 <= target.shared else None
+    large = k.depth * k.columns * w.dtype.itemsize > 24 << 20
+    warps, batch = (16 if large or k.epilogue == "heads" else max(8, slices)), max(2, 4 // vectors)
+    if not large and k.epilogue != "heads":
+        batch = max(2, 8 // vectors)
+    # A large matrix keeps 128 KB in flight on each SM; a small one less, and what it asks for in vain keeps the next
+    # kernel's blocks away until its own are gone: measured, that beats both of them at once.
+    unit, most = warps * batch * vectors * 512, target.shared - 40960
+    ring = max(1, min(8, min(128 << 10 if large else 96 << 10 if k.epilogue != "heads" else 64 << 10, most) // unit))
+    pad = 0 if large else max(0, min((160 << 10 if k.epilogue == "heads" else 112 << 10) - ring * unit, most - ring * unit))
+    grid = target.cores if large or target.cores % 32 > 8 else target.cores // 32 * 32
+    if unit > most:
+        return None
+    return RowSchedule(min(grid, pairs), warps, slices, batch, ring, ring, 2 if warps == 16 and vectors < 4 else 1, pad)
 
 
 def _vector_types(w: DType, x: DType, gamma: DType) -> bool:
@@ -200,10 +209,13 @@ def _few(k: Linear, target: Target) -> tuple[FewSchedule, ...]:
                 continue
             grid = max(1, target.cores // splits)
             schedule = FewSchedule(tiles, splits, min(grid, -(-strips // 8)))
+            while schedule.shared(k.depth) > target.shared and schedule.ring > 4:
+                schedule = replace(schedule, ring=schedule.ring - 1)
             if schedule.shared(k.depth) > target.shared:
                 continue
             busy = strips / (grid * 8) / -(-strips // (grid * 8)) * (grid * splits / target.cores)
-            used = busy / (1 + splits * tiles * 32 / k.depth)  # partial sums are written and read again
+            # Partial sums are written and read again; a short ring streams less well.
+            used = busy / (1 + splits * tiles * 32 / k.depth) * (1 - 0.02 * (8 - schedule.ring))
             if best is None or used > best[0]:
                 best = (used, schedule)
         if best is None:
@@ -218,9 +230,8 @@ def _decode(k: Attention, target: Target) -> DecodeSchedule | None:
         return None
     if group * k.head_dim > 1024:
         return None
-    # Two blocks fit an SM where heads are small: that many more may share a long cache.
-    small = k.head_dim <= 64
-    return DecodeSchedule(target.cores, spread=32 if small else 16, blocks=2 if small else 1)
+    small = k.head_dim <= 64  # more warps fit an SM: long caches need the loads in flight
+    return DecodeSchedule(target.cores, blocks=2 if small else 1, long_warps=16 if small else 8)
 
 
 def _tensor_attention(k: Attention) -> bool:
@@ -240,4 +251,4 @@ def _rows_aligned(strides: tuple[Dim, ...], offset: Dim) -> bool:
 def _prefill(k: Attention, target: Target) -> PrefillSchedule | None:
     if target.capability < 80 or not _tensor_attention(k) or k.head_dim not in (64, 128):
         return None
-    return PrefillSchedule(warps=8, keys=32, blocks=2) if k.head_dim == 64 else PrefillSchedule(warps=4, keys=32, blocks=2)
+    return PrefillSchedule(keys=64, blocks=3) if k.head_dim == 64 else PrefillSchedule(keys=32, blocks=2)

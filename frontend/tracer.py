@@ -222,7 +222,7 @@ def trace(module: Module, *specs: Any, **kwargs: Any) -> Trace:
         )
     params = tuple(p for p, _ in tracer.params.values())
     graph = Graph(type(module).__name__, tuple(inputs), params, tuple(tracer.builder.ops), outputs, writes=mutated)
-    verify(graph)
+    verify(graph, set(graph.ops))  # their types were inferred a moment ago
     return Trace(graph, {p.path: t for p, t in tracer.params.values()}, in_tree, out_tree, mutated)
 
 

@@ -6,7 +6,6 @@ Enough algebra for shapes: sums and products are kept in a canonical form, so th
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import contextvars
 import keyword
@@ -17,6 +16,7 @@ from functools import cached_property
 from typing import Union
 
 from monoplan.ir.errors import ParseError
+from monoplan.ir.scan import Scanner
 
 Dim = Union[int, "Expr"]
 Atom = Union[str, "FloorDiv"]
@@ -309,34 +309,56 @@ def format_dim(d: Dim) -> str:
 
 def parse_dim(text: str) -> Dim:
     """A Dim from text such as `2*batch*seq+1` or `(seq+1)//2`."""
+    scanner = Scanner(text, "a dimension")
+    result = _parse_sum(scanner)
+    scanner.end()
+    return result
 
-    def walk(node: ast.expr) -> Dim:
-        if isinstance(node, ast.Constant) and type(node.value) is int:
-            return node.value
-        if isinstance(node, ast.Name):
-            return symbol(node.id)
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return 0 - walk(node.operand)
-        if isinstance(node, ast.BinOp):
-            a, b = walk(node.left), walk(node.right)
-            if isinstance(node.op, ast.Add):
-                return a + b
-            if isinstance(node.op, ast.Sub):
-                return a - b
-            if isinstance(node.op, ast.Mult):
-                return a * b
-            if isinstance(node.op, ast.FloorDiv) and isinstance(b, Expr):
-                return a // b if isinstance(a, Expr) else b.__rfloordiv__(a)
-            if isinstance(node.op, ast.FloorDiv) and b:
-                return a // b
-        raise ParseError(f"{text!r} is not a dimension", fix="ints, names, + - * // and parentheses are allowed")
 
-    try:
-        return walk(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, RecursionError, ValueError) as error:
-        if isinstance(error, ParseError):
-            raise
-        raise ParseError(f"{text!r} is not a dimension") from None
+def _parse_sum(s: Scanner) -> Dim:
+    result = _parse_product(s)
+    while True:
+        if s.skip("+"):
+            result = result + _parse_product(s)
+        elif s.skip("-"):
+            result = result - _parse_product(s)
+        else:
+            return result
+
+
+def _parse_product(s: Scanner) -> Dim:
+    result = _parse_factor(s)
+    while True:
+        if s.skip("*"):
+            result = result * _parse_factor(s)
+        elif s.skip("//"):
+            divisor = _parse_factor(s)
+            if isinstance(divisor, Expr):
+                result = result // divisor if isinstance(result, Expr) else divisor.__rfloordiv__(result)
+            elif divisor == 0:
+                raise s.wrong("it divides by 0")
+            else:
+                result = result // divisor
+        else:
+            return result
+
+
+def _parse_factor(s: Scanner) -> Dim:
+    if s.skip("-"):
+        s.open()
+        result = 0 - _parse_factor(s)
+        s.depth -= 1
+        return result
+    if s.skip("("):
+        s.open()
+        inner = _parse_sum(s)
+        s.close()
+        return inner
+    if s.kind() == "name":
+        return symbol(s.take())
+    if s.kind() == "number" and s.peek().isdigit():
+        return int(s.take())
+    raise s.wrong("ints, names, + - * // and parentheses are allowed")
 
 
 def _terms(d: Dim) -> tuple[tuple[Monomial, int], ...]:

@@ -6,7 +6,6 @@ the operand beside them. The same tree is evaluated by numpy (the reference) and
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,9 +13,10 @@ from typing import Any, Union
 
 import numpy as np
 
-from monoplan.ir.errors import ParseError, TypeRuleError
+from monoplan.ir.errors import TypeRuleError
 from monoplan.ir.opdef import REGISTRY, Array
 from monoplan.ir.printer import format_attr
+from monoplan.ir.scan import Scanner, number
 from monoplan.ir.types import DTYPES, DType, TensorType, bool_, f32, i64, promote
 
 Node = Union["Arg", "Const", "Call"]
@@ -59,46 +59,73 @@ class Call:
 @cache
 def parse_expr(text: str) -> Node:
     """The tree of an expression's text."""
+    scanner = Scanner(text, "a pointwise expression")
+    node = _parse_node(scanner)
+    scanner.end()
+    return node
+
+
+def _parse_node(s: Scanner) -> Node:
+    negative = s.skip("-")
+    if s.kind() == "number":
+        value = number(s.take())
+        return Const(-value if negative else value)
+    if negative or s.kind() != "name":
+        raise s.wrong()
+    name = s.take()
+    if name in ("True", "False"):
+        return Const(name == "True")
+    if s.peek() != "(" and name[0] == "x" and name[1:].isdigit():
+        return Arg(int(name[1:]))
+    s.expect("(")
+    s.open()
+    if name == "float":
+        value = _special(s)
+        s.close()
+        return Const(value)
+    opdef = REGISTRY.get(name)
+    if opdef is None or opdef.kind != "pointwise":
+        raise s.wrong(f"{name} is not a pointwise op")
+    args: list[Node] = []
+    attrs: dict[str, Any] = {}
+    while s.peek() != ")":
+        if s.kind() == "name" and s.peek(1) == "=":
+            key = s.take()
+            s.expect("=")
+            attrs[key] = _parse_attr(s)
+        else:
+            args.append(_parse_node(s))
+        if not s.skip(","):
+            break
+    s.close()
     try:
-        return _walk(ast.parse(text, mode="eval").body, text)
-    except (SyntaxError, RecursionError, ValueError) as error:
-        if isinstance(error, ParseError):
-            raise
-        raise ParseError(f"{text!r} is not a pointwise expression") from None
+        opdef.check_operands(args)
+        full = opdef.complete_attrs(attrs)
+    except TypeRuleError as error:
+        raise s.wrong(error.what) from None
+    return Call(opdef.name, tuple(args), tuple(full.items()))
 
 
-def _walk(node: ast.expr, text: str) -> Node:
-    if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
-        return Const(node.value)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        inner = _walk(node.operand, text)
-        if isinstance(inner, Const):
-            return Const(-inner.value)
-    if isinstance(node, ast.Name) and node.id[:1] == "x" and node.id[1:].isdigit():
-        return Arg(int(node.id[1:]))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        if node.func.id == "float" and len(node.args) == 1 and isinstance(node.args[0], ast.Constant):
-            return Const(float(node.args[0].value))  # type: ignore[arg-type]
-        opdef = REGISTRY.get(node.func.id)
-        if opdef is not None and opdef.kind == "pointwise":
-            attrs = {k.arg or "": _attr(k.value, text) for k in node.keywords}
-            args = tuple(_walk(a, text) for a in node.args)
-            try:
-                opdef.check_operands(args)
-                full = opdef.complete_attrs(attrs)
-            except TypeRuleError as error:
-                raise ParseError(f"{text!r}: {error.what}") from None
-            return Call(opdef.name, args, tuple(full.items()))
-        raise ParseError(f"{node.func.id} in {text!r} is not a pointwise op")
-    raise ParseError(f"{text!r} is not a pointwise expression")
+def _special(s: Scanner) -> float:
+    """What stands in float('…'): an infinity or NaN."""
+    text = s.take().strip("'")
+    if text not in ("inf", "-inf", "nan"):
+        raise s.wrong("float() takes 'inf', '-inf' or 'nan'")
+    return float(text)
 
 
-def _attr(node: ast.expr, text: str) -> Any:
-    if isinstance(node, ast.Name) and node.id in DTYPES:
-        return DTYPES[node.id]
-    if isinstance(node, ast.Constant):
-        return node.value
-    raise ParseError(f"{text!r}: an attribute is not a literal")
+def _parse_attr(s: Scanner) -> Any:
+    if s.kind() == "text":
+        return s.take()[1:-1]
+    negative = s.skip("-")
+    if s.kind() == "number":
+        value = number(s.take())
+        return -value if negative else value
+    word = s.take() if s.kind() == "name" and not negative else ""
+    words = {"True": True, "False": False, "None": None, **DTYPES}
+    if word not in words:
+        raise s.wrong("an attribute is not a literal")
+    return words[word]
 
 
 def expr_dtype(node: Node, args: Sequence[DType], hint: DType | None = None) -> DType:

@@ -63,7 +63,8 @@ class Op:
     @property
     def reads(self) -> tuple[Value, ...]:
         """Operands that are present (optional ones may be None)."""
-        return tuple(v for v in self.operands if v is not None)
+        operands = self.operands
+        return tuple(v for v in operands if v is not None) if None in operands else operands  # type: ignore[return-value]
 
     def operand(self, name: str) -> Value | None:
         """The operand of that name, as the op's definition calls it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ class OpDef:
     doc: str
     kind: str  # the kernel family or "pointwise", "view", "reduce" …: what passes and lowering switch on
     inplace: Mapping[int, str]  # result number -> the operand whose storage it takes over
+    _inferred: dict[Any, tuple[TensorType, ...]] = field(default_factory=dict, init=False, repr=False)
 
     def complete_attrs(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
         """Attributes with defaults filled in, in the order of the definition."""
@@ -62,9 +63,18 @@ class OpDef:
                 raise TypeRuleError(f"{self.name}: operand {name} is missing")
 
     def infer(self, types: Sequence[TensorType | None], attrs: Mapping[str, Any]) -> tuple[TensorType, ...]:
-        """Result types by the type rule."""
-        result = self.rule(*types, **attrs)
-        return result if isinstance(result, tuple) else (result,)
+        """Result types by the type rule; asked the same again (by every layer of a model), it remembers."""
+        key: Any = (tuple(types), tuple(attrs.items())) if self.kind != "repeat" else None  # a body would stay alive
+        try:
+            known = self._inferred.get(key)
+        except TypeError:  # an attribute that has no hash: the rule will say what is wrong with it
+            key, known = None, None
+        if known is None:
+            result = self.rule(*types, **attrs)
+            known = result if isinstance(result, tuple) else (result,)
+            if key is not None and len(self._inferred) < 4096:
+                self._inferred[key] = known
+        return known
 
     def evaluate(
         self,
@@ -99,8 +109,16 @@ class OpDef:
 
         return apply(self, operands, attrs)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _registered, (self.name,)
+
     def __repr__(self) -> str:
         return f"<op {self.name}{self.signature()}>"
+
+
+def _registered(name: str) -> OpDef:
+    """How a pickled graph finds its ops again."""
+    return REGISTRY[name]
 
 
 def op(rule: TypeRule, kind: str, *, inplace: Mapping[int, str] | None = None) -> Callable[[Callable[..., Any]], OpDef]:

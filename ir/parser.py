@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from dataclasses import dataclass, field
@@ -15,6 +14,8 @@ from monoplan.ir.graph import Graph, Loc, Op, Param, Value
 from monoplan.ir.opdef import REGISTRY, OpDef
 from monoplan.ir.types import DTYPES, TensorType
 
+_NUMBER = re.compile(r"-?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?")
+_WORDS: dict[str, Any] = {"True": True, "False": False, "None": None}
 _NAME = r"[\w.$-]+"
 _TYPE = re.compile(r"(\w+)\[([^\]]*)\]")
 _HEAD = re.compile(rf"graph ({_NAME})\((.*)\) \{{")
@@ -221,10 +222,16 @@ class _Parser:
             return DTYPES[text]
         if text in ("inf", "-inf", "nan"):
             return float(text)
-        try:
-            return json.loads(text) if text.startswith('"') else ast.literal_eval(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return self.dim(text)
+        if text in _WORDS:
+            return _WORDS[text]
+        if _NUMBER.fullmatch(text):
+            return int(text) if text.lstrip("-").isdigit() else float(text)
+        if text.startswith('"'):
+            try:
+                return json.loads(text)
+            except ValueError:
+                raise self.fail(f"{text} is not a string", text) from None
+        return self.dim(text)
 
 
 def _pieces(text: str) -> list[str]:

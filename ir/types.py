@@ -127,7 +127,7 @@ class TensorType:
     __repr__ = __str__
 
     def __eq__(self, other: object) -> bool:
-        return (
+        return self is other or (
             isinstance(other, TensorType)
             and self.dtype == other.dtype
             and len(self.shape) == len(other.shape)

@@ -78,9 +78,11 @@ class Built:
         return str(self.executable.text)
 
     def stage(self, name: str | None) -> Stage:
-        """The stage of that name, or the last."""
+        """The stage of that name or number, or the last; of two passes with one name the first."""
         if name is None:
             return self.stages[-1]
+        if name.isdigit() and int(name) < len(self.stages):
+            return self.stages[int(name)]
         for s in self.stages:
             if s.name == name:
                 return s

@@ -39,6 +39,7 @@ class Inspection:
 
     def subject(self, *args: Any, **kwargs: Any) -> Subject:
         """The plan for these arguments, ready to be examined; the arguments are not changed."""
+        from monoplan.build import _values
         from monoplan.runtime.verify import Subject
 
         built, _, arrays, symbols = self._bind(args, kwargs)
@@ -46,7 +47,7 @@ class Inspection:
         stages = built.stages[1:] if built.tp is not None and built.tp.size > 1 else built.stages
         return Subject(
             built.stages[0].graph.name, self.target, stages, built.executable,
-            lambda path: built.tensors[path].numpy(), arrays, symbols, output_names(built),
+            lambda path: _values(built.tensors[path]), arrays, symbols, output_names(built),
         )  # fmt: skip
 
     def verify(self, *args: Any, nodes: bool = False, **kwargs: Any) -> Verification:
@@ -64,8 +65,10 @@ class Inspection:
         from monoplan.runtime.bisect import bisect
 
         if self.tp is not None and self.tp.size > 1:
-            raise ArgumentError("bisect examines one rank: its questions would differ between several",
-                                fix="compile without tp=, or use verify()")
+            raise ArgumentError(
+                "bisect examines one rank: its questions would differ between several",
+                fix="compile without tp=, or use verify()",
+            )
         return bisect(self.subject(*args, **kwargs), folder)
 
     def diff(self, *, color: bool | None = None, locs: bool = True) -> str:
@@ -95,19 +98,22 @@ class Inspection:
         return write_report(Path(path), self._latest(), profiles)
 
 
-def graph_subject(graph: Graph, inputs: Sequence[Array], params: Mapping[str, Array] | None = None) -> Subject:
-    """A graph by itself, compiled as it is, ready for verify and bisect."""
+def graph_subject(
+    graph: Graph, inputs: Sequence[Array], params: Mapping[str, Array] | None = None, executable: Any = None
+) -> Subject:
+    """A graph by itself, compiled as it is (for the CPU unless an executable is given), ready for verify and bisect."""
     from monoplan.build import build_graph_executable
     from monoplan.ir.interpreter import bind_symbols
     from monoplan.passes.manager import Stage
     from monoplan.runtime.verify import Subject
 
     arrays = dict(params or {})
-    made = build_graph_executable(graph, arrays).executable
+    made = build_graph_executable(graph, arrays).executable if executable is None else executable
     stage = Stage("trace", "the graph as it was given", graph, 0, 0.0, (), True)
     symbols = bind_symbols(graph.inputs, [a.shape for a in inputs])
     names = [str(v) for v in graph.outputs]
-    return Subject(graph.name, "cpu", [stage], made, arrays.__getitem__, list(inputs), symbols, names)
+    target = made.plan.target.name
+    return Subject(graph.name, target, [stage], made, arrays.__getitem__, list(inputs), symbols, names)
 
 
 def output_names(built: Built) -> list[str]:

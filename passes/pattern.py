@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from monoplan.ir.builder import Builder
@@ -79,10 +79,12 @@ def rewrite_pass(name: str, rule: str, *rewrites: Rewrite) -> Pass:
     """A pass that applies rewrites until none fires."""
 
     def run(graph: Graph, notes: Notes) -> Graph:
+        facts = Facts(graph)
         for _ in range(_SWEEPS):
             sweep = Notes()
             for rw in rewrites:
-                graph, _ = apply_rewrite(rw, graph, sweep)
+                graph, count = apply_rewrite(rw, graph, sweep, facts)
+                facts = Facts(graph) if count else facts
             notes.rewrites += sweep.rewrites
             notes.done += sweep.done
             if not sweep.rewrites:
@@ -197,18 +199,47 @@ def _match_all(
         yield from _match_all(p, pairs[1:], defs, partial)
 
 
-def apply_rewrite(rw: Rewrite, graph: Graph, notes: Notes) -> tuple[Graph, int]:
+class Facts:
+    """What rules ask about a graph, each found out once; a rule that fires keeps it up to date while it sweeps."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.kinds = {op.opdef for op in graph.ops}
+
+    @cached_property
+    def defs(self) -> dict[Value, Op]:
+        return definitions(self.graph)
+
+    @cached_property
+    def readers(self) -> dict[Value, set[Op | None]]:
+        return distinct_readers(self.graph)
+
+    @cached_property
+    def overwrites(self) -> Overwrites:
+        return Overwrites(self.graph)
+
+    @cached_property
+    def params(self) -> set[Value]:
+        return param_values(self.graph)
+
+    @cached_property
+    def setup(self) -> set[Op]:
+        return set(self.graph.setup)
+
+
+def apply_rewrite(rw: Rewrite, graph: Graph, notes: Notes, facts: Facts | None = None) -> tuple[Graph, int]:
     """One sweep over the graph; gives the new graph and the number of rewrites."""
+    facts = Facts(graph) if facts is None else facts
     pattern = _pattern(rw)
-    if not pattern.opdefs <= {op.opdef for op in graph.ops}:
+    if not pattern.opdefs <= facts.kinds:
         return graph, 0
-    sweep = _Sweep(rw, pattern, graph, notes)
+    sweep = _Sweep(rw, pattern, facts, notes)
     root_def = pattern.ops[pattern.root].opdef
     ops: list[Op] = []
     count = 0
     for at, op in enumerate(graph.ops):
         made = sweep.rewrite(op, at) if op.opdef is root_def else None
-        ops += made or [op]
+        ops += made or (op,)
         count += made is not None
     return (drop_dead(graph.replace(ops=tuple(ops))), count) if count else (graph, 0)
 
@@ -217,28 +248,28 @@ _FAR = "not a near miss"
 
 
 class _Sweep:
-    """One rule going over one graph, with what it needs to know about it."""
+    """One rule going over one graph."""
 
-    def __init__(self, rw: Rewrite, pattern: _Pattern, graph: Graph, notes: Notes) -> None:
-        self.rw, self.pattern, self.graph, self.notes = rw, pattern, graph, notes
-        self.defs = definitions(graph)
-        self.users = distinct_readers(graph)
-        self.overwrites = Overwrites(graph)
-        self.params = param_values(graph)
-        self.fixed = set(graph.setup)
+    def __init__(self, rw: Rewrite, pattern: _Pattern, facts: Facts, notes: Notes) -> None:
+        self.rw, self.pattern, self.facts, self.notes = rw, pattern, facts, notes
         self.consumed: set[Op] = set()
-        self.builder = builder_for(graph)
         self.names = tuple(inspect.signature(rw.make).parameters)
+
+    @cached_property
+    def builder(self) -> Builder:
+        return builder_for(self.facts.graph)
 
     def rewrite(self, op: Op, at: int) -> list[Op] | None:
         """The ops in place of `op` by the first match that breaks no rule; else the reason is noted."""
         reasons = []
-        for m in _match(self.pattern, self.pattern.root, op.results[0], self.defs, {}):
+        facts = self.facts
+        for m in _match(self.pattern, self.pattern.root, op.results[0], facts.defs, {}):
             inner = [pv for pv in self.pattern.ops if pv is not self.pattern.root]
-            group = {self.defs[m[pv]] for pv in inner}
-            if group & self.consumed or group & self.fixed:
+            group = {facts.defs[m[pv]] for pv in inner}
+            if group & self.consumed or group & facts.setup:
                 continue
-            match = Match({k: v for k, v in m.items() if isinstance(k, str)}, self.graph, self.defs, self.params, op)
+            values = {k: v for k, v in m.items() if isinstance(k, str)}
+            match = Match(values, facts.graph, facts.defs, facts.params, op)
             made = self._refusal([m[pv] for pv in inner], group, match, at) or self._make(match)
             if not isinstance(made, str):
                 self._replace(op, group, made)
@@ -254,9 +285,9 @@ class _Sweep:
             return verdict if isinstance(verdict, str) else _FAR
         whole = group | {match.root}
         for v in inner:
-            if not self.users.get(v, set()) <= whole:
-                return too_many(v, self.users)
-        return self.overwrites.refusal(group, at)
+            if not self.facts.readers.get(v, set()) <= whole:
+                return too_many(v, self.facts.readers)
+        return self.facts.overwrites.refusal(group, at)
 
     def _make(self, match: Match) -> list[Op] | str:
         """The new ops, the last result being the old value itself, so that readers need no change; or a refusal."""
@@ -282,9 +313,9 @@ class _Sweep:
         self.consumed |= group
         for gone in (op, *group):
             for v in gone.reads:
-                self.users[v].discard(gone)
+                self.facts.readers[v].discard(gone)
         for new in made:
-            self.defs.update(dict.fromkeys(new.results, new))
+            self.facts.defs.update(dict.fromkeys(new.results, new))
             for v in new.reads:
-                self.users.setdefault(v, set()).add(new)
+                self.facts.readers.setdefault(v, set()).add(new)
         self.notes.fired(self.rw.name, made[-1])

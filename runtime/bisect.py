@@ -279,4 +279,4 @@ def _describe_rest(subject: Subject) -> Finding:
 
 
 def _same_bits(a: Any, b: Any) -> bool:
-    return bool(np.array_equal(np.ascontiguousarray(a).view(np.uint8), np.ascontiguousarray(b).view(np.uint8)))
+    return bool(a.tobytes() == b.tobytes())

@@ -22,6 +22,7 @@ from monoplan.ir.errors import ArgumentError, CompileError, PlanError
 from monoplan.ir.printer import print_op
 from monoplan.ir.types import product
 from monoplan.runtime import cache, features, toolchain
+from monoplan.runtime.ffi import declared
 from monoplan.runtime.comm import Communicator
 from monoplan.runtime.weights import aligned
 
@@ -74,15 +75,12 @@ class CpuExecutable:
     def __init__(
         self, plan: Plan, source: Source, params: Sequence[Array], threads: int, text: str | None = None
     ) -> None:
-        import cffi
-
         self.plan, self.source, self.threads = plan, source, threads
         self.text = source.text if text is None else text
         key, build = toolchain.plan_build(
             self.text, flags_for(plan.target), target=features.detect().key, abi=ABI, headers=self.build_headers()
         )
-        self.ffi = cffi.FFI()
-        self.ffi.cdef(self.declarations)
+        self.ffi = declared(self.declarations)
         try:
             self.library, self.entry = toolchain.load(key, build, self.ffi.dlopen)
         except CompileError as error:

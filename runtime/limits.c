@@ -123,13 +123,25 @@ static void tiles(int64_t iterations, int bytes)
     for (int i = 0; i < 8; i++) shape.bytes[i] = 64, shape.rows[i] = 16;
     static const unsigned char zeros[1024];
     _tile_loadconfig(&shape);
-    _tile_zero(0), _tile_zero(1), _tile_zero(2), _tile_zero(3);
-    _tile_loadd(4, zeros, 64), _tile_loadd(5, zeros, 64), _tile_loadd(6, zeros, 64), _tile_loadd(7, zeros, 64);
+    _tile_zero(0); /* these are macros with statements inside: no commas between them */
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_loadd(4, zeros, 64);
+    _tile_loadd(5, zeros, 64);
+    _tile_loadd(6, zeros, 64);
+    _tile_loadd(7, zeros, 64);
     for (int64_t i = 0; i < iterations; ++i) {
         if (bytes) {
-            _tile_dpbssd(0, 4, 6), _tile_dpbssd(1, 4, 7), _tile_dpbssd(2, 5, 6), _tile_dpbssd(3, 5, 7);
+            _tile_dpbssd(0, 4, 6);
+            _tile_dpbssd(1, 4, 7);
+            _tile_dpbssd(2, 5, 6);
+            _tile_dpbssd(3, 5, 7);
         } else {
-            _tile_dpbf16ps(0, 4, 6), _tile_dpbf16ps(1, 4, 7), _tile_dpbf16ps(2, 5, 6), _tile_dpbf16ps(3, 5, 7);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
         }
     }
     _tile_release();

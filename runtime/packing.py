@@ -12,6 +12,7 @@ from monoplan.ir.arrays import address
 from monoplan.ir.errors import MonoplanError
 from monoplan.ir.types import bf16
 from monoplan.runtime import features, toolchain
+from monoplan.runtime.ffi import declared
 
 Array = np.ndarray[Any, Any]
 ABI = 1
@@ -63,10 +64,7 @@ def _pointer(ffi: Any, a: Array) -> Any:
 @functools.cache
 def _library() -> tuple[Any, Any] | None:
     """The C library, or None where nothing can be compiled (a machine that only has a GPU)."""
-    import cffi
-
-    ffi = cffi.FFI()
-    ffi.cdef(CDEF)
+    ffi = declared(CDEF)
     try:
         found = features.detect()
         source = (Path(__file__).resolve().parent / "packing.c").read_text()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from monoplan.codegen.plan import make_plan
-from monoplan.codegen.render import Source, headers, render_cpu
+from monoplan.codegen.render import headers, render_cpu
 from monoplan.ir.errors import MonoplanError
 from monoplan.ir.graph import Graph, Op, Param, Value
 from monoplan.ir.printer import print_graph
@@ -51,9 +51,9 @@ sys.exit(1 if wrong else 0)
 '''
 
 _KERNEL_SCRIPT = '''\
-"""The {family} kernel in plan.c against the float64 interpreter of graph.ir. Exit status 1: they differ.
+"""The {family} kernel in {file} against the float64 interpreter of graph.ir. Exit status 1: they differ.
 
-`python repro.py --fresh` builds what the templates make today in place of plan.c.
+`python repro.py --fresh` builds what the templates make today in place of {file}.
 """
 
 import sys
@@ -73,8 +73,8 @@ ARRAYS = np.load(HERE / "inputs.npz")
 graph = parse_graph((HERE / "graph.ir").read_text())
 inputs = [ARRAYS[v.name].astype(v.type.dtype.numpy) for v in graph.inputs]
 params = {{p.path: ARRAYS[p.value.name].astype(p.value.type.dtype.numpy) for p in graph.params}}
-source = None if "--fresh" in sys.argv else str(HERE / "plan.c")
-kernel = build_graph_executable(graph, params, options=Options(source=source{threads}))
+source = None if "--fresh" in sys.argv else str(HERE / "{file}")
+kernel = build_graph_executable(graph, params, "{target}", Options(source=source{threads}))
 wrong = False
 exact = interpret(graph, inputs, params, exact=True)
 plain = interpret(graph, inputs, params)
@@ -155,16 +155,31 @@ def write_kernel_folder(into: Path, subject: Subject, fault: KernelFault) -> Pat
     (into / "graph.ir").write_text(print_graph(part, locs=True))
     arrays = _actual(subject, fault.node, {*part.inputs, *(p.value for p in part.params)})
     np.savez(into / "inputs.npz", **{v.name: _storable(a) for v, a in arrays.items()})  # type: ignore[arg-type]
+    target = subject.target
+    file = "plan.cu" if target == "cuda" else "plan.c"
     try:
-        source = render_cpu(make_plan(part, subject.executable.plan.target), "bisect")
-        (into / "plan.c").write_text(_with_edits(source, subject, fault))
+        (into / file).write_text(_with_edits(_render(part, subject), subject, fault))
     except MonoplanError as error:  # the op does not stand alone: its IR and inputs are still there
-        (into / "plan.c").write_text(f"/* {error} */\n")
-    for file, text in headers("cpu"):
-        (into / file).write_text(text)
-    threads = f", threads={subject.executable.threads}"
-    (into / "repro.py").write_text(_KERNEL_SCRIPT.format(family=fault.step.kernel.family, threads=threads))
+        (into / file).write_text(f"/* {error} */\n")
+    if target == "cpu":
+        for name, text in headers("cpu"):
+            (into / name).write_text(text)
+    threads = f", threads={subject.executable.threads}" if target == "cpu" else ""
+    family = fault.step.kernel.family
+    script = _KERNEL_SCRIPT.format(family=family, threads=threads, file=file, target=target)
+    (into / "repro.py").write_text(script)
     return into
+
+
+def _render(part: Graph, subject: Subject) -> Any:
+    """The source of a small graph for the target of the whole."""
+    target = subject.executable.plan.target
+    if subject.target == "cuda":
+        from monoplan.codegen.plan_cuda import make_cuda_plan
+        from monoplan.codegen.render_cuda import render_cuda
+
+        return render_cuda(make_cuda_plan(part, target), "bisect")
+    return render_cpu(make_plan(part, target), "bisect")
 
 
 def _weights(graph: Graph) -> set[Value]:
@@ -225,13 +240,15 @@ def _storable(a: Array) -> Array:
     return a.astype(np.float32) if a.dtype.itemsize == 2 and a.dtype.kind not in "iu" else a
 
 
-def _with_edits(source: Source, subject: Subject, fault: KernelFault) -> str:
+def _with_edits(source: Any, subject: Subject, fault: KernelFault) -> str:
     """The one-kernel source, with the function as the running plan has it: a person may have edited it."""
-    plan_source: Source = subject.executable.source
+    plan_source = subject.executable.source
     name = plan_source.step_functions[fault.step.number]
-    original = next(f for f in plan_source.functions if f.name == name)
+    original = next((f for f in plan_source.functions if f.name == name), None)
+    if original is None:
+        return str(source.text)
     edited = function_text(subject.executable.text, name)
-    text = source.text
+    text = str(source.text)
     for f in source.functions:
         if _bare(f.text, f.name) == _bare(original.text, name) and edited is not None:
             text = text.replace(f.text, edited.replace(name, f.name))
@@ -247,6 +264,6 @@ def function_text(text: str, name: str) -> str | None:
     """A kernel's text in a source that may have been edited: what follows the comment with its IR line."""
     kernels = text.partition("static void plan_run(")[0]
     for block in re.split(r"(?m)^(?=/\* %)", kernels):
-        if re.search(rf"\b{re.escape(name)}\(mp_run\b", block):
+        if re.search(rf"\b{re.escape(name)}\(", block):
             return block.partition("*/\n")[2].rstrip("\n") + "\n"
     return None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -135,9 +136,25 @@ class Verification:
         lines = [f"{self.title}: {verdict}"]
         if self.nodes:
             lines += ["", "values of the final graph, in order:", *_table(self.nodes), "", "outputs:"]
-        return "\n".join([*lines, *_table(self.outputs), *self.notes]) + "\n"
+        return "\n".join([*lines, *_table(_folded(self.outputs)), *self.notes]) + "\n"
 
     __repr__ = __str__
+
+
+def _folded(rows: Sequence[Row], at_least: int = 3) -> list[Row]:
+    """Rows of which only a number differs, such as the caches of all layers, as one with their worst errors."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for r in rows:
+        groups.setdefault((re.sub(r"(?<=\.)\d+\b", "*", r.name), r.type), []).append(r)
+    found = []
+    for (name, kind), group in groups.items():
+        if len(group) < at_least or not all(r.difference.ok for r in group):
+            found += group
+            continue
+        worst = max((r.difference for r in group), key=lambda d: d.max_abs)
+        rel, ulp = max(r.difference.max_rel for r in group), max(r.difference.max_ulp for r in group)
+        found.append(Row(f"{name} × {len(group)}", kind, "", replace(worst, max_rel=rel, max_ulp=ulp)))
+    return found
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
@@ -191,7 +208,7 @@ def _settle_ties(subject: Subject, rows: Sequence[Row]) -> tuple[list[Row], list
 
 
 def _accepted(d: Difference) -> Difference:
-    return Difference(d.dtype, d.size, 0, d.max_abs, d.max_rel, d.max_ulp, d.strange, d.place, d.got, d.want, d.allowed)
+    return replace(d, bad=0)
 
 
 def _nodes(subject: Subject) -> list[Row]:

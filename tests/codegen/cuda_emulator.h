@@ -129,6 +129,10 @@ static inline float brain(unsigned w, int half) { const unsigned u = half ? w & 
 static inline float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }
 static inline unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return u; }
 static inline long long __double_as_longlong(double d) { long long u; memcpy(&u, &d, 8); return u; }
+#define __expf(x) expf(x)
+static inline float __fdividef(float a, float b) { return a / b; }
+struct uint2 { unsigned x, y; };
+static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 static inline void __syncthreads() { emu::wait(emu::block->barrier); }
 static inline void __syncwarp() { emu::wait(emu::block->current->warp->barrier); }

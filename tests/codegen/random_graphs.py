@@ -23,7 +23,7 @@ from monoplan.ir.graph import Graph, Param, Value
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.rules import broadcast
 from monoplan.ir.types import DTYPES, DType, TensorType, bool_, product
-from tests.codegen.random_views import DIMS, B, step_view
+from tests.codegen.random_views import DIMS, B, S, step_view
 from tests.tolerances import tolerance
 
 TYPICAL = {"b": 3, "s": 5}
@@ -68,6 +68,7 @@ class Grower:
         self.ranges: dict[str, tuple[float, float]] = {}
         self.nodes: list[Node] = []
         self.outputs: list[Node] = []
+        self.input(DTYPES["bool"], (B, S), 0, 1)  # every symbol must be the size of an input
 
     def graph(self, steps: int) -> None:
         """One more graph of `steps` ops; whatever nobody reads is an output."""

@@ -12,6 +12,8 @@ from monoplan.build import build_graph_executable
 from monoplan.codegen.plan import StepLoop, make_plan
 from monoplan.codegen.target import cpu_target
 from monoplan.ir.builder import build_graph
+from monoplan.ir.dims import symbol
+from monoplan.ir.errors import CompileError
 from monoplan.ir.graph import Value
 from monoplan.ir.interpreter import interpret
 from monoplan.ir.opdef import REGISTRY
@@ -107,6 +109,12 @@ def test_a_loop_waits_for_its_turn_before() -> None:
     assert loop.steps[0].barrier
     after = plan.items[plan.items.index(loop) + 1]
     assert not isinstance(after, StepLoop) and after.barrier
+
+
+def test_sizes_must_come_from_an_input() -> None:
+    graph = build_graph("lost", lambda: REGISTRY["arange"](length=symbol("n")), {})
+    with pytest.raises(CompileError, match="arange: the size n is not known, since no input has it"):
+        make_plan(graph, TARGET)
 
 
 def test_the_table() -> None:

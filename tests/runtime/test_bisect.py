@@ -6,13 +6,11 @@ import dataclasses
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from jinja2 import ChoiceLoader, DictLoader
 
 import monoplan as mp
 from monoplan import build, nn
@@ -243,18 +241,6 @@ def mutated(name: str, text: str) -> str:
         changed = _STORED.sub(r'{{ \1 | replace("] = ", "] = 3 + 2 * ", 1) }}', text)
     assert changed != text, f"no mutation applies to {name}: add one"
     return changed
-
-
-@pytest.fixture
-def templates() -> Iterator[dict[str, str]]:
-    """Templates that take the place of the package's own."""
-    environment = render.environment()
-    honest, planted = environment.loader, {}
-    environment.loader = ChoiceLoader([DictLoader(planted), honest])
-    environment.cache.clear()
-    yield planted
-    environment.loader = honest
-    environment.cache.clear()
 
 
 def test_every_template_has_a_case() -> None:

@@ -50,6 +50,8 @@ MP_FN float mp_siluf(float x) { return x == -INFINITY ? 0.0f : x / (1.0f + expf(
 MP_FN double mp_silu(double x) { return x == -INFINITY ? 0.0 : x / (1.0 + exp(-x)); }
 MP_FN float mp_swigluf(float gate, float up) { return mp_siluf(gate) * up; }
 MP_FN double mp_swiglu(double gate, double up) { return mp_silu(gate) * up; }
+MP_FN float mp_fast_silu(float x) { return x == -INFINITY ? 0.0f : __fdividef(x, 1.0f + __expf(-x)); }
+MP_FN float mp_fast_swiglu(float gate, float up) { return mp_fast_silu(gate) * up; }
 MP_FN float mp_gelu_nonef(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
 MP_FN double mp_gelu_none(double x) { return 0.5 * x * (1.0 + erf(x * 0.70710678118654752)); }
 MP_FN float mp_gelu_tanhf(float x)

@@ -1,0 +1,378 @@
+"""Communicators: sums equal on every rank, bit for bit; plans that exchange; and what happens when a rank is not there.
+
+Ranks are threads of this process, or processes that share a file. Those of a real mpirun are in tests/integration.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import monoplan as mp
+from monoplan import nn
+from monoplan.build import build_graph_executable
+from monoplan.ir.errors import ArgumentError, PlanError
+from monoplan.ir.opdef import REGISTRY
+from monoplan.ir.types import bf16
+from monoplan.models import LlamaForCausalLM
+from monoplan.runtime import comm as comms
+from monoplan.runtime.comm import Communicator, communicator, launched, run_ranks, single, threads
+from monoplan.runtime.exchange import Exchange, shared_bytes
+from tests.models.support import tiny_config
+from tests.tolerances import check
+
+Array = np.ndarray[Any, Any]
+
+
+def drawn(rank: int, shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
+    values = np.random.default_rng(rank).standard_normal(shape)
+    return (values * 8).astype(dtype) if np.dtype(dtype).kind != "f" or dtype == bf16.numpy else values.astype(dtype)
+
+
+# -- a group --------------------------------------------------------------------------------------------------------
+
+
+def test_one_rank() -> None:
+    comm, x = single(), np.arange(3.0)
+    assert comm.collect("a") == ["a"] and comm.share(1) == 1 and comm.gather(x)[0] is x
+    assert np.array_equal(comm.all_reduce(x), x) and np.array_equal(comm.all_gather(x), x)
+    assert (comm.rank, comm.size, comm.failure(), comm.local_threads(8)) == (0, 1, "", 8)
+    comm.barrier()
+    comm.agree({"a": 1}, "agree")
+    comm.abort()
+    comm.close()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int64, bf16.numpy])
+@pytest.mark.parametrize("room", [64, 1 << 20])
+def test_sums_are_equal_bit_for_bit_and_in_rank_order(dtype: Any, room: int) -> None:
+    results = run_ranks(threads(3, room), lambda c: c.all_reduce(drawn(c.rank, (7, 11), dtype)))
+    first, second, third = (drawn(r, (7, 11), dtype) for r in range(3))
+    for got in results:
+        assert got.dtype == dtype and np.array_equal(got, (first + second) + third)
+
+
+def test_gathers_keep_the_order_and_any_type() -> None:
+    def work(c: Communicator) -> Any:
+        return c.all_gather(np.full((2, 3), c.rank, np.int16), axis=0), c.gather(np.zeros((0, 4), np.float32))
+
+    for joined, empty in run_ranks(threads(4, 64), work):
+        assert joined.shape == (8, 3) and joined[:, 0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert len(empty) == 4 and empty[3].shape == (0, 4)
+
+
+def test_values_of_python() -> None:
+    def work(c: Communicator) -> Any:
+        c.barrier()
+        return c.collect({"rank": c.rank}), c.share(f"from {c.rank}"), c.local_threads(8)
+
+    for collected, shared, count in run_ranks(threads(2), work):
+        assert collected == [{"rank": 0}, {"rank": 1}] and shared == "from 0" and count == 4
+
+
+def test_many_exchanges_in_a_row() -> None:
+    """Slots are used in turn: no rank may overwrite what another still reads."""
+
+    def work(c: Communicator) -> bool:
+        ok = True
+        for i in range(500):
+            ok = ok and c.all_reduce(np.full(33, i + c.rank, np.int64))[32] == 3 * i + 3
+        return ok
+
+    assert run_ranks(threads(3, 128), work) == [True] * 3
+
+
+def test_what_tp_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = single()
+    assert communicator(None) is None and communicator(one) is one
+    with pytest.raises(ArgumentError, match="tp= takes a communicator, got 2"):
+        communicator(2)
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS"):
+        monkeypatch.delenv(name, raising=False)
+    assert not launched()
+    monkeypatch.setenv("PMI_SIZE", "1")
+    assert not launched()
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    assert launched()
+
+
+# -- failures -------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_of_one_rank_reaches_the_others() -> None:
+    said = []
+
+    def work(c: Communicator) -> None:
+        if c.rank == 1:
+            raise ValueError("no disk left")
+        try:
+            c.all_reduce(np.zeros(4))
+        except PlanError as error:
+            said.append(str(error))
+            raise
+
+    with pytest.raises(ValueError, match="no disk left"):
+        run_ranks(threads(3), work)
+    assert len(said) == 2 and all("rank 1 failed: no disk left" in text for text in said)
+
+
+def test_a_rank_that_left_is_not_waited_for() -> None:
+    first, second = threads(2)
+    second.close()
+    begin = time.perf_counter()
+    with pytest.raises(PlanError, match="rank 1 has left"):
+        first.all_reduce(np.zeros(4))
+    with pytest.raises(PlanError, match="rank 1 has left"):  # and again, at once
+        first.all_reduce(np.zeros(4))
+    assert time.perf_counter() - begin < 5
+
+
+def test_ranks_that_do_different_things_are_told() -> None:
+    def work(c: Communicator) -> str:
+        with pytest.raises(PlanError) as caught:
+            c.all_reduce(np.zeros(4 + c.rank))
+        return str(caught.value)
+
+    first, second = run_ranks(threads(2), work)
+    assert "rank 1 sends 40 bytes at collective -1, this one 32" in first and "rank 0 sends 32 bytes" in second
+
+
+def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONOPLAN_COMM_TIMEOUT", "0.1")
+    with pytest.raises(PlanError, match="rank 1 did not answer for 0.1 s"):
+        threads(2)[0].all_reduce(np.zeros(4))
+    monkeypatch.setenv("MONOPLAN_COMM_TIMEOUT", "soon")
+    with pytest.raises(ArgumentError, match="MONOPLAN_COMM_TIMEOUT='soon' is not a number of seconds"):
+        threads(2)
+
+
+_PEER = """
+import mmap, sys, numpy as np
+from monoplan.runtime.exchange import Exchange
+with open(sys.argv[1], "r+b") as file:
+    memory = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
+end = Exchange.shared(memory, 1, 2, 4096)
+total = sum(float(part[0]) for part in end.gather(np.array([2.0])))
+print("there", total, flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_process_that_was_killed(tmp_path: Path) -> None:
+    """Another process of the group dies without a word; who waits for it says so within moments."""
+    path = tmp_path / "memory"
+    path.write_bytes(bytes(shared_bytes(2, 4096)))
+    with path.open("r+b") as file:
+        memory = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
+    end = Exchange.shared(memory, 0, 2, 4096)
+    with subprocess.Popen([sys.executable, "-c", _PEER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as peer:  # fmt: skip
+        assert [float(part[0]) for part in end.gather(np.array([1.0]))] == [1.0, 2.0]
+        assert peer.stdout is not None and peer.stdout.readline() == "there 3.0\n"
+        os.kill(peer.pid, signal.SIGKILL)  # nobody has waited for it yet: it is a zombie when it is looked for
+        begin = time.perf_counter()
+        with pytest.raises(PlanError, match=rf"rank 1 has ended \(process {peer.pid}\)"):
+            end.gather(np.array([1.0]))
+        assert time.perf_counter() - begin < 5
+
+
+def test_disagreement_is_refused_on_every_rank() -> None:
+    def work(c: Communicator) -> str:
+        with pytest.raises(ArgumentError) as caught:
+            c.agree({"model": "a", "dtype": "f32" if c.rank == 0 else "bf16"}, "compile the same model")
+        return str(caught.value)
+
+    for text in run_ranks(threads(2), work):
+        assert "the ranks do not compile the same model: they differ in dtype" in text and "bf16 on rank 1" in text
+
+
+# -- in plans -------------------------------------------------------------------------------------------------------
+
+
+def executed(c: Communicator, graph: Any, inputs: list[Array], plan_threads: int) -> list[Array]:
+    made = build_graph_executable(graph, options=mp.Options(threads=plan_threads))
+    made.executable.comm = c
+    return made(inputs)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "f16"])
+@pytest.mark.parametrize(("room", "plan_threads"), [(64, 1), (192, 3), (1 << 20, 2)])
+def test_the_kernels(dtype: str, room: int, plan_threads: int) -> None:
+    """Sums with a residual and a bias, and gathers along two axes; in several pieces where the room is small."""
+    from monoplan.ir.builder import build_graph
+    from monoplan.ir.types import as_dtype, tensor_type
+
+    def forward(x: Any, r: Any, b: Any) -> Any:
+        total = REGISTRY["fused_all_reduce"](x, r, b, world=2, expr="add(mul(x0, x2), x1)")
+        return (REGISTRY["all_reduce"](x, world=2), total, REGISTRY["all_gather"](x, axis=-1, world=2),
+                REGISTRY["all_gather"](x, axis=1, world=2))  # fmt: skip
+
+    types = {"x": tensor_type(dtype, "n", 3, 10), "r": tensor_type(dtype, "n", 3, 10), "b": tensor_type(dtype, 10)}
+    graph = build_graph("exchange", forward, types)
+    kind = as_dtype(dtype).numpy
+    shared = [drawn(7, (5, 3, 10)).astype(kind), drawn(8, (10,)).astype(kind)]
+    mine = [drawn(r, (5, 3, 10)).astype(kind) for r in range(2)]
+    results = run_ranks(threads(2, room), lambda c: executed(c, graph, [mine[c.rank], *shared], plan_threads))
+    a, b = (m.astype(np.float64) for m in mine)
+    wide = [s.astype(np.float64) for s in shared]
+    for got in results:
+        check(got[0], a + b, dtype, "pointwise")
+        check(got[1], (a + b) * wide[1] + wide[0], dtype, "pointwise", scale=np.abs((a + b) * wide[1]) + np.abs(wide[0]))
+        assert np.array_equal(got[2], np.concatenate(mine, -1)) and np.array_equal(got[3], np.concatenate(mine, 1))
+    for one, two in zip(*results, strict=True):
+        assert one.tobytes() == two.tobytes()
+
+
+def test_a_plan_whose_other_rank_fails_says_so() -> None:
+    from monoplan.ir.builder import build_graph
+    from monoplan.ir.types import tensor_type
+
+    graph = build_graph("alone", lambda x: REGISTRY["all_reduce"](x, world=2), {"x": tensor_type("f32", 4)})
+    first, second = threads(2)
+    second.fail("it lost its way")
+    with pytest.raises(PlanError, match="the ranks can't go on together") as caught:
+        executed(first, graph, [np.zeros(4, np.float32)], 1)
+    assert "rank 1 failed: it lost its way" in caught.value.why
+
+
+# -- models ---------------------------------------------------------------------------------------------------------
+
+IDS = np.array([[5, 9, 40, 7, 11, 3]])
+
+
+@pytest.mark.parametrize(
+    ("size", "config"),
+    [
+        (2, {}), (4, {}), (2, {"num_key_value_heads": 1}), (3, {"num_key_value_heads": 1}),
+        (2, {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}), (2, {"qk_norm": True}),
+        (3, {"num_key_value_heads": 4, "vocab_size": 103}),
+    ],
+)  # fmt: skip
+def test_a_divided_model(size: int, config: dict[str, Any]) -> None:
+    """Logits of every rank equal each other in every bit, and the single process's closely; tokens are the same."""
+    model = LlamaForCausalLM.from_config(tiny_config(**config), seed=1)
+    alone = mp.compile(model, options={"threads": 1})
+    wanted, text = alone(IDS), alone.generate_ids(IDS[0], 24, eos_token_id=())
+    drawn_text = alone.generate_ids(IDS[0], 24, temperature=0.8, seed=5, eos_token_id=())
+
+    def work(c: Communicator) -> Any:
+        llm = mp.compile(model, tp=c, options={"threads": 1})
+        batch = llm.generate_batch([IDS[0], IDS[0][:3]], 8, eos_token_id=())
+        return (llm(IDS), llm.generate_ids(IDS[0], 24, eos_token_id=()),
+                llm.generate_ids(IDS[0], 24, temperature=0.8, seed=5, eos_token_id=()), batch[0].ids,
+                llm(IDS, all_logits=True)[:, -1:])  # fmt: skip
+
+    results = run_ranks(threads(size), work)
+    for logits, ids, sampled, row, last in results:
+        np.testing.assert_allclose(logits, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+        np.testing.assert_allclose(last, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+        assert logits.tobytes() == results[0][0].tobytes()
+        assert (ids, sampled, row) == (text, drawn_text, text[:8])
+
+
+def test_models_that_differ_are_refused() -> None:
+    def refused(first: Any, second: Any, **options: Any) -> str:
+        def work(c: Communicator) -> str:
+            with pytest.raises(ArgumentError) as caught:
+                mp.compile((first, second)[c.rank], tp=c, **{k: v[c.rank] for k, v in options.items()}).prepare()
+            return str(caught.value)
+
+        texts = run_ranks(threads(2), work)
+        assert all("the ranks do not compile the same model" in text for text in texts)
+        return texts[0]
+
+    model = LlamaForCausalLM.from_config(tiny_config(), seed=1)
+    assert "differ in weights" in refused(model, LlamaForCausalLM.from_config(tiny_config(), seed=2))
+    assert "differ in model" in refused(model, LlamaForCausalLM.from_config(tiny_config(num_hidden_layers=3), seed=1))
+    assert "dtype" in refused(model, model, dtype=[None, "bfloat16"])
+    assert "differ in options" in refused(model, model, options=[{}, {"fuse": False}])
+
+
+def test_a_plain_module_with_a_plan_of_its_own() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(6, 10), nn.Linear(10, 6)
+
+        def forward(self, x: Any) -> Any:
+            return x + self.down(nn.functional.relu(self.up(x)))
+
+    block, x = Block(), drawn(0, (4, 6))
+    plan = {"up": "colwise", "down": "rowwise"}
+    wanted = mp.compile(block)(x)
+
+    def work(c: Communicator) -> Any:
+        return mp.compile(block, tp=c, options={"tp_plan": plan})(x)
+
+    for got in run_ranks(threads(2), work):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+    block.tp_plan = plan
+    assert len(run_ranks(threads(2), lambda c: mp.compile(block, tp=c)(x))) == 2
+    assert np.array_equal(mp.compile(block, tp=single())(x), wanted)
+
+    def unnamed(c: Communicator) -> None:
+        with pytest.raises(ArgumentError, match="fits no layer"):
+            mp.compile(nn.Linear(4, 4), tp=c)(x[:, :4])
+
+    run_ranks(threads(2), unnamed)
+
+
+def test_layers_that_are_written_for_ranks() -> None:
+    """They run eagerly and compiled, through the communicator that they were given."""
+
+    class Model(nn.Module):
+        def __init__(self, c: Communicator) -> None:
+            super().__init__()
+            nn.manual_seed(3)
+            group = {"tp_rank": c.rank, "tp_size": c.size, "communicator": c if c.size > 1 else None}
+            self.embed = nn.VocabParallelEmbedding(12, 8, **group)
+            self.up = nn.ColumnParallelLinear(8, 16, **group)
+            self.down = nn.RowParallelLinear(16, 8, **group)
+            self.head = nn.ColumnParallelLinear(8, 12, bias=False, gather_output=True, **group)
+
+        def forward(self, ids: Any) -> Any:
+            x = self.embed(ids)
+            return self.head(self.down(nn.functional.silu(self.up(x)), x))
+
+    ids = np.array([[0, 5, 6, 11]])
+    wanted = Model(single())(ids).numpy()
+
+    def work(c: Communicator) -> Any:
+        model = Model(c)
+        with pytest.raises(ArgumentError, match="index 12"):
+            model.embed(np.array([12]))
+        return model(ids).numpy(), mp.compile(model)(ids), mp.compile(model, tp=c, target="reference")(ids)
+
+    for results in run_ranks(threads(2), work):
+        for got in results:
+            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+    def wrong(c: Communicator) -> None:
+        with pytest.raises(ArgumentError, match="over 2 ranks, there are 3"):
+            mp.compile(nn.RowParallelLinear(8, 4, tp_size=2), tp=c)(np.zeros((1, 4), np.float32))
+
+    run_ranks(threads(3), wrong)
+
+
+@pytest.mark.cuda
+def test_nccl_with_one_gpu() -> None:
+    import cupy
+
+    comm = comms.nccl()
+    x = drawn(0, (5, 7))
+    assert (comm.rank, comm.size, comm.kind) == (0, 1, "nccl")
+    assert np.array_equal(comm.all_reduce(x), x) and np.array_equal(comm.gather(x.astype(bf16.numpy))[0], x.astype(bf16.numpy))
+    on_device = comm.all_reduce(cupy.asarray(x))
+    assert isinstance(on_device, cupy.ndarray) and np.array_equal(on_device.get(), x)
+    model = LlamaForCausalLM.from_config(tiny_config(), seed=1)
+    assert np.array_equal(mp.compile(model, target="cuda", tp=comm)(IDS), mp.compile(model, target="cuda")(IDS))
+    comm.close()
