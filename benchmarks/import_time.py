@@ -9,7 +9,10 @@ import statistics
 import subprocess
 import sys
 
-CODE = "import time; a = time.perf_counter(); import numpy; b = time.perf_counter(); {}; print(b - a, time.perf_counter() - b)"
+CODE = (
+    "import time; a = time.perf_counter(); import numpy; b = time.perf_counter(); {};"
+    "print(b - a, time.perf_counter() - b)"
+)
 
 
 def run(statement: str) -> tuple[float, float]:

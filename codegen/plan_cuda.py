@@ -106,7 +106,12 @@ def make_cuda_plan(graph: Graph, target: Target) -> Plan:
     lowered = lower(graph, target)
     items = _map_kernels(lowered.items, _without_scratch)
     items = _map_kernels(items, _split_norm)
-    lowered = Lowered(narrow(items), lowered.params, lowered.outputs, lowered.views)
+    views = dict(lowered.views)
+    for choose in (narrowed, residuals):
+        new = choose(items)
+        items = _map_kernels(items, lambda k, new=new: [_with_buffers(k, new)])  # type: ignore[misc]
+        views = {v: _moved_view(view, new) for v, view in views.items()}
+    lowered = Lowered(items, lowered.params, lowered.outputs, views)
     arena = plan_arena(lowered.items)
     items_ = _number(lowered, arena, target)
     return Plan(graph, target, items_, arena, tuple(lowered.params), tuple(lowered.outputs), lowered.views)
@@ -151,8 +156,8 @@ def _split_norm(k: Kernel) -> Iterator[Kernel]:
     yield replace(k, norm="none", eps=0.0, operands=tuple(left))
 
 
-def narrow(items: Items) -> list[Kernel | Loop]:
-    """Stores f32 values in half precision when all who read them are half-precision products or attention.
+def narrowed(items: Items) -> dict[Buffer, Buffer]:
+    """f32 values to store in half precision: those that only half-precision products or attention read.
 
     The tensor cores would round them in the same way; so they are rounded once, where they are made.
     """
@@ -169,11 +174,7 @@ def narrow(items: Items) -> list[Kernel | Loop]:
         kinds = set(wanted)
         if b.kind == "arena" and b.dtype == f32 and len(kinds) == 1 and None not in kinds and all(makers.get(b, [False])):
             new[b] = replace(b, dtype=kinds.pop())  # type: ignore[arg-type]
-
-    def change(k: Kernel) -> Iterator[Kernel]:
-        yield replace(k, operands=tuple(_moved(o, new) for o in k.operands))
-
-    return _map_kernels(items, change)
+    return new
 
 
 def _wanted(k: Kernel, o: Operand) -> DType | None:
@@ -187,31 +188,30 @@ def _wanted(k: Kernel, o: Operand) -> DType | None:
     return dtype if dtype in (bf16, f16) else None
 
 
-def _moved(o: Operand, new: dict[Buffer, Buffer]) -> Operand:
-    b = new.get(o.view.buffer)
-    return o if b is None else o.with_view(View(b, o.view.shape, o.view.strides, o.view.offset))
+def _moved_view(v: View, new: Mapping[Buffer, Buffer]) -> View:
+    b = new.get(v.buffer)
+    return v if b is None else View(b, v.shape, v.strides, v.offset)
 
 
-def in_place(items: Items) -> list[Kernel | Loop]:
-    """Lets a residual stream of rolled layers stay in one buffer: each sum is written over the value it adds to.
+def _with_buffers(k: Kernel, new: Mapping[Buffer, Buffer]) -> Kernel:
+    """A kernel whose operands lie in other buffers."""
+    return replace(k, operands=tuple(o.with_view(_moved_view(o.view, new)) for o in k.operands))
+
+
+def residuals(items: Items) -> dict[Buffer, Buffer]:
+    """Buffers of rolled layers that may be one: each sum of a residual stream is written over the value it adds to.
 
     In a turn `y = x + f(…)` is followed by `x = y + g(…)`: with y in x's place neither needs a copy, and the library's
     product can add into it. That holds when nobody reads x between the two, and nobody y after them.
     """
-    result: list[Kernel | Loop] = []
+    new: dict[Buffer, Buffer] = {}
     for item in items:
-        if not isinstance(item, Loop) or not all(isinstance(k, Kernel) for k in item.items):
-            result.append(item)
-            continue
-        kernels = [k for k in item.items if isinstance(k, Kernel)]
-        new: dict[Buffer, Buffer] = {}
-        for n, k in enumerate(kernels):
+        kernels = [k for k in item.items if isinstance(k, Kernel)] if isinstance(item, Loop) else []
+        for n in range(len(kernels)):
             pair = _residual(kernels, n)
-            if pair is not None and not {pair[0], pair[1]} & {*new, *new.values()}:
+            if pair is not None and not set(pair) & {*new, *new.values()}:
                 new[pair[0]] = pair[1]
-        moved = (replace(k, operands=tuple(_moved(o, new) for o in k.operands)) for k in kernels)
-        result.append(Loop(item.count, tuple(moved)))
-    return result
+    return new
 
 
 def _residual(kernels: Sequence[Kernel], n: int) -> tuple[Buffer, Buffer] | None:

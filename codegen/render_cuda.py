@@ -10,20 +10,40 @@ from typing import Any
 from monoplan.codegen.expressions import c_dim
 from monoplan.codegen.facts_cuda import facts_cuda
 from monoplan.codegen.kernels import (
-    Attention, Gather, Kernel, KVUpdate, Linear, Matmul, Norm, Pointwise, Reduce, Rope, Sample, Scan, Softmax,
+    Attention,
+    Gather,
+    Kernel,
+    KVUpdate,
+    Linear,
+    Matmul,
+    Norm,
+    Pointwise,
+    Reduce,
+    Rope,
+    Sample,
+    Scan,
+    Softmax,
     Sort,
 )
 from monoplan.codegen.linear_cuda import LinearVariants
 from monoplan.codegen.plan import Plan, Step
 from monoplan.codegen.plan_cuda import (
-    Action, Between, Launch, Product, Variant, Word, ceil_div, pointer_word, stable_past, symbol_words,
+    Action,
+    Between,
+    Launch,
+    Product,
+    Variant,
+    Word,
+    ceil_div,
+    pointer_word,
+    stable_past,
+    symbol_words,
 )
 from monoplan.codegen.render import Function, _comment, _uncommented, environment, headers
 from monoplan.codegen.schedule_cuda import CudaAttention, DecodeSchedule, Tuning, tuned
 from monoplan.ir.dims import Dim
 from monoplan.ir.printer import print_op
 from monoplan.ir.types import product
-
 
 PART = 4  # functions in one part of a source
 

@@ -9,7 +9,6 @@ from monoplan.codegen.schedule_cuda import choose_cuda
 from monoplan.codegen.target import Target
 from monoplan.ir.types import TensorType, bf16
 
-
 CHUNK = 512  # rows whose sums wait in L2 between slices of k
 
 

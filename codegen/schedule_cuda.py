@@ -36,10 +36,11 @@ class RowSchedule:
     blocks: int = 1  # on one SM, that the register budget must allow
     pad: int = 0
 
-    def shared(self, depth: int, itemsize: int) -> int:
-        """Bytes of dynamic shared memory."""
-        pieces = -(-(depth * itemsize // 16) // self.slices)
-        return self.warps * self.ring * self.batch * -(-pieces // 32) * 512 + self.pad
+    def shared(self, depth: int, columns: int, itemsize: int) -> int:
+        """Bytes of dynamic shared memory: the rings of all warps, the sums of all slices, and padding."""
+        rows = 2 * -(-(-(-columns // 2)) // self.grid)
+        sums = self.slices * -(-rows // self.batch) * self.batch * 4
+        return self.warps * self.ring * self.batch * self.vectors(depth, itemsize) * 512 + sums + self.pad
 
     def vectors(self, depth: int, itemsize: int) -> int:
         """16-byte pieces of a row that one lane reads."""
@@ -177,19 +178,22 @@ def _row(k: Linear, target: Target) -> RowSchedule | None:
     # Few pieces for a lane, all lanes busy: a lane's x stays in registers.
     slices = max(choices, key=lambda s: pieces / (s * 32 * -(-pieces // (s * 32))))
     vectors = -(-pieces // (slices * 32))
-    large = k.depth * k.columns * w.dtype.itemsize > 24 << 20
-    warps, batch = (16 if large or k.epilogue == "heads" else max(8, slices)), max(2, 4 // vectors)
-    if not large and k.epilogue != "heads":
-        batch = max(2, 8 // vectors)
+    large, heads = k.depth * k.columns * w.dtype.itemsize > 24 << 20, k.epilogue == "heads"
+    even = not large and target.cores >= 96 and target.cores % 32 <= 8
+    grid = min(target.cores // 32 * 32 if even else target.cores, pairs)
+    grid *= -(-slices * 8 * pairs // (grid * target.shared // 4))  # sums take a quarter of the memory at most
+    most = target.shared - 1024 - slices * 4 * (2 * -(-pairs // grid) + 8)
     # A large matrix keeps 128 KB in flight on each SM; a small one less, and what it asks for in vain keeps the next
     # kernel's blocks away until its own are gone: measured, that beats both of them at once.
-    unit, most = warps * batch * vectors * 512, target.shared - 40960
-    ring = max(1, min(8, min(128 << 10 if large else 96 << 10 if k.epilogue != "heads" else 64 << 10, most) // unit))
-    pad = 0 if large else max(0, min((160 << 10 if k.epilogue == "heads" else 112 << 10) - ring * unit, most - ring * unit))
-    grid = target.cores if large or target.cores % 32 > 8 else target.cores // 32 * 32
-    if unit > most:
-        return None
-    return RowSchedule(min(grid, pairs), warps, slices, batch, ring, ring, 2 if warps == 16 and vectors < 4 else 1, pad)
+    wanted, full = (128, 128) if large else (64, 160) if heads else (96, 112)
+    for warps in (16, 8) if large or heads else (8, 16):
+        batch = max(2, (8 if warps == 8 and not large else 4) // vectors)
+        unit = warps * batch * vectors * 512
+        if slices <= warps and unit <= most:
+            ring = max(1, min(8, min(wanted << 10, most) // unit))
+            pad = max(0, min((full << 10) - ring * unit, most - ring * unit)) if target.capability >= 90 else 0
+            return RowSchedule(grid, warps, slices, batch, ring, ring, 2 if warps == 16 and vectors < 4 else 1, pad)
+    return None
 
 
 def _vector_types(w: DType, x: DType, gamma: DType) -> bool:

@@ -8,7 +8,7 @@ _MESSAGE = re.compile(r"plan\.(?:c|cu)[:(](\d+)")
 
 
 def origin(source: str, line: int) -> str:
-    """The comment above the kernel, or above the call, that a source line (from 1) belongs to; empty if there is none."""
+    """The comment above the kernel, or above the call, that a source line (from 1) belongs to; else nothing."""
     lines = source.split("\n")
     for at in range(min(line, len(lines)) - 1, -1, -1):
         text = lines[at].strip()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -120,9 +120,13 @@ class TensorType:
 
     dtype: DType
     shape: tuple[Dim, ...]
+    _text: str = field(default="", init=False)  # graphs print their types over and over
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join(format_dim(d) for d in self.shape)}]"
+        if not self._text:
+            text = f"{self.dtype}[{', '.join(format_dim(d) for d in self.shape)}]"
+            object.__setattr__(self, "_text", text)
+        return self._text
 
     __repr__ = __str__
 

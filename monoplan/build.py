@@ -37,12 +37,31 @@ Array = np.ndarray[Any, Any]
 VERSION = "0.1.0"
 
 
+class Stages(Sequence[Stage]):
+    """Stages that are made when they are looked at."""
+
+    def __init__(self, make: Callable[[], list[Stage]]) -> None:
+        self._make = make
+        self._made: list[Stage] | None = None
+
+    def _all(self) -> list[Stage]:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._all()[index]
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+
 @dataclass
 class Built:
     """A plan ready to run, with every stage of its making."""
 
     graph: Graph
-    stages: list[Stage]
+    stages: Sequence[Stage]
     plan: Any
     source: Any
     executable: Any
@@ -51,6 +70,21 @@ class Built:
     target: str
     milliseconds: dict[str, float] = field(default_factory=dict)
     tp: Communicator | None = None
+
+    def show(self, stages: Sequence[Stage]) -> None:
+        """Takes the stages of its making, and lets the plan tell of them."""
+        self.stages = stages
+        self.plan = replace(self.executable.plan, notes=lambda: explain(self.stages, self.executable.plan))
+
+    def remake(self, graph: Graph, pipeline: Sequence[Any], options: Options) -> list[Stage]:
+        """The stages of a plan that came from the cache, run now that somebody asks; its graph becomes theirs."""
+        from monoplan.codegen.plan import make_plan
+
+        stages = run_passes(graph, pipeline, options.stop_after)
+        self.graph = stages[-1].graph
+        self.executable.plan = make_plan(self.graph, self.executable.plan.target)
+        self.show(stages)
+        return stages
 
     def check(self, arrays: Sequence[Array]) -> dict[str, int]:
         """The values of the symbols; raises when the arguments do not fit."""
@@ -142,22 +176,46 @@ def build(
     first = [shard_pass(divided, tp.rank, tp.size)] if tp is not None and tp.size > 1 else []
     if tp is not None and first:
         check_ranks(tp, graph, traced.params, options, divided, target)
-    stages = run_passes(graph, [*first, *_pipeline(options, first)], options.stop_after)
+    pipeline = [*first, *_pipeline(options, first)]
+    if target == "cpu" and tp is None:
+        return _build_cpu(graph, traced, pipeline, options, clock)
+    stages = run_passes(graph, pipeline, options.stop_after)
     clock.lap("passes")
     if target == "reference":
         return _built(stages[len(first)].graph, stages, None, None, None, traced, target, clock, tp)
     final, tensors = stages[-1].graph, traced.params
     executable = make_executable(final, lambda path: _values(tensors[path]), target, options, clock, tp)
-    plan = replace(executable.plan, notes=lambda: explain(stages, executable.plan))
-    source = executable.source
-    return _built(final, stages, plan, source, executable, traced, target, clock, tp)
+    built = _built(final, stages, executable.plan, executable.source, executable, traced, target, clock, tp)
+    built.show(stages)
+    return built
+
+
+def _build_cpu(graph: Graph, traced: Trace, pipeline: Sequence[Any], options: Options, clock: _Clock) -> Built:
+    """A plan for this CPU: passes and templates run only if the cache has not seen the graph before."""
+    from monoplan import plan_cache
+    from monoplan.runtime.cpu import host_target
+
+    key = plan_cache.plan_key(graph, options, host_target(), VERSION)
+    known = plan_cache.recall(key)
+    stages = run_passes(graph, pipeline, options.stop_after) if known is None else []
+    final, ready = (stages[-1].graph, None) if known is None else (known[0], known[1:])
+    clock.lap("passes")
+    tensors = traced.params
+    executable = make_executable(final, lambda path: _values(tensors[path]), "cpu", options, clock, ready=ready)
+    built = _built(final, stages, executable.plan, executable.source, executable, traced, "cpu", clock)
+    if known is None:
+        plan_cache.remember(key, final, executable.plan, executable.source)
+        built.show(stages)
+    else:
+        built.show(Stages(lambda: built.remake(graph, pipeline, options)))
+    return built
 
 
 def make_executable(
     graph: Graph, params: Callable[[str], Array], target: str, options: Options, clock: _Clock | None = None,
-    tp: Communicator | None = None,
+    tp: Communicator | None = None, ready: tuple[Any, Any] | None = None,
 ) -> Any:  # fmt: skip
-    """Plan, source, weights and binary of a graph; `params` gives a tensor by its path."""
+    """Plan, source (unless they are `ready`), weights and binary; `params` gives a tensor by its path."""
     clock = clock or _Clock()
     if target == "cuda":
         from monoplan.runtime.cuda import compile_cuda
@@ -166,14 +224,11 @@ def make_executable(
             return override_text(options.source, graph.name, text, "cu")
 
         return compile_cuda(graph, params, VERSION, override, clock.lap)
-    from monoplan.codegen.plan import make_plan
-    from monoplan.codegen.render import render_cpu
-    from monoplan.runtime.cpu import CpuExecutable, host_target
+    from monoplan.runtime.cpu import CpuExecutable
     from monoplan.runtime.threads import check_threads, default_threads
     from monoplan.runtime.weights import prepare
 
-    plan = make_plan(graph, host_target())
-    source = render_cpu(plan, VERSION)
+    plan, source = ready if ready is not None else _lower(graph)
     clock.lap("codegen")
     arrays = prepare(graph, plan.params, params, progress("packing weights"))
     clock.lap("weights")
@@ -185,6 +240,18 @@ def make_executable(
     executable.comm = tp
     clock.lap("build")
     return executable
+
+
+def _lower(graph: Graph) -> tuple[Any, Any]:
+    """Plan and source of a graph for this CPU."""
+    from monoplan.codegen.plan import make_plan
+    from monoplan.codegen.render import keep_bytecode, render_cpu
+    from monoplan.runtime.cache import cache_root
+    from monoplan.runtime.cpu import host_target
+
+    plan = make_plan(graph, host_target())
+    keep_bytecode(cache_root() / "facts")
+    return plan, render_cpu(plan, VERSION)
 
 
 def _values(t: Tensor) -> Array:
@@ -229,7 +296,7 @@ def build_graph_executable(
 
 
 def _built(
-    graph: Graph, stages: list[Stage], plan: Any, source: Any, executable: Any, traced: Trace, target: str,
+    graph: Graph, stages: Sequence[Stage], plan: Any, source: Any, executable: Any, traced: Trace, target: str,
     clock: _Clock, tp: Communicator | None = None,
 ) -> Built:  # fmt: skip
     return Built(graph, stages, plan, source, executable, traced.out_tree, traced.params, target, clock.laps, tp)

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from monoplan.ir.errors import MonoplanError
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.printer import print_op

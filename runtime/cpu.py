@@ -22,8 +22,8 @@ from monoplan.ir.errors import ArgumentError, CompileError, PlanError
 from monoplan.ir.printer import print_op
 from monoplan.ir.types import product
 from monoplan.runtime import cache, features, toolchain
-from monoplan.runtime.ffi import declared
 from monoplan.runtime.comm import Communicator
+from monoplan.runtime.ffi import declared
 from monoplan.runtime.weights import aligned
 
 Array = np.ndarray[Any, Any]
@@ -52,6 +52,7 @@ class _Forks:
 
 
 _forks = _Forks()
+_kept: list[Any] = []  # one plan's library: with the last one OpenMP would be unloaded, and its threads still live
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forks.after_fork)
 
@@ -85,6 +86,8 @@ class CpuExecutable:
             self.library, self.entry = toolchain.load(key, build, self.ffi.dlopen)
         except CompileError as error:
             raise _with_origin(error, self.text) from None
+        if not _kept:
+            _kept.append(self.library)
         self.params = list(params)
         self._params = self.ffi.new("void *[]", [self._address(a) for a in params] or [self.ffi.NULL])
         self._arenas: list[Array] = []

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from monoplan.codegen.target import Target, cuda_target
+from monoplan.ir.arrays import address
 from monoplan.ir.errors import CompileError, PlanError
 from monoplan.ir.types import DType
 from monoplan.runtime import cuda_build
 from monoplan.runtime.cache import Entry
-from monoplan.ir.arrays import address
 
 Array = np.ndarray[Any, Any]
 

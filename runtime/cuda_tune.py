@@ -44,7 +44,7 @@ def recall_tuning(device_name: str, source: str) -> Tuning | None:
     return None if fact is None else dict(fact["steps"])  # type: ignore[call-overload]
 
 
-def candidates(row: RowSchedule, depth: int, itemsize: int, shared: int) -> Iterator[Constants]:
+def candidates(row: RowSchedule, depth: int, columns: int, itemsize: int, shared: int) -> Iterator[Constants]:
     """Constants worth trying: 32 to 160 KB in flight on an SM, slices of whole 512-byte pieces where K allows it."""
     pieces = depth * itemsize // 16
     for warps in (8, 16):
@@ -54,7 +54,7 @@ def candidates(row: RowSchedule, depth: int, itemsize: int, shared: int) -> Iter
                     made = replace(row, warps=warps, slices=slices, batch=batch, ring=ring, early=ring, pad=0)
                     vectors = made.vectors(depth, itemsize)
                     waste = slices * vectors * 32 / pieces
-                    fits = 32 << 10 <= made.shared(depth, itemsize) <= min(160 << 10, shared - 40960)
+                    fits = 32 << 10 <= made.shared(depth, columns, itemsize) <= min(200 << 10, shared - 1024)
                     if slices > warps or vectors > 8 or batch * vectors > 16 or waste > 1.4 or not fits:
                         continue
                     for blocks in (1, 2 if warps == 16 else 3):
@@ -85,7 +85,7 @@ class Tuner:
         step = self.steps[number]
         k, row = step.kernel, step.schedule.row  # type: ignore[attr-defined]
         assert isinstance(k, Linear)
-        found = list(candidates(row, k.depth, k.operand("w").dtype.itemsize, self.plan.target.shared))
+        found = list(candidates(row, k.depth, k.columns, k.operand("w").dtype.itemsize, self.plan.target.shared))
         self.random.shuffle(found)
         small = k.depth * k.columns < 1 << 24
         for c in found:

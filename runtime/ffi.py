@@ -13,7 +13,7 @@ from monoplan.runtime import toolchain
 @functools.cache
 def declared(cdef: str) -> Any:
     """An FFI object for these declarations."""
-    import _cffi_backend
+    import _cffi_backend  # type: ignore[import-untyped]
 
     key = f"cffi {_cffi_backend.__version__}\n{cdef}"
     fact = toolchain.recall("cffi", key)

@@ -40,7 +40,8 @@ def transpose_panels(panels: Array, into: Array, layout: str) -> None:
     ffi, library = native
     source = np.ascontiguousarray(panels)
     run = library.mp_transpose_16 if source.dtype.itemsize == 2 else library.mp_transpose_32
-    run(_pointer(ffi, source), _pointer(ffi, into), ffi.cast("int32_t *", address(order)), count, columns, source.shape[2])
+    places = _pointer(ffi, source), _pointer(ffi, into), ffi.cast("int32_t *", address(order))
+    run(*places, count, columns, source.shape[2])
 
 
 def converted(array: Array, dtype: np.dtype[Any]) -> Array:

@@ -15,8 +15,8 @@ import numpy as np
 from cffi import FFI
 
 from monoplan.codegen.target import Target, cuda_target
-from monoplan.runtime.cuda_device import LaunchSpec, ProductSpec
 from monoplan.ir.arrays import address
+from monoplan.runtime.cuda_device import LaunchSpec, ProductSpec
 from monoplan.runtime.weights import aligned
 
 Array = np.ndarray[Any, Any]

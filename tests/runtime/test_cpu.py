@@ -195,8 +195,11 @@ def test_threads_share_a_plan() -> None:
 
 
 def test_large_offsets() -> None:
-    """Offsets beyond 31 bits: an expanded view of a small buffer, and a slice far into a large one."""
-    big = np.zeros((3, 2**30), np.uint8)
+    """Offsets beyond 31 bits: a slice far into a large array."""
+    try:
+        big = np.zeros((3, 2**30), np.uint8)  # pages that nobody touches cost nothing
+    except MemoryError:
+        pytest.skip("no address space for 3 GB")
     big[2, -4:] = (1, 2, 3, 4)
     graph = one_op("slice", {"x": tensor_type("u8", 3, 2**30)}, axis=1, start=2**30 - 4, length=4)
     np.testing.assert_array_equal(build_graph_executable(graph)([big])[0][2], [1, 2, 3, 4])
