@@ -1,4 +1,4 @@
-"""Decode and prefill of LLaMA shapes on one GPU, random bf16 weights: time, share of the bandwidth measured in the same run.
+"""Decode and prefill of LLaMA shapes on one GPU, random bf16 weights: time and share of the bandwidth of the same run.
 
     python benchmarks/gpu_llama.py 1b --batch 1 8 32 --context 1024 8192 --prefill 2048 --tune 30 --json out.json
     python benchmarks/gpu_torch.py 1b          the same shapes by torch.compile (reduce-overhead, static cache)
@@ -54,8 +54,14 @@ class GreedyStep(Module):
 
 
 def config_of(shape: str) -> LlamaConfig:
-    return LlamaConfig(**SHAPES[shape], max_position_embeddings=40960, rope_theta=500000.0, rms_norm_eps=1e-5,
-                       attention_bias=False, dtype="bfloat16")
+    return LlamaConfig(
+        **SHAPES[shape],
+        max_position_embeddings=40960,
+        rope_theta=500000.0,
+        rms_norm_eps=1e-5,
+        attention_bias=False,
+        dtype="bfloat16",
+    )
 
 
 def bytes_per_step(c: LlamaConfig, batch: int, context: int) -> int:
@@ -78,8 +84,11 @@ class Decoder:
         with no_init():
             lm = LlamaForCausalLM(self.config)
         step: Module = GreedyStep(lm)
-        specs = {"input_ids": spec("batch", "seq", dtype="int64"), "past_key_values": cache_spec(self.config, "bfloat16"),
-                 "num_valid": spec("batch", dtype="int32")}
+        specs = {
+            "input_ids": spec("batch", "seq", dtype="int64"),
+            "past_key_values": cache_spec(self.config, "bfloat16"),
+            "num_valid": spec("batch", dtype="int32"),
+        }
         if full:
             from monoplan.models.generation import GenerationStep, step_specs
 
@@ -119,7 +128,9 @@ class Decoder:
         n = int(np.prod(shape))
         out = xp.empty(n, xp.uint16)
         for i in range(0, n, 1 << 28):
-            piece = xp.random.standard_normal(min(1 << 28, n - i), dtype=xp.float32) * np.float32(std) + np.float32(mean)
+            piece = xp.random.standard_normal(min(1 << 28, n - i), dtype=xp.float32) * np.float32(std) + np.float32(
+                mean
+            )
             out[i : i + piece.size] = (piece.view(xp.uint32) + xp.uint32(0x8000)) >> xp.uint32(16)
         xp.cuda.get_current_stream().synchronize()
         return _Held(out)
@@ -127,8 +138,11 @@ class Decoder:
     def inputs(self, batch: int, seq: int, context: int) -> tuple[dict[str, int], list[Any]]:
         """Arguments of a step: a cache with `context` tokens of which the last `seq` are new."""
         values = {"batch": batch, "seq": seq, "capacity": max(context, 16), "hist": 1}
-        special = {"lengths": np.full(batch, context - seq, np.int32), "num_valid": np.full(batch, seq, np.int32),
-                   "input_ids": np.random.default_rng(0).integers(0, self.config.vocab_size, (batch, seq))}
+        special = {
+            "lengths": np.full(batch, context - seq, np.int32),
+            "num_valid": np.full(batch, seq, np.int32),
+            "input_ids": np.random.default_rng(0).integers(0, self.config.vocab_size, (batch, seq)),
+        }
         found = []
         for v in self.graph.inputs:
             name = v.name.rpartition(".")[2]
@@ -219,7 +233,8 @@ def read_bandwidth(device: Any) -> float:
             #pragma unroll
             for (int j = 0; j < 8; ++j) v[j] = i + j * step < n ? __ldcs(x + i + j * step) : make_uint4(0, 0, 0, 0);
             #pragma unroll
-            for (int j = 0; j < 8; ++j) s += __uint_as_float(v[j].x) + __uint_as_float(v[j].y) + __uint_as_float(v[j].z) + __uint_as_float(v[j].w);
+            for (int j = 0; j < 8; ++j) s += __uint_as_float(v[j].x) + __uint_as_float(v[j].y)
+                    + __uint_as_float(v[j].z) + __uint_as_float(v[j].w);
         }
         if (s == 1.2345f) y[0] = s;
     }"""
@@ -231,7 +246,9 @@ def read_bandwidth(device: Any) -> float:
     best = 0.0
     for blocks in (2, 4):
         with device.stream:
-            ms = time_runs(device, lambda b=blocks: kernel((device.target.cores * b,), (512,), (x, y, np.int64(n // 16))), 20)
+            ms = time_runs(
+                device, lambda b=blocks: kernel((device.target.cores * b,), (512,), (x, y, np.int64(n // 16))), 20
+            )
         best = max(best, n / ms * 1e3)
     return best
 
@@ -243,7 +260,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="*", default=[1])
     parser.add_argument("--context", type=int, nargs="*", default=[1024])
     parser.add_argument("--prefill", type=int, nargs="*", default=[])
-    parser.add_argument("--full", action="store_true", help="the step of generation: penalty, sampling, log probability")
+    parser.add_argument(
+        "--full", action="store_true", help="the step of generation: penalty, sampling, log probability"
+    )
     parser.add_argument("--plain", action="store_true", help="also without overlapping launches")
     parser.add_argument("--kernels", action="store_true", help="also each kernel by itself")
     parser.add_argument("--tune", type=float, default=0.0, help="seconds of tuning before a second round")
@@ -251,8 +270,10 @@ def main() -> None:
     args = parser.parse_args()
     decoder = Decoder(args.shape, args.full)
     limit = read_bandwidth(decoder.device)
-    print(f"{decoder.device.name}, {args.shape}: read bandwidth {limit / 1e12:.2f} TB/s; seconds: "
-          + ", ".join(f"{k} {v:.2f}" for k, v in decoder.times.items()))
+    print(
+        f"{decoder.device.name}, {args.shape}: read bandwidth {limit / 1e12:.2f} TB/s; seconds: "
+        + ", ".join(f"{k} {v:.2f}" for k, v in decoder.times.items())
+    )
     rows = []
 
     def report(what: str, ms: float, floor: float) -> None:
@@ -266,8 +287,11 @@ def main() -> None:
                 for overlap in (True, False) if args.plain else (True,):
                     decoder.executable.overlap = overlap
                     calls = decoder.calls(batch, 1, context)
-                    report(f"{title}, batch {batch}, context {context}{'' if overlap else ', no overlap'}",
-                           decoder.milliseconds(calls), floor)
+                    report(
+                        f"{title}, batch {batch}, context {context}{'' if overlap else ', no overlap'}",
+                        decoder.milliseconds(calls),
+                        floor,
+                    )
                     for name, count, us in decoder.kernels(calls) if args.kernels else ():
                         print(f"    {name:30s} {count:3d} x {us:8.2f} us", flush=True)
                     del calls

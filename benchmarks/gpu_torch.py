@@ -1,6 +1,6 @@
 """The peer: decode and prefill of the same LLaMA shapes by torch.compile with a static cache, random bf16 weights.
 
-    python benchmarks/gpu_torch.py 1b --batch 1 8 --context 1024 --prefill 2048 [--mode max-autotune]
+python benchmarks/gpu_torch.py 1b --batch 1 8 --context 1024 --prefill 2048 [--mode max-autotune]
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def main() -> None:
 
     def report(what: str, ms: float, seconds: float) -> None:
         rows.append({"what": what, "ms": ms, "compile_s": seconds})
-        print(f"torch {torch.__version__} {args.mode}: {what:40s} {ms:9.3f} ms   first calls {seconds:.1f} s", flush=True)
+        print(
+            f"torch {torch.__version__} {args.mode}: {what:40s} {ms:9.3f} ms   first calls {seconds:.1f} s", flush=True
+        )
 
     @torch.inference_mode()
     def measure(batch: int, seq: int, context: int, compiled: bool) -> None:
@@ -70,7 +72,11 @@ def main() -> None:
         torch.cuda.synchronize()
         seconds = time.perf_counter() - start
         name = f"decode, batch {batch}, context {context}" if seq == 1 else f"prefill of {seq}"
-        report(name if compiled else f"{name}, eager", times(torch, lambda: run(ids, place), 50 if seq == 1 else 10), seconds)
+        report(
+            name if compiled else f"{name}, eager",
+            times(torch, lambda: run(ids, place), 50 if seq == 1 else 10),
+            seconds,
+        )
 
     for context in args.context:
         for batch in args.batch:

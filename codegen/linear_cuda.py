@@ -1,4 +1,4 @@
-"""The ways a linear layer runs on a GPU: one row, a few rows, many rows by the vendor's library, or the general tile."""
+"""The ways a linear layer runs on a GPU: one row, a few, many by the vendor's library, or the general tile."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from monoplan.codegen.expressions import C_TYPES, load
 from monoplan.codegen.facts_cuda import facts_cuda
 from monoplan.codegen.kernels import Linear, Operand
-from monoplan.codegen.plan_cuda import Action, Between, CopyBytes, Launch, Product, Variant, Word, pointer_word
+from monoplan.codegen.plan_cuda import Action, Between, Launch, Product, Variant, Word, pointer_word
 from monoplan.codegen.schedule_cuda import CudaLinear, FewSchedule, tuned
 from monoplan.ir.dims import Dim, equal
 from monoplan.ir.expr import Arg, Call
@@ -68,7 +68,11 @@ class LinearVariants:
 
     def _best(self, count: int, candidates: Word, rows: Dim) -> Launch:
         """The best of the candidates of each row."""
-        words = [*self._others, ("const uint64_t *candidates", candidates), ("const int64_t count", Word("number", offset=count))]
+        words = [
+            *self._others,
+            ("const uint64_t *candidates", candidates),
+            ("const int64_t count", Word("number", offset=count)),
+        ]
         function, all_words = self.renderer.function(self.k, "linear_best", words, **self.names)
         return Launch(function, (rows, 1, 1), 256, all_words)
 
@@ -107,13 +111,22 @@ class LinearVariants:
         pairs = -(-k.columns // 2)
         # Many rows come in the weights' type: more work for each thread.
         each = 1 if dtype == f32 else 2 if k.epilogue == "heads" else 4
-        words = [*self._others, (f"const {C_TYPES[dtype.name]} *sums", sums), ("const int64_t splits", Word("number", offset=splits))]
+        words = [
+            *self._others,
+            (f"const {C_TYPES[dtype.name]} *sums", sums),
+            ("const int64_t splits", Word("number", offset=splits)),
+        ]
         candidates = Word("workspace", offset=_rounded(after))
         if k.epilogue == "argmax":
             words.append(("uint64_t *candidates", candidates))
         wide = dtype != f32 and bool(self.names["mm"].get("wide"))
         function, all_words = self.renderer.function(
-            k, "linear_finish", words, sum_load=load(dtype, "sums[(split * rows + row) * N + n]"), each=each, wide=wide,
+            k,
+            "linear_finish",
+            words,
+            sum_load=load(dtype, "sums[(split * rows + row) * N + n]"),
+            each=each,
+            wide=wide,
             **self.names,
         )
         if k.epilogue == "argmax":
@@ -123,7 +136,9 @@ class LinearVariants:
             return [Launch(function, ((k.rows * ((k.heads + 2 * k.kv_heads) * 32) + 255) // 256, 1, 1), 256, all_words)]
         columns = 256 * (4 if wide else each)
         # Blocks take several rows where there are thousands: fewer, longer ones.
-        return [Launch(function, (-(-pairs // columns), k.rows if dtype == f32 else (k.rows + 3) // 4, 1), 256, all_words)]
+        return [
+            Launch(function, (-(-pairs // columns), k.rows if dtype == f32 else (k.rows + 3) // 4, 1), 256, all_words)
+        ]
 
     def _room(self, sums: Dim) -> Dim:
         """Bytes of workspace up to the end of the sums, and of candidates behind them."""
@@ -137,11 +152,11 @@ class LinearVariants:
         direct = self._direct()
         if direct is not None:
             out = Word("operand", y, offset=y.view.offset * y.dtype.itemsize)
+            add = None
             if direct:
                 e = k.operand("e0")
-                source = Word("operand", e, offset=e.view.offset * e.dtype.itemsize)
-                actions.append(CopyBytes(source, out, k.rows * (k.columns * y.dtype.itemsize)))
-            actions.append(Product(k.rows, k.columns, k.depth, xs, w, out, self.half, y.dtype, add=bool(direct)))
+                add = Word("operand", e, offset=e.view.offset * e.dtype.itemsize)
+            actions.append(Product(k.rows, k.columns, k.depth, xs, w, out, self.half, y.dtype, add))
             return Variant("library", tuple(actions), (Between(k.rows, low),), used)
         kept = f32 if k.epilogue == "argmax" else self.half
         sums = Word("workspace", offset=used)
@@ -152,7 +167,7 @@ class LinearVariants:
         return Variant("library", tuple(actions), (Between(k.rows, low),), size)
 
     def _direct(self) -> str | None:
-        """"" for y = x wᵀ, "add" for y = e0 + x wᵀ, None where the epilogue needs a kernel."""
+        """ "" for y = x wᵀ, "add" for y = e0 + x wᵀ, None where the epilogue needs a kernel."""
         k, y = self.k, self.k.operand("y")
         if k.epilogue != "pointwise" or k.body is None or k.has("bias") or not _dense(y, k.columns):
             return None

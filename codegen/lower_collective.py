@@ -6,7 +6,6 @@ from monoplan.codegen.kernels import Body, Collective, Operand
 from monoplan.codegen.lower import Lowerer, expanded_rows, lowers, rows_by_columns
 from monoplan.codegen.views import View
 from monoplan.ir.dims import Dim
-from monoplan.ir.errors import CompileError
 from monoplan.ir.expr import Arg, parse_expr
 from monoplan.ir.graph import Op
 from monoplan.ir.types import product
@@ -26,22 +25,25 @@ def lower_collective(lo: Lowerer, op: Op) -> None:
         else:
             lo.views[op.result] = lo.read(x)
         return
-    if not lo.target.is_cpu:
-        raise CompileError(f"{op.name} over {world} ranks has no kernel for target {lo.target.name} yet", where=op.loc,
-                           fix="use target='cpu' with tp=")
     gather = op.name == "all_gather"
     axis = op.attrs["axis"] % len(shape) if gather else len(shape) - 1
     rows, columns = product(shape[:axis]), product(shape[axis:])
     operands = [Operand("x", lo.dense(rows_by_columns(lo, lo.read(x), rows, columns)))]
-    operands += [
-        Operand(f"e{i}", expanded_rows(lo, lo.read(v), shape, rows, columns)) for i, v in enumerate(extras)
-    ]
-    y = _rows(lo.destination(op.result), (rows, world, columns) if gather else (rows, columns))
+    apart = not lo.target.is_cpu and op.name == "fused_all_reduce"  # a GPU's ranks meet elsewhere: the tail follows
+    if not apart:
+        operands += [
+            Operand(f"e{i}", expanded_rows(lo, lo.read(v), shape, rows, columns)) for i, v in enumerate(extras)
+        ]
+    made = lo.fresh(x.type.dtype, shape) if apart else lo.destination(op.result)
+    y = _rows(made, (rows, world, columns) if gather else (rows, columns))
     operands.append(Operand("y", y, written=True))
-    body = Body(node, (x.type.dtype, *(v.type.dtype for v in extras)))
+    types = (x.type.dtype, *(v.type.dtype for v in extras))
+    body = Body(Arg(0), types[:1]) if apart else Body(node, types)
     number, lo.root.collectives = lo.root.collectives, lo.root.collectives + 1
     lo.emit(Collective(op=op, operands=tuple(operands), mode="gather" if gather else "reduce", world=world,
                        number=number, body=body, rows=rows, columns=columns, flops=product(shape) * (world - 1)))
+    if apart:
+        lo.pointwise(node, [made, *(lo.read(v) for v in extras)], lo.destination(op.result))
 
 
 def _rows(y: View, shape: tuple[Dim, ...]) -> View:

@@ -44,7 +44,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """out[rows, columns] = x[rows, depth] · w[columns, depth]ᵀ (+ out) by the vendor's library, all dense."""
+    """out[rows, columns] = x[rows, depth] · w[columns, depth]ᵀ (+ add) by the vendor's library, all dense."""
 
     rows: Dim
     columns: int
@@ -54,19 +54,23 @@ class Product:
     out: Word
     dtype: DType
     out_dtype: DType
-    add: bool = False
+    add: Word | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class CopyBytes:
-    """Bytes from one place to another; nothing when they are the same."""
+class Exchange:
+    """The sum over the ranks of x[rows, columns], or with `gather` all of them as y[rows, rank, columns]; all dense."""
 
-    source: Word
-    target: Word
-    nbytes: Dim
+    x: Word
+    y: Word
+    rows: Dim
+    columns: Dim
+    world: int
+    gather: bool
+    dtype: DType
 
 
-Action = Launch | Product | CopyBytes
+Action = Launch | Product | Exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +152,23 @@ def _split_norm(k: Kernel) -> Iterator[Kernel]:
     x, dtype = k.operand("x"), k.operand("w").dtype
     buffer = Buffer(f"{x.view.buffer.name}_normed", dtype, k.rows * k.depth, "arena")
     normed = whole(buffer, (k.rows, k.depth))
-    operands = [x, *(Operand(short, k.operand(f"norm_{short}").view) for short in ("weight", "bias") if k.has(f"norm_{short}"))]
+    operands = [
+        x,
+        *(Operand(short, k.operand(f"norm_{short}").view) for short in ("weight", "bias") if k.has(f"norm_{short}")),
+    ]
     operands.append(Operand("y", normed, written=True))
-    yield Norm(op=k.op, operands=tuple(operands), kind="layer", eps=k.eps, body=Body(Arg(0), (x.dtype,)),
-               outer=(k.rows,), inner=k.depth)
-    left = (Operand("x", normed) if o.name == "x" else o for o in k.operands if o.name not in ("norm_weight", "norm_bias"))
+    yield Norm(
+        op=k.op,
+        operands=tuple(operands),
+        kind="layer",
+        eps=k.eps,
+        body=Body(Arg(0), (x.dtype,)),
+        outer=(k.rows,),
+        inner=k.depth,
+    )
+    left = (
+        Operand("x", normed) if o.name == "x" else o for o in k.operands if o.name not in ("norm_weight", "norm_bias")
+    )
     yield replace(k, norm="none", eps=0.0, operands=tuple(left))
 
 
@@ -172,7 +188,13 @@ def narrowed(items: Items) -> dict[Buffer, Buffer]:
     new: dict[Buffer, Buffer] = {}
     for b, wanted in readers.items():
         kinds = set(wanted)
-        if b.kind == "arena" and b.dtype == f32 and len(kinds) == 1 and None not in kinds and all(makers.get(b, [False])):
+        if (
+            b.kind == "arena"
+            and b.dtype == f32
+            and len(kinds) == 1
+            and None not in kinds
+            and all(makers.get(b, [False]))
+        ):
             new[b] = replace(b, dtype=kinds.pop())  # type: ignore[arg-type]
     return new
 
@@ -251,7 +273,12 @@ def stable_past(plan: Plan, k: Attention) -> bool:
         other = step.kernel
         for o in other.writes:
             b = o.view.buffer
-            if b is past or (b.kind == "input" and b.index == past.index) or past.index in b.table and b.table_kind == "input":
+            if (
+                b is past
+                or (b.kind == "input" and b.index == past.index)
+                or past.index in b.table
+                and b.table_kind == "input"
+            ):
                 return False
             if (b.table_kind or b.kind, b.table or b.index) in caches:
                 if not isinstance(other, Linear | KVUpdate) or other.operand("lengths").view.buffer is not past:

@@ -58,6 +58,16 @@ def environment() -> Any:
     return env
 
 
+def is_pristine() -> bool:
+    """Whether templates come from the package's own files, and from nowhere else."""
+    if not environment.cache_info().currsize:
+        return True
+    from jinja2 import FileSystemLoader
+
+    loader = environment().loader
+    return type(loader) is FileSystemLoader and loader.searchpath == [str(HERE / "templates")]
+
+
 def keep_bytecode(folder: Path) -> None:
     """Lets compiled templates lie in a folder: jinja2's parser and compiler cost more than all rendering."""
     from jinja2 import FileSystemBytecodeCache

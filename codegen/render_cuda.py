@@ -11,6 +11,7 @@ from monoplan.codegen.expressions import c_dim
 from monoplan.codegen.facts_cuda import facts_cuda
 from monoplan.codegen.kernels import (
     Attention,
+    Collective,
     Gather,
     Kernel,
     KVUpdate,
@@ -30,6 +31,7 @@ from monoplan.codegen.plan import Plan, Step
 from monoplan.codegen.plan_cuda import (
     Action,
     Between,
+    Exchange,
     Launch,
     Product,
     Variant,
@@ -83,7 +85,9 @@ class Renderer:
     tuning: Tuning
     functions: dict[str, Function] = field(default_factory=dict)
 
-    def function(self, k: Kernel, template: str, words: Iterable[tuple[str, Word]], **names: Any) -> tuple[str, tuple[Word, ...]]:
+    def function(
+        self, k: Kernel, template: str, words: Iterable[tuple[str, Word]], **names: Any
+    ) -> tuple[str, tuple[Word, ...]]:
         """The name of a kernel's function and the words of its launch."""
         given = [*words, *symbol_words(k), ("mp_error *error", Word("error")), ("const int64_t step", Word("step"))]
         env = environment()
@@ -105,9 +109,16 @@ def render_cuda(plan: Plan, version: str, tuning: Tuning | None = None) -> CudaS
     renderer = Renderer(plan, tuning or {})
     variants = {step.number: _variants(renderer, step) for step, _ in plan.steps()}
     functions = tuple(renderer.functions.values())
-    text = environment().get_template("cuda/plan.cu.j2").render(
-        plan=plan, body=with_headers(functions), version=version, target=plan.target,
-        table=[_uncommented(line) for line in _table(plan, variants)],
+    text = (
+        environment()
+        .get_template("cuda/plan.cu.j2")
+        .render(
+            plan=plan,
+            body=with_headers(functions),
+            version=version,
+            target=plan.target,
+            table=[_uncommented(line) for line in _table(plan, variants)],
+        )
     )
     return CudaSource(text, functions, variants)
 
@@ -123,6 +134,8 @@ def with_headers(functions: Sequence[Function]) -> str:
 
 def _variants(renderer: Renderer, step: Step) -> tuple[Variant, ...]:
     k, s = step.kernel, step.schedule
+    if isinstance(k, Collective):
+        return (Variant("collective", (_exchange(k),)),)
     if isinstance(k, Linear):
         return LinearVariants(renderer, k, s).all()  # type: ignore[arg-type]
     names = facts_cuda(k)
@@ -133,6 +146,12 @@ def _variants(renderer: Renderer, step: Step) -> tuple[Variant, ...]:
     threads: int = getattr(s, "threads", 256)
     blocks, block = _geometry(k, s, threads, names)
     return (Variant(k.family, (Launch(function, (blocks, 1, 1), block, all_words),)),)
+
+
+def _exchange(k: Collective) -> Exchange:
+    """Ranks meet on the host, or through their own library: there is nothing to launch."""
+    x, y = (Word("operand", o, offset=o.view.offset * o.dtype.itemsize) for o in (k.operand("x"), k.operand("y")))
+    return Exchange(x, y, k.rows, k.columns, k.world, k.mode == "gather", k.operand("x").dtype)
 
 
 def _geometry(k: Kernel, s: Any, threads: int, names: dict[str, Any]) -> tuple[Dim, int]:
@@ -168,8 +187,13 @@ def _attention(
         found += _decode(renderer, k, s.decode, names, words)
     if s.prefill is not None:
         function, all_words = renderer.function(k, "attention_prefill", words, s=s, **names)
-        launch = Launch(function, (ceil_div(k.seq, s.prefill.queries), k.heads, k.batch), s.prefill.warps * 32, all_words,
-                        shared=s.prefill.shared(k.head_dim))
+        launch = Launch(
+            function,
+            (ceil_div(k.seq, s.prefill.queries), k.heads, k.batch),
+            s.prefill.warps * 32,
+            all_words,
+            shared=s.prefill.shared(k.head_dim),
+        )
         found.append(Variant("prefill", (launch,), (Between(k.seq, 2),)))
     if s.decode is not None and s.prefill is not None:
         return tuple(found)
@@ -187,20 +211,35 @@ def _decode(
 
     def clusters(splits: int, fixed: bool) -> Launch:
         function, all_words = renderer.function(
-            k, "attention_decode", words, d=d, spread=False, splits=str(splits) if fixed else "(int)gridDim.x", attn=attn
+            k,
+            "attention_decode",
+            words,
+            d=d,
+            spread=False,
+            splits=str(splits) if fixed else "(int)gridDim.x",
+            attn=attn,
         )
         return Launch(function, (splits, k.kv_heads, k.batch), d.warps * 32, all_words, shared=d.pad, cluster=splits)
 
     partial = k.heads // k.kv_heads * (k.head_dim + 2)
     spread, spread_words = renderer.function(
-        k, "attention_decode", [*words, ("float *partial", Word("workspace")), ("uint32_t *tickets", Word("tickets"))],
-        d=replace(d, warps=d.long_warps, blocks=1), spread=True, splits=str(d.spread), attn=attn,
+        k,
+        "attention_decode",
+        [*words, ("float *partial", Word("workspace")), ("uint32_t *tickets", Word("tickets"))],
+        d=replace(d, warps=d.long_warps, blocks=1),
+        spread=True,
+        splits=str(d.spread),
+        attn=attn,
     )
     long = Launch(spread, (d.spread, k.kv_heads, k.batch), d.long_warps * 32, spread_words)
     few, some = -(-d.full // (8 * k.kv_heads)), 3 * d.full // (2 * k.kv_heads)
     return [
-        Variant("decode_long", (long,), (one, Between(k.keys, d.long + 1), Between(k.batch, 0, few)),
-                k.batch * (k.kv_heads * d.spread * partial * 4)),
+        Variant(
+            "decode_long",
+            (long,),
+            (one, Between(k.keys, d.long + 1), Between(k.batch, 0, few)),
+            k.batch * (k.kv_heads * d.spread * partial * 4),
+        ),
         Variant("decode", (clusters(d.splits, True),), (one, Between(k.batch, 0, few))),
         Variant("decode_some", (clusters(2, False),), (one, Between(k.batch, 0, some))),
         Variant("decode_many", (clusters(1, False),), (one,)),
@@ -225,4 +264,4 @@ def _show(a: Action) -> str:
         return f"{a.function}<<<({grid}), {a.block}>>>"
     if isinstance(a, Product):
         return f"library product {c_dim(a.rows)} x {a.columns} x {a.depth}"
-    return f"copy of {c_dim(a.nbytes)} bytes"
+    return f"exchange of {c_dim(a.rows * a.columns)} elements between {a.world} ranks"

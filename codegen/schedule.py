@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from monoplan.codegen.kernels import Attention, Kernel, Linear
-from monoplan.codegen.schedule_cuda import choose_cuda
 from monoplan.codegen.target import Target
 from monoplan.ir.types import TensorType, bf16
 
@@ -56,6 +55,8 @@ class AttentionSchedule:
 def choose(kernel: Kernel, target: Target) -> object:
     """The schedule of a kernel on a target."""
     if not target.is_cpu:
+        from monoplan.codegen.schedule_cuda import choose_cuda
+
         return choose_cuda(kernel, target)
     if isinstance(kernel, Linear):
         return _linear(kernel, target)

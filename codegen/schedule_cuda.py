@@ -38,13 +38,15 @@ class RowSchedule:
 
     def shared(self, depth: int, columns: int, itemsize: int) -> int:
         """Bytes of dynamic shared memory: the rings of all warps, the sums of all slices, and padding."""
-        rows = 2 * -(-(-(-columns // 2)) // self.grid)
+        pairs = (columns + 1) // 2
+        rows = 2 * -(-pairs // self.grid)
         sums = self.slices * -(-rows // self.batch) * self.batch * 4
         return self.warps * self.ring * self.batch * self.vectors(depth, itemsize) * 512 + sums + self.pad
 
     def vectors(self, depth: int, itemsize: int) -> int:
         """16-byte pieces of a row that one lane reads."""
-        return -(-(-(-(depth * itemsize // 16) // self.slices)) // 32)
+        slice_ = -(-(depth * itemsize // 16) // self.slices)
+        return -(-slice_ // 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,8 @@ class PrefillSchedule:
     """Attention of many tokens: 16 queries for each warp, `keys` keys in each of `stages` pieces of shared memory."""
 
     warps: int = 4
-    keys: int = 32
-    stages: int = 3
+    keys: int = 64
+    stages: int = 2
     blocks: int = 1  # on one SM, that the register budget must allow
 
     @property
@@ -255,4 +257,4 @@ def _rows_aligned(strides: tuple[Dim, ...], offset: Dim) -> bool:
 def _prefill(k: Attention, target: Target) -> PrefillSchedule | None:
     if target.capability < 80 or not _tensor_attention(k) or k.head_dim not in (64, 128):
         return None
-    return PrefillSchedule(keys=64, blocks=3) if k.head_dim == 64 else PrefillSchedule(keys=32, blocks=2)
+    return PrefillSchedule(stages=3, blocks=3) if k.head_dim == 64 else PrefillSchedule(stages=2, blocks=2)

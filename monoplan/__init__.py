@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from typing import Any
 
 # Names of the public face and where they live; each is imported when it is first used, so that `import monoplan`
@@ -19,6 +20,7 @@ _HOMES = {
 }
 _MODULES = ("nn", "models", "ir", "frontend", "passes", "codegen", "runtime")
 __version__ = "0.1.0"
+_imported = time.time()  # files that change after this are not the code that runs
 __all__ = [*_HOMES, *_MODULES, "__version__"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,25 +36,6 @@ from monoplan.runtime.comm import Communicator
 
 Array = np.ndarray[Any, Any]
 VERSION = "0.1.0"
-
-
-class Stages(Sequence[Stage]):
-    """Stages that are made when they are looked at."""
-
-    def __init__(self, make: Callable[[], list[Stage]]) -> None:
-        self._make = make
-        self._made: list[Stage] | None = None
-
-    def _all(self) -> list[Stage]:
-        if self._made is None:
-            self._made = self._make()
-        return self._made
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._all()[index]
-
-    def __len__(self) -> int:
-        return len(self._all())
 
 
 @dataclass
@@ -165,11 +147,9 @@ def build(
 ) -> Built:  # fmt: skip
     """Compiles one signature of a module."""
     clock = _Clock()
-    args, kwargs = module.unbind_arguments(arguments)
-    traced = trace(module, *args, **kwargs)
-    graph = traced.graph.replace(writes=getattr(traced, "mutated", ()))
-    if dtype is not None:
-        graph = with_param_dtype(graph, dtype)
+    if target == "cpu" and tp is None:
+        return _build_cpu(module, arguments, dtype, options, clock)
+    traced, graph = _traced(module, arguments, dtype)
     check_world(graph, tp)
     clock.lap("trace")
     divided = tp_plan(module, options) if tp is not None else {}
@@ -177,37 +157,54 @@ def build(
     if tp is not None and first:
         check_ranks(tp, graph, traced.params, options, divided, target)
     pipeline = [*first, *_pipeline(options, first)]
-    if target == "cpu" and tp is None:
-        return _build_cpu(graph, traced, pipeline, options, clock)
     stages = run_passes(graph, pipeline, options.stop_after)
     clock.lap("passes")
     if target == "reference":
-        return _built(stages[len(first)].graph, stages, None, None, None, traced, target, clock, tp)
+        final = stages[len(first)].graph
+        return Built(final, stages, None, None, None, traced.out_tree, traced.params, target, clock.laps, tp)
     final, tensors = stages[-1].graph, traced.params
     executable = make_executable(final, lambda path: _values(tensors[path]), target, options, clock, tp)
-    built = _built(final, stages, executable.plan, executable.source, executable, traced, target, clock, tp)
-    built.show(stages)
-    return built
+    return _built(final, stages, executable, traced.out_tree, tensors, target, clock, tp)
 
 
-def _build_cpu(graph: Graph, traced: Trace, pipeline: Sequence[Any], options: Options, clock: _Clock) -> Built:
-    """A plan for this CPU: passes and templates run only if the cache has not seen the graph before."""
+def _traced(module: Module, arguments: Mapping[str, Any], dtype: DType | None) -> tuple[Trace, Graph]:
+    args, kwargs = module.unbind_arguments(arguments)
+    traced = trace(module, *args, **kwargs)
+    graph = traced.graph.replace(writes=getattr(traced, "mutated", ()))
+    return traced, graph if dtype is None else with_param_dtype(graph, dtype)
+
+
+def _build_cpu(
+    module: Module, arguments: Mapping[str, Any], dtype: DType | None, options: Options, clock: _Clock
+) -> Built:
+    """A plan for this CPU: what the cache has seen before is neither traced nor lowered again, unless somebody asks."""
     from monoplan import plan_cache
     from monoplan.runtime.cpu import host_target
 
-    key = plan_cache.plan_key(graph, options, host_target(), VERSION)
-    known = plan_cache.recall(key)
-    stages = run_passes(graph, pipeline, options.stop_after) if known is None else []
+    traced = functools.cache(lambda: _traced(module, arguments, dtype))
+    pipeline, choices = _pipeline(options), plan_cache.choices(options, host_target(), dtype, VERSION)
+    usable = plan_cache.is_usable(pipeline)
+    call = plan_cache.call_key(module, arguments, choices) if usable else None
+    seen = plan_cache.recall_call(call)
+    if seen is None:
+        check_world(traced()[1], None)
+        key = plan_cache.plan_key(traced()[1], choices) if usable else None
+        out_tree, tensors = traced()[0].out_tree, traced()[0].params
+    else:
+        (key, out_tree), tensors = seen, plan_cache.tensors(module)
+    clock.lap("trace")
+    known = plan_cache.recall_plan(key)
+    stages = run_passes(traced()[1], pipeline, options.stop_after) if known is None else []
     final, ready = (stages[-1].graph, None) if known is None else (known[0], known[1:])
     clock.lap("passes")
-    tensors = traced.params
     executable = make_executable(final, lambda path: _values(tensors[path]), "cpu", options, clock, ready=ready)
-    built = _built(final, stages, executable.plan, executable.source, executable, traced, "cpu", clock)
     if known is None:
-        plan_cache.remember(key, final, executable.plan, executable.source)
-        built.show(stages)
-    else:
-        built.show(Stages(lambda: built.remake(graph, pipeline, options)))
+        plan_cache.remember_plan(key, final, executable.plan, executable.source)
+    if seen is None:
+        plan_cache.remember_call(call, module, traced()[1], key, out_tree)
+    built = _built(final, stages, executable, out_tree, tensors, "cpu", clock)
+    if known is not None:
+        built.show(plan_cache.Stages(lambda: built.remake(traced()[1], pipeline, options)))
     return built
 
 
@@ -223,7 +220,10 @@ def make_executable(
         def override(text: str) -> str | None:
             return override_text(options.source, graph.name, text, "cu")
 
-        return compile_cuda(graph, params, VERSION, override, clock.lap)
+        with in_turn(tp, print_graph(graph) if tp is not None else ""):
+            made = compile_cuda(graph, params, VERSION, override, clock.lap)
+        made.comm = tp
+        return made
     from monoplan.runtime.cpu import CpuExecutable
     from monoplan.runtime.threads import check_threads, default_threads
     from monoplan.runtime.weights import prepare
@@ -296,10 +296,13 @@ def build_graph_executable(
 
 
 def _built(
-    graph: Graph, stages: Sequence[Stage], plan: Any, source: Any, executable: Any, traced: Trace, target: str,
+    graph: Graph, stages: Sequence[Stage], executable: Any, out_tree: Tree, tensors: Mapping[str, Tensor], target: str,
     clock: _Clock, tp: Communicator | None = None,
 ) -> Built:  # fmt: skip
-    return Built(graph, stages, plan, source, executable, traced.out_tree, traced.params, target, clock.laps, tp)
+    plan, source = executable.plan, executable.source
+    made = Built(graph, stages, plan, source, executable, out_tree, tensors, target, clock.laps, tp)
+    made.show(stages)
+    return made
 
 
 def _pipeline(options: Options, first: Sequence[Any] = ()) -> Sequence[Any]:

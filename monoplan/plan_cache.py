@@ -1,7 +1,9 @@
-"""Plans on disk: a graph that was lowered before goes through neither passes nor templates again.
+"""Plans on disk: what was compiled before is not traced, rewritten and rendered again.
 
-The key is the traced graph with its locations, the options and the target, and the text of every file that makes a plan
-of them; an entry is one pickle in the build cache's folder of facts, trusted like the binaries beside it.
+`plan-<key>.pickle` holds the final graph, the plan and the source of a traced graph; its key is that graph's text with
+all locations. `call-<key>.pickle` leads there from a module of the library itself without tracing it; its key is the
+module's structure and the types of the arguments. Both keys also hold the options, the target and the text of every
+file that has a part in it. Entries lie in the build cache's folder of facts and are trusted like the binaries beside.
 """
 
 from __future__ import annotations
@@ -13,46 +15,127 @@ import os
 import pickle
 import platform
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import monoplan
+from monoplan.frontend.module import Module
+from monoplan.frontend.pytree import flatten
+from monoplan.frontend.structure import structure
+from monoplan.frontend.tensor import Tensor
+from monoplan.frontend.tracer import Spec
 from monoplan.ir.graph import Graph
 from monoplan.ir.printer import print_graph
 from monoplan.options import Options
+from monoplan.passes.manager import Pass, Stage
+from monoplan.passes.pipeline import PIPELINE, UNFUSED
 from monoplan.runtime import cache
 
-KEPT = 256  # entries; the longest unused go first
-_MAKERS = ("ir", "passes", "codegen")
+KEPT = 256  # entries of each kind; the longest unused go first
+_FOLDERS = ("ir", "passes", "codegen", "frontend", "models")
 _SUFFIXES = (".py", ".j2", ".h")
 
 
-def plan_key(graph: Graph, options: Options, target: Any, version: str) -> str:
-    """The name of a plan: everything that may change it."""
-    digest = hashlib.sha256(print_graph(graph, locs=True).encode())
-    choices = (options.fuse, options.passes, options.stop_after, target, version, platform.python_version())
-    digest.update(repr(choices).encode() + makers().encode())
-    return digest.hexdigest()
+class Stages(Sequence[Stage]):
+    """Stages that are made when they are looked at."""
+
+    def __init__(self, make: Callable[[], list[Stage]]) -> None:
+        self._make = make
+        self._made: list[Stage] | None = None
+
+    def _all(self) -> list[Stage]:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._all()[index]
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+
+def plan_key(graph: Graph, choices: str) -> str:
+    """The name of a traced graph's plan; `choices` are the options and what else decides."""
+    return _digest(print_graph(graph, locs=True), choices)
+
+
+def call_key(module: Module, arguments: Mapping[str, Any], choices: str) -> str | None:
+    """The name of a call of a module, or None if it must be traced to be known."""
+    leaves, tree = flatten(dict(arguments))
+    made_of = structure(module) if all(isinstance(x, Spec) for _, x in leaves) else None
+    if made_of is None:
+        return None
+    return _digest(made_of, repr(tree), *(f"{name} {x}" for name, x in leaves), choices)
+
+
+def is_usable(pipeline: Sequence[Pass]) -> bool:
+    """Whether plans are made by the code that the keys stand for: not with passes or templates put in its place."""
+    from monoplan.codegen.render import is_pristine
+
+    return makers() != "" and all(any(p is own for own in (*PIPELINE, *UNFUSED)) for p in pipeline) and is_pristine()
+
+
+def choices(options: Options, target: Any, dtype: Any, version: str) -> str:
+    """All that decides about a plan besides its graph: options, target, and the code that makes it."""
+    chosen = (options.fuse, options.passes, options.stop_after, target, str(dtype), version, platform.python_version())
+    return f"{chosen!r} {Path(__file__).resolve().parent} {makers()}"
 
 
 @functools.cache
 def makers() -> str:
-    """The digest of the code that makes plans."""
-    digest = hashlib.sha256()
-    for folder in _MAKERS:
+    """The digest of the code that traces, rewrites and renders; "" if its files changed since they were imported."""
+    digest, newest = hashlib.sha256(), 0.0
+    for folder in _FOLDERS:
         for path in sorted((Path(__file__).resolve().parent / folder).resolve().rglob("*")):
             if path.suffix in _SUFFIXES:
-                digest.update(f"{path.name} {path.stat().st_size} ".encode() + path.read_bytes())
-    return digest.hexdigest()
+                text = path.read_bytes()
+                digest.update(f"{path.name} {len(text)} ".encode() + text)
+                newest = max(newest, path.stat().st_mtime)
+    return digest.hexdigest() if newest < monoplan._imported else ""
 
 
-def recall(key: str) -> tuple[Graph, Any, Any] | None:
-    """Final graph, plan and source under a key, if they were remembered."""
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def recall_plan(key: str | None) -> tuple[Graph, Any, Any] | None:
+    """Final graph, plan and source of a traced graph."""
     import monoplan.ir.ops  # noqa: F401  (ops are pickled by name)
 
+    found: tuple[Graph, Any, Any] | None = None if key is None else _recall("plan", key)
+    return found
+
+
+def recall_call(key: str | None) -> tuple[str, Any] | None:
+    """The key of the plan and the structure of the results of a call."""
+    found: tuple[str, Any] | None = None if key is None else _recall("call", key)
+    return found
+
+
+def remember_plan(key: str | None, graph: Graph, plan: Any, source: Any) -> None:
+    """Keeps a plan with its source."""
+    if key is not None:
+        _remember("plan", key, (graph, plan, source))
+
+
+def remember_call(key: str | None, module: Module, graph: Graph, plan: str | None, out_tree: Any) -> None:
+    """Keeps a call, if every param of its graph is one of the module's own and can be found by its path."""
+    if key is not None and plan is not None and {p.path for p in graph.params} <= tensors(module).keys():
+        _remember("call", key, (plan, out_tree))
+
+
+def tensors(module: Module) -> dict[str, Tensor]:
+    """A module's parameters and buffers by their paths."""
+    return {**dict(module.named_buffers()), **dict(module.named_parameters())}
+
+
+def _recall(kind: str, key: str) -> Any:
     for root in cache.read_roots():
-        path = _path(root, key)
+        path = _path(root, kind, key)
         try:
-            made: tuple[Graph, Any, Any] = pickle.loads(path.read_bytes())
+            made = pickle.loads(path.read_bytes())
             os.utime(path)
             return made
         except OSError:
@@ -63,18 +146,18 @@ def recall(key: str) -> tuple[Graph, Any, Any] | None:
     return None
 
 
-def remember(key: str, graph: Graph, plan: Any, source: Any) -> None:
-    """Keeps a plan for later processes; failing to write it is no error."""
-    path = _path(cache.cache_root(), key)
+def _remember(kind: str, key: str, value: Any) -> None:
+    """Keeps an entry for later processes; failing to write it is no error."""
+    path = _path(cache.cache_root(), kind, key)
     temp = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        temp.write_bytes(pickle.dumps((graph, plan, source), pickle.HIGHEST_PROTOCOL))
+        temp.write_bytes(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
         os.replace(temp, path)
-        entries = sorted(path.parent.glob("plan-*.pickle"), key=lambda p: p.stat().st_mtime)
+        entries = sorted(path.parent.glob(f"{kind}-*.pickle"), key=lambda p: p.stat().st_mtime)
         for old in entries[:-KEPT]:
             old.unlink()
 
 
-def _path(root: Path, key: str) -> Path:
-    return root / "facts" / f"plan-{key}.pickle"
+def _path(root: Path, kind: str, key: str) -> Path:
+    return root / "facts" / f"{kind}-{key}.pickle"

@@ -15,15 +15,18 @@ from typing import Any
 
 import numpy as np
 
+from monoplan.codegen.kernels import Collective
 from monoplan.codegen.plan import Plan, Step, StepLoop
-from monoplan.codegen.plan_cuda import CopyBytes, Launch, Product, Variant, Word
+from monoplan.codegen.plan_cuda import Exchange, Launch, Product, Variant, Word
 from monoplan.codegen.render_cuda import CudaSource
 from monoplan.codegen.views import Buffer
 from monoplan.ir.dims import Dim, evaluate
 from monoplan.ir.graph import Graph
+from monoplan.runtime.comm import Communicator
 from monoplan.runtime.cpu import describe_failure
 from monoplan.runtime.cuda_arrays import Arguments, ErrorRecord, Results, Twins
 from monoplan.runtime.cuda_device import Device, GpuDevice, LaunchSpec, ProductSpec, gpu
+from monoplan.runtime.cuda_exchange import exchange, exchange_spec
 
 Array = np.ndarray[Any, Any]
 KEPT = 64  # launch lists (and graphs) that are kept for sizes and addresses seen before
@@ -44,6 +47,16 @@ class Calls:
         for act, argument, _ in self.actions:
             act(argument)
 
+    def tune_products(self) -> float:
+        """Times the library's algorithms for every product."""
+        specs = [argument for act, argument, _ in self.actions if act == self.device.product]
+        found: dict[Any, float] = {}
+        for spec in specs:
+            key = (spec.rows, spec.columns, spec.depth, spec.out_dtype)
+            if key not in found:
+                found[key] = self.device.products.tune(spec)  # type: ignore[attr-defined]
+        return sum(found[(s.rows, s.columns, s.depth, s.out_dtype)] for s in specs)
+
     def only(self, step: int) -> Calls:
         """The launches of one step, for measurements."""
         return Calls(self.device, [a for a in self.actions if a[2] == step])
@@ -63,7 +76,12 @@ class CudaExecutable:
     """A loaded plan with its weights on the device."""
 
     def __init__(
-        self, plan: Plan, source: CudaSource, params: Sequence[Any], device: Device | None = None, text: str | None = None,
+        self,
+        plan: Plan,
+        source: CudaSource,
+        params: Sequence[Any],
+        device: Device | None = None,
+        text: str | None = None,
         untuned: str | None = None,
     ) -> None:
         self.device: Any = gpu() if device is None else device
@@ -76,7 +94,9 @@ class CudaExecutable:
         self.variants = source.variants
         self.params = list(params)
         self.resident = False  # True: caches are copied back by sync() alone
-        self.graphs = True  # False: launches one by one, for debugging
+        self.comm: Communicator | None = None  # with the other ranks, where the plan has collectives
+        # False: launches one by one, for debugging; and where ranks meet on the host between two of them.
+        self.graphs = not any(isinstance(s.kernel, Collective) for s, _ in plan.steps())
         self.overlap = self.device.target.capability >= 90
         self._twins = Twins(self.device, plan)
         self._arguments = Arguments(self.device)
@@ -85,6 +105,7 @@ class CudaExecutable:
         self._tickets = self.device.allocate(TICKETS * 4)  # 0 between launches
         self.device.upload(self._tickets.address, np.zeros(TICKETS, np.uint32))
         self._calls: OrderedDict[Any, Calls] = OrderedDict()
+        self._overlaps: dict[tuple[int, ...], bool] = {}  # by sizes: whether launches overlap
         self._lock = threading.Lock()
 
     @property
@@ -98,22 +119,30 @@ class CudaExecutable:
             values = {**symbols, "threads": 1}
             given = self._arguments.bind(inputs, self._twins)
             results = Results(self.device, self.plan, values, self._arguments, on_device=given.on_device)
-            self.calls(values, given.addresses, results.addresses).run()
+            self._ready(values, given.addresses, results.addresses).run()
             results.fetch(self._error)
             self._check(symbols)
             self._twins.written(inputs, symbols, keep=self.resident)
             return results.finish(inputs)
 
     def loop(
-        self, inputs: Sequence[Any], symbols: Mapping[str, int], steps: int, *, feed: Mapping[int, int],
-        collect: Sequence[int], stream: Mapping[int, Array] | None = None,
+        self,
+        inputs: Sequence[Any],
+        symbols: Mapping[str, int],
+        steps: int,
+        *,
+        feed: Mapping[int, int],
+        collect: Sequence[int],
+        stream: Mapping[int, Array] | None = None,
     ) -> list[Array]:
         """Several steps without the host between them: see cuda_loop.run_loop."""
         from monoplan.runtime.cuda_loop import run_loop
 
         return run_loop(self, inputs, symbols, steps, feed=feed, collect=collect, stream=stream)
 
-    def tune(self, inputs: Sequence[Any], symbols: Mapping[str, int], seconds: float = 30.0) -> dict[str, dict[str, int]]:
+    def tune(
+        self, inputs: Sequence[Any], symbols: Mapping[str, int], seconds: float = 30.0
+    ) -> dict[str, dict[str, int]]:
         """Tunes the decode kernels on these arguments (one row), keeps the constants for later processes."""
         from monoplan.runtime.cuda_tune import tune
 
@@ -125,7 +154,17 @@ class CudaExecutable:
             self._calls.clear()
         return found
 
-    def measure(self, values: Mapping[str, int], inputs: Sequence[int], outputs: Sequence[int], count: int = 20) -> float:
+    def tune_products(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> float:
+        """Times the library's algorithms for every product of this call; milliseconds of all, by the fastest."""
+        with self._lock:
+            values = {**symbols, "threads": 1}
+            given = self._arguments.bind(inputs, self._twins)
+            results = Results(self.device, self.plan, values, self._arguments, on_device=False)
+            return self.calls(values, given.addresses, results.addresses).tune_products()
+
+    def measure(
+        self, values: Mapping[str, int], inputs: Sequence[int], outputs: Sequence[int], count: int = 20
+    ) -> float:
         """Milliseconds of a run as a graph with the present variants."""
         calls = Calls(self.device, self._actions(values, inputs, outputs))
         return float(self.device.measure(self.device.capture(calls.enqueue), count))
@@ -143,9 +182,28 @@ class CudaExecutable:
 
     # -- launch lists -------------------------------------------------------------------------------------------
 
+    def _ready(self, values: Mapping[str, int], inputs: Sequence[int], outputs: Sequence[int]) -> Calls:
+        """The launches of a run; when they come for the second time it is known whether they should overlap.
+
+        They usually should, but small kernels may crowd onto few SMs: the time of the whole run decides.
+        """
+        calls = self.calls(values, inputs, outputs)
+        sizes = tuple(values.values())
+        known = sizes in self._overlaps or not (self.overlap and self.graphs and self._twins.repeatable)
+        if calls.runs != 1 or known or any(act == self.device.product for act, _, _ in calls.actions):
+            return calls
+        times = {}
+        for self._overlaps[sizes] in (True, False):
+            calls = self.calls(values, inputs, outputs)
+            calls.graph = self.device.capture(calls.enqueue)
+            times[self._overlaps[sizes]] = self.device.measure(calls.graph, 5)
+        self._overlaps[sizes] = times[True] <= times[False]
+        return self.calls(values, inputs, outputs)
+
     def calls(self, values: Mapping[str, int], inputs: Sequence[int], outputs: Sequence[int]) -> Calls:
         """The launches for these sizes and addresses, made once."""
-        key = (tuple(values.values()), tuple(inputs), tuple(outputs), self.overlap)
+        overlap = self.overlap and self._overlaps.get(tuple(values.values()), True)
+        key = (tuple(values.values()), tuple(inputs), tuple(outputs), overlap)
         found = self._calls.get(key)
         if found is None:
             actions = self._actions(values, inputs, outputs)
@@ -163,6 +221,7 @@ class CudaExecutable:
         room = max((evaluate(v.workspace, values) for v in chosen.values()), default=0)
         self._reserve(total, room)
         resolver = _Resolver(self, values, inputs, outputs, offsets)
+        resolver.overlap = self.overlap and self._overlaps.get(tuple(values.values()), True)
         actions: list[Any] = []
         for item in self.plan.items:
             turns = range(item.count) if isinstance(item, StepLoop) else (0,)
@@ -188,7 +247,7 @@ class CudaExecutable:
                 grid = (evaluate(a.grid[0], at.values), evaluate(a.grid[1], at.values), evaluate(a.grid[2], at.values))
                 if 0 in grid:
                     continue
-                overlap = self.overlap and bool(actions) and actions[-1][0] == device.run
+                overlap = at.overlap and bool(actions) and actions[-1][0] == device.run
                 words = [at.word(w, step, turn) for w in a.words]
                 function = self.functions.get(a.function) or self.module[a.function]
                 spec = LaunchSpec(function, grid, a.block, a.shared, a.cluster, overlap, words)
@@ -197,13 +256,12 @@ class CudaExecutable:
                 rows = evaluate(a.rows, at.values)
                 if rows:
                     x, w, out = (at.word(p, step, turn) for p in (a.x, a.w, a.out))
-                    product = ProductSpec(x, w, out, rows, a.columns, a.depth, a.dtype, a.out_dtype, a.add)
+                    add = 0 if a.add is None else at.word(a.add, step, turn)
+                    product = ProductSpec(x, w, out, rows, a.columns, a.depth, a.dtype, a.out_dtype, add)
                     actions.append((device.product, product, step.number))
-            elif isinstance(a, CopyBytes):
-                source, target = at.word(a.source, step, turn), at.word(a.target, step, turn)
-                nbytes = evaluate(a.nbytes, at.values)
-                if source != target and nbytes:
-                    actions.append((lambda args: device.copy(*args), (target, source, nbytes), step.number))
+            elif isinstance(a, Exchange):
+                meeting = exchange_spec(a, at.values, at.word(a.x, step, turn), at.word(a.y, step, turn))
+                actions.append((lambda args: exchange(device, self.comm, args), meeting, step.number))
 
 
 def choose_variant(variants: Sequence[Variant], values: Mapping[str, int]) -> Variant:
@@ -215,14 +273,21 @@ class _Resolver:
     """Words of launches as numbers."""
 
     def __init__(
-        self, owner: CudaExecutable, values: Mapping[str, int], inputs: Sequence[int], outputs: Sequence[int],
+        self,
+        owner: CudaExecutable,
+        values: Mapping[str, int],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
         offsets: Sequence[int],
     ) -> None:
         self.owner, self.values = owner, values
         self.tables: dict[str, Sequence[int]] = {
-            "input": inputs, "output": outputs, "param": [p.address for p in owner.params],
+            "input": inputs,
+            "output": outputs,
+            "param": [p.address for p in owner.params],
         }
         self.offsets = offsets
+        self.overlap = False
 
     def word(self, w: Word, step: Step, turn: int) -> int:
         if w.kind == "operand":
@@ -251,7 +316,10 @@ class _Resolver:
 
 
 def compile_cuda(
-    graph: Graph, weights: Callable[[str], Array], version: str, override: Callable[[str], str | None],
+    graph: Graph,
+    weights: Callable[[str], Array],
+    version: str,
+    override: Callable[[str], str | None],
     lap: Callable[[str], None],
 ) -> CudaExecutable:
     """Plan, source, weights and binary of a graph for the current GPU; `lap` is told of each stage."""

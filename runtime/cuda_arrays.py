@@ -1,4 +1,4 @@
-"""Arguments and results of a plan on a GPU: numpy arrays in one copy each way, device arrays in place, caches as twins."""
+"""Arguments and results of a plan on a GPU: numpy arrays in one copy, device arrays in place, caches as twins."""
 
 from __future__ import annotations
 
@@ -120,8 +120,17 @@ class Results:
 class ErrorRecord:
     """What went wrong in a run: 48 bytes on the device (mp_error)."""
 
-    FIELDS = np.dtype([("code", "i4"), ("step", "i4"), ("place", "i8"), ("value", "i8"), ("limit", "i8"), ("lock", "i4"),
-                       ("unused", "i4")])
+    FIELDS = np.dtype(
+        [
+            ("code", "i4"),
+            ("step", "i4"),
+            ("place", "i8"),
+            ("value", "i8"),
+            ("limit", "i8"),
+            ("lock", "i4"),
+            ("unused", "i4"),
+        ]
+    )
 
     def __init__(self, device: Any) -> None:
         self.device = device
@@ -164,6 +173,12 @@ class Twins:
         self.written_inputs = {where for where in plan.outputs if isinstance(where, int)}
         self.lengths = _cache_lengths(plan, self.written_inputs)  # input number of a cache -> that of its lengths
         self._twins: dict[int, _Twin] = {}
+        self._block: tuple[Any, Array] | None = None  # where rows are gathered on their way to the host
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a run may be done again with the same result: it writes nothing but behind the lengths of caches."""
+        return self.written_inputs <= set(self.lengths)
 
     def has(self, number: int) -> bool:
         return number in self.written_inputs
@@ -187,6 +202,7 @@ class Twins:
 
     def written(self, inputs: Sequence[Any], symbols: Mapping[str, int], *, keep: bool, steps: int = 1) -> None:
         """Takes note of what a run (or several in a row) wrote, and brings it back unless it may stay on the device."""
+        news: list[tuple[_Twin, Array]] = []
         for number in self.written_inputs:
             array = inputs[number]
             if not isinstance(array, np.ndarray):
@@ -200,27 +216,45 @@ class Twins:
                     low = int(lengths.min())
                     high = min(high, int(lengths.max()) + steps * source[1](symbols))
             twin.low, twin.high = (low, high) if twin.low == twin.high else (min(low, twin.low), max(high, twin.high))
-            if not keep or source is None:
-                self._fetch(twin, array, whole=source is None)
-        self.device.synchronize()
+            if source is None:
+                self.device.download(array, twin.memory.address)
+                twin.low = twin.high = 0
+            elif not keep:
+                news.append((twin, array))
+        self._fetch(news)
 
     def sync(self) -> None:
         """Every array as it is on the device."""
-        for twin in list(self._twins.values()):
-            array = twin.array()
-            if array is not None and twin.low < twin.high:
-                self._fetch(twin, array, whole=False)
-        self.device.synchronize()
+        held = [(twin, twin.array()) for twin in self._twins.values()]
+        self._fetch([(t, a) for t, a in held if a is not None and t.low < t.high])
 
-    def _fetch(self, twin: _Twin, array: Array, *, whole: bool) -> None:
-        if whole or array.ndim != 4 or 2 * (twin.high - twin.low) > array.shape[2]:
-            self.device.download(array, twin.memory.address)
-        else:
+    def _fetch(self, news: Sequence[tuple[_Twin, Array]]) -> None:
+        """New rows of all caches by way of one block: many small copies to the host would each wait for the last."""
+        parts = []
+        for twin, array in news:
             batch, heads, capacity, dim = array.shape
             row = dim * array.itemsize
-            start, width = twin.low * row, (twin.high - twin.low) * row
-            self.device.download_rows(array, twin.memory.address, start, capacity * row, width, batch * heads)
-        twin.low = twin.high = 0
+            parts.append((twin, array, batch * heads, capacity * row, twin.low * row, (twin.high - twin.low) * row))
+        total = sum(_rounded(count * width) for *_, count, _, _, width in parts)
+        if total == 0:
+            self.device.synchronize()
+            return
+        if self._block is None or self._block[0].nbytes < total:
+            self._block = (self.device.allocate(total), self.device.pinned(total))
+        memory, host = self._block
+        at = 0
+        for twin, _, count, pitch, start, width in parts:
+            self.device.copy_rows(memory.address + at, width, twin.memory.address + start, pitch, width, count)
+            at += _rounded(count * width)
+        self.device.download(host[:total], memory.address)
+        self.device.synchronize()
+        at = 0
+        for twin, array, count, _, _, width in parts:
+            batch, heads, _, dim = array.shape
+            rows = host[at : at + count * width].view(array.dtype).reshape(batch, heads, -1, dim)
+            array[:, :, twin.low : twin.high] = rows
+            twin.low = twin.high = 0
+            at += _rounded(count * width)
 
 
 def _cache_lengths(plan: Plan, written: set[int]) -> dict[int, tuple[int, Any]]:

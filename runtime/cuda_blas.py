@@ -1,30 +1,196 @@
-"""Large products by cuBLAS through CuPy: row-major x · wᵀ, accumulated in f32."""
+"""Large products by cuBLASLt: row-major out = x · wᵀ (+ residual), accumulated in f32.
+
+CuPy brings the library but no binding of it, so it is called through cffi. The first algorithm that its heuristic
+offers is used, or the one that `tune` found to be the fastest for a shape; that is remembered in the cache for later processes.
+Algorithms that split K are left out: their sums depend on the order of the blocks.
+"""
 
 from __future__ import annotations
 
+import json
+import statistics
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from monoplan.ir.arrays import address
+from monoplan.ir.errors import PlanError
+from monoplan.runtime import toolchain
 
 if TYPE_CHECKING:
     from monoplan.runtime.cuda_device import GpuDevice, ProductSpec
 
+_CDEF = """
+typedef struct { uint64_t data[8]; } Algo;
+typedef struct { Algo algo; size_t workspace; int state; float waves; int reserved[4]; } Heuristic;
+int cublasLtCreate(void **);
+size_t cublasLtGetVersion(void);
+int cublasLtMatmulDescCreate(void **, int, int);
+int cublasLtMatmulDescSetAttribute(void *, int, const void *, size_t);
+int cublasLtMatrixLayoutCreate(void **, int, uint64_t, uint64_t, int64_t);
+int cublasLtMatmulPreferenceCreate(void **);
+int cublasLtMatmulPreferenceSetAttribute(void *, int, const void *, size_t);
+int cublasLtMatmulAlgoGetHeuristic(void *, void *, void *, void *, void *, void *, void *, int, Heuristic *, int *);
+int cublasLtMatmul(void *, void *, const void *, const void *, void *, const void *, void *, const void *,
+                   const void *, void *, void *, void *, const Algo *, void *, size_t, void *);
+"""
 _TYPES = {"f32": 0, "f16": 2, "bf16": 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
-_COMPUTE_32F, _DEFAULT = 68, -1
-_N, _T = 0, 1
+_COMPUTE_32F, _TRANSPOSE_A, _MAX_WORKSPACE, _REDUCTIONS = 68, 3, 1, 3
+WORKSPACE = 32 << 20
+OFFERED = 16
 _ZERO, _ONE = np.zeros(1, np.float32), np.ones(1, np.float32)
 
 
-def multiply(device: GpuDevice, spec: ProductSpec) -> None:
-    """Adds the product to the device's stream; rows are the library's columns."""
-    from cupy_backends.cuda.libs import cublas  # type: ignore[import-not-found]
+@cache
+def load_library() -> tuple[Any, Any] | None:
+    """cffi's view of cuBLASLt, or None where it is not there."""
+    try:
+        from cffi import FFI
+        from cupy_backends.cuda.libs import cublas  # type: ignore[import-not-found]  # noqa: F401  (loads the library)
+    except ImportError:
+        return None
+    ffi = FFI()
+    ffi.cdef(_CDEF)
+    for name in ("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"):
+        try:
+            return ffi, ffi.dlopen(name)
+        except OSError:
+            continue
+    return None
 
-    kind, out = _TYPES[spec.dtype.name], _TYPES[spec.out_dtype.name]
-    with device.stream:  # CuPy gives cuBLAS the current stream at every call
-        handle: Any = device.cupy.cuda.device.get_cublas_handle()
-        cublas.gemmEx(
-            handle, _T, _N, spec.columns, spec.rows, spec.depth, address(_ONE), spec.w, kind, spec.depth, spec.x, kind,
-            spec.depth, address(_ONE if spec.add else _ZERO), spec.out, out, spec.columns, _COMPUTE_32F, _DEFAULT,
+
+class _Shape:
+    """A product of certain sizes and types: descriptors and the algorithms that fit it."""
+
+    def __init__(self, owner: Products, spec: ProductSpec) -> None:
+        ffi, lib = owner.ffi, owner.lib
+
+        def make(create: Any, *arguments: Any) -> Any:
+            handle = ffi.new("void **")
+            _check(create(handle, *arguments))
+            return handle[0]
+
+        kind, out = _TYPES[spec.dtype.name], _TYPES[spec.out_dtype.name]
+        self.operation = make(lib.cublasLtMatmulDescCreate, _COMPUTE_32F, 0)
+        _check(lib.cublasLtMatmulDescSetAttribute(self.operation, _TRANSPOSE_A, ffi.new("int *", 1), 4))
+        # The library thinks in columns: w is its left operand, rows of x are its columns.
+        self.w = make(lib.cublasLtMatrixLayoutCreate, kind, spec.depth, spec.columns, spec.depth)
+        self.x = make(lib.cublasLtMatrixLayoutCreate, kind, spec.depth, spec.rows, spec.depth)
+        self.out = make(lib.cublasLtMatrixLayoutCreate, out, spec.columns, spec.rows, spec.columns)
+        preference = make(lib.cublasLtMatmulPreferenceCreate)
+        for attribute, ctype, value in ((_MAX_WORKSPACE, "size_t *", WORKSPACE), (_REDUCTIONS, "uint32_t *", 0)):
+            pointer = ffi.new(ctype, value)
+            _check(lib.cublasLtMatmulPreferenceSetAttribute(preference, attribute, pointer, ffi.sizeof(pointer[0])))
+        self.offers = ffi.new("Heuristic[]", OFFERED)
+        count = ffi.new("int *")
+        _check(
+            lib.cublasLtMatmulAlgoGetHeuristic(
+                owner.handle,
+                self.operation,
+                self.w,
+                self.x,
+                self.out,
+                self.out,
+                preference,
+                OFFERED,
+                self.offers,
+                count,
+            )
         )
+        self.count, self.chosen = int(count[0]), 0
+        if self.count == 0:
+            raise PlanError(f"cuBLASLt has no algorithm for a product {spec.rows} x {spec.columns} x {spec.depth}")
+
+
+class Products:
+    """The products of a device."""
+
+    def __init__(self, device: GpuDevice) -> None:
+        found = load_library()
+        assert found is not None
+        self.ffi, self.lib = found
+        self.device = device
+        handle = self.ffi.new("void **")
+        _check(self.lib.cublasLtCreate(handle))
+        self.handle = handle[0]
+        self.version = int(self.lib.cublasLtGetVersion())
+        self.workspace = device.allocate(WORKSPACE)
+        self._shapes: dict[tuple[Any, ...], _Shape] = {}
+
+    def shape(self, spec: ProductSpec) -> _Shape:
+        """The descriptors of a product, made once; the algorithm is the remembered one if there is one."""
+        key = (spec.rows, spec.columns, spec.depth, spec.dtype.name, spec.out_dtype.name)
+        if key not in self._shapes:
+            if len(self._shapes) > 4096:
+                self._shapes.clear()
+            made = self._shapes[key] = _Shape(self, spec)
+            fact = toolchain.recall("cuda-product", self._key(spec)) if spec.rows >= 256 else None
+            if fact is not None and int(str(fact["algorithm"])) < made.count:
+                made.chosen = int(str(fact["algorithm"]))
+        return self._shapes[key]
+
+    def _key(self, spec: ProductSpec) -> str:
+        """A shape for the cache: rows in steps of 256, for which the same algorithm is the fastest."""
+        rows = -(-spec.rows // 256)
+        return json.dumps(
+            [self.device.name, self.version, rows, spec.columns, spec.depth, spec.dtype.name, spec.out_dtype.name]
+        )
+
+    def run(self, spec: ProductSpec, algorithm: int | None = None, out: int | None = None) -> None:
+        """Puts the product on the device's stream."""
+        shape = self.shape(spec)
+        offer = shape.offers[shape.chosen if algorithm is None else algorithm]
+        cast = self.ffi.cast
+        target = cast("void *", spec.out if out is None else out)
+        base = cast("void *", spec.add or spec.out) if out is None else target
+        _check(
+            self.lib.cublasLtMatmul(
+                self.handle,
+                shape.operation,
+                cast("void *", address(_ONE)),
+                cast("void *", spec.w),
+                shape.w,
+                cast("void *", spec.x),
+                shape.x,
+                cast("void *", address(_ONE if spec.add else _ZERO)),
+                base,
+                shape.out,
+                target,
+                shape.out,
+                self.ffi.addressof(offer, "algo"),
+                cast("void *", self.workspace.address),
+                WORKSPACE,
+                cast("void *", self.device.stream.ptr),
+            )
+        )
+
+    def tune(self, spec: ProductSpec) -> float:
+        """Finds the fastest algorithm for a shape and remembers it; milliseconds of one product."""
+        shape = self.shape(spec)
+        scratch = self.device.allocate(spec.rows * spec.columns * spec.out_dtype.itemsize)
+        times = []
+        for algorithm in range(shape.count):
+            try:
+                times.append(self._time(spec, algorithm, scratch.address))
+            except PlanError:
+                times.append(float("inf"))
+        shape.chosen = times.index(min(times))
+        toolchain.remember("cuda-product", self._key(spec), {"algorithm": shape.chosen})
+        return min(times)
+
+    def _time(self, spec: ProductSpec, algorithm: int, out: int) -> float:
+        cuda = self.device.cupy.cuda
+        events = [cuda.Event() for _ in range(6)]
+        for _ in range(2):
+            self.run(spec, algorithm, out)
+        for e in events:
+            e.record(self.device.stream)
+            self.run(spec, algorithm, out)
+        self.device.synchronize()
+        return statistics.median(cuda.get_elapsed_time(a, b) for a, b in zip(events, events[1:], strict=False))
+
+
+def _check(code: int) -> None:
+    if code:
+        raise PlanError(f"cuBLASLt error {code}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from monoplan.ir.errors import CompileError, PlanError
 from monoplan.ir.types import DType
 from monoplan.runtime import cuda_build
 from monoplan.runtime.cache import Entry
+from monoplan.runtime.cuda_blas import Products, load_library
 
 Array = np.ndarray[Any, Any]
 
@@ -64,7 +65,13 @@ class LaunchSpec:
     __slots__ = ("function", "grid", "block", "shared", "cluster", "overlap", "words")
 
     def __init__(
-        self, function: Any, grid: tuple[int, int, int], block: int, shared: int, cluster: int, overlap: bool,
+        self,
+        function: Any,
+        grid: tuple[int, int, int],
+        block: int,
+        shared: int,
+        cluster: int,
+        overlap: bool,
         words: Sequence[int],
     ) -> None:
         self.function, self.grid, self.block, self.shared = function, grid, block, shared
@@ -72,12 +79,12 @@ class LaunchSpec:
 
 
 class ProductSpec:
-    """out[rows, columns] = x[rows, depth] · w[columns, depth]ᵀ (+ out) at addresses."""
+    """out[rows, columns] = x[rows, depth] · w[columns, depth]ᵀ (+ what lies at `add`, if it is not 0) at addresses."""
 
     __slots__ = ("x", "w", "out", "rows", "columns", "depth", "dtype", "out_dtype", "add")
 
     def __init__(
-        self, x: int, w: int, out: int, rows: int, columns: int, depth: int, dtype: DType, out_dtype: DType, add: bool
+        self, x: int, w: int, out: int, rows: int, columns: int, depth: int, dtype: DType, out_dtype: DType, add: int
     ) -> None:
         self.x, self.w, self.out, self.rows, self.columns, self.depth = x, w, out, rows, columns, depth
         self.dtype, self.out_dtype, self.add = dtype, out_dtype, add
@@ -89,7 +96,8 @@ def import_cupy() -> Any:
         import cupy
     except ImportError as error:
         raise CompileError(
-            "target='cuda' needs CuPy, which is not installed", why=str(error),
+            "target='cuda' needs CuPy, which is not installed",
+            why=str(error),
             fix="pip install monoplan[cuda] (CuPy for CUDA 13; for another CUDA install its cupy package)",
         ) from None
     return cupy
@@ -104,7 +112,9 @@ def _driver() -> tuple[Any, Any]:
     try:
         return ffi, ffi.dlopen("libcuda.so.1")
     except OSError as error:
-        raise CompileError("the NVIDIA driver is not there", why=str(error), fix="install it, or use target='cpu'") from None
+        raise CompileError(
+            "the NVIDIA driver is not there", why=str(error), fix="install it, or use target='cpu'"
+        ) from None
 
 
 def _check(code: int, what: str) -> None:
@@ -161,8 +171,11 @@ class Module:
     def describe(self, name: str) -> dict[str, int]:
         """Registers, bytes of local memory (spills) and of static shared memory."""
         f = self[name]
-        return {"registers": self.attribute(f, _REGISTERS), "local": self.attribute(f, _LOCAL),
-                "shared": self.attribute(f, _STATIC_SHARED)}
+        return {
+            "registers": self.attribute(f, _REGISTERS),
+            "local": self.attribute(f, _LOCAL),
+            "shared": self.attribute(f, _STATIC_SHARED),
+        }
 
 
 class GpuDevice:
@@ -176,11 +189,13 @@ class GpuDevice:
             ask = self.runtime.deviceGetAttribute
             major, minor, cores, shared = (ask(n, self.number) for n in (75, 76, 16, 97))  # cudaDevAttr…
         except self.runtime.CUDARuntimeError as error:
-            raise CompileError("no GPU can be used", why=str(error), fix="check nvidia-smi, or use target='cpu'") from None
+            raise CompileError(
+                "no GPU can be used", why=str(error), fix="check nvidia-smi, or use target='cpu'"
+            ) from None
         capability = 10 * major + minor
         if capability < 75:
             raise CompileError(f"the GPU has compute capability {capability / 10}", fix="kernels need 7.5 or newer")
-        self.target = cuda_target(capability, cores, shared, library=self._find_library())
+        self.target = cuda_target(capability, cores, shared, library=load_library() is not None)
         self.cupy.cuda.Device(self.number).use()
         self.runtime.free(0)  # makes the context
         self.stream = self.cupy.cuda.Stream(non_blocking=True)
@@ -192,13 +207,6 @@ class GpuDevice:
     def name(self) -> str:
         """The device's name and its kind."""
         return f"{self.runtime.getDeviceProperties(self.number)['name'].decode()} {self.target.isa}"
-
-    def _find_library(self) -> bool:
-        try:
-            from cupy_backends.cuda.libs import cublas  # type: ignore[import-not-found]  # noqa: F401
-        except ImportError:
-            return False
-        return True
 
     def build(self, source: str, parts: Sequence[str] = ()) -> Entry:
         """The cubins of a source, built or from the cache."""
@@ -223,11 +231,9 @@ class GpuDevice:
     def download(self, target: Array, source: int) -> None:
         self.runtime.memcpyAsync(address(target), source, target.nbytes, 2, self.stream.ptr)
 
-    def download_rows(self, target: Array, source: int, start: int, pitch: int, width: int, count: int) -> None:
-        """`width` bytes of each of `count` rows that are `pitch` bytes apart, to the same places of a host array."""
-        self.runtime.memcpy2DAsync(
-            address(target) + start, pitch, source + start, pitch, width, count, 2, self.stream.ptr
-        )
+    def copy_rows(self, target: int, target_pitch: int, source: int, pitch: int, width: int, count: int) -> None:
+        """`width` bytes of each of `count` rows that are `pitch` bytes apart."""
+        self.runtime.memcpy2DAsync(target, target_pitch, source, pitch, width, count, 3, self.stream.ptr)
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         self.runtime.memcpyAsync(target, source, nbytes, 3, self.stream.ptr)
@@ -260,9 +266,19 @@ class GpuDevice:
             dim = attributes[count].value.dim
             dim.x, dim.y, dim.z = launch.cluster, 1, 1
             count += 1
-        config = ffi.new("CUlaunchConfig *", (
-            *launch.grid, launch.block, 1, 1, launch.shared, self._stream, attributes, count,
-        ))
+        config = ffi.new(
+            "CUlaunchConfig *",
+            (
+                *launch.grid,
+                launch.block,
+                1,
+                1,
+                launch.shared,
+                self._stream,
+                attributes,
+                count,
+            ),
+        )
         return config, launch.function, params, words, attributes
 
     def run(self, prepared: Any) -> None:
@@ -270,10 +286,13 @@ class GpuDevice:
         if code:
             _check(code, "kernel launch")
 
-    def product(self, spec: ProductSpec) -> None:
-        from monoplan.runtime.cuda_blas import multiply
+    @cached_property
+    def products(self) -> Products:
+        """The vendor's matrix products."""
+        return Products(self)
 
-        multiply(self, spec)
+    def product(self, spec: ProductSpec) -> None:
+        self.products.run(spec)
 
     def synchronize(self) -> None:
         self.stream.synchronize()
@@ -301,7 +320,9 @@ class GpuDevice:
             graph.launch(self.stream)
             e.record(self.stream)
         self.synchronize()
-        return statistics.median(self.cupy.cuda.get_elapsed_time(a, b) for a, b in zip(events, events[1:], strict=False))
+        return statistics.median(
+            self.cupy.cuda.get_elapsed_time(a, b) for a, b in zip(events, events[1:], strict=False)
+        )
 
 
 @cache

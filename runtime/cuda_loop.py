@@ -15,14 +15,20 @@ Array = np.ndarray[Any, Any]
 
 
 def run_loop(
-    executable: Any, inputs: Sequence[Any], symbols: Mapping[str, int], steps: int, *, feed: Mapping[int, int],
-    collect: Sequence[int], stream: Mapping[int, Array] | None = None,
+    executable: Any,
+    inputs: Sequence[Any],
+    symbols: Mapping[str, int],
+    steps: int,
+    *,
+    feed: Mapping[int, int],
+    collect: Sequence[int],
+    stream: Mapping[int, Array] | None = None,
 ) -> list[Array]:
     """Runs the plan `steps` times and gives, for each output of `collect`, an array [steps, …].
 
-    `feed` says which output becomes which input of the next step; the same storage size is all they need to share (a token
-    [batch] feeds ids [batch, 1]). `stream` gives inputs that change: row i of the array is the input of step i. States that
-    the graph itself replaces (the lengths of a cache) are fed back without being named.
+    `feed` says which output becomes which input of the next step; the same storage size is all they need to share (a
+    token [batch] feeds ids [batch, 1]). `stream` gives inputs that change: row i of the array is the input of step i.
+    States that the graph itself replaces (the lengths of a cache) are fed back without being named.
     """
     plan, device = executable.plan, executable.device
     pairs = {**{j: i for i, j in plan.graph.writes if isinstance(plan.outputs[j], Buffer)}, **feed}

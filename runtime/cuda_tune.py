@@ -1,4 +1,4 @@
-"""Tunes the constants of decode kernels on the time of the whole token: what one kernel likes depends on its neighbours.
+"""Tunes the constants of decode kernels on the time of the whole token: what one likes depends on its neighbours.
 
 Simulated annealing over ring, slices, warps, grid and padding of every row product. Candidates are built by threads
 beforehand, one small source each; the winner is kept as a fact of the cache, by device and source, and the next compile
@@ -59,8 +59,14 @@ def candidates(row: RowSchedule, depth: int, columns: int, itemsize: int, shared
                         continue
                     for blocks in (1, 2 if warps == 16 else 3):
                         for early in {max(1, ring // 2), ring}:
-                            yield {"warps": warps, "slices": slices, "batch": batch, "ring": ring, "early": early,
-                                   "blocks": blocks}
+                            yield {
+                                "warps": warps,
+                                "slices": slices,
+                                "batch": batch,
+                                "ring": ring,
+                                "early": early,
+                                "blocks": blocks,
+                            }
 
 
 class Tuner:
@@ -73,7 +79,8 @@ class Tuner:
         self.plan: Plan = executable.plan
         self.random = random.Random(seed)
         self.steps: dict[int, Step] = {
-            s.number: s for s, _ in self.plan.steps()
+            s.number: s
+            for s, _ in self.plan.steps()
             if isinstance(s.kernel, Linear) and isinstance(s.schedule, CudaLinear) and s.schedule.row is not None
         }
         self.pools: dict[int, list[Constants]] = {}
@@ -164,8 +171,15 @@ class Tuner:
 
 
 def _plain(row: RowSchedule) -> Constants:
-    return {"warps": row.warps, "slices": row.slices, "batch": row.batch, "ring": row.ring, "early": row.early,
-            "blocks": row.blocks, "grid": row.grid}
+    return {
+        "warps": row.warps,
+        "slices": row.slices,
+        "batch": row.batch,
+        "ring": row.ring,
+        "early": row.early,
+        "blocks": row.blocks,
+        "grid": row.grid,
+    }
 
 
 def tune(executable: Any, measure: Callable[[], float], seconds: float = 30.0, seed: int = 0) -> dict[str, Constants]:

@@ -1,4 +1,4 @@
-"""Weights on the device: prepared one at a time, rows put beside the rows that an epilogue needs with them, uploaded."""
+"""Weights on the device: prepared one at a time, rows put beside those that an epilogue needs with them, uploaded."""
 
 from __future__ import annotations
 
@@ -46,8 +46,11 @@ def row_orders(plan: Plan) -> dict[int, Array]:
         b = k.operand("w").view.buffer
         for number in b.table or (b.index,):
             if number in found and not np.array_equal(found[number], order):
-                raise CompileError("one weight is the QKV product of two kinds of heads", where=k.op.loc,
-                                   fix="give each its own copy of the parameter")
+                raise CompileError(
+                    "one weight is the QKV product of two kinds of heads",
+                    where=k.op.loc,
+                    fix="give each its own copy of the parameter",
+                )
             found[number] = order
     return found
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -34,5 +36,6 @@ def _parsed(cdef: str) -> str:
     ffi.set_source("monoplan_declarations", None)
     with tempfile.TemporaryDirectory(prefix="monoplan-") as folder:
         path = Path(folder) / "declarations.py"
-        ffi.emit_python_code(str(path))
+        with contextlib.redirect_stdout(io.StringIO()):  # it says "generating ..."
+            ffi.emit_python_code(str(path))
         return path.read_text()

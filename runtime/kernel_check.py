@@ -21,11 +21,12 @@ from monoplan.ir.expr import Arg
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import concrete
 from monoplan.ir.opdef import REGISTRY
-from monoplan.ir.tolerances import Difference, compare, kind_of
-from monoplan.ir.types import TensorType, as_dtype, product
+from monoplan.ir.tolerances import EPSILON, Difference, compare, kind_of
+from monoplan.ir.types import TensorType, as_dtype, f64, product
 from monoplan.runtime.probe import Event, Watched, read_view, same_buffer
 from monoplan.runtime.walk import Array, Node, Params, walk
 
+_CURVATURE = 16.0  # inside a function such as gelu, terms may be this many times larger than its result
 _CANCELLATION = 1e4  # sums of terms that are larger than this many times their result are not trusted to cancel
 
 
@@ -149,8 +150,11 @@ def _judge(
         return difference
     if op.name == "linear_argmax":
         return _judge_argmax(op, operands, got, difference)
-    scale = _scale(op, number, operands, want, watched) if kind != "pointwise" else None
-    return compare(got, want, dtype, kind, scale=scale, plain=_plain(op, operands, watched)[number])
+    scale = _scale(op, number, operands, want, watched)
+    # What becomes f64 at the end of an expression was f32 before.
+    narrow = dtype == f64 and any(v.type.dtype.is_float and v.type.dtype != f64 for v in op.reads)
+    plain = _plain(op, operands, watched)[number]
+    return compare(got, want, dtype, kind, scale=scale, plain=plain, epsilon=EPSILON["f32"] if narrow else None)
 
 
 def _plain(op: Op, operands: Sequence[Array | None], watched: Watched) -> tuple[Array, ...]:
@@ -165,10 +169,12 @@ def _evaluate(op: Op, operands: Sequence[Array | None], watched: Watched, *, exa
 
 def _scale(op: Op, number: int, operands: Sequence[Array | None], want: Array, watched: Watched) -> float:
     """The size of the summed terms: the op applied to magnitudes, so that nothing cancels."""
+    own = float(np.max(np.abs(want), where=np.isfinite(want), initial=0.0))
+    if kind_of(op.opdef.kind) == "pointwise":
+        return _CURVATURE * own
     with np.errstate(all="ignore"):
         sizes = [None if a is None else np.abs(a) if a.dtype.kind not in "iub" else a for a in operands]
         terms = np.abs(_evaluate(op, sizes, watched, exact=True)[number])
-    own = float(np.max(np.abs(want), where=np.isfinite(want), initial=0.0))
     largest = float(np.max(terms, where=np.isfinite(terms), initial=0.0))
     return max(own, min(largest, _CANCELLATION * own) if own else largest)
 

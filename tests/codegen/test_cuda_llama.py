@@ -40,8 +40,17 @@ def model(name: str) -> tuple[Graph, dict[str, Any]]:
     """The graph of GenerationStep after all passes, and the weights."""
     dtype, heads, kv_heads, dim, extra = MODELS[name]
     config = LlamaConfig(
-        vocab_size=150, hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=heads,
-        num_key_value_heads=kv_heads, head_dim=dim, max_position_embeddings=64, tie_word_embeddings=True, dtype=dtype, **extra,
+        vocab_size=150,
+        hidden_size=128,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=dim,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        dtype=dtype,
+        **extra,
     )
     lm = LlamaForCausalLM.from_config(config, seed=3)
     for n, p in lm.named_parameters():
@@ -60,7 +69,9 @@ def on_device(name: str, device_name: str) -> CudaExecutable:
 
         device: Any = gpu()
     else:
-        device = cuda_emulator.EmulatedDevice(90 if device_name == "emulator" else 75, library="without" not in device_name)
+        device = cuda_emulator.EmulatedDevice(
+            90 if device_name == "emulator" else 75, library="without" not in device_name
+        )
     plan = make_cuda_plan(graph, device.target)
     return CudaExecutable(plan, render_cuda(plan, "test"), upload_params(plan, lambda p: params[p], device), device)
 
@@ -70,10 +81,17 @@ def arguments(graph: Graph, batch: int, seq: int, lengths: list[int], valid: lis
     rng = np.random.default_rng([batch, seq, *lengths])
     sizes = {"batch": batch, "seq": seq, "capacity": LONG if lengths == [33] else CAPACITY, "hist": 3}
     special = {
-        "lengths": np.array(lengths, np.int32), "num_valid": np.array(valid, np.int32), "input_ids": rng.integers(0, 150, (batch, seq)),
-        "history": rng.integers(0, 150, (batch, 3)), "history_count": np.full(batch, 3, np.int32), "penalty": np.full(batch, 1.1, np.float32),
-        "top_p": np.full(batch, 0.9, np.float32), "top_k": np.full(batch, 20, np.int32), "min_p": np.zeros(batch, np.float32),
-        "temperature": np.linspace(0, 1, batch, dtype=np.float32), "random_val": rng.uniform(size=batch).astype(np.float32),
+        "lengths": np.array(lengths, np.int32),
+        "num_valid": np.array(valid, np.int32),
+        "input_ids": rng.integers(0, 150, (batch, seq)),
+        "history": rng.integers(0, 150, (batch, 3)),
+        "history_count": np.full(batch, 3, np.int32),
+        "penalty": np.full(batch, 1.1, np.float32),
+        "top_p": np.full(batch, 0.9, np.float32),
+        "top_k": np.full(batch, 20, np.int32),
+        "min_p": np.zeros(batch, np.float32),
+        "temperature": np.linspace(0, 1, batch, dtype=np.float32),
+        "random_val": rng.uniform(size=batch).astype(np.float32),
     }
     found = []
     for v in graph.inputs:

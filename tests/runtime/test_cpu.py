@@ -167,10 +167,33 @@ def test_a_forked_child_runs_plans(tmp_path: Path) -> None:
         assert np.array_equal(run([x])[0], want)
         sys.exit(os.waitstatus_to_exitcode(status))
     """
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)], env=env, timeout=120,
-                          capture_output=True, text=True)  # fmt: skip
+    done = run_python(program)
     assert done.returncode == 0, done.stderr
+
+
+def run_python(program: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=env, timeout=120, capture_output=True, text=True)
+
+
+def test_threads_outlive_their_plan() -> None:
+    """A plan that is gone takes its library along, but not OpenMP, whose threads still wait for work."""
+    program = """
+        import gc, time, numpy as np
+        from tests.runtime.test_cpu import build_graph_executable, one_op, tensor_type
+
+        x = np.arange(20000, dtype=np.float32)
+        for name in ("exp", "neg", "exp", "neg", "exp"):
+            run = build_graph_executable(one_op(name, {"x": tensor_type("f32", "n")}))
+            run.executable.threads = 3
+            assert np.allclose(run([x / 1e4])[0], getattr(np, {"neg": "negative"}.get(name, name))(x / 1e4))
+            del run
+            gc.collect()
+            time.sleep(0.05)
+    """
+    done = run_python(program)
+    assert done.returncode == 0, f"{done.returncode} {done.stderr}"
 
 
 def test_threads_share_a_plan() -> None:

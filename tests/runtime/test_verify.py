@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,15 @@ import pytest
 
 import monoplan as mp
 from monoplan import nn
+from monoplan.inspection import graph_subject
 from monoplan.ir.tolerances import EPSILON, compare, tolerance
 from monoplan.nn import functional as F
+from monoplan.passes.manager import run_passes
+from monoplan.passes.pipeline import PIPELINE
 from monoplan.runtime.verify import Verification
 from monoplan.runtime.walk import roundings, turn_locs
 from tests import tolerances
+from tests.codegen.random_graphs import Grower
 from tests.runtime.test_bisect import small_llama
 
 
@@ -162,3 +167,19 @@ def test_compare_accepts_what_is_no_worse_than_the_plain_reference() -> None:
 def test_the_reference_target_is_compared_too(x: Any) -> None:
     fast = mp.compile(Mlp(), mp.spec("batch", 24), target="reference")
     assert fast.verify(x).ok and fast.bisect(x).ok
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.nightly) for n in range(1, 40))])
+def test_right_kernels_are_not_accused(seed: int) -> None:
+    """Random graphs of every kind of op and type, fused and not: no kernel is called wrong."""
+    rng = random.Random(seed)
+    grower = Grower(rng.choice)
+    for _ in range(10):
+        grower.graph(steps=rng.randint(1, 12))
+    graph = grower.finish()
+    graph = run_passes(graph, PIPELINE)[-1].graph if seed % 2 else graph
+    numbers = np.random.default_rng(seed)
+    params = {v.name: grower.array(v, {}, numbers) for v in grower.params}
+    inputs = [grower.array(v, {"b": 2, "s": 4}, numbers) for v in grower.inputs]
+    subject = graph_subject(graph, inputs, {p.path: params[p.path] for p in graph.params})
+    assert subject.kernel_fault is None, f"{subject.kernel_fault.node.op}: {subject.kernel_fault.difference}"

@@ -1,0 +1,100 @@
+"""Generated CUDA is built for old and new devices wherever a compiler is, and says where each kernel comes from."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monoplan.codegen.kernels import Linear
+from monoplan.codegen.plan_cuda import make_cuda_plan, narrowed, residuals
+from monoplan.codegen.render_cuda import render_cuda
+from monoplan.codegen.schedule_cuda import CudaLinear
+from monoplan.codegen.target import Target, cuda_target
+from monoplan.ir.types import DTYPES
+from tests.codegen.cases import CASES
+from tests.codegen.test_cuda_llama import model
+from tests.codegen.test_ops import graph_of
+
+H200, A100, RTX4090, T4 = (
+    cuda_target(90, 132, 232448, library=True), cuda_target(80, 108, 166912, library=True),
+    cuda_target(89, 128, 101376, library=True), cuda_target(75, 40, 65536),
+)  # fmt: skip
+TARGETS = {"sm_90a": H200, "sm_80": A100, "sm_75": T4}
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+
+
+def compile_cubin(text: str, arch: str, folder: Path) -> str:
+    """The assembler's report on registers and spills; fails with the compiler's messages."""
+    source = folder / "plan.cu"
+    source.write_text(text)
+    command = ["nvcc", "-std=c++17", f"-arch={arch}", "-cubin", "-Xptxas", "-v", "-diag-suppress=177,550",
+               "-o", str(folder / "plan.cubin"), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:4000]
+    return done.stderr
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", TARGETS)
+def test_llama_is_built(arch: str, tmp_path: Path) -> None:
+    graph, _ = model("bf16")
+    report = compile_cubin(render_cuda(make_cuda_plan(graph, TARGETS[arch]), "test").text, arch, tmp_path)
+    assert all(int(n) == 0 for n in re.findall(r"(\d+) bytes spill stores", report))
+
+
+@needs_nvcc
+@pytest.mark.parametrize("dtype", ["f16", "u8", pytest.param("f64", marks=pytest.mark.nightly)])
+def test_every_op_is_built(dtype: str, tmp_path: Path) -> None:
+    """The emulator runs the types that are not here."""
+    cases = [c for c in CASES if c.accepts(DTYPES[dtype])]
+    plan = make_cuda_plan(graph_of(cases, dtype)[0], T4)
+    compile_cubin(render_cuda(plan, "test").text, "sm_75", tmp_path)
+
+
+def test_kernels_say_where_they_come_from() -> None:
+    graph, _ = model("bf16")
+    text = render_cuda(make_cuda_plan(graph, H200), "test").text
+    heads = [m.start() for m in re.finditer(r'extern "C" __global__', text)]
+    assert len(heads) > 20
+    for at in heads:
+        comment = text[text.rindex("/* ", 0, at) : at]
+        assert " = " in comment and ":" in comment, comment[:200]
+    assert "few8" not in text.split("*/")[0] and "library product" in text.split("*/")[0]
+
+
+def test_the_same_text_every_time() -> None:
+    graph, _ = model("qk_norm")
+    first, second = (render_cuda(make_cuda_plan(graph, H200), "test").text for _ in range(2))
+    assert first == second
+    assert "0x7f" not in re.sub(r"0x7f(f|8)\w*", "", first)  # no addresses of Python objects
+
+
+def schedules(target: Target) -> list[tuple[Linear, Any]]:
+    graph, _ = model("bf16")
+    steps = make_cuda_plan(graph, target).steps()
+    return [(s.kernel, s.schedule) for s, _ in steps if isinstance(s.kernel, Linear)]
+
+
+@pytest.mark.parametrize("target", [H200, A100, RTX4090, T4], ids=lambda t: t.isa)
+def test_schedules_fit_the_device(target: Target) -> None:
+    for k, s in schedules(target):
+        assert isinstance(s, CudaLinear) and s.row is not None
+        assert s.row.shared(k.depth, k.columns, 2) + 1024 <= target.shared
+        assert all(f.shared(k.depth) <= target.shared for f in s.few)
+        assert bool(s.few) == (target.capability >= 80)
+
+
+def test_half_precision_is_rounded_where_it_is_made() -> None:
+    graph, _ = model("bf16")
+    plan = make_cuda_plan(graph, H200)
+    kinds = {s.kernel.family: s.kernel.operand("y").dtype.name for s, n in plan.steps() if n > 1}
+    assert kinds["attention"] == "bf16"
+    first, *_, last = [s.kernel for s, n in plan.steps() if n > 1]
+    assert first.operand("x").dtype.name == "f32" and last.operand("y").dtype.name == "f32"  # the residual stream
+    assert first.operand("x").view.buffer is last.operand("y").view.buffer is last.operand("e0").view.buffer
+    assert narrowed([]) == {} == residuals([])

@@ -1,0 +1,146 @@
+"""The CUDA road from mp.compile to results, on the emulated device; with -m cuda on a GPU, with its own arrays."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import monoplan as mp
+from monoplan.codegen.target import cuda_target
+from monoplan.frontend.module import Module
+from monoplan.frontend.parameter import Parameter
+from monoplan.frontend.tensor import call
+from monoplan.ir.errors import ArgumentError, CompileError
+from monoplan.models.config import LlamaConfig
+from monoplan.models.llama import LlamaForCausalLM
+from monoplan.runtime import cuda, cuda_build, cuda_device, cuda_tune
+from monoplan.runtime.cuda_weights import gated_rows
+from tests.codegen import cuda_emulator
+
+emulated = pytest.mark.skipif(not cuda_emulator.available(), reason="no g++")
+
+
+@pytest.fixture(params=[pytest.param("emulator", marks=emulated), pytest.param("gpu", marks=pytest.mark.cuda)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    if request.param == "gpu":
+        yield cuda_device.gpu()
+        return
+    made = cuda_emulator.EmulatedDevice(library=True)
+    monkeypatch.setattr(cuda, "gpu", lambda: made)
+    yield made
+
+
+class Block(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        rng = np.random.default_rng(0)
+        self.w = Parameter(rng.normal(size=(40, 24)).astype(np.float32))
+        self.g = Parameter(rng.normal(size=24).astype(np.float32))
+
+    def forward(self, x: Any) -> Any:
+        y = call("linear", call("rms_norm", x, self.g), self.w)
+        return {"y": call("silu", y) + 1.0, "sum": y.sum(dim=-1)}
+
+
+def test_a_module_compiles_and_runs_at_any_size(device: Any) -> None:
+    module = Block()
+    fast = mp.compile(module, mp.spec("batch", "seq", 24), target="cuda")
+    for shape in ((2, 3, 24), (1, 1, 24), (3, 30, 24), (2, 3, 24), (2, 3, 24)):
+        x = np.random.default_rng(shape[1]).normal(size=shape).astype(np.float32)
+        got, want = fast(x), module(mp.nn.Tensor(x) if hasattr(mp.nn, "Tensor") else x)
+        for name, t in want.items():
+            np.testing.assert_allclose(got[name], t.numpy(), rtol=2e-5, atol=2e-5)
+    assert "__global__" in fast.source() and "linear" in str(fast.plan)
+
+
+def small_lm(dtype: str) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=64, vocab_size=300, max_position_embeddings=64, attention_bias=False, tie_word_embeddings=True,
+        dtype=dtype,
+    )  # fmt: skip
+    return LlamaForCausalLM.from_config(config, seed=1)
+
+
+def test_generation_equals_the_eager_models(device: Any) -> None:
+    lm = small_lm("float32")
+    compiled = mp.compile(lm, target="cuda")
+    assert compiled.generate_ids([1, 2, 3], 6) == lm.generate_ids([1, 2, 3], 6)
+    settings = {"temperature": 0.9, "top_p": 0.8, "top_k": 40, "seed": 5, "repetition_penalty": 1.2}
+    assert compiled.generate_ids([1, 2, 3], 5, **settings) == lm.generate_ids([1, 2, 3], 5, **settings)
+
+
+def test_the_numpy_cache_holds_what_the_device_wrote(device: Any) -> None:
+    lm = small_lm("bfloat16")
+    compiled, cache = mp.compile(lm, target="cuda"), None
+    cache = compiled.new_cache(1, 16)
+    compiled(np.array([[5, 6, 7]]), past_key_values=cache)
+    compiled(np.array([[8]]), past_key_values=cache)
+    other = compiled.new_cache(1, 16)
+    compiled(np.array([[5, 6, 7, 8]]), past_key_values=other)
+    for a, b in zip((*cache.k, *cache.v), (*other.k, *other.v), strict=True):
+        x, y = a.numpy().astype(np.float32), b.numpy().astype(np.float32)
+        assert np.abs(x[:, :, :4]).max() > 0 and not x[:, :, 4:].any()
+        np.testing.assert_allclose(x, y, rtol=0.05, atol=0.02)
+
+
+def test_bad_arguments_are_reported_as_on_the_cpu(device: Any) -> None:
+    compiled = mp.compile(small_lm("float32"), target="cuda")
+    with pytest.raises(ArgumentError, match=r"index 900 at position \[0, 1\] is out of range \[0, 300\)"):
+        compiled(np.array([[1, 900]]))
+    assert np.isfinite(compiled(np.array([[1, 2]]))).all()  # the record is empty again
+
+
+def test_without_cupy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *rest: Any) -> Any:
+        if name.startswith("cupy"):
+            raise ImportError(f"No module named {name!r}")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    cuda_device.gpu.cache_clear()
+    with pytest.raises(CompileError, match=r"CuPy") as caught:
+        mp.compile(Block(), mp.spec(2, 24), target="cuda")
+    assert "pip install monoplan[cuda]" in str(caught.value)
+
+
+def test_packed_cubins() -> None:
+    parts = [b"abc", b"", b"0123456789"]
+    assert cuda_build.unpack(cuda_build.pack(parts)) == parts
+    assert cuda_build.unpack(b"\x7fELF rest") == [b"\x7fELF rest"]
+
+
+def test_architectures_with_special_instructions() -> None:
+    assert "--gpu-architecture=sm_90a" in cuda_build.options(cuda_target(90, 132, 232448))
+    assert "--gpu-architecture=sm_75" in cuda_build.options(cuda_target(75, 40, 65536))
+
+
+def test_gate_and_up_become_neighbours() -> None:
+    assert gated_rows(8).tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+def test_tunings_are_kept_by_device_and_source(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONOPLAN_CACHE_DIR", str(tmp_path))
+    key = cuda_tune.tuning_key("H200", "source")
+    cuda_tune.toolchain.remember("cuda-tuning", key, {"steps": {"5": {"ring": 3}}})
+    assert cuda_tune.recall_tuning("H200", "source") == {"5": {"ring": 3}}
+    assert cuda_tune.recall_tuning("H200", "other source") is None
+
+
+@pytest.mark.cuda
+def test_device_arrays_go_in_and_out() -> None:
+    cupy = pytest.importorskip("cupy")
+    module = Block()
+    built = mp.compile(module, mp.spec("batch", 24), target="cuda").built[0][2]
+    x = cupy.random.standard_normal((5, 24), dtype=cupy.float32)
+    outs = built.executable.run([x], {"batch": 5})
+    assert all(isinstance(o, cupy.ndarray) for o in outs)
+    again = built.executable.run([cupy.asnumpy(x)], {"batch": 5})
+    for a, b in zip(outs, again, strict=True):
+        np.testing.assert_array_equal(cupy.asnumpy(a), b)
