@@ -1,8 +1,8 @@
 """Large products by cuBLASLt: row-major out = x · wᵀ (+ residual), accumulated in f32.
 
 CuPy brings the library but no binding of it, so it is called through cffi. The first algorithm that its heuristic
-offers is used, or the one that `tune` found to be the fastest for a shape; that is remembered in the cache for later processes.
-Algorithms that split K are left out: their sums depend on the order of the blocks.
+offers is used, or the one that `tune` found to be the fastest for a shape; that is remembered in the cache for
+later processes. Algorithms that split K are left out: their sums depend on the order of the blocks.
 """
 
 from __future__ import annotations
