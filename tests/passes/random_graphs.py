@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from monoplan.ir.builder import Builder
-from monoplan.ir.dims import symbol
+from monoplan.ir.dims import equal, symbol
 from monoplan.ir.graph import Graph, Param, Value
 from monoplan.ir.ops import attention as attn
 from monoplan.ir.ops import elementwise as pw
@@ -61,7 +61,7 @@ class Maker:
 
     def rows(self) -> Value:
         """A value [batch, seq, width], preferably a late one."""
-        found = [v for v in self.pool if v.type.rank == 3 and v.type.shape[1] is SEQ and v.type.shape[2] in WIDTHS]
+        found = [v for v in self.pool if v.type.rank == 3 and equal(v.type.shape[1], SEQ) and v.type.shape[2] in WIDTHS]
         return found[-1 - min(int(self.rng.geometric(0.4)) - 1, len(found) - 1)]
 
     def keep(self, *values: Any) -> None:
@@ -244,7 +244,7 @@ class Maker:
         x = self.rows()
         if self.chance(0.5):
             x = select_rows(x, self.lengths_in_range())
-        y = products.linear(self._norm(x) if x.type.shape[1] is SEQ else x, self.param(5, x.type.shape[-1]))
+        y = products.linear(self._norm(x) if equal(x.type.shape[1], SEQ) else x, self.param(5, x.type.shape[-1]))
         self.keep(pw.cast(reductions.argmax(y, axis=-1), dtype=self.dtype))
 
     def lengths_in_range(self) -> Value:

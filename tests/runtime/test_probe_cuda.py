@@ -97,4 +97,5 @@ def test_times_of_each_step(name: str) -> None:
     examined = subject(TEXT, name)
     order, times, plain, together = examined.probe.profile_times(examined.fresh_inputs(), examined.symbols, 3)
     assert [number for number, _ in order] == [0, 1, 2]
-    assert times.shape == (1, 3) and (times > 0).all() and plain > 0 and together == pytest.approx(times.sum())
+    assert times.shape == (1, 3) and together == pytest.approx(times.sum())
+    assert name == "emulator" or ((times > 0).all() and plain > 0)  # the emulator's clock stands still
