@@ -302,6 +302,10 @@ def main() -> None:
     for length in args.prefill:
         calls = decoder.calls(1, length, length)
         report(f"prefill of {length}", decoder.milliseconds(calls, 10, graph=False), 0.0)
+        if args.tune:
+            products = calls.tune_products()
+            ms = decoder.milliseconds(calls, 10, graph=False)
+            report(f"tuned prefill of {length} (products {products:.2f} ms)", ms, 0.0)
         for step, count in decoder.plan.steps() if args.kernels else ():
             only = calls.only(step.number)
             us = 1e3 * time_runs(decoder.device, only.enqueue, 5) / count

@@ -127,8 +127,8 @@ def with_headers(functions: Sequence[Function]) -> str:
     """Functions behind the helpers they need: a source that includes nothing."""
     body = "\n".join(f"{f.comment}\n{f.text}" for f in functions)
     texts = dict(headers("cuda"))
-    needed = {"mp_vec.cuh": "mp_vec<", "mp_select.cuh": "mp_select"}
-    wanted = ["mp_ptx.cuh", "mp_base.cuh", *(name for name, word in needed.items() if word in body)]
+    needed = {"mp_vec.cuh": ("mp_vec", "mp_widen", "mp_dot", "mp_reduce_rows"), "mp_select.cuh": ("mp_select",)}
+    wanted = ["mp_ptx.cuh", "mp_base.cuh", *(name for name, words in needed.items() if any(w in body for w in words))]
     return "\n".join([*(texts[name] for name in wanted), body])
 
 

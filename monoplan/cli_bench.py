@@ -35,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the table, or JSON; a note on stderr where the memory's bandwidth is not known."""
     if args.limits:
-        from monoplan.runtime.limits import measure
+        from monoplan.runtime.limits import measure, measure_target
 
-        print(measure(args.threads, fresh=True))
+        print(measure_target("cuda", 1) if args.target == "cuda" else measure(args.threads, fresh=True))
         return 0
     timings = Timings()
     llm = load(args, timings)

@@ -94,8 +94,11 @@ class Inspection:
         """One HTML page that shows all of it; with the arguments of a call also the times of its steps."""
         from monoplan.report import write_report
 
-        profiles = {"call": self.profile(*args, **kwargs)} if args or kwargs else {}
-        return write_report(Path(path), self._latest(), profiles)
+        if not args and not kwargs:
+            return write_report(Path(path), self._latest(), {})
+        built = self._bind(args, kwargs)[0]
+        profiles = {"call": self.profile(*args, **kwargs)} if built.executable is not None else {}
+        return write_report(Path(path), built, profiles)
 
 
 def graph_subject(

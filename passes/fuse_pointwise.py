@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from monoplan.ir.builder import make_op
@@ -88,9 +87,10 @@ def _chain(op: Op, at: int, fusion: _Fusion) -> Op | None:
             source = fusion.source(v)
             if source is None or not is_pointwise(source):
                 continue
-            reason = fusion.refusal(source, at, group) or _refuse_chain(source, op, e, fusion.defs)
+            longer = inline(e, v, expression_of(source, fusion.defs))
+            reason = fusion.refusal(source, at, group) or _refuse_chain(source, op, longer)
             if not reason:
-                e, changed = inline(e, v, expression_of(source, fusion.defs)), True
+                e, changed = longer, True
                 group |= fusion.group(source)
                 break
             misses[v] = reason
@@ -104,10 +104,10 @@ def _chain(op: Op, at: int, fusion: _Fusion) -> Op | None:
     return made
 
 
-def _refuse_chain(source: Op, op: Op, e: Expression, defs: Mapping[Value, Op]) -> str:
+def _refuse_chain(source: Op, op: Op, joined: Expression) -> str:
     if not same_shape(source.result.type, op.result.type):
         return f"{source.result} is {source.result.type}, smaller than {op.result.type}: it would be computed again"
-    if count_ops(e.node) + count_ops(expression_of(source, defs).node) > LARGEST:
+    if count_ops(joined.node) > LARGEST:
         return f"the expression would have more than {LARGEST} ops"
     return ""
 

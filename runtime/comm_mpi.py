@@ -65,7 +65,9 @@ class MpiCommunicator(Communicator):
         if self.rank == 0:
             with contextlib.suppress(OSError):
                 number, path = tempfile.mkstemp(prefix="monoplan-", dir=folder)
-                os.posix_fallocate(number, 0, nbytes)  # now, not as a SIGBUS when it is full
+                os.ftruncate(number, nbytes)
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(number, 0, nbytes)  # now, not as a SIGBUS when the place is full
                 os.close(number)
         path = self.share(path)
         with contextlib.suppress(OSError):

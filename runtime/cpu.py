@@ -171,6 +171,7 @@ class CpuExecutable:
         """The same with the other ranks; one call at a time, or their exchanges would mix."""
         with comm.lock:
             if comm.exchange is not None:
+                comm.exchange.check()
                 args.exchange = self.ffi.cast("void *", comm.exchange.function)
                 args.comm, args.room = self.ffi.cast("void *", comm.exchange.context), comm.exchange.room
             return self.enter(args, error)

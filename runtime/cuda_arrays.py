@@ -11,7 +11,7 @@ import numpy as np
 from monoplan.codegen.kernels import KVUpdate, Linear
 from monoplan.codegen.plan import Plan
 from monoplan.codegen.views import Buffer
-from monoplan.ir.dims import evaluate
+from monoplan.ir.dims import Dim, evaluate
 from monoplan.ir.errors import ArgumentError
 
 Array = np.ndarray[Any, Any]
@@ -69,7 +69,7 @@ class Arguments:
                 bound.addresses.append(twins.address(i, a))
             else:
                 bound.on_device = True
-                array = self.device.as_device_array(a)
+                array = self.device.as_device_array(a, twins.has(i))
                 bound.held.append(array)
                 bound.addresses.append(int(array.data.ptr))
         return bound
@@ -203,23 +203,23 @@ class Twins:
     def written(self, inputs: Sequence[Any], symbols: Mapping[str, int], *, keep: bool, steps: int = 1) -> None:
         """Takes note of what a run (or several in a row) wrote, and brings it back unless it may stay on the device."""
         news: list[tuple[_Twin, Array]] = []
+        spans: dict[int, tuple[int, int]] = {}  # by the input with the lengths: the rows that are new
+        for source, rows in set(self.lengths.values()):
+            lengths = inputs[source]
+            if isinstance(lengths, np.ndarray) and lengths.size:
+                spans[source] = (int(lengths.min()), int(lengths.max()) + steps * evaluate(rows, symbols))
         for number in self.written_inputs:
             array = inputs[number]
             if not isinstance(array, np.ndarray):
                 continue
             twin = self._twins[id(array)]
-            low, high = 0, array.shape[2] if array.ndim == 4 else 1
-            source = self.lengths.get(number)
-            if source is not None:
-                lengths = inputs[source[0]]
-                if isinstance(lengths, np.ndarray) and lengths.size:
-                    low = int(lengths.min())
-                    high = min(high, int(lengths.max()) + steps * source[1](symbols))
-            twin.low, twin.high = (low, high) if twin.low == twin.high else (min(low, twin.low), max(high, twin.high))
-            if source is None:
+            if number not in self.lengths:
                 self.device.download(array, twin.memory.address)
-                twin.low = twin.high = 0
-            elif not keep:
+                continue
+            low, high = spans.get(self.lengths[number][0], (0, array.shape[2]))
+            high = min(high, array.shape[2])
+            twin.low, twin.high = (low, high) if twin.low == twin.high else (min(low, twin.low), max(high, twin.high))
+            if not keep:
                 news.append((twin, array))
         self._fetch(news)
 
@@ -257,9 +257,9 @@ class Twins:
             at += _rounded(count * width)
 
 
-def _cache_lengths(plan: Plan, written: set[int]) -> dict[int, tuple[int, Any]]:
+def _cache_lengths(plan: Plan, written: set[int]) -> dict[int, tuple[int, Dim]]:
     """Caches that a plan writes only behind their lengths: the input with the lengths, and how many rows are new."""
-    found: dict[int, tuple[int, Any]] = {}
+    found: dict[int, tuple[int, Dim]] = {}
     spoiled: set[int] = set()
     for step, _ in plan.steps():
         k = step.kernel
@@ -274,7 +274,7 @@ def _cache_lengths(plan: Plan, written: set[int]) -> dict[int, tuple[int, Any]]:
                 lengths = k.operand("lengths").view.buffer
                 seq = k.seq if isinstance(k, Linear) else k.operand("rows").shape[1]
                 if lengths.kind == "input":
-                    found[number] = (lengths.index, lambda symbols, seq=seq: evaluate(seq, symbols))
+                    found[number] = (lengths.index, seq)
                 else:
                     spoiled.add(number)
     return {n: v for n, v in found.items() if n not in spoiled}

@@ -81,7 +81,8 @@ class _Shape:
         preference = make(lib.cublasLtMatmulPreferenceCreate)
         for attribute, ctype, value in ((_MAX_WORKSPACE, "size_t *", WORKSPACE), (_REDUCTIONS, "uint32_t *", 0)):
             pointer = ffi.new(ctype, value)
-            _check(lib.cublasLtMatmulPreferenceSetAttribute(preference, attribute, pointer, ffi.sizeof(pointer[0])))
+            size = ffi.sizeof(ffi.typeof(pointer).item)
+            _check(lib.cublasLtMatmulPreferenceSetAttribute(preference, attribute, pointer, size))
         self.offers = ffi.new("Heuristic[]", OFFERED)
         count = ffi.new("int *")
         _check(

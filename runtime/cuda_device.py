@@ -15,7 +15,7 @@ import numpy as np
 
 from monoplan.codegen.target import Target, cuda_target
 from monoplan.ir.arrays import address
-from monoplan.ir.errors import CompileError, PlanError
+from monoplan.ir.errors import ArgumentError, CompileError, PlanError
 from monoplan.ir.types import DType
 from monoplan.runtime import cuda_build
 from monoplan.runtime.cache import Entry
@@ -142,7 +142,7 @@ class Module:
         self.ffi, self.driver = _driver()
         self.limit = limit
         self.functions: dict[str, Any] = {}
-        self.handles, self._held = [], []
+        self.handles, self._held, self._binaries = [], [], binaries
         for binary in binaries:
             data, handle = self.ffi.new("char[]", binary), self.ffi.new("CUmodule *")
             _check(self.driver.cuModuleLoadData(handle, data), "loading the plan's cubin")
@@ -152,11 +152,9 @@ class Module:
     def __getitem__(self, name: str) -> Any:
         if name not in self.functions:
             f = self.ffi.new("CUfunction *")
-            code = 1
-            for handle in self.handles:
-                if code:
-                    code = self.driver.cuModuleGetFunction(f, handle, name.encode())
-            _check(code, f"kernel {name}")
+            section = f".text.{name}\0".encode()  # asking the wrong cubin would be an error
+            handle = next(h for h, b in zip(self.handles, self._binaries, strict=True) if section in b)
+            _check(self.driver.cuModuleGetFunction(f, handle, name.encode()), f"kernel {name}")
             # The most once: launches of one function with different sizes must not undo each other.
             most = self.limit - self.attribute(f[0], _STATIC_SHARED)
             _check(self.driver.cuFuncSetAttribute(f[0], _DYNAMIC_SHARED, most), f"shared memory of {name}")
@@ -242,12 +240,14 @@ class GpuDevice:
         """A CuPy array."""
         return self.cupy.empty(shape, dtype)
 
-    def as_device_array(self, a: Any) -> Any:
+    def as_device_array(self, a: Any, written: bool = False) -> Any:
         """A dense CuPy array of anything with __cuda_array_interface__ or DLPack; shares its memory if it can."""
         array = self.cupy.asarray(a) if hasattr(a, "__cuda_array_interface__") else self.cupy.from_dlpack(a)
         dense = self.cupy.ascontiguousarray(array)
         if dense.data.ptr % 16:
             dense = dense.copy()
+        if written and dense.data.ptr != array.data.ptr:
+            raise ArgumentError("an argument that forward changes must be a dense device array, aligned to 16 bytes")
         self.cupy.cuda.get_current_stream().synchronize()  # what the caller has enqueued for it comes first
         return dense
 

@@ -97,6 +97,7 @@ class Exchange:
     def gather(self, x: Array) -> list[Array]:
         """x of every rank; all give the same type. Python's road: plans call `function` themselves."""
         ffi, library = _library()
+        self.check()
         dense = np.ascontiguousarray(x)
         flat = dense.reshape(-1).view(np.uint8)
         whole = np.empty((self.size, flat.size), np.uint8)
@@ -110,8 +111,15 @@ class Exchange:
                 whole[r, start : start + piece.size] = np.frombuffer(ffi.buffer(parts[0][r], piece.size), np.uint8)
         return [row.view(dense.dtype).reshape(dense.shape) for row in whole]
 
+    def check(self) -> None:
+        """Raises when it was closed."""
+        if not self.context:
+            raise PlanError("the communicator was closed", fix="close it when no plan will run any more")
+
     def failure(self) -> str:
         """What went wrong, in words; empty if nothing did."""
+        if not self.context:
+            return "the communicator was closed"
         ffi, library = _library()
         facts = ffi.new("int64_t[7]")
         library.mp_comm_failure(self._handle, facts)

@@ -110,9 +110,13 @@ CALLS = {  # batch, seq, lengths, valid
 LONG = 4800  # a capacity for which attention is spread over more blocks
 
 
+# Everything of the usual model, and of the others what differs: the emulator is slow.
+BRIEF = [(n, c) for n in MODELS for c in CALLS if n == "bf16" or c in ("prompt", "token")]
+LONGER = [pytest.param(n, c, marks=pytest.mark.nightly) for n in MODELS for c in CALLS if (n, c) not in BRIEF]
+
+
 @pytest.mark.parametrize("device_name", DEVICES)
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "call"), [*BRIEF, *LONGER])
 def test_step(name: str, call: str, device_name: str) -> None:
     graph, params = model(name)
     inputs = arguments(graph, *CALLS[call])

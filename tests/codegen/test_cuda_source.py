@@ -12,7 +12,7 @@ import pytest
 
 from monoplan.codegen.kernels import Linear
 from monoplan.codegen.plan_cuda import make_cuda_plan, narrowed, residuals
-from monoplan.codegen.render_cuda import render_cuda
+from monoplan.codegen.render_cuda import PART, render_cuda
 from monoplan.codegen.schedule_cuda import CudaLinear
 from monoplan.codegen.target import Target, cuda_target
 from monoplan.ir.types import DTYPES
@@ -45,6 +45,16 @@ def test_llama_is_built(arch: str, tmp_path: Path) -> None:
     graph, _ = model("bf16")
     report = compile_cubin(render_cuda(make_cuda_plan(graph, TARGETS[arch]), "test").text, arch, tmp_path)
     assert all(int(n) == 0 for n in re.findall(r"(\d+) bytes spill stores", report))
+
+
+@needs_nvcc
+def test_every_part_is_a_source_of_its_own(tmp_path: Path) -> None:
+    graph, _ = model("bf16")
+    source = render_cuda(make_cuda_plan(graph, H200), "test")
+    for i, part in enumerate(source.parts):
+        compile_cubin(part, "sm_90a", tmp_path)
+        data = (tmp_path / "plan.cubin").read_bytes()
+        assert all(f".text.{f.name}\0".encode() in data for f in source.functions[i * PART : (i + 1) * PART])
 
 
 @needs_nvcc

@@ -243,6 +243,11 @@ def test_a_plan_whose_other_rank_fails_says_so() -> None:
     with pytest.raises(PlanError, match="the ranks can't go on together") as caught:
         executed(first, graph, [np.zeros(4, np.float32)], 1)
     assert "rank 1 failed: it lost its way" in caught.value.why
+    first.close()
+    with pytest.raises(PlanError, match="the communicator was closed"):
+        executed(first, graph, [np.zeros(4, np.float32)], 1)
+    with pytest.raises(PlanError, match="the communicator was closed"):
+        first.all_reduce(np.zeros(4))
 
 
 # -- models ---------------------------------------------------------------------------------------------------------
