@@ -184,6 +184,7 @@ def _build_cpu(
     traced = functools.cache(lambda: _traced(module, arguments, dtype))
     pipeline, choices = _pipeline(options), plan_cache.choices(options, host_target(), dtype, VERSION)
     usable = plan_cache.is_usable(pipeline)
+    clock.lap("machine")
     call = plan_cache.call_key(module, arguments, choices) if usable else None
     seen = plan_cache.recall_call(call)
     if seen is None:
