@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,12 @@ from monoplan.runtime.threads import default_threads
 from monoplan.runtime.weights import aligned
 
 CDEF = """
+void mp_limit_fill(float *, int64_t, int);
 double mp_limit_read(float *, int64_t, int, int, int);
-double mp_limit_multiply(int64_t, int, int);
-double mp_limit_tiles(int64_t, int, int, int);
+double mp_limit_multiply(int64_t, int);
+double mp_limit_tiles(int64_t, int, int);
 """
-ABI = 1
+ABI = 2
 WEEK = 7 * 86400.0
 ASSUMED_CACHE = 32 << 20  # where the system does not tell
 LARGEST = 1 << 30  # bytes of the working set that is read past the cache
@@ -100,37 +102,59 @@ def _known(key: str) -> Limits | None:
         return None  # of another version
 
 
+class Probes:
+    """The same loops one round at a time, for benchmarks that measure a limit beside each of their own rounds."""
+
+    def __init__(self, threads: int, nbytes: int | None = None) -> None:
+        self.threads, self.lanes = threads, max(host_target().lanes, 1)
+        self.vectors = (nbytes or past_cache()) // (4 * self.lanes)
+        self._memory = aligned((self.vectors * self.lanes,), np.float32)
+        self._pointer = _ffi().cast("float *", address(self._memory))
+        _library().mp_limit_fill(self._pointer, self.vectors, threads)
+
+    def read(self, streams: int = 4, threads: int | None = None) -> float:
+        """Bytes per second of a plain read loop over the memory."""
+        inner = max(1, (64 << 20) // self._memory.nbytes)
+        seconds = _library().mp_limit_read(self._pointer, self.vectors, streams, inner, threads or self.threads)
+        return float(self._memory.nbytes * inner / seconds)
+
+    def multiply(self, threads: int | None = None) -> float:
+        """f32 operations per second of independent fused multiply-adds."""
+        iterations, count = 1_000_000, threads or self.threads
+        return float(2 * _SUMS * self.lanes * iterations * count / _library().mp_limit_multiply(iterations, count))
+
+    def tiles(self, int8: bool = False) -> float | None:
+        """Operations per second of the tile unit; None where there is none."""
+        iterations = 200_000
+        seconds = _library().mp_limit_tiles(iterations, self.threads, int(int8))
+        each = 4 * 16 * 16 * (64 if int8 else 32) * 2
+        return None if seconds < 0 else float(each * iterations * self.threads / seconds)
+
+
+def past_cache() -> int:
+    """Bytes that do not fit the last-level cache by far."""
+    return min(max(4 * last_level_cache(), 128 << 20), LARGEST)
+
+
 def _measure(threads: int) -> Limits:
-    library = _library()
-    cache = last_level_cache()
-    past, inside = min(max(4 * cache, 128 << 20), LARGEST), max(cache // 4, 1 << 20)
-    lanes = max(host_target().lanes, 1)
+    far, near = Probes(threads), Probes(threads, max(last_level_cache() // 4, 1 << 20))
 
-    def read(nbytes: int, count: int) -> float:
-        data = aligned((nbytes // 4,), np.float32)
-        vectors = nbytes // (4 * lanes)
-        inner = max(1, (16 << 20) // nbytes)
-        pointer = _ffi().cast("float *", address(data))
-        seconds = library.mp_limit_read(pointer, vectors, ROUNDS, inner, count)
-        return float(vectors * 4 * lanes * inner / seconds)
+    def best(run: Callable[[], float]) -> float:
+        return max(run() for _ in range(ROUNDS))
 
-    def multiply(count: int) -> float:
-        iterations = 1_000_000
-        return float(2 * _SUMS * lanes * iterations * count / library.mp_limit_multiply(iterations, ROUNDS, count))
+    def read(probes: Probes, count: int) -> float:
+        return best(lambda: max(probes.read(1, count), probes.read(4, count)))
 
     def tiles(int8: bool) -> float | None:
-        iterations = 200_000
-        seconds = library.mp_limit_tiles(iterations, ROUNDS, threads, int(int8))
-        each = 4 * 16 * 16 * (64 if int8 else 32) * 2
-        return None if seconds < 0 else float(each * iterations * threads / seconds)
+        return None if far.tiles(int8) is None else best(lambda: far.tiles(int8) or 0.0)
 
-    one = read(past, 1), read(inside, 1), multiply(1)
+    one = read(far, 1), read(near, 1), best(lambda: far.multiply(1))
     # On a busy machine several threads may measure less than one, which they can't be.
-    memory, near, flops = (
-        max(a, b) for a, b in zip((read(past, threads), read(inside, threads), multiply(threads)), one, strict=True)
-    )
-    near = max(near, memory)
-    return Limits(threads, memory, one[0], near, one[1], flops, one[2], tiles(False), tiles(True), cache)
+    all_threads = read(far, threads), read(near, threads), best(far.multiply)
+    memory, cache, flops = (max(a, b) for a, b in zip(all_threads, one, strict=True))
+    tile_rates = tiles(False), tiles(True)
+    cache = max(cache, memory)
+    return Limits(threads, memory, one[0], cache, one[1], flops, one[2], *tile_rates, last_level_cache())
 
 
 @functools.cache
