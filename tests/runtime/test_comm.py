@@ -325,7 +325,7 @@ def test_a_plain_module_with_a_plan_of_its_own() -> None:
     plain = nn.Linear(4, 4)
 
     def unnamed(c: Communicator) -> None:
-        with pytest.raises(ArgumentError, match="fits no layer"):
+        with pytest.raises(ArgumentError, match="the model has no tp_plan"):
             mp.compile(plain, tp=c)(x[:, :4])
 
     run_ranks(threads(2), unnamed)

@@ -3,7 +3,8 @@
  * Ranks of one host share memory. Each has two slots, used in turn, and a counter of its exchanges: a rank copies its
  * bytes to a slot, raises its counter and waits until all counters are as high. It reads the others' slots where they
  * are. A slot is written again two exchanges later; then everyone has begun the exchange in between, and has read it.
- * Between hosts the bytes travel by MPI_Allgather, called through a pointer: nothing here is linked to an MPI.
+ * Between hosts the bytes travel by MPI_Allgather, called through a pointer: nothing here is linked to an MPI. A few
+ * numbers go before them, by which the ranks see that they do the same.
  */
 #ifndef MP_COMM_H
 #define MP_COMM_H
@@ -22,13 +23,18 @@
 enum { MP_COMM_OK = 0, MP_COMM_DEAD, MP_COMM_LEFT, MP_COMM_FAILED, MP_COMM_MISMATCH, MP_COMM_TIMEOUT, MP_COMM_MPI };
 enum { MP_PRESENT = 0, MP_GONE = 1, MP_BROKEN = 2 };
 
+/* What an exchange is: its bytes and its step in the plan, which must be the same on every rank. On the road of MPI it
+ * goes before the bytes; they stay aligned behind it. */
+typedef struct {
+    int64_t bytes, tag;
+} mp_heading;
+
 /* What a rank tells the others; the memory begins as zeros. */
 typedef struct {
     _Alignas(64) _Atomic uint64_t count; /* exchanges begun */
-    int64_t bytes[2];                    /* of the exchange in each slot, and its step: they must be everyone's */
-    int64_t tag[2];
+    mp_heading heading[2];               /* of the exchange in each slot */
     _Alignas(64) _Atomic int32_t state;
-    int32_t process;
+    _Atomic int32_t process; /* 0 until the rank has come */
     char message[1016];
 } mp_place;
 
@@ -47,7 +53,7 @@ typedef struct {
     mp_gather_pointers by_pointers;
     mp_gather_numbers by_numbers;
     uintptr_t byte_type, group;
-    char *received;
+    char *sent, *received;
     /* the first failure; every later exchange fails as well */
     int32_t failure, culprit;
     int64_t theirs[2], ours[2]; /* bytes and step, where they differ */
@@ -78,13 +84,14 @@ static int mp_lives(int32_t process)
 {
     if (kill(process, 0) != 0 && errno == ESRCH) return 0;
 #if defined(__linux__)
-    char text[64], state = 0;
+    char text[256];
     snprintf(text, sizeof text, "/proc/%d/stat", (int)process);
     FILE *file = fopen(text, "r");
     if (!file) return 1;
-    const int found = fscanf(file, "%*d (%*[^)]) %c", &state);
+    text[fread(text, 1, sizeof text - 1, file)] = 0;
     fclose(file);
-    return !(found == 1 && (state == 'Z' || state == 'X'));
+    const char *name_ends = strrchr(text, ')'); /* the name may itself have brackets; a letter for the state follows */
+    return !(name_ends && (!strncmp(name_ends, ") Z", 3) || !strncmp(name_ends, ") X", 3)));
 #else
     return 1;
 #endif
@@ -97,10 +104,13 @@ static int mp_comm_check(mp_comm *c, int awaited, double waited)
         const int state = atomic_load_explicit(&c->places[r].state, memory_order_acquire);
         if (state == MP_BROKEN) return mp_comm_fail(c, MP_COMM_FAILED, r);
     }
-    const mp_place *there = &c->places[awaited];
+    mp_place *there = &c->places[awaited];
+    const int32_t process = atomic_load(&there->process);
+    const int gone = atomic_load(&there->state) == MP_GONE, dead = process != 0 && !mp_lives(process);
+    /* It may have come just before it left: its counter is read last. */
     if (atomic_load_explicit(&there->count, memory_order_acquire) >= c->count) return 0;
-    if (atomic_load(&there->state) == MP_GONE) return mp_comm_fail(c, MP_COMM_LEFT, awaited);
-    if (there->process != 0 && !mp_lives(there->process)) return mp_comm_fail(c, MP_COMM_DEAD, awaited);
+    if (gone) return mp_comm_fail(c, MP_COMM_LEFT, awaited);
+    if (dead) return mp_comm_fail(c, MP_COMM_DEAD, awaited);
     if (c->patience > 0 && waited > c->patience) return mp_comm_fail(c, MP_COMM_TIMEOUT, awaited);
     return 0;
 }
@@ -140,35 +150,48 @@ static int mp_comm_wait(mp_comm *c, int rank)
     return 0;
 }
 
+static int mp_mismatch(mp_comm *c, int rank, mp_heading theirs, mp_heading ours)
+{
+    c->theirs[0] = theirs.bytes, c->theirs[1] = theirs.tag;
+    c->ours[0] = ours.bytes, c->ours[1] = ours.tag;
+    return mp_comm_fail(c, MP_COMM_MISMATCH, rank);
+}
+
 static int mp_exchange_shared(mp_comm *c, const void *data, int64_t bytes, int64_t tag)
 {
+    const mp_heading ours = {bytes, tag};
     const uint64_t count = ++c->count;
     mp_place *here = &c->places[c->rank];
     memcpy(mp_slot(c, c->rank, count), data, (size_t)bytes);
-    here->bytes[count & 1] = bytes;
-    here->tag[count & 1] = tag;
+    here->heading[count & 1] = ours;
     atomic_store_explicit(&here->count, count, memory_order_release);
     for (int r = 0; r < c->size; ++r) {
         if (r != c->rank && mp_comm_wait(c, r)) return c->failure;
-        const mp_place *there = &c->places[r];
-        if (there->bytes[count & 1] != bytes || there->tag[count & 1] != tag) {
-            c->theirs[0] = there->bytes[count & 1], c->theirs[1] = there->tag[count & 1];
-            c->ours[0] = bytes, c->ours[1] = tag;
-            return mp_comm_fail(c, MP_COMM_MISMATCH, r);
-        }
+        const mp_heading theirs = c->places[r].heading[count & 1];
+        if (theirs.bytes != bytes || theirs.tag != tag) return mp_mismatch(c, r, theirs, ours);
         c->parts[r] = mp_slot(c, r, count);
     }
     return 0;
 }
 
-static int mp_exchange_mpi(mp_comm *c, const void *data, int64_t bytes)
+static int mp_exchange_mpi(mp_comm *c, const void *data, int64_t bytes, int64_t tag)
 {
-    const int n = (int)bytes;
+    const mp_heading ours = {bytes, tag};
+    const int n = (int)(bytes + (int64_t)sizeof ours);
+    memcpy(c->sent, &ours, sizeof ours);
+    memcpy(c->sent + sizeof ours, data, (size_t)bytes);
+    for (int r = 0; r < c->size; ++r) memset(c->received + (int64_t)r * n, 0, sizeof ours);
     const int failed = c->by_pointers
-        ? c->by_pointers(data, n, (void *)c->byte_type, c->received, n, (void *)c->byte_type, (void *)c->group)
-        : c->by_numbers(data, n, (int)c->byte_type, c->received, n, (int)c->byte_type, (int)c->group);
+        ? c->by_pointers(c->sent, n, (void *)c->byte_type, c->received, n, (void *)c->byte_type, (void *)c->group)
+        : c->by_numbers(c->sent, n, (int)c->byte_type, c->received, n, (int)c->byte_type, (int)c->group);
     if (failed) return mp_comm_fail(c, MP_COMM_MPI, c->rank);
-    for (int r = 0; r < c->size; ++r) c->parts[r] = c->received + r * bytes;
+    for (int r = 0; r < c->size; ++r) {
+        const char *part = c->received + (int64_t)r * n;
+        mp_heading theirs;
+        memcpy(&theirs, part, sizeof theirs);
+        if (memcmp(&theirs, &ours, sizeof ours)) return mp_mismatch(c, r, theirs, ours);
+        c->parts[r] = part + sizeof ours;
+    }
     return 0;
 }
 
@@ -178,7 +201,7 @@ int mp_comm_exchange(void *context, const void *data, int64_t bytes, int64_t tag
     mp_comm *c = context;
     *parts = (const void *const *)c->parts;
     int failure = c->failure ? c->failure : bytes > c->room ? mp_comm_fail(c, MP_COMM_MISMATCH, c->rank) : 0;
-    if (!failure) failure = c->places ? mp_exchange_shared(c, data, bytes, tag) : mp_exchange_mpi(c, data, bytes);
+    if (!failure) failure = c->places ? mp_exchange_shared(c, data, bytes, tag) : mp_exchange_mpi(c, data, bytes, tag);
     if (failure)
         for (int r = 0; r < c->size; ++r) c->parts[r] = data;
     return failure;
@@ -195,6 +218,14 @@ static mp_comm *mp_comm_new(int32_t rank, int32_t size, int64_t room, double pat
     return NULL;
 }
 
+void mp_comm_close(mp_comm *c)
+{
+    free(c->sent);
+    free(c->received);
+    free(c->parts);
+    free(c);
+}
+
 int64_t mp_comm_bytes(int32_t size, int64_t room) { return size * ((int64_t)sizeof(mp_place) + 2 * room); }
 
 /* `memory`: mp_comm_bytes of it, zeros at first, the same for all ranks. */
@@ -204,7 +235,7 @@ mp_comm *mp_comm_open_shared(void *memory, int32_t rank, int32_t size, int64_t r
     if (!c) return NULL;
     c->places = memory;
     c->slots = (char *)memory + size * (int64_t)sizeof(mp_place);
-    c->places[rank].process = (int32_t)getpid();
+    atomic_store(&c->places[rank].process, (int32_t)getpid());
     return c;
 }
 
@@ -213,10 +244,11 @@ mp_comm *mp_comm_open_mpi(void *gather, int wide, uintptr_t byte_type, uintptr_t
 {
     mp_comm *c = mp_comm_new(rank, size, room, 0.0);
     if (!c) return NULL;
-    c->received = malloc((size_t)(room * size));
-    if (!c->received) {
-        free(c->parts);
-        free(c);
+    const int64_t most = room + (int64_t)sizeof(mp_heading);
+    c->sent = malloc((size_t)most);
+    c->received = malloc((size_t)(most * size));
+    if (!c->sent || !c->received) {
+        mp_comm_close(c);
         return NULL;
     }
     c->by_pointers = wide ? (mp_gather_pointers)gather : NULL;
@@ -238,18 +270,24 @@ void mp_comm_leave(mp_comm *c, const char *message)
 void mp_comm_failure(const mp_comm *c, int64_t *facts)
 {
     facts[0] = c->failure, facts[1] = c->culprit;
-    facts[2] = c->places ? c->places[c->culprit].process : 0;
+    facts[2] = c->places ? atomic_load(&c->places[c->culprit].process) : 0;
     memcpy(facts + 3, c->theirs, sizeof c->theirs);
     memcpy(facts + 5, c->ours, sizeof c->ours);
 }
 
-const char *mp_comm_message(const mp_comm *c, int32_t rank) { return c->places ? c->places[rank].message : ""; }
-
-void mp_comm_close(mp_comm *c)
+/* Looks whether a rank has failed, left or died, outside of any exchange: 0, or which of these, and `*rank`. */
+int mp_comm_absent(const mp_comm *c, int32_t *rank)
 {
-    free(c->received);
-    free(c->parts);
-    free(c);
+    for (*rank = 0; c->places && *rank < c->size; ++*rank) {
+        mp_place *there = &c->places[*rank];
+        const int state = atomic_load(&there->state), process = atomic_load(&there->process);
+        if (*rank == c->rank) continue;
+        if (state != MP_PRESENT) return state == MP_BROKEN ? MP_COMM_FAILED : MP_COMM_LEFT;
+        if (process != 0 && !mp_lives(process)) return MP_COMM_DEAD;
+    }
+    return 0;
 }
+
+const char *mp_comm_message(const mp_comm *c, int32_t rank) { return c->places ? c->places[rank].message : ""; }
 
 #endif
