@@ -59,14 +59,13 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The sum over the ranks of x[rows, columns], or with `gather` all of them as y[rows, rank, columns]; all dense."""
+    """x[rows, columns] of every rank as y[rows, rank, columns]; both dense. Sums are a kernel that follows."""
 
     x: Word
     y: Word
     rows: Dim
     columns: Dim
     world: int
-    gather: bool
     dtype: DType
 
 

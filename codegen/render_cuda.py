@@ -151,7 +151,8 @@ def _variants(renderer: Renderer, step: Step) -> tuple[Variant, ...]:
 def _exchange(k: Collective) -> Exchange:
     """Ranks meet on the host, or through their own library: there is nothing to launch."""
     x, y = (Word("operand", o, offset=o.view.offset * o.dtype.itemsize) for o in (k.operand("x"), k.operand("y")))
-    return Exchange(x, y, k.rows, k.columns, k.world, k.mode == "gather", k.operand("x").dtype)
+    assert k.mode == "gather", "sums over ranks are lowered to a gather and a pointwise kernel"
+    return Exchange(x, y, k.rows, k.columns, k.world, k.operand("x").dtype)
 
 
 def _geometry(k: Kernel, s: Any, threads: int, names: dict[str, Any]) -> tuple[Dim, int]:

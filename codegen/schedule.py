@@ -80,7 +80,7 @@ def linear_layout(target: Target, weight: TensorType, epilogue: str, head_dim: i
     if not target.is_cpu:  # row-major; rows that an epilogue needs together are neighbours
         return {"heads": f"rows:heads{head_dim}", "gated": "rows:gated"}.get(epilogue, "rows")
     depth = weight.shape[1]
-    tiles = target.isa == "amx" and weight.dtype == bf16 and isinstance(depth, int) and depth % 32 == 0
+    tiles = target.has_tiles and weight.dtype == bf16 and isinstance(depth, int) and depth % 32 == 0
     kind = "pairs" if tiles else "panel"
     # Eight independent sums hide the latency of a fused multiply-add on every machine we know.
     wide = max(1, 8 * target.lanes // target.panel)

@@ -10,7 +10,7 @@ class Target:
     """A back end and its machine. `lanes` floats fit a vector; weights are packed in panels of `panel` columns."""
 
     name: str  # cpu, cuda
-    isa: str  # neon, avx2, avx512, amx, generic, scalar, sm_90 …
+    isa: str  # neon, avx2, avx512, amx, generic, scalar, tiles (amx emulated), sm_90 …
     lanes: int
     panel: int
     row_blocks: tuple[int, ...]  # rows that one pass over a weight panel serves, ascending from 1
@@ -23,6 +23,11 @@ class Target:
         return self.name == "cpu"
 
     @property
+    def has_tiles(self) -> bool:
+        """Whether there are bf16 tile units."""
+        return self.isa in ("amx", "tiles")
+
+    @property
     def capability(self) -> int:
         """The compute capability of a GPU, 90 for sm_90; 0 on a CPU."""
         return int(self.isa.removeprefix("sm_")) if self.name == "cuda" else 0
@@ -31,7 +36,7 @@ class Target:
 def cpu_target(isa: str, vector_bytes: int) -> Target:
     """The CPU target of an instruction set: register counts decide the block of rows."""
     lanes = max(vector_bytes // 4, 1)
-    if isa in ("avx512", "amx"):
+    if isa in ("avx512", "amx", "tiles"):
         return Target("cpu", isa, 16, 32, (1, 4, 12))
     if isa == "avx2":
         return Target("cpu", isa, 8, 16, (1, 6))

@@ -21,6 +21,7 @@ from pathlib import Path
 from monoplan.ir.errors import ArgumentError, CompileError
 from monoplan.runtime import cache, toolchain
 
+_EMULATED = "tiles"  # code for AMX in plain C: for tests, and only when asked for
 _BASELINE = ("scalar", "generic")  # need nothing of the CPU
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
@@ -49,7 +50,7 @@ _KNOWN = {
     "amx": _NEEDS["x86_64"]["amx"].union(_X86_OPTIONS, {"amx_int8"}),
     "neon": _ARMV82.union(_ARM_OPTIONS),
 }
-_VECTOR_BYTES = {"amx": 64, "avx512": 64, "avx2": 32, "neon": 16, "generic": 16, "scalar": 0}
+_VECTOR_BYTES = {"amx": 64, "avx512": 64, "avx2": 32, "neon": 16, "generic": 16, "scalar": 0, _EMULATED: 64}
 _MACOS_ARM = {
     "FEAT_FP16": "asimdhp", "FEAT_DotProd": "asimddp", "FEAT_LSE": "atomics", "FEAT_FHM": "asimdfhm",
     "FEAT_BF16": "bf16", "FEAT_I8MM": "i8mm", "FEAT_CRC32": "crc32", "FEAT_RDM": "asimdrdm",
@@ -167,6 +168,8 @@ def compile_flags(features: CpuFeatures) -> tuple[str, ...]:
         base = "armv8.2-a" if _ARMV82 <= set(features.flags) else "armv8-a"
         extensions = (flag for name, flag in _ARM_OPTIONS.items() if name in features.flags)
         return ("+".join((f"-march={base}", *extensions)),)
+    if features.isa == _EMULATED:
+        return ("-DMP_TILES_EMULATED", "-Wno-psabi")  # vectors wider than registers: nobody outside sees them
     if features.isa in _BASELINE:
         return ()
     steps = ("avx2", "avx512", "amx")
@@ -184,7 +187,7 @@ def vector_bytes(isa: str) -> int:
 def choose(arch: str, flags: frozenset[str], wanted: str, trial: Callable[[CpuFeatures], str]) -> CpuFeatures:
     """The strongest claimed level, or `wanted`, for which `trial` has no objection (an empty string)."""
     claimed = levels(arch, flags)
-    if wanted and wanted not in claimed:
+    if wanted and wanted not in (*claimed, _EMULATED):
         known = wanted in _VECTOR_BYTES
         raise ArgumentError(
             f"MONOPLAN_ISA={wanted!r} is not {'possible on this CPU' if known else 'a level'}",
@@ -228,7 +231,7 @@ class _Trial:
     unbuilt: list[tuple[str, str]] = field(default_factory=list)
 
     def __call__(self, candidate: CpuFeatures) -> str:
-        if candidate.isa in _BASELINE:
+        if candidate.isa in (*_BASELINE, _EMULATED):
             return ""
         flags = compile_flags(candidate)
         key = json.dumps([self.compiler.identity, self.model, candidate.key, platform.release(), flags])

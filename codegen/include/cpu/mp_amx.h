@@ -1,11 +1,43 @@
-/* The bf16 tile units of x86: 32 x 32 sums from 32 x 32k of activations and 32k x 32 of weights. */
+/* bf16 tile units: eight tiles of 16 rows of 64 bytes, on x86 the AMX instructions. MONOPLAN_ISA=tiles has the same tiles
+ * in plain C, so that code for them can be tested on any machine. */
 #ifndef MP_AMX_H
 #define MP_AMX_H
 
-#if defined(__AMX_BF16__) || defined(__AMXBF16__)
+#if defined(MP_TILES_EMULATED)
+static _Thread_local uint32_t mp_emulated[8][16][16];
+
+static inline void mp_tiles_begin(void) {}
+static inline void mp_tiles_end(void) { memset(mp_emulated, 0xff, sizeof mp_emulated); }
+static inline void mp_tile_zero(int i) { memset(mp_emulated[i], 0, sizeof mp_emulated[i]); }
+static inline void mp_tile_load(int i, const void *p, int64_t stride)
+{
+    for (int r = 0; r < 16; ++r) memcpy(mp_emulated[i][r], (const char *)p + r * stride, 64);
+}
+static inline void mp_tile_stream(int i, const void *p, int64_t stride) { mp_tile_load(i, p, stride); }
+static inline void mp_tile_store(int i, void *p, int64_t stride)
+{
+    for (int r = 0; r < 16; ++r) memcpy((char *)p + r * stride, mp_emulated[i][r], 64);
+}
+/* c[m][n] += sum over pairs of a[m][pair] · b[pair][n], each of two bf16 */
+static inline void mp_tile_dot(int c, int a, int b)
+{
+    for (int m = 0; m < 16; ++m)
+        for (int k = 0; k < 16; ++k)
+            for (int n = 0; n < 16; ++n) {
+                float sum, x0, x1, y0, y1;
+                const uint32_t x = mp_emulated[a][m][k], y = mp_emulated[b][k][n];
+                const uint32_t low[2] = {x << 16, y << 16}, high[2] = {x & 0xffff0000u, y & 0xffff0000u};
+                memcpy(&x0, &low[0], 4), memcpy(&y0, &low[1], 4), memcpy(&x1, &high[0], 4), memcpy(&y1, &high[1], 4);
+                memcpy(&sum, &mp_emulated[c][m][n], 4);
+                sum += x0 * y0;
+                sum += x1 * y1;
+                memcpy(&mp_emulated[c][m][n], &sum, 4);
+            }
+}
+#define MP_TILES 1
+#elif defined(__AMX_BF16__) || defined(__AMXBF16__) /* the second: clang before 16 */
 #include <immintrin.h>
 
-/* All eight tiles have 16 rows of 64 bytes. */
 static inline void mp_tiles_begin(void)
 {
     struct { uint8_t palette, start, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } shape;
@@ -15,40 +47,54 @@ static inline void mp_tiles_begin(void)
         shape.bytes[i] = 64;
         shape.rows[i] = 16;
     }
-    _tile_loadconfig(&shape);
+    __asm__ volatile("ldtilecfg %0" ::"m"(shape) : "memory");
 }
 static inline void mp_tiles_end(void) { _tile_release(); }
+/* The numbers of tiles are part of the instructions, so these are macros. mp_tile_stream leaves L1 to other data. */
+#define mp_tile_zero(i) _tile_zero(i)
+#define mp_tile_load(i, p, stride) _tile_loadd(i, p, stride)
+#define mp_tile_stream(i, p, stride) _tile_stream_loadd(i, p, stride)
+#define mp_tile_store(i, p, stride) _tile_stored(i, p, stride)
+#define mp_tile_dot(c, a, b) _tile_dpbf16ps(c, a, b)
+#define MP_TILES 1
+#endif
+
+#if defined(MP_TILES)
+/* Compilers do not know which memory tile instructions touch: nothing may move past this. */
+#define mp_tile_fence() __asm__ volatile("" ::: "memory")
 
 /* c (+)= a[32][32 * steps] · b: a as [step][32 rows][32], b as [step][16 pairs of k][32 columns][2]. Activations come
  * from L2 with the streaming load, so that the panel of weights keeps L1 to itself. */
 static inline void mp_tiles_32x32(const mp_bf16 *a, const mp_bf16 *b, int64_t steps, float *c, int64_t ldc, int first)
 {
     const int64_t row = ldc * 4;
+    mp_tile_fence();
     if (first) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
+        mp_tile_zero(0);
+        mp_tile_zero(1);
+        mp_tile_zero(2);
+        mp_tile_zero(3);
     } else {
-        _tile_loadd(0, c, row);
-        _tile_loadd(1, c + 16, row);
-        _tile_loadd(2, c + 16 * ldc, row);
-        _tile_loadd(3, c + 16 * ldc + 16, row);
+        mp_tile_load(0, c, row);
+        mp_tile_load(1, c + 16, row);
+        mp_tile_load(2, c + 16 * ldc, row);
+        mp_tile_load(3, c + 16 * ldc + 16, row);
     }
     for (int64_t s = 0; s < steps; ++s) {
-        _tile_stream_loadd(4, a + s * 1024, 64);
-        _tile_loadd(6, b + s * 1024, 128);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_stream_loadd(5, a + s * 1024 + 512, 64);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_loadd(7, b + s * 1024 + 32, 128);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(3, 5, 7);
+        mp_tile_stream(4, a + s * 1024, 64);
+        mp_tile_load(6, b + s * 1024, 128);
+        mp_tile_dot(0, 4, 6);
+        mp_tile_stream(5, a + s * 1024 + 512, 64);
+        mp_tile_dot(2, 5, 6);
+        mp_tile_load(7, b + s * 1024 + 32, 128);
+        mp_tile_dot(1, 4, 7);
+        mp_tile_dot(3, 5, 7);
     }
-    _tile_stored(0, c, row);
-    _tile_stored(1, c + 16, row);
-    _tile_stored(2, c + 16 * ldc, row);
-    _tile_stored(3, c + 16 * ldc + 16, row);
+    mp_tile_store(0, c, row);
+    mp_tile_store(1, c + 16, row);
+    mp_tile_store(2, c + 16 * ldc, row);
+    mp_tile_store(3, c + 16 * ldc + 16, row);
+    mp_tile_fence();
 }
 #endif
 #endif
