@@ -217,6 +217,10 @@ def make_executable(
     clock = clock or _Clock()
     if target == "cuda":
         from monoplan.runtime.cuda import compile_cuda
+        from monoplan.runtime.cuda_exchange import take_turns
+
+        if tp is not None:
+            take_turns(tp)
 
         def override(text: str) -> str | None:
             return override_text(options.source, graph.name, text, "cu")

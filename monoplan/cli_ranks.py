@@ -17,17 +17,20 @@ T = TypeVar("T")
 def add_rank_argument(parser: argparse.ArgumentParser) -> None:
     """--tp."""
     what = "divide the model between the ranks of mpirun (default: auto, if there are several)"
-    parser.add_argument("--tp", choices=("auto", "mpi", "none"), default="auto", help=what)
+    parser.add_argument("--tp", choices=("auto", "mpi", "nccl", "none"), default="auto", help=what)
 
 
 def ranks(args: argparse.Namespace) -> Communicator | None:
     """The group of mpirun, if the command is to be divided. Ranks other than 0 print nothing but errors."""
-    from monoplan.runtime.comm import launched, mpi
+    from monoplan.runtime.comm import communicator, launched
 
+    if getattr(args, "group", None) is not None:  # made before, in this command
+        return args.group  # type: ignore[no-any-return]
     mode = getattr(args, "tp", "none")
     if mode == "none" or (mode == "auto" and not launched()):
         return None
-    comm = mpi()
+    comm = args.group = communicator("nccl" if mode == "nccl" else "mpi")
+    assert comm is not None
     if comm.rank > 0 and sys.stdout.name != os.devnull:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (until the process ends)
         args.quiet = True

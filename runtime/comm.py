@@ -28,6 +28,7 @@ class Communicator:
 
     def __init__(self, rank: int = 0, size: int = 1, exchange: Exchange | None = None) -> None:
         self.rank, self.size, self.exchange = rank, size, exchange
+        self.local_rank = 0  # among the processes of this host
         self.lock = threading.Lock()  # held while a plan runs: two at once would mix their exchanges
 
     # -- values of Python ---------------------------------------------------------------------------------------

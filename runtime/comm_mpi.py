@@ -43,6 +43,7 @@ class MpiCommunicator(Communicator):
         self.exchange, self.road = self._open() if self.size > 1 else (None, "none")
         self._farewell: Any = group.Dup() if self.road == "mpi" else None
         self._neighbours = self.collect((host(), cpus()))
+        self.local_rank = [name for name, _ in self._neighbours[: self.rank]].count(host())
         atexit.register(self.close)
 
     def _open(self) -> tuple[Exchange, str]:

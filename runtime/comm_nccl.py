@@ -9,6 +9,7 @@ import numpy as np
 from monoplan.ir.errors import CompileError, PlanError
 from monoplan.runtime.comm import Communicator
 from monoplan.runtime.comm_host import host
+from monoplan.runtime.cuda_device import gpu
 
 Array = np.ndarray[Any, Any]
 
@@ -27,21 +28,28 @@ class NcclCommunicator(Communicator):
         self.control = control
         self._cupy, self._nccl = _import()
         count = self._cupy.cuda.runtime.getDeviceCount()
-        self.device = control.rank % count if device is None else device
+        self.device = control.local_rank % count if device is None else device
+        self.local_rank = control.local_rank
         places = control.collect((host(), self.device))
         if len(set(places)) < control.size:
             raise PlanError("two ranks of an NCCL group share a GPU, which NCCL does not allow",
                             why=f"rank and GPU: {list(enumerate(d for _, d in places))}",
                             fix='use tp="mpi", which goes through the memory of the host, or a GPU for each rank')
+        self._cupy.cuda.Device(self.device).use()
+        if gpu().number != self.device:
+            raise PlanError(f"this process uses GPU {gpu().number} already, and its rank is to use {self.device}",
+                            fix="make the communicator before anything else runs on a GPU, or give nccl(device=…)")
         greeting = control.share(self._nccl.get_unique_id() if control.rank == 0 else None)
-        with self._cupy.cuda.Device(self.device):
-            self._group = self._nccl.NcclCommunicator(control.size, greeting, control.rank)
+        self._group = self._nccl.NcclCommunicator(control.size, greeting, control.rank)
 
     def collect(self, value: Any) -> list[Any]:
         return self.control.collect(value)
 
     def share(self, value: Any) -> Any:
         return self.control.share(value)
+
+    def failure(self) -> str:
+        return self.control.failure()
 
     def fail(self, message: str) -> None:
         self.control.fail(message)
@@ -52,14 +60,19 @@ class NcclCommunicator(Communicator):
     def local_threads(self, count: int) -> int:
         return self.control.local_threads(count)
 
+    def gather_bytes(self, x: int, y: int, nbytes: int, stream: int) -> None:
+        """The bytes at x of every rank, one after another at y, in the order of a stream.
+
+        Bytes: NCCL need not know the type, and bf16 is none of CuPy's.
+        """
+        self._group.allGather(x, y, nbytes, self._nccl.NCCL_UINT8, stream)
+
     def gather_on_device(self, x: Any) -> Any:
         """x of every rank as one array [ranks, …] on this rank's GPU; in the order of the current stream."""
         cupy = self._cupy
         dense = cupy.ascontiguousarray(x)
         found = cupy.empty((self.size, *dense.shape), dense.dtype)
-        stream = cupy.cuda.get_current_stream().ptr
-        # Bytes: NCCL need not know the type, and bf16 is none of CuPy's.
-        self._group.allGather(dense.data.ptr, found.data.ptr, dense.nbytes, self._nccl.NCCL_UINT8, stream)
+        self.gather_bytes(dense.data.ptr, found.data.ptr, dense.nbytes, cupy.cuda.get_current_stream().ptr)
         return found
 
     def gather(self, x: Any) -> list[Any]:
@@ -82,8 +95,10 @@ class NcclCommunicator(Communicator):
         return (np if isinstance(parts[0], np.ndarray) else self._cupy).concatenate(parts, axis=axis)
 
     def close(self) -> None:
-        self._group.destroy()
-        self.control.close()
+        if self._group is not None:
+            self._group.destroy()
+            self._group = None
+            self.control.close()
 
 
 def _import() -> tuple[Any, Any]:

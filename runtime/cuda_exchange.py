@@ -1,4 +1,7 @@
-"""Collectives of a plan on a GPU: through NCCL where ranks have GPUs of their own, else through the host's memory."""
+"""Collectives of a plan on a GPU: through NCCL where ranks have GPUs of their own, else through the host's memory.
+
+Ranks only give each other their bytes here; the sum, in rank order and with what follows it, is a kernel of the plan.
+"""
 
 from __future__ import annotations
 
@@ -18,66 +21,57 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class ExchangeSpec:
-    """An exchange with everything known."""
+    """An exchange with everything known: addresses, and rows of `width` bytes."""
 
     x: int
     y: int
     rows: int
-    columns: int
-    gather: bool
-    dtype: np.dtype[Any]
+    width: int
 
 
 def exchange_spec(a: Exchange, values: Mapping[str, int], x: int, y: int) -> ExchangeSpec:
     """An action of the plan for these sizes and addresses."""
-    rows, columns = evaluate(a.rows, values), evaluate(a.columns, values)
-    return ExchangeSpec(x, y, rows, columns, a.gather, a.dtype.numpy)
+    return ExchangeSpec(x, y, evaluate(a.rows, values), evaluate(a.columns, values) * a.dtype.itemsize)
 
 
 def exchange(device: Any, comm: Communicator | None, spec: ExchangeSpec) -> None:
-    """Does it, in the order of the device's other work."""
+    """Puts x[rows] of every rank to y[rows, rank], in the order of the device's other work."""
     if comm is None:
         raise PlanError("the plan exchanges values with other ranks, but has no communicator", fix="compile with tp=")
-    if hasattr(comm, "gather_on_device"):
+    if not spec.rows * spec.width:
+        return
+    if hasattr(comm, "gather_bytes"):
         _on_device(device, comm, spec)
         return
-    host = device.pinned(spec.rows * spec.columns * spec.dtype.itemsize)
-    mine = host[: spec.rows * spec.columns * spec.dtype.itemsize].view(spec.dtype).reshape(spec.rows, spec.columns)
+    nbytes = spec.rows * spec.width
+    mine = device.pinned(nbytes)[:nbytes].reshape(spec.rows, spec.width)
     device.download(mine, spec.x)
     device.synchronize()
-    result = _joined(comm.gather(mine), spec.gather)
-    device.upload(spec.y, result)
+    parts = comm.gather(mine)
+    joined = device.pinned(nbytes * comm.size)[: nbytes * comm.size]
+    np.stack(parts, axis=1, out=joined.reshape(spec.rows, comm.size, spec.width))
+    device.upload(spec.y, joined)
     device.synchronize()  # the array must outlive the copy
 
 
-def _joined(parts: list[Array], gather: bool) -> Array:
-    """All parts side by side, or their sum in rank order; half floats are summed in f32."""
-    if gather:
-        return np.ascontiguousarray(np.stack(parts, axis=1))
-    dtype = parts[0].dtype
-    wide = np.float32 if dtype.itemsize == 2 and dtype.kind not in "iu" else dtype
-    total = parts[0].astype(wide)
-    for part in parts[1:]:
-        total = total + part.astype(wide)
-    return total.astype(dtype)
-
-
 def _on_device(device: Any, comm: Any, spec: ExchangeSpec) -> None:
-    cupy = device.cupy
-    if spec.dtype not in (np.float64, np.float32, np.float16):
-        raise PlanError(f"sums of {spec.dtype} between GPUs are not supported", fix='use tp="mpi"')
-    nbytes = spec.rows * spec.columns * spec.dtype.itemsize
+    nbytes, cupy = spec.rows * spec.width, device.cupy
+    if spec.rows == 1:
+        comm.gather_bytes(spec.x, spec.y, nbytes, device.stream.ptr)
+        return
+    with device.stream:  # NCCL puts the ranks first: rows are put together again
+        parts = cupy.empty((comm.size, spec.rows, spec.width), np.uint8)
+        comm.gather_bytes(spec.x, parts.data.ptr, nbytes, device.stream.ptr)
+        memory = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(spec.y, nbytes * comm.size, None), 0)
+        cupy.ndarray((spec.rows, comm.size, spec.width), np.uint8, memory)[...] = parts.swapaxes(0, 1)
 
-    def at(address: int, shape: tuple[int, ...], size: int) -> Any:
-        memory = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, size, None), 0)
-        return cupy.ndarray(shape, spec.dtype, memory)
 
-    with device.stream:
-        parts = comm.gather_on_device(at(spec.x, (spec.rows, spec.columns), nbytes))
-        if spec.gather:
-            at(spec.y, (spec.rows, comm.size, spec.columns), nbytes * comm.size)[...] = parts.swapaxes(0, 1)
-            return
-        total = parts[0].astype(np.float32) if spec.dtype == np.float16 else parts[0].copy()
-        for part in parts[1:]:
-            total += part
-        at(spec.y, (spec.rows, spec.columns), nbytes)[...] = total
+def take_turns(comm: Communicator) -> None:
+    """Ranks of one host that have not chosen a GPU take its GPUs in turn; before the process uses one."""
+    from monoplan.runtime.cuda_device import gpu, import_cupy
+
+    cuda = import_cupy().cuda
+    count = cuda.runtime.getDeviceCount()
+    unchosen = not hasattr(comm, "device") and not gpu.cache_info().currsize and cuda.Device().id == 0
+    if unchosen and comm.local_rank % count:
+        cuda.Device(comm.local_rank % count).use()

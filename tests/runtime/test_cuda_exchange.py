@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ import monoplan as mp
 from monoplan.codegen.plan_cuda import make_cuda_plan
 from monoplan.codegen.render_cuda import render_cuda
 from monoplan.frontend.tracer import trace
+from monoplan.ir.arrays import address
+from monoplan.ir.builder import build_graph
 from monoplan.ir.errors import PlanError
 from monoplan.ir.interpreter import bind_symbols
-from monoplan.ir.types import bf16
+from monoplan.ir.opdef import REGISTRY
+from monoplan.ir.types import as_dtype, tensor_type
 from monoplan.models import LlamaForCausalLM
 from monoplan.models.generation import step_specs
 from monoplan.passes.manager import run_passes
@@ -25,30 +29,101 @@ from monoplan.runtime.cuda_exchange import ExchangeSpec, exchange
 from monoplan.runtime.cuda_weights import upload_params
 from tests.codegen import cuda_emulator
 from tests.models.support import tiny_config
+from tests.tolerances import check
 
 Array = np.ndarray[Any, Any]
 IDS = np.array([[5, 9, 40, 7, 11, 3]])
 
 
-@pytest.mark.parametrize("dtype", [np.float32, bf16.numpy])
-def test_sums_and_gathers(dtype: Any) -> None:
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_every_rank_gets_all_rows(rows: int) -> None:
     """Memory of the emulated device is the host's: addresses are those of arrays."""
-    parts = [np.random.default_rng(r).standard_normal((3, 5)).astype(dtype) for r in range(2)]
+    parts = [np.random.default_rng(r).standard_normal((rows, 5)).astype(np.float32) for r in range(2)]
 
-    def work(c: Communicator) -> tuple[Array, Array]:
-        device = cuda_emulator.EmulatedDevice()
-        x, y, z = parts[c.rank].copy(), np.zeros((3, 5), dtype), np.zeros((3, 2, 5), dtype)
-        place = [a.__array_interface__["data"][0] for a in (x, y, z)]
-        exchange(device, c, ExchangeSpec(place[0], place[1], 3, 5, False, x.dtype))
-        exchange(device, c, ExchangeSpec(place[0], place[2], 3, 5, True, x.dtype))
-        return y, z
+    def work(c: Communicator) -> Array:
+        x, y = parts[c.rank].copy(), np.zeros((rows, 2, 5), np.float32)
+        spec = ExchangeSpec(address(x), address(y), rows, 5 * x.itemsize)
+        exchange(cuda_emulator.EmulatedDevice(), c, spec)
+        return y
 
-    for total, joined in run_ranks(threads(2), work):
-        wide = parts[0].astype(np.float32) + parts[1].astype(np.float32)
-        assert np.array_equal(total, wide.astype(dtype))
+    for joined in run_ranks(threads(2), work):
         assert np.array_equal(joined, np.stack(parts, axis=1))
     with pytest.raises(PlanError, match="has no communicator"):
-        exchange(cuda_emulator.EmulatedDevice(), None, ExchangeSpec(0, 0, 1, 1, False, np.dtype(np.float32)))
+        exchange(cuda_emulator.EmulatedDevice(), None, ExchangeSpec(0, 0, 1, 4))
+
+
+class FakeNccl(Communicator):
+    """Two ranks that have the same bytes, as NCCL would put them on the device: ranks first."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 2)
+
+    def gather_bytes(self, x: int, y: int, nbytes: int, stream: int) -> None:
+        assert stream == 7
+        for rank in range(2):
+            cuda_emulator.EmulatedDevice().copy(y + rank * nbytes, x, nbytes)
+
+
+class FakeStream:
+    ptr = 7
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: Any) -> None: ...
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rows_are_put_together_on_the_device(rows: int) -> None:
+    """The road of NCCL, with numpy in CuPy's place: it has the same calls, but for those that wrap an address."""
+    x = np.random.default_rng(0).standard_normal((rows, 5)).astype(np.float32)
+    y = np.zeros((rows, 2, 5), np.float32)
+
+    def empty(shape: tuple[int, ...], dtype: Any) -> Any:
+        made = np.empty(shape, dtype)
+        found = types.SimpleNamespace(data=types.SimpleNamespace(ptr=address(made)), swapaxes=made.swapaxes)
+        return found
+
+    memory = types.SimpleNamespace(UnownedMemory=lambda place, n, owner: (place, n), MemoryPointer=lambda m, at: m)
+    cupy = types.SimpleNamespace(empty=empty, cuda=memory, ndarray=lambda shape, dtype, m: y.view(np.uint8))
+    device = types.SimpleNamespace(cupy=cupy, stream=FakeStream())
+    exchange(device, FakeNccl(), ExchangeSpec(address(x), address(y), rows, 20))
+    assert np.array_equal(y, np.stack([x, x], axis=1))
+
+
+@pytest.mark.skipif(not cuda_emulator.available(), reason="no g++")
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_the_kernels(dtype: str) -> None:
+    """Sums in rank order with a residual and a factor, and gathers along two axes, in each element type."""
+
+    def forward(x: Any, r: Any, b: Any) -> Any:
+        total = REGISTRY["fused_all_reduce"](x, r, b, world=3, expr="add(mul(x0, x2), x1)")
+        return (REGISTRY["all_reduce"](x, world=3), total, REGISTRY["all_gather"](x, axis=-1, world=3),
+                REGISTRY["all_gather"](x, axis=1, world=3))  # fmt: skip
+
+    kinds = {"x": tensor_type(dtype, "n", 3, 10), "r": tensor_type(dtype, "n", 3, 10), "b": tensor_type(dtype, 10)}
+    graph = build_graph("exchange", forward, kinds)
+    made = [np.random.default_rng(i).standard_normal((5, 3, 10)).astype(as_dtype(dtype).numpy) for i in range(4)]
+    factor = made[3][0, 0]
+
+    plan = make_cuda_plan(graph, cuda_emulator.EmulatedDevice().target)
+    source = render_cuda(plan, "test")
+    cuda_emulator.EmulatedDevice().load(source.text)  # once: the ranks have the same
+
+    def work(c: Communicator) -> list[Array]:
+        executable = CudaExecutable(plan, source, [], cuda_emulator.EmulatedDevice())
+        executable.comm = c
+        return executable.run([made[c.rank], made[3], factor], {"n": 5})
+
+    results = run_ranks(threads(3), work)
+    wide = [m.astype(np.float32) for m in made]
+    total = (wide[0] + wide[1]) + wide[2]
+    for got in results:
+        check(got[0], total, dtype, "pointwise")
+        tail = total * factor.astype(np.float32)
+        check(got[1], tail + wide[3], dtype, "pointwise", scale=np.abs(tail) + np.abs(wide[3]))
+        assert np.array_equal(got[2], np.concatenate(made[:3], -1))
+        assert np.array_equal(got[3], np.concatenate(made[:3], 1))
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(got, results[0], strict=True))
 
 
 @pytest.mark.skipif(not cuda_emulator.available(), reason="no g++")
