@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from monoplan.codegen.expressions import C_TYPES, c_dim, c_index, c_literal, compute_type, convert, load
-from monoplan.codegen.facts_products import attention, linear
+from monoplan.codegen.facts_attention import attention
+from monoplan.codegen.facts_products import linear
 from monoplan.codegen.kernels import (
     Attention,
     Collective,

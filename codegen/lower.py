@@ -60,6 +60,7 @@ def lowers(*kinds: str) -> Callable[[Rule], Rule]:
 def lower(graph: Graph, target: Target) -> Lowered:
     """The kernels of a graph for a target."""
     from monoplan.codegen import (  # noqa: F401  (fill RULES)
+        lower_attention,
         lower_blocks,
         lower_collective,
         lower_products,

@@ -1,11 +1,9 @@
-"""Lowering of products: packed linears with their prologues and epilogues, general matmuls, attention."""
+"""Lowering of products: packed linears with their prologues and epilogues, general matmuls."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from monoplan.codegen.expressions import compute_type
-from monoplan.codegen.kernels import Attention, Body, KVUpdate, Linear, Matmul, Norm, Operand, Reduce, Rope
+from monoplan.codegen.kernels import Body, KVUpdate, Linear, Matmul, Norm, Operand, Reduce, Rope
 from monoplan.codegen.lower import Lowerer, expanded_rows, lowers, rows_by_columns
 from monoplan.codegen.schedule import CHUNK, linear_layout, parse_layout
 from monoplan.codegen.views import View, whole
@@ -265,34 +263,3 @@ def _lower_general_qkv(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
     for cache, rows in zip(caches, (turned(k, "k_norm", None), v), strict=True):
         operands = (Operand("rows", rows), *counts, Operand("cache", cache, written=True))
         lo.emit(KVUpdate(op=op, operands=operands, capacity=cache.shape[2]))
-
-
-@lowers("attention")
-def lower_attention(lo: Lowerer, op: Op) -> None:
-    """One kernel from scores to weighted values; views bring every layout to [b, s, h, d] and [b, g, t, d]."""
-    q, k, v = (lo.read(o) for o in op.operands[:3] if o is not None)
-    y = lo.destination(op.result)
-    heads_first = op.attrs["layout"] == "bhsd"
-
-    def four(view: View, swap: bool) -> View:
-        if len(view.shape) == 3:
-            view = View(view.buffer, (1, *view.shape), (0, *view.strides), view.offset)
-        return view.transposed((0, 2, 1, 3)) if swap else view
-
-    q, y, k, v = four(q, heads_first), four(y, heads_first), four(k, False), four(v, False)
-    batch, seq, heads, dim = q.shape
-    kv_heads, keys, value_dim = k.shape[1], k.shape[2], v.shape[3]
-    assert all(isinstance(d, int) for d in (heads, dim, kv_heads, value_dim))
-    operands = [Operand("q", q), Operand("k", k), Operand("v", v)]
-    mask, past = op.operand("mask"), op.operand("past")
-    if mask is not None:
-        operands.append(Operand("mask", lo.read(mask).expanded((batch, heads, seq, keys))))
-    if past is not None:
-        operands.append(Operand("past", lo.read(past)))
-    operands.append(Operand("y", y, written=True))
-    a: Any = op.attrs
-    scale = a["scale"] if a["scale"] is not None else dim**-0.5  # type: ignore[operator]
-    lo.emit(Attention(op=op, operands=tuple(operands), batch=batch, seq=seq, keys=keys, heads=heads,  # type: ignore[arg-type]
-                      kv_heads=kv_heads, head_dim=dim, value_dim=value_dim, causal=a["causal"], scale=scale,  # type: ignore[arg-type]
-                      softcap=a["softcap"], window=a["window"],
-                      flops=batch * seq * keys * heads * (dim + value_dim) * 2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from monoplan.codegen.kernels import Attention, Kernel, Linear
+from monoplan.codegen.schedule_attention import choose_attention
 from monoplan.codegen.target import Target
 from monoplan.ir.types import TensorType, bf16
 
@@ -41,17 +42,6 @@ class LinearSchedule:
         return self.row_blocks[-1]
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionSchedule:
-    """Queries that share one pass over the keys, and keys whose scores are kept at a time."""
-
-    queries: int
-    keys: int
-    tiled: bool  # whether many queries run as register tiles (f32 sums)
-    panel: int
-    block: int  # rows of a tile
-
-
 def choose(kernel: Kernel, target: Target) -> object:
     """The schedule of a kernel on a target."""
     if not target.is_cpu:
@@ -61,15 +51,8 @@ def choose(kernel: Kernel, target: Target) -> object:
     if isinstance(kernel, Linear):
         return _linear(kernel, target)
     if isinstance(kernel, Attention):
-        return _attention(kernel, target)
+        return choose_attention(kernel, target)
     return Schedule()
-
-
-def _attention(k: Attention, target: Target) -> AttentionSchedule:
-    # About 32 rows share each block of keys: enough to pay for transposing it, and the strip still fits L1 and L2.
-    queries = max(1, 32 // (k.heads // k.kv_heads))
-    tiled = all(o.dtype.bits <= 32 for o in k.operands if o.name in ("q", "k", "v"))
-    return AttentionSchedule(queries, 64, tiled, target.panel, target.row_blocks[-1])
 
 
 def linear_layout(target: Target, weight: TensorType, epilogue: str, head_dim: int = 0) -> str:
