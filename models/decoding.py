@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +63,12 @@ def random_value(seed: int, row: int, step: int) -> float:
     return (bits >> 40) * 2.0**-24  # 24 bits, so that float32 can't round it up to 1
 
 
+def random_values(seed: int, row: int, step: int, count: int) -> Array:
+    """random_value for several steps in a row, float32: the generator's counter is the step."""
+    bits = np.random.Philox(key=seed % 2**128, counter=[step, row, 0, 0]).random_raw(4 * count)[::4]
+    return ((bits >> np.uint64(40)) * 2.0**-24).astype(np.float32)
+
+
 def padded(rows: Sequence[Sequence[int]]) -> tuple[Array, Array]:
     """Ids side by side, int64 [batch, longest], 0 on the right; and how many of each row count, int32."""
     counts = np.array([len(row) for row in rows], np.int32)
@@ -70,6 +76,27 @@ def padded(rows: Sequence[Sequence[int]]) -> tuple[Array, Array]:
     for target, row in zip(ids, rows, strict=True):
         target[: len(row)] = row
     return ids, counts
+
+
+def pieces(ids: Array, valid: Array, cache: Any, chunk: int) -> Iterator[tuple[Array, Array]]:
+    """A prompt [batch, seq] in equal pieces of at most `chunk` tokens, all rows counted; `cache` grows between them.
+
+    Memory for activations is thus bounded, whatever the prompt. A row that ends before the last piece gives its last
+    token again, so that the last piece has the results of all rows.
+    """
+    batch, seq = ids.shape
+    count = -(-seq // max(chunk // batch, 1))
+    width = -(-seq // count)
+    ends = cache.lengths.numpy() + valid
+    for at in range(0, seq, width):
+        piece = ids[:, at : at + width]
+        left = np.minimum(valid - at, piece.shape[1])
+        over = left < 1
+        if over.any():
+            cache.truncate(np.where(over, ends - 1, ends))
+            piece = piece.copy()
+            piece[over, 0] = ids[over, valid[over] - 1]
+        yield np.ascontiguousarray(piece), np.where(over, 1, left).astype(np.int32)
 
 
 def sampling_arrays(

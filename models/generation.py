@@ -10,24 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from monoplan.frontend import functional as F
 from monoplan.frontend.kv_cache import KVCache
 from monoplan.frontend.module import Module
 from monoplan.frontend.tensor import Tensor
 from monoplan.frontend.tracer import spec
 from monoplan.ir.errors import ArgumentError
-from monoplan.models.decoding import (
-    Array,
-    Generation,
-    Row,
-    Settings,
-    is_whole,
-    padded,
-    random_value,
-    sampling_arrays,
-)  # fmt: skip
+from monoplan.models.decoding import Array, Generation, Row, Settings, is_whole
+from monoplan.models.host_generation import HostRoad
 
 if TYPE_CHECKING:
     from monoplan.models.config import LlamaConfig
@@ -35,6 +25,7 @@ if TYPE_CHECKING:
 Ids = Sequence[int] | Array
 Prompt = str | Ids
 Callback = Callable[[int, int, str], Any]
+PREFILL_CHUNK = 2048
 
 
 class GenerationStep(Module):
@@ -106,7 +97,7 @@ class Session:
     """The cache of a conversation: a prompt that begins as the last one did runs only its new part."""
 
     def __init__(self) -> None:
-        self.cache: KVCache | None = None
+        self.cache: Any = None  # a KVCache, or on a GPU a DeviceCache
         self.tokens: list[int] = []  # what was fed, in order; the cache's length says how much of it arrived
 
     def shared(self, prompt: Sequence[int]) -> int:
@@ -123,6 +114,7 @@ class GenerationMixin:
 
     config: LlamaConfig
     tokenizer: Any
+    prefill_chunk = PREFILL_CHUNK  # tokens of a prompt that run at once, all rows together
 
     def new_cache(self, batch: int = 1, capacity: int = 0) -> KVCache:
         """An empty cache for `batch` rows."""
@@ -228,37 +220,23 @@ class GenerationMixin:
 
     def _loop(self, rows: list[Row], session: Session | None) -> Iterator[str]:
         """Runs the batch until every row is finished; gives the text that each token made certain."""
-        cache, start = self._begin(rows, session)
-        ids, valid = padded([row.result.prompt_ids[start:] for row in rows])
-        active, step = rows, 0
-        while active:
-            if session is not None:
-                session.tokens = rows[0].tokens
-            s = rows[0].settings
-            draws = [random_value(s.seed, row.number, step) if s.temperature > 0 else 0.0 for row in active]
-            choice = sampling_arrays(s, draws, [row.tokens for row in active])
-            out = self._run_step(input_ids=ids, past_key_values=cache, num_valid=valid, **choice)
-            chosen = zip(active, out["token"].tolist(), out["logprob"].tolist(), strict=True)
-            yield from [row.push(token, logprob) for row, token, logprob in chosen]
-            # A finished row leaves the batch: its mates go on without paying for it.
-            keep = [i for i, row in enumerate(active) if row.result.finish_reason is None]
-            if 0 < len(keep) < len(active):
-                cache = cache.select(keep)
-            active = [active[i] for i in keep]
-            ids = np.array([[row.result.ids[-1]] for row in active], np.int64)
-            valid, step = np.ones(len(active), np.int32), step + 1
+        road, active = self._road(rows, session), rows
+        try:
+            while active:
+                if session is not None:
+                    session.tokens = rows[0].tokens
+                chosen = zip(active, *road.next(), strict=True)
+                yield from [row.push(token, logprob) for row, token, logprob in chosen]
+                # A finished row leaves the batch: its mates go on without paying for it.
+                keep = [i for i, row in enumerate(active) if row.result.finish_reason is None]
+                road.keep(keep)
+                active = [active[i] for i in keep]
+        finally:
+            road.close()
 
-    def _begin(self, rows: list[Row], session: Session | None) -> tuple[KVCache, int]:
-        """A cache for the batch, and how many tokens of the one prompt of a session are in it already."""
-        longest = max(len(row.result.prompt_ids) for row in rows)
-        if session is None or session.cache is None:
-            cache, start = self.new_cache(len(rows), longest + 64), 0
-        else:
-            cache, start = session.cache, session.shared(rows[0].result.prompt_ids)
-            cache.truncate(start)
-        if session is not None:
-            session.cache = cache
-        return cache, start
+    def _road(self, rows: list[Row], session: Session | None) -> Any:
+        """What runs the steps of a call: with `next`, `keep` and `close`, as HostRoad has them."""
+        return HostRoad(self, rows, session)
 
 
 def _is_one(prompt: Any) -> bool:

@@ -19,9 +19,10 @@ from monoplan.frontend.tensor import Tensor
 from monoplan.frontend.tracer import spec
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import as_dtype
-from monoplan.models.decoding import Array, Settings, sampling_arrays
+from monoplan.models.decoding import Array, Row, Settings, pieces, sampling_arrays
 from monoplan.models.generation import (
     GenerationMixin,
+    Session,
     cache_spec,
     make_room,
     step_specs,
@@ -60,6 +61,9 @@ class CompiledLM(GenerationMixin):
         self.last_cache: KVCache | None = None
         self.tp = find_communicator(tp, self.model)
         made = Options.make(options)
+        self.prefill_chunk = made.prefill_chunk
+        self.resident = made.resident
+        self.spare: dict[str, Any] = {}  # on a GPU: the cache of the last text, for the next one
         if made.tp_plan is None and self.tp is not None:
             made = dataclasses.replace(made, tp_plan=self.model.tp_plan)
         self._arguments: dict[str, Any] = {"target": target, "options": made, "tp": self.tp}
@@ -83,6 +87,14 @@ class CompiledLM(GenerationMixin):
     def new_cache(self, batch: int = 1, capacity: int = 0) -> KVCache:
         """An empty KV cache for `batch` rows; it grows as needed, without recompilation."""
         return self.model.new_cache(batch, capacity, dtype=self.dtype, kv_heads=self._kv_heads())
+
+    def _road(self, rows: list[Row], session: Session | None) -> Any:
+        """Generation on a GPU stays there, unless ranks must meet between the steps."""
+        if self.target != "cuda" or not self.resident or (self.tp is not None and self.tp.size > 1):
+            return super()._road(rows, session)
+        from monoplan.models.device_generation import DeviceRoad
+
+        return DeviceRoad(self, self.compiled.built[0][2].executable, rows, session)
 
     def _kv_heads(self) -> int | None:
         """The key/value heads of this rank; None: all."""
@@ -126,11 +138,19 @@ class CompiledLM(GenerationMixin):
         return logits if all_logits else logits[np.arange(batch), valid - 1][:, None]
 
     def step(self, input_ids: Array, past_key_values: KVCache, num_valid: Array | None = None) -> dict[str, Array]:
-        """One run of the plan: the best token [batch], its log probability, and logits [batch, 1, vocab]."""
+        """The best next token [batch], its log probability, and logits [batch, 1, vocab].
+
+        One run of the plan; several where the prompt is longer than options.prefill_chunk.
+        """
         batch, seq = input_ids.shape
         valid = np.full(batch, seq, np.int32) if num_valid is None else num_valid
+        _check_valid(valid, batch, seq)
         choice = sampling_arrays(Settings(), [0.0] * batch)
-        return self._run_step(input_ids=input_ids, past_key_values=past_key_values, num_valid=valid, **choice)
+        make_room(past_key_values, valid)
+        out: dict[str, Array] = {}
+        for ids, count in pieces(input_ids, valid, past_key_values, self.prefill_chunk):
+            out = self._run_step(input_ids=ids, past_key_values=past_key_values, num_valid=count, **choice)
+        return out
 
     def step_arguments(self, input_ids: Any = None) -> dict[str, Any]:
         """All arguments of a greedy step from an empty cache: what verify, bisect and profile run on."""
@@ -166,9 +186,7 @@ class CompiledLM(GenerationMixin):
     def _run(self, plan: str, *, past_key_values: KVCache, num_valid: Array, **arguments: Any) -> Any:
         """Runs a plan on the tensors of a cache, which grows first where it must."""
         batch, seq = arguments["input_ids"].shape
-        if num_valid.shape != (batch,) or num_valid.min() < 1 or num_valid.max() > seq:
-            what = f"num_valid must be [batch] numbers from 1 to {seq}, got {num_valid.tolist()}"
-            raise ArgumentError(what)
+        _check_valid(num_valid, batch, seq)
         make_room(past_key_values, num_valid)
         # The same tensors without the limit, which is the host's business and not in the plan's signature.
         parts, _ = past_key_values.tree_flatten()
@@ -212,6 +230,11 @@ class CompiledLM(GenerationMixin):
         tied = self.config.tie_word_embeddings
         table = 0 if tied else self.config.vocab_size * self.config.hidden_size
         return (self.num_parameters - table) * self.dtype.itemsize
+
+
+def _check_valid(num_valid: Array, batch: int, seq: int) -> None:
+    if num_valid.shape != (batch,) or num_valid.min() < 1 or num_valid.max() > seq:
+        raise ArgumentError(f"num_valid must be [batch] numbers from 1 to {seq}, got {num_valid.tolist()}")
 
 
 _INSPECTION = frozenset("ir diff source plan dump stats explain".split())

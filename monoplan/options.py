@@ -23,7 +23,13 @@ class Options:
     stop_after: str | None = None  # the last pass to run
     source: str | None = None  # a file to build in place of the generated source
     tp_plan: Mapping[str, str] | None = None  # layer names and how tp= divides them; None: the model's own
+    prefill_chunk: int = 2048  # tokens of a prompt that run at once, all rows together: bounds the memory of a run
+    resident: bool = True  # on a GPU, generation stays there; False: every token by way of the host, for comparison
     dump: str | None = None  # a folder for every stage; None: MONOPLAN_DUMP
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prefill_chunk, int) or self.prefill_chunk < 1:
+            raise ArgumentError(f"prefill_chunk must be a whole number above 0, got {self.prefill_chunk!r}")
 
     @classmethod
     def make(cls, given: Options | Mapping[str, Any] | None) -> Options:

@@ -100,13 +100,15 @@ class CudaExecutable:
         self.overlap = self.device.target.capability >= 90
         self._twins = Twins(self.device, plan)
         self._arguments = Arguments(self.device)
-        self._error = ErrorRecord(self.device)
+        self.error = ErrorRecord(self.device)
         self._arena = self._workspace = self.device.allocate(_ALIGN)
         self._tickets = self.device.allocate(TICKETS * 4)  # 0 between launches
         self.device.upload(self._tickets.address, np.zeros(TICKETS, np.uint32))
         self._calls: OrderedDict[Any, Calls] = OrderedDict()
-        self._overlaps: dict[tuple[int, ...], bool] = {}  # by sizes: whether launches overlap
-        self._lock = threading.Lock()
+        self._overlaps: dict[tuple[int, ...], bool] = {}  # by rough sizes: whether launches overlap
+        self._settled: set[tuple[int, ...]] = set()
+        # The device's own, since a capture takes all that is put on its stream; but ranks in one process meet in a run.
+        self._lock = self.device.lock if self.graphs else threading.Lock()
 
     @property
     def hit(self) -> bool:
@@ -120,8 +122,8 @@ class CudaExecutable:
             given = self._arguments.bind(inputs, self._twins)
             results = Results(self.device, self.plan, values, self._arguments, on_device=given.on_device)
             self._ready(values, given.addresses, results.addresses).run()
-            results.fetch(self._error)
-            self._check(symbols)
+            results.fetch(self.error)
+            self.check(symbols)
             self._twins.written(inputs, symbols, keep=self.resident)
             return results.finish(inputs)
 
@@ -174,8 +176,9 @@ class CudaExecutable:
         with self._lock:
             self._twins.sync()
 
-    def _check(self, symbols: Mapping[str, int]) -> None:
-        error = self._error.take()
+    def check(self, symbols: Mapping[str, int]) -> None:
+        """Raises what the runs reported whose error record was fetched."""
+        error = self.error.take()
         if error is not None:
             step = next(s for s, _ in self.plan.steps() if s.number == error["step"])
             raise describe_failure(step, error["code"], error["place"], error["value"], error["limit"], symbols)
@@ -188,26 +191,47 @@ class CudaExecutable:
         They usually should, but small kernels may crowd onto few SMs: the time of the whole run decides.
         """
         calls = self.calls(values, inputs, outputs)
-        sizes = tuple(values.values())
-        known = sizes in self._overlaps or not (self.overlap and self.graphs and self._twins.repeatable)
-        if calls.runs != 1 or known or any(act == self.device.product for act, _, _ in calls.actions):
-            return calls
+        if calls.runs == 1 and self._twins.repeatable:
+            self._settle(calls, values, inputs, outputs)
+        return self.calls(values, inputs, outputs)
+
+    def settle(self, values: Mapping[str, int], inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Runs a plan that will run often: whatever is made at a first run is there, and how launches go is decided.
+
+        The plan must be repeatable, and the outputs other memory than the inputs.
+        """
+        with self._lock:
+            if _rough(values) in self._settled:
+                return
+            calls = self.calls(values, inputs, outputs)
+            calls.enqueue()
+            self._settle(calls, values, inputs, outputs)
+            self._settled.add(_rough(values))
+            self.device.synchronize()
+
+    def _settle(
+        self, calls: Calls, values: Mapping[str, int], inputs: Sequence[int], outputs: Sequence[int]
+    ) -> None:
+        """Decides whether launches of these sizes overlap, unless that is known; products never do."""
+        sizes, products = _rough(values), any(act == self.device.product for act, _, _ in calls.actions)
+        if sizes in self._overlaps or products or not (self.overlap and self.graphs):
+            return
         times = {}
         for self._overlaps[sizes] in (True, False):
             calls = self.calls(values, inputs, outputs)
             calls.graph = self.device.capture(calls.enqueue)
             times[self._overlaps[sizes]] = self.device.measure(calls.graph, 5)
         self._overlaps[sizes] = times[True] <= times[False]
-        return self.calls(values, inputs, outputs)
 
     def calls(self, values: Mapping[str, int], inputs: Sequence[int], outputs: Sequence[int]) -> Calls:
         """The launches for these sizes and addresses, made once."""
-        overlap = self.overlap and self._overlaps.get(tuple(values.values()), True)
+        overlap = self.overlap and self._overlaps.get(_rough(values), True)
         key = (tuple(values.values()), tuple(inputs), tuple(outputs), overlap)
         found = self._calls.get(key)
         if found is None:
             actions = self._actions(values, inputs, outputs)
             found = self._calls[key] = Calls(self.device, actions)
+            found.held = (self._arena, self._workspace)  # a graph of it may outlive their growth
             if not self.graphs:
                 found.runs = 2**62
             if len(self._calls) > KEPT:
@@ -221,7 +245,7 @@ class CudaExecutable:
         room = max((evaluate(v.workspace, values) for v in chosen.values()), default=0)
         self._reserve(total, room)
         resolver = _Resolver(self, values, inputs, outputs, offsets)
-        resolver.overlap = self.overlap and self._overlaps.get(tuple(values.values()), True)
+        resolver.overlap = self.overlap and self._overlaps.get(_rough(values), True)
         actions: list[Any] = []
         for item in self.plan.items:
             turns = range(item.count) if isinstance(item, StepLoop) else (0,)
@@ -264,6 +288,11 @@ class CudaExecutable:
                 actions.append((lambda args: exchange(device, self.comm, args), meeting, step.number))
 
 
+def _rough(values: Mapping[str, int]) -> tuple[int, ...]:
+    """Sizes as far as they matter for how kernels share the device: large ones up to the next power of two."""
+    return tuple(v if v <= 64 else 1 << (v - 1).bit_length() for v in values.values())
+
+
 def choose_variant(variants: Sequence[Variant], values: Mapping[str, int]) -> Variant:
     """The first variant for these sizes."""
     return next((v for v in variants if v.fits(values)), variants[-1])
@@ -301,7 +330,7 @@ class _Resolver:
             return self._number(w.offset)
         if w.kind == "tickets":
             return int(self.owner._tickets.address)
-        return self.owner._error.address if w.kind == "error" else step.number
+        return self.owner.error.address if w.kind == "error" else step.number
 
     def _number(self, d: Dim) -> int:
         return d if isinstance(d, int) else evaluate(d, self.values)

@@ -7,6 +7,7 @@ CuPy's. `CudaExecutable` needs nothing but the methods of `Device`, which tests 
 from __future__ import annotations
 
 import statistics
+import threading
 from collections.abc import Sequence
 from functools import cache, cached_property
 from typing import Any, Protocol
@@ -45,6 +46,7 @@ class Device(Protocol):
     """What an executable needs of a GPU. Addresses are plain numbers; all work is done in order."""
 
     target: Target
+    lock: Any  # held while work is put on the stream: a capture takes all of it
 
     def load(self, source: str, parts: Sequence[str] = ()) -> tuple[Any, Entry | None]: ...
     def allocate(self, nbytes: int) -> Any: ...  # an object with .address; its memory lives as long as it does
@@ -55,6 +57,10 @@ class Device(Protocol):
     def run(self, prepared: Any) -> None: ...
     def product(self, spec: ProductSpec) -> None: ...
     def synchronize(self) -> None: ...
+    def clear(self, target: int, nbytes: int) -> None: ...
+    def event(self) -> Any: ...
+    def record(self, event: Any) -> None: ...  # what is on the stream now comes before the event
+    def wait(self, event: Any) -> None: ...  # the host, until the device has come to the event
     def capture(self, actions: Any) -> Any: ...  # a graph of what actions() would do
     def launch_graph(self, graph: Any) -> None: ...
 
@@ -199,7 +205,7 @@ class GpuDevice:
         self.stream = self.cupy.cuda.Stream(non_blocking=True)
         self.ffi, self.driver = _driver()
         self._stream = self.ffi.cast("void *", self.stream.ptr)
-        self._one: dict[str, Any] = {}
+        self.lock = threading.RLock()
 
     @property
     def name(self) -> str:
@@ -296,6 +302,19 @@ class GpuDevice:
 
     def synchronize(self) -> None:
         self.stream.synchronize()
+
+    def clear(self, target: int, nbytes: int) -> None:
+        self.runtime.memsetAsync(target, 0, nbytes, self.stream.ptr)
+
+    def event(self) -> Any:
+        """An event that a waiting host sleeps for: other threads and processes get the core."""
+        return self.cupy.cuda.Event(block=True, disable_timing=True)
+
+    def record(self, event: Any) -> None:
+        event.record(self.stream)
+
+    def wait(self, event: Any) -> None:
+        event.synchronize()
 
     def capture(self, actions: Any) -> Any:
         """A graph of the actions, ready to be launched again and again."""

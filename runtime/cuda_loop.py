@@ -73,9 +73,9 @@ def run_loop(
             array = np.empty((steps, *(evaluate(d, values) for d in v.type.shape)), v.type.dtype.numpy)
             device.download(array, memory.address)
             found.append(array)
-        executable._error.fetch()
+        executable.error.fetch()
         device.synchronize()
-        executable._check(symbols)
+        executable.check(symbols)
         executable._twins.written(inputs, symbols, keep=executable.resident, steps=steps)
         for j, i in pairs.items():  # the states after the last step, for the caller's arrays
             if isinstance(inputs[i], np.ndarray) and j not in feed:

@@ -43,8 +43,8 @@ class ProbedCuda:
                     copies.append(np.zeros(evaluate(b.size, values), b.dtype.numpy))
                     device.download(copies[-1], resolver.buffer(b, event.turn or 0))
                 device.synchronize()
-            results.fetch(base._error)
-            base._check(symbols)
+            results.fetch(base.error)
+            base.check(symbols)
             base._twins.written(inputs, symbols, keep=False)
             return Watched(base.plan, self.events, copies, results.finish(inputs), dict(values))
 

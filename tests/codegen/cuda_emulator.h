@@ -2,8 +2,10 @@
 // A thread is a fiber, a block an OS thread's turn: shared memory is thread-local storage. Slow, and exact in meaning.
 #pragma once
 #define MP_EMULATED 1
+#undef _FORTIFY_SOURCE // its longjmp takes a jump to another fiber's stack for a mistake
 #include <math.h>
 #include <sched.h>
+#include <setjmp.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,9 +38,19 @@ struct Barrier {
 };
 struct Warp { Barrier barrier; unsigned words[32][8]; };
 struct Cluster { std::atomic<int> arrived{0}, turn{0}; int expected = 0; std::vector<char *> bases; };
-struct Fiber { ucontext_t context; Dim thread; int lane; Warp *warp; bool done; int arrivals; };
+struct Fiber {
+    ucontext_t context; // where it starts
+    jmp_buf place;      // where it goes on: jumps ask nothing of the system, unlike swapcontext
+    Dim thread;
+    int lane;
+    Warp *warp;
+    bool begun, done;
+    int arrivals;
+    const int *watched; // a barrier's turn; there is nothing to do while it is `seen`
+    int seen;
+};
 struct Block {
-    ucontext_t scheduler;
+    jmp_buf scheduler;
     std::vector<Fiber> fibers;
     std::vector<Warp> warps;
     Barrier barrier;
@@ -53,13 +65,28 @@ struct Block {
 static thread_local Block *block;
 static thread_local char tls_mark;
 
-static inline void yield() { Fiber *f = block->current; swapcontext(&f->context, &block->scheduler); }
+static __attribute__((noinline)) void yield()
+{
+    Block *b = block;
+    if (_setjmp(b->current->place) == 0) _longjmp(b->scheduler, 1);
+}
+static __attribute__((noinline)) void resume(Block &b, Fiber &f)
+{
+    if (_setjmp(b.scheduler) != 0) return;
+    if (f.begun) _longjmp(f.place, 1);
+    f.begun = true;
+    setcontext(&f.context);
+}
 static inline void wait(Barrier &b)
 {
+    Fiber *f = block->current;
     const int turn = b.turn;
     ++b.arrived;
     b.release();
+    f->watched = &b.turn;
+    f->seen = turn;
     while (b.turn == turn) yield();
+    f->watched = nullptr;
 }
 static void start()
 {
@@ -71,7 +98,7 @@ static void start()
     b->barrier.release();
     --f->warp->barrier.live;
     f->warp->barrier.release();
-    swapcontext(&f->context, &b->scheduler);
+    _longjmp(b->scheduler, 1);
 }
 static const size_t STACK = 128 << 10;
 struct Stacks { // kept by each OS thread; memory that is never touched costs nothing
@@ -92,13 +119,15 @@ static void run_block(Block &b, Dim index)
     b.barrier = Barrier();
     b.barrier.live = n;
     stacks.grow(n * STACK);
+    ucontext_t here;
+    getcontext(&here);
     for (int i = 0; i < n; ++i) {
         Fiber &f = b.fibers[i];
         f.thread = {(unsigned)i, 0, 0};
         f.lane = i % 32;
         f.warp = &b.warps[i / 32];
         ++f.warp->barrier.live;
-        getcontext(&f.context);
+        f.context = here;
         f.context.uc_stack.ss_sp = stacks.data + i * STACK;
         f.context.uc_stack.ss_size = STACK;
         f.context.uc_link = nullptr;
@@ -109,8 +138,9 @@ static void run_block(Block &b, Dim index)
         for (int i = 0; i < n; ++i) {
             if (b.fibers[i].done) continue;
             ++left;
+            if (b.fibers[i].watched && *b.fibers[i].watched == b.fibers[i].seen) continue;
             b.current = &b.fibers[i];
-            swapcontext(&b.scheduler, &b.fibers[i].context);
+            resume(b, b.fibers[i]);
         }
         if (b.cluster->bases.size() > 1 && ++idle % 4 == 0) sched_yield();
     }

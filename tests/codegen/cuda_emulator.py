@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,7 @@ class EmulatedDevice:
         self.target: Target = cuda_target(capability, cores, shared, library)
         self.folder = Path(tempfile.gettempdir()) / f"monoplan-emulator-{os.getuid()}"
         self.launches: list[str] = []
+        self.lock = threading.RLock()
 
     def load(self, source: str, parts: Any = ()) -> tuple[_Library, None]:
         """Compiles a source with g++; kept by its text."""
@@ -128,6 +131,18 @@ class EmulatedDevice:
     def synchronize(self) -> None:
         pass
 
+    def clear(self, target: int, nbytes: int) -> None:
+        _bytes(target, nbytes)[:] = 0
+
+    def event(self) -> object:
+        return object()
+
+    def record(self, event: object) -> None:
+        pass
+
+    def wait(self, event: object) -> None:
+        pass
+
     def capture(self, actions: Any) -> Any:
         return actions
 
@@ -136,4 +151,112 @@ class EmulatedDevice:
 
     def measure(self, graph: Any, count: int, warm: int = 3) -> float:
         graph()
+        return 0.0
+
+
+class _LateMemory(_Memory):
+    """Memory that is spoiled when it is given back, so that work which still uses it shows."""
+
+    def __init__(self, nbytes: int, graveyard: list[Array]) -> None:
+        super().__init__(nbytes)
+        weakref.finalize(self, _LateMemory._bury, self.array, graveyard)
+
+    @staticmethod
+    def _bury(array: Array, graveyard: list[Array]) -> None:
+        array[:] = 0xFF
+        graveyard.append(array)
+
+
+class LateDevice(EmulatedDevice):
+    """Work is done as late as it may be: when the host waits for it. Copies from and to pinned memory are such work."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.queue: list[Any] = []
+        self.done = 0  # how much was ever done
+        self.recording: list[Any] | None = None
+        self.graveyard: list[Array] = []
+        self.blocks: list[tuple[int, int]] = []  # pinned memory
+        self.replays = 0
+
+    def _put(self, act: Any) -> None:
+        (self.queue if self.recording is None else self.recording).append(act)
+
+    def _flush(self, until: int | None = None) -> None:
+        assert self.recording is None, "a capture does not wait"
+        while self.queue and (until is None or self.done < until):
+            self.queue.pop(0)()
+            self.done += 1
+        if not self.queue:
+            self.graveyard.clear()
+
+    def allocate(self, nbytes: int) -> _Memory:
+        return _LateMemory(nbytes, self.graveyard)
+
+    def pinned(self, nbytes: int) -> Array:
+        made = super().pinned(nbytes)
+        self.blocks.append((address(made), address(made) + made.nbytes))
+        return made
+
+    def _is_pinned(self, a: Array) -> bool:
+        return any(low <= address(a) < high for low, high in self.blocks)
+
+    def upload(self, target: int, source: Array) -> None:
+        assert self.recording is None, "a captured copy would read the host's memory at each replay"
+        held = source if self._is_pinned(source) else source.copy()
+        self._put(lambda: EmulatedDevice.upload(self, target, held))
+
+    def download(self, target: Array, source: int) -> None:
+        if self._is_pinned(target):
+            self._put(lambda: EmulatedDevice.download(self, target, source))
+        else:
+            self._flush()
+            super().download(target, source)
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        self._put(lambda: EmulatedDevice.copy(self, target, source, nbytes))
+
+    def copy_rows(self, target: int, target_pitch: int, source: int, pitch: int, width: int, count: int) -> None:
+        def act() -> None:
+            for i in range(count):
+                EmulatedDevice.copy(self, target + i * target_pitch, source + i * pitch, width)
+
+        self._put(act)
+
+    def clear(self, target: int, nbytes: int) -> None:
+        self._put(lambda: EmulatedDevice.clear(self, target, nbytes))
+
+    def run(self, launch: LaunchSpec) -> None:
+        self._put(lambda: EmulatedDevice.run(self, launch))
+
+    def product(self, p: ProductSpec) -> None:
+        self._put(lambda: EmulatedDevice.product(self, p))
+
+    def synchronize(self) -> None:
+        self._flush()
+
+    def event(self) -> dict[str, int]:
+        return {}
+
+    def record(self, event: dict[str, int]) -> None:  # type: ignore[override]
+        event["until"] = self.done + len(self.queue)
+
+    def wait(self, event: dict[str, int]) -> None:  # type: ignore[override]
+        self._flush(event["until"])
+
+    def capture(self, actions: Any) -> Any:
+        self.recording = []
+        try:
+            actions()
+        finally:
+            graph, self.recording = self.recording, None
+        return graph
+
+    def launch_graph(self, graph: Any) -> None:
+        self.replays += 1
+        self.queue += graph
+
+    def measure(self, graph: Any, count: int, warm: int = 3) -> float:
+        self.queue += graph
+        self._flush()
         return 0.0
