@@ -1,16 +1,8 @@
-"""Tensor parallelism under a real mpirun: 2 and 4 ranks give what one process gives, and fail together.
-
-Skipped where there is no mpirun or no mpi4py; `.ci/run` installs both where it can.
-"""
+"""Tensor parallelism under a real mpirun: 2 and 4 ranks give what one process gives, each with its part of it."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,119 +11,123 @@ import pytest
 
 import monoplan as mp
 from monoplan.models import AutoLlamaModel, LlamaForCausalLM
+from tests.integration.mpi_support import mpirun, need_mpi, task
 from tests.integration.tensor_parallel_worker import IDS, TOKENS
-from tests.models.support import tiny_checkpoint, tiny_config
+from tests.models.support import tiny_checkpoint, tiny_config, tiny_tokenizer_files
+from tests.tolerances import FACTOR
 
-WORKER = Path(__file__).with_name("tensor_parallel_worker.py")
-ROOT = Path(__file__).parents[2]
-MPIRUN = shutil.which("mpirun") or shutil.which("mpiexec")
-
-pytestmark = [
-    pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun: apt install openmpi-bin"),
-    pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed"),
-]
-
-
-def mpirun(ranks: int, *command: Any, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A command on several ranks of this machine, whatever its number of cores."""
-    assert MPIRUN is not None
-    about = subprocess.run([MPIRUN, "--version"], capture_output=True, text=True, check=False).stdout
-    options = []
-    if "Open MPI" in about or "OpenRTE" in about:
-        options = ["--oversubscribe", "--bind-to", "none"]
-        options += ["--allow-run-as-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return subprocess.run(
-        [MPIRUN, *options, "-n", str(ranks), sys.executable, *map(str, command)], capture_output=True, text=True,
-        timeout=timeout, check=False, stdin=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": path, "MONOPLAN_NUM_THREADS": "1", **environment},
-    )  # fmt: skip
+# More query heads than key/value heads in each; `kv` is what a rank of 2 and of 4 holds of the latter.
+MODELS: dict[str, dict[str, Any]] = {
+    "gqa": {},  # 4 heads over 2: on 4 ranks, two hold the same key/value head
+    "mqa": {"num_key_value_heads": 1, "vocab_size": 103, "tie_word_embeddings": True},
+    # 3 key/value heads and 51 inner columns on two ranks; every layer has a bias
+    "uneven": {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 51,
+               "vocab_size": 101, "attention_bias": True, "mlp_bias": True},
+}  # fmt: skip
+KV_HEADS = {"gqa": [1] * 4, "mqa": [1] * 4, "uneven": [1, 2]}
 
 
-def task(name: str, ranks: int, model: Path, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return mpirun(ranks, WORKER, name, model, folder, **environment)
-
-
-@pytest.fixture(scope="module", params=["gqa", "mqa"])
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four query heads over two key/value heads, or over one; the vocabulary is odd."""
-    changes = {"gqa": {}, "mqa": {"num_key_value_heads": 1, "vocab_size": 103, "tie_word_embeddings": True}}
-    return tiny_checkpoint(tmp_path_factory.mktemp(request.param), **changes[request.param])
+@pytest.fixture(autouse=True)
+def _mpi() -> None:
+    need_mpi()
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("model"))
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Models whose weights, and biases, are of bf16 numbers: they are the same in either type."""
+    found = {}
+    for name, changes in MODELS.items():
+        folder = found[name] = tmp_path_factory.mktemp(name)
+        model = LlamaForCausalLM.from_config(tiny_config(**changes, dtype="bfloat16"), seed=3)
+        random = np.random.default_rng(5)
+        for path, parameter in model.named_parameters():
+            if path.endswith("bias"):
+                parameter.load(random.standard_normal(parameter.full_shape).astype(np.float32))
+        model.save_pretrained(folder)
+        tiny_tokenizer_files(folder)
+    return found
 
 
-@pytest.mark.parametrize(("ranks", "road"), [(2, "shared"), (4, "shared"), (2, "mpi")])
-def test_logits_and_tokens(checkpoint: Path, tmp_path: Path, ranks: int, road: str) -> None:
+def alone(checkpoint: Path, dtype: str = "float32") -> Any:
+    return mp.compile(AutoLlamaModel.from_pretrained(checkpoint, dtype=dtype), options={"threads": 1})
+
+
+def both(llm: Any) -> Any:
+    """Logits of the prompt and of one more token, as the worker's."""
+    cache = llm.new_cache()
+    return np.concatenate([llm(IDS, past_key_values=cache), llm(IDS[:, :1], past_key_values=cache)])
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "road"),
+    [("gqa", 2, "shared"), ("gqa", 4, "shared"), ("gqa", 2, "mpi"), ("mqa", 2, "shared"), ("mqa", 4, "shared"),
+     ("uneven", 2, "shared")],
+)  # fmt: skip
+def test_logits_and_tokens(checkpoints: dict[str, Path], tmp_path: Path, name: str, ranks: int, road: str) -> None:
     """Within 1e-5 of the one process, relatively, and the same tokens; the same bits on every rank."""
-    if road == "mpi" and checkpoint.name.startswith("mqa"):
-        pytest.skip("one model is enough for the other road")
-    done = task("numbers", ranks, checkpoint, tmp_path, MONOPLAN_COMM=road)
+    done = task("numbers", ranks, checkpoints[name], tmp_path, MONOPLAN_COMM=road)
     assert done.returncode == 0, done.stderr
-    alone = mp.compile(AutoLlamaModel.from_pretrained(checkpoint, dtype="float32"), options={"threads": 1})
-    wanted = alone(IDS)
+    llm = alone(checkpoints[name])
+    wanted = both(llm)
     results = [np.load(tmp_path / f"{rank}.npz") for rank in range(ranks)]
+    assert [int(got["kv_heads"]) for got in results] == KV_HEADS[name][:ranks]
     for got in results:
-        assert str(got["road"]) == road and int(got["kv_heads"]) == 1
+        assert str(got["road"]) == road
         error = np.abs(got["logits"] - wanted).max() / np.abs(wanted).max()
         assert error <= 1e-5, f"off by {error:.2e}"
         assert got["logits"].tobytes() == results[0]["logits"].tobytes()
-        assert got["greedy"].tolist() == alone.generate_ids(IDS[0], TOKENS, eos_token_id=())
-        sampled = alone.generate_ids(IDS[0], TOKENS, temperature=0.9, seed=7, eos_token_id=())
+        assert got["greedy"].tolist() == llm.generate_ids(IDS[0], TOKENS, eos_token_id=())
+        sampled = llm.generate_ids(IDS[0], TOKENS, temperature=0.9, seed=7, eos_token_id=())
         assert got["sampled"].tolist() == sampled
 
 
-def test_the_command_line(model: Path) -> None:
-    """mpirun -n 2 monoplan generate: rank 0 prints, once."""
+def test_bf16(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    """Ranks agree in every bit, and are not further from the f32 numbers than the one process is, by the table."""
+    done = task("numbers", 2, checkpoints["gqa"], tmp_path, WORKER_DTYPE="bfloat16")
+    assert done.returncode == 0, done.stderr
+    exact, plain = both(alone(checkpoints["gqa"])), both(alone(checkpoints["gqa"], "bfloat16"))
+    first, second = (np.load(tmp_path / f"{rank}.npz") for rank in range(2))
+    assert np.abs(first["logits"] - exact).max() <= FACTOR * np.abs(plain - exact).max()
+    for what in ("logits", "greedy", "sampled"):
+        assert first[what].tobytes() == second[what].tobytes()
+
+
+def test_two_groups_of_two(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    """Groups of one job, at the same time and on the same host, do not meet each other."""
+    done = task("groups", 4, checkpoints["gqa"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    llm = alone(checkpoints["gqa"])
+    for rank in range(4):
+        wanted = llm(IDS[:, : 4 + rank // 2])
+        got = np.load(tmp_path / f"{rank}.npz")["logits"]
+        assert np.abs(got - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    """mpirun -n 2 monoplan generate: rank 0 prints, once; and rank 0 alone reads what a user types."""
+    model = tiny_checkpoint(tmp_path)
     command = ["-m", "monoplan", "generate", "Once upon", "--raw", "-m", model, "-n", "12", "--dtype", "float32"]
     done = mpirun(2, *command)
     assert done.returncode == 0, done.stderr
-    alone = mp.compile(AutoLlamaModel.from_pretrained(model, dtype="float32"), options={"threads": 1})
-    assert done.stdout == "".join(alone.generate("Once upon", 12)) + "\n"
+    llm = alone(model)
+    assert done.stdout == "".join(llm.generate("Once upon", 12)) + "\n"
     assert done.stderr.count("tokens/s") == 2 and "Traceback" not in done.stderr  # of the prompt and of the rest
-    done = mpirun(2, "-m", "monoplan", "generate", "Once upon", "-m", model / "nowhere")
-    assert done.returncode != 0 and done.stderr.count("there is no such model") == 1 and not done.stdout
+    piped = mpirun(2, *command[:3], "-", *command[4:], text="Once upon")
+    assert piped.stdout == done.stdout, piped.stderr
+    failed = mpirun(2, "-m", "monoplan", "generate", "Once upon", "-m", model / "nowhere")
+    assert failed.returncode != 0 and failed.stderr.count("there is no such model") == 1 and not failed.stdout
 
 
-def test_a_killed_rank_brings_the_others_down(model: Path, tmp_path: Path) -> None:
-    done = task("killed", 2, model, tmp_path)
-    assert done.returncode != 0 and not list(tmp_path.iterdir())
-    assert "rank 1" in done.stderr or "rank: 1" in done.stderr or "signal 9" in done.stderr + done.stdout
-
-
-def test_an_error_is_told_and_ends_all(model: Path, tmp_path: Path) -> None:
-    done = task("raising", 2, model, tmp_path)
-    assert done.returncode != 0 and not list(tmp_path.iterdir())
-    assert "the disk of rank 1 is full" in done.stderr and "rank 1 of 2 failed" in done.stderr
-
-
-def test_ranks_that_differ_are_refused_at_the_start(model: Path, tmp_path: Path) -> None:
-    done = task("different", 2, model, tmp_path)
-    assert done.returncode != 0 and not list(tmp_path.iterdir())
-    assert "the ranks do not compile the same model" in done.stderr and "dtype" in done.stderr
-
-
-def test_ranks_that_go_apart_are_stopped(model: Path, tmp_path: Path) -> None:
-    done = task("longer", 2, model, tmp_path)
-    assert done.returncode != 0 and "the ranks do not do the same" in done.stderr
-    done = task("quitting", 2, model, tmp_path)
-    assert done.returncode != 0 and "rank 1 has left" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["1.done"]
-
-
-def test_verify_on_all_ranks(model: Path, tmp_path: Path) -> None:
-    done = task("verifying", 2, model, tmp_path)
+def test_verify_on_all_ranks(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    done = task("verifying", 2, checkpoints["gqa"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_each_rank_loads_its_part(tmp_path: Path) -> None:
-    """A rank has its share of the weights, and reading them takes no more memory beside them than one process needs."""
-    size = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6, "vocab_size": 8000}
+    """With 160 MB of weights, a rank of two never has more anonymous memory than its half of them and a little."""
+    size = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 3, "vocab_size": 16000}
     config = tiny_config(**size, num_attention_heads=8, num_key_value_heads=4, dtype="bfloat16")
     LlamaForCausalLM.from_config(config, seed=0).save_pretrained(tmp_path / "model")
     found = {}
@@ -142,7 +138,9 @@ def test_each_rank_loads_its_part(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         found[ranks] = [json.loads((folder / f"{r}.json").read_text()) for r in range(ranks)]
     (one,) = found[1]
+    assert one["weights"] > 150 << 20
     for rank in found[2]:
         assert rank["weights"] <= one["weights"] * 0.51
-        # 32 MB more would mean that the other rank's part was read, too. What ranks share takes 4.
-        assert rank["peak"] - rank["weights"] <= one["peak"] - one["weights"] + (16 << 20), (rank, one)
+        # The rest is Python's objects, the tensor that is being packed, and what one process needs as well.
+        assert rank["peak"] <= rank["weights"] + (one["peak"] - one["weights"]) + (8 << 20), found
+        assert rank["peak"] <= one["peak"] * 0.65, found
