@@ -27,7 +27,7 @@ from monoplan.codegen.kernels import (
     Softmax,
     Sort,
 )
-from monoplan.codegen.schedule import parse_layout
+from monoplan.codegen.schedule_linear import parse_layout
 from monoplan.codegen.views import View, merge_dims
 from monoplan.ir.dims import Dim, equal
 from monoplan.ir.types import DType, bf16, f32, f64, product

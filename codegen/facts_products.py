@@ -8,7 +8,7 @@ from typing import Any
 from monoplan.codegen.expressions import c_dim, c_literal
 from monoplan.codegen.facts_attention import symbol_args, symbol_params
 from monoplan.codegen.kernels import Linear, Operand
-from monoplan.codegen.schedule import LinearSchedule
+from monoplan.codegen.schedule_linear import LinearSchedule
 from monoplan.codegen.views import View
 from monoplan.ir.types import f32, i64
 
@@ -34,15 +34,15 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
         "block_args": ", ".join(
             [f"x + {c_dim(x.view.offset)}" if o.name == "x" else o.name for o in block] + [c_dim(x.view.strides[0])]
         ),
-        "widen": k.has_scratch("wide"), "choose_block": _choose_block(s.row_blocks), "has_bias": k.has("bias"),
-        "step": 2 if s.tiles else 1, "variants": _variants(k, s),
+        "widen": w.dtype != f32, "choose_block": _choose_block(s.row_blocks), "has_bias": k.has("bias"),
+        "step": 2 if s.tiles else 1,
     }
     if s.tiles:
         found["w_name"] = "pairs"
-    # The epilogue and the tile variant are functions of their own: they take the kernel's arguments along.
-    inner = ("x", "w", "norm_weight", "norm_bias", "xt", "wide", "partial", "found")
+    # The epilogue and the nest for many rows are functions of their own: they take the kernel's arguments along.
+    inner = ("x", "w", "norm_weight", "norm_bias", "xt", "partial", "found")
     found |= _pass_on(k, "finish", [o for o in k.pointers if o.name not in inner])
-    found |= _pass_on(k, "tiles", [o for o in k.pointers if o.name not in ("wide", "found")])
+    found |= _pass_on(k, "many", [o for o in k.pointers if o.name != "found"])
     bias = k.operand("bias") if k.has("bias") else None
     if k.epilogue == "heads":
         return found | _heads(k)
@@ -74,18 +74,6 @@ def _pass_on(k: Linear, prefix: str, operands: Sequence[Operand]) -> Facts:
         args.append("mine")
     return {f"{prefix}_params": ", ".join([*params, *symbol_params(k)]),
             f"{prefix}_args": ", ".join([*args, *symbol_args(k)])}
-
-
-def _variants(k: Linear, s: LinearSchedule) -> list[dict[str, str]]:
-    """The tile functions by the number of rows, as an if-else chain."""
-    chain = [("blocks > 2", "wide", "floats")] if k.has_scratch("wide") else []
-    chain += [(f"R == {r}", f"rows{r}", "panel") for r in s.row_blocks]
-    found = []
-    for i, (test, name, weights) in enumerate(chain):
-        last = i == len(chain) - 1
-        condition = ("else" if last else f"else if ({test})") if i else f"if ({test})"
-        found.append({"condition": condition, "name": name, "weights": weights})
-    return found
 
 
 def _choose_block(blocks: Sequence[int]) -> str:

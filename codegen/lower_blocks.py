@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monoplan.codegen.kernels import Body, Gather, KVUpdate, Norm, Operand, Reduce, Rope, Sample, Scan, Softmax, Sort
 from monoplan.codegen.lower import Lowerer, lowers, rows_by_columns
-from monoplan.codegen.schedule import linear_layout
+from monoplan.codegen.schedule_linear import linear_layout
 from monoplan.codegen.views import View, row_major
 from monoplan.ir.dims import Dim
 from monoplan.ir.expr import Arg, parse_expr

@@ -5,7 +5,7 @@ from __future__ import annotations
 from monoplan.codegen.expressions import compute_type
 from monoplan.codegen.kernels import Body, KVUpdate, Linear, Matmul, Norm, Operand, Reduce, Rope
 from monoplan.codegen.lower import Lowerer, expanded_rows, lowers, rows_by_columns
-from monoplan.codegen.schedule import CHUNK, linear_layout, parse_layout
+from monoplan.codegen.schedule_linear import blocking, linear_layout, parse_layout
 from monoplan.codegen.views import View, whole
 from monoplan.ir.dims import Dim
 from monoplan.ir.expr import Arg, Call, parse_expr
@@ -87,21 +87,18 @@ def lo_threads() -> Dim:
 
 def _scratch(lo: Lowerer, x: Value, weight: View) -> tuple[Operand, ...]:
     """Rows of x, normed and transposed into blocks: one copy for all threads, or a block for each when rows are few;
-    and for half weights a group of panels widened to f32, for each thread."""
-    block = lo.target.row_blocks[-1]
-    rows = (_rows(x) + (block - 1)) // block + lo_threads()
-    depth = x.type.shape[-1]
-    found = [Operand("xt", lo.fresh(f32, (rows, depth, block), "scratch"), written=True)]
-    layout = weight.buffer.layout
+    and for each thread the sums of many rows between strips of k."""
+    depth, layout = x.type.shape[-1], weight.buffer.layout
     if layout.startswith("rows"):
-        return tuple(found)
+        return ()
+    assert isinstance(depth, int)
+    b = blocking(lo.target, layout, depth)
     panel, panels, _ = parse_layout(layout)
-    if layout.startswith("pairs"):
-        sums = lo.fresh(f32, (lo_threads(), CHUNK, panel * panels), "scratch")
-        found.append(Operand("partial", sums, written=True))
-    elif weight.dtype != f32:
-        found.append(Operand("wide", lo.fresh(f32, (lo_threads(), depth, panel * panels), "scratch"), written=True))
-    return tuple(found)
+    each = max(b.block // 2 if layout.startswith("pairs") else b.block, lo.target.row_blocks[-1])  # floats for each k
+    count = (_rows(x) + (b.block - 1)) // b.block + lo_threads()
+    sums = lo.fresh(f32, (lo_threads(), b.slots, panels * b.chunk * panel), "scratch")
+    xt = lo.fresh(f32, (count, depth, each), "scratch")
+    return Operand("xt", xt, written=True), Operand("partial", sums, written=True)
 
 
 def _lower_general_linear(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 from monoplan.codegen.expressions import C_TYPES, c_dim, c_literal, c_symbol
 from monoplan.codegen.facts import facts, unravel_lines
-from monoplan.codegen.kernels import Kernel, Operand
+from monoplan.codegen.kernels import Kernel, Linear, Operand
 from monoplan.codegen.layout import wrap
 from monoplan.codegen.plan import Plan, Step, StepLoop
+from monoplan.codegen.schedule_linear import LinearSchedule
 from monoplan.codegen.views import Buffer
 from monoplan.ir.printer import print_op
 from monoplan.ir.types import f32
@@ -145,8 +146,17 @@ def _call(plan: Plan, step: Step, used: dict[int, str], indent: str) -> list[str
     where = f"  ({k.op.loc})" if str(k.op.loc) else ""
     head = f"{indent}/* {_uncommented(f'{step.number}: {print_op(k.op)}{where}')} */"
     args = ", ".join(["run", "t", "T", str(step.number), *(_pointer(plan, o) for o in k.pointers)])
-    lines = [f"{indent}mp_barrier(run, T);"] if step.barrier else []
+    lines = [f"{indent}{_ahead(plan, step)}"] if step.barrier and isinstance(step.schedule, LinearSchedule) else []
+    lines += [f"{indent}mp_barrier(run, T);"] if step.barrier else []
     return [*lines, head, f"{indent}{used[step.number]}({args});"]
+
+
+def _ahead(plan: Plan, step: Step) -> str:
+    """Asks for the weights that a thread will read first, before it waits for the others."""
+    w, s = step.kernel.operand("w"), step.schedule
+    assert isinstance(s, LinearSchedule) and isinstance(step.kernel, Linear)
+    run = step.kernel.depth * s.panel * w.dtype.itemsize  # bytes of a panel
+    return f"mp_ahead({_pointer(plan, w)}, {s.groups}, {s.panels * run}, {run}, {s.streams}, t, T);"
 
 
 def _pointer(plan: Plan, o: Operand) -> str:

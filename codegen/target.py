@@ -13,7 +13,8 @@ class Target:
     isa: str  # neon, avx2, avx512, amx, generic, scalar, tiles (amx emulated), sm_90 …
     lanes: int
     panel: int
-    row_blocks: tuple[int, ...]  # rows that one pass over a weight panel serves, ascending from 1
+    row_blocks: tuple[int, ...]  # rows that one pass over a weight panel serves when they are few, ascending from 1
+    many_rows: int  # rows of a register tile when they are many
     cores: int = 0  # multiprocessors of a GPU
     shared: int = 0  # bytes of shared memory that one block of a GPU may have
     library: bool = False  # large products go to the vendor's library
@@ -37,14 +38,14 @@ def cpu_target(isa: str, vector_bytes: int) -> Target:
     """The CPU target of an instruction set: register counts decide the block of rows."""
     lanes = max(vector_bytes // 4, 1)
     if isa in ("avx512", "amx", "tiles"):
-        return Target("cpu", isa, 16, 32, (1, 4, 12))
+        return Target("cpu", isa, 16, 32, (1, 4, 12), 12)
     if isa == "avx2":
-        return Target("cpu", isa, 8, 16, (1, 6))
+        return Target("cpu", isa, 8, 16, (1, 6), 6)
     if isa == "neon":
-        return Target("cpu", isa, 4, 16, (1, 4))
-    return Target("cpu", isa, lanes, 8, (1, 4))
+        return Target("cpu", isa, 4, 16, (1, 4), 6)
+    return Target("cpu", isa, lanes, 8, (1, 4), 4)
 
 
 def cuda_target(capability: int, cores: int, shared: int, library: bool = False) -> Target:
     """The target of a GPU: compute capability (90 for sm_90), multiprocessors, shared memory of a block."""
-    return Target("cuda", f"sm_{capability}", 1, 1, (1,), cores, shared, library)
+    return Target("cuda", f"sm_{capability}", 1, 1, (1,), 1, cores, shared, library)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from monoplan.codegen.lower import ParamUse
-from monoplan.codegen.schedule import parse_layout
+from monoplan.codegen.schedule_linear import parse_layout
 from monoplan.ir.arrays import address, drop_mapped_pages
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import run_op

@@ -116,6 +116,14 @@ mp_exchange(mp_run *run, int t, int T, int step, const void *data, int64_t bytes
 /* Where the share of thread t of n pieces of work begins; it ends where that of t + 1 begins. */
 MP_INLINE int64_t mp_share(int64_t n, int t, int T) { return n * t / T; }
 
+/* Asks for the first 2 KB of each of the panels that thread t reads side by side, of weights in groups of panels. */
+MP_INLINE void mp_ahead(const void *w, int64_t groups, int64_t group, int64_t panel, int streams, int t, int T)
+{
+    const char *first = (const char *)w + mp_share(groups, t, T) * group;
+    for (int64_t i = 0; i < (panel < 2048 ? panel : 2048); i += 64)
+        for (int j = 0; j < streams; ++j) __builtin_prefetch(first + j * panel + i, 0, 3);
+}
+
 /* Python's //: rounds towards minus infinity; b > 0. */
 MP_INLINE int64_t mp_floordiv(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 

@@ -1,0 +1,130 @@
+"""How packed linears run: the layout of their weights, and the blocks in which rows, columns and k pass the caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monoplan.codegen.kernels import Linear
+from monoplan.codegen.target import Target
+from monoplan.ir.types import TensorType, bf16
+
+CHUNK = 512  # rows that share a pass over the weights
+SLICE_BYTES = 24 << 10  # of a panel, in f32: half of L1 or less
+STRIP_BYTES = 800 << 10  # of a chunk of x: the larger part of L2
+TILE_SLICE = 512  # k of a panel for tile units: 32 KB of bf16, which stay in L1
+WAITING = 32  # panels whose sums wait between strips
+
+
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """The nest for many rows: `block` of them times a panel over `slice` of k, a chunk of rows, a strip of k."""
+
+    block: int
+    chunk: int
+    slice: int
+    strip: int
+    slots: int  # groups whose sums wait
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSchedule:
+    """How a packed product runs: groups of `panels` panels make one epilogue."""
+
+    panel: int  # columns in a panel
+    panels: int  # panels in a group
+    groups: int
+    row_blocks: tuple[int, ...]  # rows that a pass over the weights serves when they are few
+    vectors: int  # vectors in a panel
+    streams: int  # panels read side by side when there is one row
+    narrow: int  # and within one group
+    ahead: int  # rows of a panel that are asked for before they are read
+    blocking: Blocking
+    tiles: bool = False  # many rows run on bf16 tile units
+
+    @property
+    def width(self) -> int:
+        """Columns of a group, padding included."""
+        return self.panel * self.panels
+
+    @property
+    def together(self) -> int:
+        """Groups that one row passes at once."""
+        return max(1, self.streams // self.panels)
+
+    @property
+    def every(self) -> int:
+        """Tile steps between two rows of an epilogue: those of a group are spread over the next group's steps."""
+        return max(1, self.panels * self.blocking.strip // 32 // self.blocking.block)
+
+
+def linear_layout(target: Target, weight: TensorType, epilogue: str, head_dim: int = 0) -> str:
+    """How a weight is packed for an epilogue: `panel16x2`, with what a group means after a colon; on a GPU `rows`.
+
+    `pairs` in place of `panel`: neighbours in k lie side by side, as bf16 tile units read them.
+    """
+    if not target.is_cpu:  # row-major; rows that an epilogue needs together are neighbours
+        return {"heads": f"rows:heads{head_dim}", "gated": "rows:gated"}.get(epilogue, "rows")
+    columns, depth = weight.shape
+    tiles = target.has_tiles and weight.dtype == bf16 and isinstance(depth, int) and depth % 32 == 0
+    kind = f"{'pairs' if tiles else 'panel'}{target.panel}"
+    if epilogue == "heads":
+        return f"{kind}x{-(-head_dim // target.panel)}:heads{head_dim}"
+    wide = _side_by_side(target)
+    if epilogue == "gated":
+        return f"{kind}x{max(wide, 2)}:gated"
+    assert isinstance(columns, int)
+    return f"{kind}x{_group(-(-columns // target.panel), wide)}"
+
+
+def _side_by_side(target: Target) -> int:
+    """Panels for eight independent sums: they hide the latency of a fused multiply-add on every machine we know."""
+    return max(1, 8 * target.lanes // target.panel)
+
+
+def _group(panels: int, wide: int) -> int:
+    """Panels in a group: the least padding, then an even number of groups (so that two threads have the same)."""
+    choices = [n for n in range(max(1, wide // 2), wide + 1)]
+    return min(choices, key=lambda n: (-(-panels // n) * n, -(-panels // n) % 2, wide - n))
+
+
+def parse_layout(layout: str) -> tuple[int, int, str]:
+    """Columns in a panel, panels in a group, and what a group is."""
+    shape, _, group = layout.partition(":")
+    panel, panels = shape.removeprefix("panel").removeprefix("pairs").split("x")
+    return int(panel), int(panels), group
+
+
+def blocking(target: Target, layout: str, depth: int) -> Blocking:
+    """The nest for many rows of a product with weights of this layout."""
+    panel, panels, _ = parse_layout(layout)
+    tiles = layout.startswith("pairs")
+    block = 32 if tiles else target.many_rows
+    chunk = -(-CHUNK // block) * block
+    most = TILE_SLICE if tiles else SLICE_BYTES // (panel * 4)
+    count = max(1, round(depth / most)) if tiles else -(-depth // most)
+    unit = 32 if tiles else 1
+    slice_ = -(-depth // (count * unit)) * unit
+    held = 2 * TILE_SLICE if tiles else STRIP_BYTES // (chunk * 4)
+    strip = max(1, held // slice_) * slice_
+    return Blocking(block, chunk, slice_, strip, 2 if strip >= depth else max(2, WAITING // panels))
+
+
+def choose_linear(k: Linear, target: Target) -> LinearSchedule:
+    """The schedule of a packed product."""
+    w = k.operand("w")
+    layout = w.view.buffer.layout
+    panel, panels, _ = parse_layout(layout)
+    if k.epilogue == "heads":
+        groups = k.heads + 2 * k.kv_heads
+    elif k.epilogue == "gated":
+        groups = -(-(k.columns // 2) // (panel * (panels // 2)))
+    else:
+        groups = -(-k.columns // (panel * panels))
+    wide = _side_by_side(target)
+    narrow = max(n for n in range(1, min(wide, panels) + 1) if panels % n == 0)
+    streams = wide // panels * panels if panels < wide else narrow
+    # One block of 2 KB ahead hides the latency of memory and leaves L1 room; less would come late, more too early.
+    ahead = max(2, 2048 // (panel * w.dtype.itemsize))
+    tiles = layout.startswith("pairs")
+    return LinearSchedule(panel, panels, groups, target.row_blocks, panel // target.lanes, streams, narrow, ahead,
+                          blocking(target, layout, k.depth), tiles)  # fmt: skip
