@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from monoplan.build import Built, build
+from monoplan.foreign import adopt, array_spec, assign, is_array
 from monoplan.frontend.module import Module
 from monoplan.frontend.pytree import Tree, flatten, unflatten
 from monoplan.frontend.tensor import Tensor
-from monoplan.frontend.tracer import Spec, spec_of
+from monoplan.frontend.tracer import Spec
 from monoplan.inspection import Inspection
 from monoplan.ir.dims import Expr, equal, symbol
 from monoplan.ir.errors import ArgumentError, MonoplanError
@@ -42,7 +43,10 @@ class Stats:
 
 
 class Compiled(Inspection):
-    """A compiled Module. Called like it, with numpy arrays or Tensors; returns numpy arrays in forward's structure.
+    """A compiled Module. Called like it, with arrays or Tensors; returns arrays in forward's structure.
+
+    Arrays may be numpy's, or any library's that speaks DLPack or has __cuda_array_interface__ (CuPy, torch): those are
+    used in place. Results are numpy arrays; with target="cuda" and an argument in the GPU's memory, CuPy arrays.
 
     Without specs it is traced at the first call, for just those shapes; a call with other sizes generalizes the
     dimensions that changed to symbols, so a second plan serves all further sizes.
@@ -71,9 +75,8 @@ class Compiled(Inspection):
     # -- calling ------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        built, leaves, arrays, symbols = self._bind(args, kwargs)
+        built, given, arrays, symbols = self._bind(args, kwargs)
         writes = built.graph.writes
-        given = [x for x in leaves if isinstance(x, Tensor | np.ndarray)] if writes else []
         for number, _ in writes:
             _check_writeable(given[number], built.graph.inputs[number].name)
         outputs = built.run(arrays, symbols)
@@ -85,26 +88,27 @@ class Compiled(Inspection):
 
     def _bind(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Built, list[Any], list[np.ndarray[Any, Any]], dict[str, int]]:
-        """The plan of a call, the leaves of its arguments, their arrays and the values of the symbols."""
+    ) -> tuple[Built, list[Any], list[Any], dict[str, int]]:
+        """The plan of a call, the caller's arrays and Tensors, the arrays to run on, and the values of the symbols."""
         arguments = self.module.bind_arguments(args, kwargs)
         leaves, tree = flatten(arguments)
         plain = all(isinstance(x, Tensor | np.ndarray) for _, x in leaves)
         if self.declared and not (plain and tree == self.built[0][0]):
             leaves, tree = flatten(_as_arrays(arguments, self.built[0][0], iter(self.built[0][1])))
-        values = [(name, _plain(x)) for name, x in leaves]
-        arrays = [_contiguous(v) for _, v in values if isinstance(v, np.ndarray)]
+        values = [(name, _adopted(name, x, self.target)) for name, x in leaves]
+        given = [_owner(x, v) for (_, x), (_, v) in zip(leaves, values, strict=True) if is_array(v)]
+        arrays = [_contiguous(v) for _, v in values if is_array(v)]
         # A decode loop calls with the same shapes again and again: what was matched once is not matched again.
         key = tuple((a.shape, a.dtype) for a in arrays)
         known = self._matched.get(key) if len(arrays) == len(values) else None
         if known is not None and known[0] == tree:
-            return known[1], [x for _, x in leaves], arrays, known[2]
+            return known[1], given, arrays, known[2]
         with self._lock:  # two threads that need the same new plan make one
             built = self._find(tree, values)
         symbols = built.check(arrays)
         if len(self._matched) < 4096:
             self._matched[key] = (tree, built, symbols)
-        return built, [x for _, x in leaves], arrays, symbols
+        return built, given, arrays, symbols
 
     def _find(self, tree: Tree, values: list[tuple[str, Any]]) -> Built:
         """The plan that fits these arguments; a lazily traced module gets a new one."""
@@ -141,7 +145,7 @@ class Compiled(Inspection):
                         return None
                     result.append(s)
                     continue
-                if not isinstance(v, np.ndarray) or v.ndim != s.type.rank or as_dtype(v.dtype) != s.type.dtype:
+                if not is_array(v) or len(v.shape) != s.type.rank or as_dtype(v.dtype) != s.type.dtype:
                     return None
                 shape = []
                 for old, new in zip(s.type.shape, v.shape, strict=True):
@@ -219,24 +223,34 @@ def compile(  # noqa: A001  (the public name)
     return Compiled(module, *specs, target=target, dtype=dtype, options=options, tp=tp, **kw_specs)
 
 
-def _plain(x: Any) -> Any:
-    """A Tensor's array; arrays in this machine's byte order."""
+def _adopted(name: str, x: Any, target: str) -> Any:
+    """A Tensor's array; an array of another library in place; numpy arrays in this machine's byte order."""
     if isinstance(x, Tensor):
         return x.numpy()
-    if isinstance(x, np.ndarray) and not x.dtype.isnative:
-        return x.astype(x.dtype.newbyteorder("="))
-    return x
+    if isinstance(x, np.ndarray):
+        return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+    try:
+        return adopt(x, target)
+    except ArgumentError as error:
+        raise ArgumentError(f"argument {name}: {error.what}", why=error.why, fix=error.fix) from None
 
 
-def _contiguous(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array itself if it is dense and aligned, else a copy that is."""
+def _owner(given: Any, array: Any) -> Any:
+    """Where a changed argument's new contents go: the caller's own array, in whose memory an adopted one lies."""
+    return given if isinstance(given, Tensor | np.ndarray) else array
+
+
+def _contiguous(a: Any) -> Any:
+    """The array itself if it is dense and aligned, else a copy that is; device arrays are the device's business."""
+    if not isinstance(a, np.ndarray):
+        return a
     flags = a.flags
     return a if flags.c_contiguous and flags.aligned else np.require(a, None, ["C", "A"])
 
 
 def _spec_of(name: str, v: Any) -> Any:
     try:
-        return spec_of(v)
+        return array_spec(v)
     except MonoplanError as error:
         raise ArgumentError(f"argument {name}: {error.what}", why=error.why, fix=error.fix) from None
 
@@ -275,7 +289,7 @@ def _match(tree: Tree, values: list[tuple[str, Any]], known: Tree, specs: list[A
     arrays = []
     for (name, v), s in zip(values, specs, strict=True):
         if isinstance(s, Spec):
-            if not isinstance(v, np.ndarray):
+            if not is_array(v):
                 raise ArgumentError(f"argument {name}: expected an array {s.type}, got {type(v).__name__}")
             if v.dtype != s.type.dtype.numpy:
                 shown = f"dtype {v.dtype} with shape {list(v.shape)}"
@@ -292,17 +306,15 @@ def _same_constant(a: Any, b: Any) -> bool:
 
 def _check_writeable(leaf: Any, name: str) -> None:
     array = leaf.numpy() if isinstance(leaf, Tensor) else leaf
-    if not array.flags.writeable:
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise ArgumentError(
             f"argument {name}: forward writes into it, but the array is read-only", fix="pass a copy of it"
         )
 
 
-def _write_back(leaf: Any, value: np.ndarray[Any, Any]) -> None:
+def _write_back(leaf: Any, value: Any) -> None:
     """Puts the new contents of an argument that forward changed into the caller's own array."""
-    array = leaf.numpy() if isinstance(leaf, Tensor) else leaf
-    if array is not value:
-        array[...] = value
+    assign(leaf.numpy() if isinstance(leaf, Tensor) else leaf, value)
 
 
 def _report(built: Built) -> None:

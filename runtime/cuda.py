@@ -121,6 +121,8 @@ class CudaExecutable:
             values = {**symbols, "threads": 1}
             given = self._arguments.bind(inputs, self._twins)
             results = Results(self.device, self.plan, values, self._arguments, on_device=given.on_device)
+            if given.on_device:
+                self.device.follow()  # the memory of the results may have been the caller's just now
             self._ready(values, given.addresses, results.addresses).run()
             results.fetch(self.error)
             self.check(symbols)

@@ -7,6 +7,7 @@ CuPy's. `CudaExecutable` needs nothing but the methods of `Device`, which tests 
 from __future__ import annotations
 
 import statistics
+import sys
 import threading
 from collections.abc import Sequence
 from functools import cache, cached_property
@@ -194,11 +195,18 @@ class GpuDevice:
             major, minor, cores, shared = (ask(n, self.number) for n in (75, 76, 16, 97))  # cudaDevAttr…
         except self.runtime.CUDARuntimeError as error:
             raise CompileError(
-                "no GPU can be used", why=str(error), fix="check nvidia-smi, or use target='cpu'"
+                "no GPU can be used",
+                why=str(error),
+                fix="see what nvidia-smi and `monoplan doctor` say, look at CUDA_VISIBLE_DEVICES, or use target='cpu'",
             ) from None
         capability = 10 * major + minor
         if capability < 75:
-            raise CompileError(f"the GPU has compute capability {capability / 10}", fix="kernels need 7.5 or newer")
+            name = self.runtime.getDeviceProperties(self.number)["name"].decode()
+            raise CompileError(
+                f"the GPU is too old: {name} has compute capability {capability / 10}",
+                why="kernels need 7.5 (Turing) or newer",
+                fix="choose another GPU by CUDA_VISIBLE_DEVICES, or use target='cpu'",
+            )
         self.target = cuda_target(capability, cores, shared, library=load_library() is not None)
         self.cupy.cuda.Device(self.number).use()
         self.runtime.free(0)  # makes the context
@@ -222,7 +230,20 @@ class GpuDevice:
         return Module(cuda_build.unpack(entry.binary.read_bytes()), self.target.shared), entry
 
     def allocate(self, nbytes: int) -> Memory:
-        return Memory(self.cupy.cuda.alloc(max(nbytes, 16)), nbytes)
+        with self.stream:  # CuPy keeps freed memory for the stream it came from: nobody else writes into ours too early
+            return Memory(self._room(lambda: self.cupy.cuda.alloc(max(nbytes, 16)), nbytes), nbytes)
+
+    def _room(self, allocate: Any, nbytes: int) -> Any:
+        try:
+            return allocate()
+        except self.cupy.cuda.memory.OutOfMemoryError:
+            free, total = self.runtime.memGetInfo()
+            raise PlanError(
+                f"no {nbytes / 1e9:.2f} GB are left on GPU {self.number}",
+                why=f"{free / 1e9:.2f} of its {total / 1e9:.2f} GB are free",
+                fix="use a smaller dtype, batch or context (options prefill_chunk), free other arrays "
+                "(cupy.get_default_memory_pool().free_all_blocks()), or end other programs on this GPU",
+            ) from None
 
     def pinned(self, nbytes: int) -> Array:
         """Host memory that copies without a detour."""
@@ -243,18 +264,54 @@ class GpuDevice:
         self.runtime.memcpyAsync(target, source, nbytes, 3, self.stream.ptr)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """A CuPy array."""
-        return self.cupy.empty(shape, dtype)
+        """A CuPy array for the caller, who may have used its memory just now: see follow."""
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return self._room(lambda: self.cupy.empty(shape, dtype), nbytes)
+
+    def follow(self) -> None:
+        """Work comes after all that the caller has enqueued on its current stream."""
+        event = self.cupy.cuda.Event(disable_timing=True)
+        event.record(self.cupy.cuda.get_current_stream())
+        self.stream.wait_event(event)
+
+    def adopt(self, a: Any) -> Any:
+        """A CuPy array in the memory of a GPU array of any library; what its owner has enqueued for it comes first."""
+        if isinstance(a, self.cupy.ndarray):
+            self.follow()
+            array = a
+        else:
+            with self.stream:  # the stream that DLPack's producer makes wait for its own
+                array = self._shared(a)
+        if array.device.id != self.number:
+            raise ArgumentError(
+                f"an array is on GPU {array.device.id}, the plan on GPU {self.number}",
+                fix=f"copy it to GPU {self.number} before the call",
+            )
+        return array
+
+    def _shared(self, a: Any) -> Any:
+        if not hasattr(a, "__dlpack__"):
+            return self.cupy.asarray(a)
+        try:
+            return self.cupy.from_dlpack(a)
+        except (BufferError, NotImplementedError, RuntimeError, TypeError) as error:
+            if str(getattr(a, "dtype", "")) == "torch.bfloat16" and not getattr(a, "requires_grad", False):
+                from ml_dtypes import bfloat16  # an older CuPy does not know the type, but the bits
+
+                return self.cupy.from_dlpack(a.view(sys.modules["torch"].int16)).view(bfloat16)
+            raise ArgumentError(
+                f"a {type(a).__name__} can't be used in place", why=str(error), fix="detach() it, or pass a CuPy array"
+            ) from None
 
     def as_device_array(self, a: Any, written: bool = False) -> Any:
-        """A dense CuPy array of anything with __cuda_array_interface__ or DLPack; shares its memory if it can."""
-        array = self.cupy.asarray(a) if hasattr(a, "__cuda_array_interface__") else self.cupy.from_dlpack(a)
-        dense = self.cupy.ascontiguousarray(array)
-        if dense.data.ptr % 16:
-            dense = dense.copy()
+        """The array if it is dense and aligned, else a copy that is."""
+        array = self.adopt(a)
+        with self.stream:
+            dense = self.cupy.ascontiguousarray(array)
+            if dense.data.ptr % 16:
+                dense = dense.copy()
         if written and dense.data.ptr != array.data.ptr:
             raise ArgumentError("an argument that forward changes must be a dense device array, aligned to 16 bytes")
-        self.cupy.cuda.get_current_stream().synchronize()  # what the caller has enqueued for it comes first
         return dense
 
     def prepare(self, launch: LaunchSpec) -> Any:

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,30 @@ class _Memory:
         self.address, self.nbytes = address(self.array), nbytes
 
 
+class EmulatedArray:
+    """What CuPy's array is to a GPU: an array in the device's memory."""
+
+    def __init__(self, array: Array) -> None:
+        self.host = array
+        self.data = SimpleNamespace(ptr=address(array))
+
+    shape = property(lambda self: self.host.shape)
+    dtype = property(lambda self: self.host.dtype)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return dict(self.host.__array_interface__)
+
+    def get(self) -> Array:
+        return self.host.copy()
+
+    def set(self, array: Array) -> None:
+        self.host[...] = array
+
+    def __setitem__(self, at: Any, value: EmulatedArray) -> None:
+        self.host[at] = value.host
+
+
 class _Library:
     """A compiled source: kernels by name, and the function that runs them."""
 
@@ -78,6 +103,7 @@ class EmulatedDevice:
         self.folder = Path(tempfile.gettempdir()) / f"monoplan-emulator-{os.getuid()}"
         self.launches: list[str] = []
         self.lock = threading.RLock()
+        self.followed = 0
 
     def load(self, source: str, parts: Any = ()) -> tuple[_Library, None]:
         """Compiles a source with g++; kept by its text."""
@@ -133,6 +159,21 @@ class EmulatedDevice:
 
     def clear(self, target: int, nbytes: int) -> None:
         _bytes(target, nbytes)[:] = 0
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> EmulatedArray:
+        return EmulatedArray(aligned(shape, dtype, 256))
+
+    def adopt(self, a: Any) -> EmulatedArray:
+        assert isinstance(a, EmulatedArray)
+        return a
+
+    def as_device_array(self, a: EmulatedArray, written: bool = False) -> EmulatedArray:
+        dense = a if a.host.flags.c_contiguous else EmulatedArray(a.host.copy())
+        assert dense is a or not written
+        return dense
+
+    def follow(self) -> None:
+        self.followed += 1
 
     def event(self) -> object:
         return object()
