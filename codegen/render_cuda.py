@@ -127,7 +127,11 @@ def with_headers(functions: Sequence[Function]) -> str:
     """Functions behind the helpers they need: a source that includes nothing."""
     body = "\n".join(f"{f.comment}\n{f.text}" for f in functions)
     texts = dict(headers("cuda"))
-    needed = {"mp_vec.cuh": ("mp_vec", "mp_widen", "mp_dot", "mp_reduce_rows"), "mp_select.cuh": ("mp_select",)}
+    needed = {
+        "mp_vec.cuh": ("mp_vec", "mp_widen", "mp_dot", "mp_reduce_rows"),
+        "mp_select.cuh": ("mp_select",),
+        "mp_wgmma.cuh": ("mp_wgmma",),
+    }
     wanted = ["mp_ptx.cuh", "mp_base.cuh", *(name for name, words in needed.items() if any(w in body for w in words))]
     return "\n".join([*(texts[name] for name in wanted), body])
 
@@ -183,20 +187,21 @@ def _attention(
 ) -> tuple[Variant, ...]:
     found: list[Variant] = []
     constants = renderer.tuning.get(str(k.step), {})
-    s = CudaAttention(s.decode and tuned(s.decode, constants), s.prefill and tuned(s.prefill, constants))
-    if s.decode is not None:
-        found += _decode(renderer, k, s.decode, names, words)
-    if s.prefill is not None:
-        function, all_words = renderer.function(k, "attention_prefill", words, s=s, **names)
-        launch = Launch(
-            function,
-            (ceil_div(k.seq, s.prefill.queries), k.heads, k.batch),
-            s.prefill.warps * 32,
-            all_words,
-            shared=s.prefill.shared(k.head_dim),
-        )
+    decode, prefill = s.decode and tuned(s.decode, constants), s.prefill and tuned(s.prefill, constants)
+    hopper = s.hopper and tuned(s.hopper, constants)
+    if decode is not None:
+        found += _decode(renderer, k, decode, names, words)
+    if hopper is not None and hopper.groups:
+        function, all_words = renderer.function(k, "attention_hopper", words, s=hopper, **names)
+        blocks: tuple[Dim, Dim, Dim] = (k.heads // hopper.heads, ceil_div(k.seq, hopper.queries), k.batch)
+        launch = Launch(function, blocks, hopper.groups * 128, all_words, shared=hopper.shared(k.head_dim))
         found.append(Variant("prefill", (launch,), (Between(k.seq, 2),)))
-    if s.decode is not None and s.prefill is not None:
+    elif prefill is not None:
+        function, all_words = renderer.function(k, "attention_prefill", words, s=prefill, **names)
+        blocks = (ceil_div(k.seq, prefill.queries), k.heads, k.batch)
+        launch = Launch(function, blocks, prefill.warps * 32, all_words, shared=prefill.shared(k.head_dim))
+        found.append(Variant("prefill", (launch,), (Between(k.seq, 2),)))
+    if decode is not None and prefill is not None:
         return tuple(found)
     function, all_words = renderer.function(k, "attention", words, **names)
     launch = Launch(function, (k.batch * k.seq * k.heads, 1, 1), 128, all_words)

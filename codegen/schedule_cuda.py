@@ -111,11 +111,34 @@ class PrefillSchedule:
 
 
 @dataclass(frozen=True, slots=True)
+class HopperSchedule:
+    """Attention of many tokens by warpgroups: see attention_hopper. `groups` of them, 64 queries each, share a block's
+    `stages` pieces of `keys` keys; as many of them as `heads` take the same queries of different heads.
+    """
+
+    groups: int = 2  # 0: PrefillSchedule's kernel instead
+    heads: int = 1  # divides both the groups and the heads of a key head
+    keys: int = 64  # 64, 96 or 128
+    stages: int = 3
+    resident: int = 1  # blocks on one SM, that the register budget must allow
+
+    @property
+    def queries(self) -> int:
+        """Queries of a block."""
+        return self.groups // self.heads * 64
+
+    def shared(self, head_dim: int) -> int:
+        """Bytes of shared memory; the tiles begin at a multiple of 1024."""
+        return self.stages * 2 * self.keys * head_dim * 2 + 1024
+
+
+@dataclass(frozen=True, slots=True)
 class CudaAttention:
-    """The fast kernels that fit; the general one always does."""
+    """The fast kernels that fit; the general one always does. `hopper` goes before `prefill`."""
 
     decode: DecodeSchedule | None
     prefill: PrefillSchedule | None
+    hopper: HopperSchedule | None = None
 
 
 Tuning = Mapping[str, Mapping[str, int]]  # constants by the name of a kernel, see tuned()
@@ -127,7 +150,7 @@ def choose_cuda(k: Kernel, target: Target) -> CudaSchedule | CudaLinear | CudaAt
         library = target.library and (k.operand("w").dtype != bf16 or target.capability >= 80)
         return CudaLinear(_row(k, target), _few(k, target), library)
     if isinstance(k, Attention):
-        return CudaAttention(_decode(k, target), _prefill(k, target))
+        return CudaAttention(_decode(k, target), _prefill(k, target), _hopper(k, target))
     if isinstance(k, Reduce):
         return _reduce(product(k.inner))
     if isinstance(k, Sample):
@@ -139,7 +162,7 @@ def choose_cuda(k: Kernel, target: Target) -> CudaSchedule | CudaLinear | CudaAt
     return CudaSchedule(256)
 
 
-T = TypeVar("T", RowSchedule, DecodeSchedule, PrefillSchedule)
+T = TypeVar("T", RowSchedule, DecodeSchedule, PrefillSchedule, HopperSchedule)
 
 
 def tuned(schedule: T, constants: Mapping[str, int]) -> T:
@@ -258,3 +281,13 @@ def _prefill(k: Attention, target: Target) -> PrefillSchedule | None:
     if target.capability < 80 or not _tensor_attention(k) or k.head_dim not in (64, 128):
         return None
     return PrefillSchedule(stages=3, blocks=3) if k.head_dim == 64 else PrefillSchedule(stages=2, blocks=2)
+
+
+def _hopper(k: Attention, target: Target) -> HopperSchedule | None:
+    """Only sm_90 has these instructions: later devices have others in their place."""
+    if target.capability != 90 or _prefill(k, target) is None:
+        return None
+    heads = 2 if k.heads // k.kv_heads % 2 == 0 else 1
+    if k.head_dim == 64:
+        return HopperSchedule(heads=heads, keys=64, resident=2)
+    return HopperSchedule(heads=heads, keys=128, stages=2)

@@ -18,6 +18,7 @@ ONLY_CUDA = {
     "linear_finish",
     "linear_best",
     "attention_decode",
+    "attention_hopper",
     "attention_prefill",
 }
 

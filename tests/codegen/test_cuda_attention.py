@@ -1,0 +1,115 @@
+"""Attention of many tokens on tensor cores, alone, against float64: the emulator's wgmma and mma.sync, or a GPU."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from monoplan.codegen.kernels import Attention
+from monoplan.codegen.plan_cuda import make_cuda_plan
+from monoplan.codegen.render_cuda import render_cuda
+from monoplan.codegen.schedule_cuda import CudaAttention, HopperSchedule
+from monoplan.codegen.target import cuda_target
+from monoplan.ir.graph import Graph
+from monoplan.ir.interpreter import bind_symbols, interpret
+from monoplan.ir.parser import parse_graph
+from monoplan.runtime.cuda import CudaExecutable, choose_variant
+from tests.codegen import cuda_emulator
+
+emulated = pytest.mark.skipif(not cuda_emulator.available(), reason="no g++")
+DEVICES = [
+    pytest.param(90, marks=emulated),
+    pytest.param(80, marks=[emulated, pytest.mark.nightly]),
+    pytest.param(0, marks=pytest.mark.cuda),  # the GPU that is there
+]
+# head dimension, heads, key heads, window; constants of the schedule
+SHAPES: dict[str, tuple[int, int, int, int | None, dict[str, int]]] = {
+    "heads share": (64, 2, 1, None, {}),
+    "queries share": (64, 1, 1, None, {"groups": 3, "keys": 96, "stages": 2}),
+    "wide": (128, 2, 1, None, {}),
+    "wide, window": (128, 1, 1, 70, {"keys": 64}),
+    "window": (64, 2, 1, 33, {"keys": 128, "stages": 2}),
+}
+# batch, queries, keys, past of each row
+CALLS: dict[str, tuple[int, int, int, list[int]]] = {
+    "few": (1, 2, 70, [68]),
+    "odd": (1, 131, 131, [0]),
+    "unequal": (3, 70, 300, [0, 63, 230]),
+}
+
+
+@functools.cache
+def graph_of(shape: str) -> Graph:
+    dim, heads, kv_heads, window, _ = SHAPES[shape]
+    q, cache = f"bf16[b, q, {heads}, {dim}]", f"bf16[b, {kv_heads}, k, {dim}]"
+    attributes = f'causal=True, scale=None, softcap=None, window={window}, layout="bshd"'
+    return parse_graph(
+        f"graph attend(%q: {q}, %k: {cache}, %v: {cache}, %past: i32[b]) {{\n"
+        f"  %y = attention(%q, %k, %v, _, %past) {{{attributes}}} : {q}\n  return %y\n}}\n"
+    )
+
+
+@functools.cache
+def executable(shape: str, capability: int) -> CudaExecutable:
+    if capability:
+        device: Any = cuda_emulator.EmulatedDevice(capability)
+    else:
+        from monoplan.runtime.cuda_device import gpu
+
+        device = gpu()
+    plan = make_cuda_plan(graph_of(shape), device.target)
+    (step,) = [s.number for s, _ in plan.steps()]
+    constants = SHAPES[shape][-1] if device.target.capability == 90 else {}
+    return CudaExecutable(plan, render_cuda(plan, "test", {str(step): constants}), [], device)
+
+
+def arguments(shape: str, call: str) -> list[Any]:
+    """What lies behind a row's last key is not a number: it must not be read."""
+    dim, heads, kv_heads, *_ = SHAPES[shape]
+    batch, queries, keys, past = CALLS[call]
+    rng = np.random.default_rng(len(shape))
+    q = 2 * rng.normal(size=(batch, queries, heads, dim))
+    k, v = rng.normal(size=(2, batch, kv_heads, keys, dim))
+    for b, n in enumerate(past):
+        v[b, :, n + queries :] = k[b, :, n + queries :] = np.nan
+    return [*(a.astype(ml_dtypes.bfloat16) for a in (q, k, v)), np.array(past, np.int32)]
+
+
+@pytest.mark.parametrize("capability", DEVICES)
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_attention(shape: str, call: str, capability: int) -> None:
+    graph, inputs = graph_of(shape), arguments(shape, call)
+    symbols = bind_symbols(graph.inputs, [a.shape for a in inputs])
+    made = executable(shape, capability)
+    assert {choose_variant(v, symbols).name for v in made.source.variants.values()} == {"prefill"}
+    (got,) = made.run([a.copy() for a in inputs], symbols)
+    clean = [np.nan_to_num(a) if a.dtype != np.int32 else a for a in inputs]
+    (want,) = interpret(graph, clean, {}, exact=True)
+    error = np.abs(got.astype(np.float64) - want.astype(np.float64)).max(axis=(1, 3))
+    assert (error < 0.02).all(), f"error by row and head: {error}"
+
+
+def test_only_sm_90_has_warpgroup_products() -> None:
+    """Its successors have other instructions in their place."""
+    for capability, there in ((80, False), (89, False), (90, True), (100, False), (120, False)):
+        plan = make_cuda_plan(graph_of("wide"), cuda_target(capability, 100, 101376))
+        for step, _ in plan.steps():
+            assert isinstance(step.kernel, Attention) and isinstance(step.schedule, CudaAttention)
+            assert (step.schedule.hopper is not None) is there
+        assert ("wgmma" in render_cuda(plan, "test").text) is there
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_schedules_fit(shape: str) -> None:
+    plan = make_cuda_plan(graph_of(shape), cuda_target(90, 132, 232448))
+    dim, heads, kv_heads, *_ = SHAPES[shape]
+    for step, _ in plan.steps():
+        s = step.schedule
+        assert isinstance(s, CudaAttention) and isinstance(s.hopper, HopperSchedule)
+        assert s.hopper.resident * (s.hopper.shared(dim) + 1024) <= 233472  # what an SM has
+        assert s.hopper.groups % s.hopper.heads == 0 and heads // kv_heads % s.hopper.heads == 0
