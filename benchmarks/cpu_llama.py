@@ -1,184 +1,84 @@
-"""monoplan and its peers on one CPU, side by side in one run: same weights, shapes, threads and prompt, alternating.
+"""monoplan and its peers on one CPU, side by side in one run: same weights, shapes, threads and prompt, in turns.
 
-    python benchmarks/cpu_llama.py --shape 135m --dtype bfloat16 --json out.json
+    python benchmarks/cpu_llama.py --model 135m --dtype bf16 --json out.json
 
-Decode: one token after a context of 128. Prefill: 512 tokens. Medians over repeats; the machine's limits are measured
-before and after, in the same process. A peer that can't be imported is skipped with its reason.
+Decode: one token after 128. Prefill: 512 tokens. `--contexts 128 1024 2048`: how decode grows with the context, and a
+prompt of 2048. `--starts 3`: process start to first token, with an empty cache and with a warm one. Every peer has a
+process of its own, which is stopped while another one is timed; a peer that can't run is skipped with its reason.
+Figures are medians over the rounds; the limits of the machine are measured before and after each of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import os
+import sys
+import tempfile
+from pathlib import Path
 
-import numpy as np
+from cpu_peers.report import as_json, as_text, summary
+from cpu_peers.rounds import Plan, run
+from cpu_peers.worker import FAKES, PEERS
+from cpu_peers.workload import SHAPES, Workload
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "135m": {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
-             "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64, "rope_theta": 100000.0},
-    "1b": {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-           "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "rope_theta": 500000.0},
-    "tiny": {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2,
-             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rope_theta": 10000.0},
-}
-CONTEXT, PROMPT = 128, 512
+USUAL = [peer for peer in PEERS if peer not in (*FAKES, "limits")]
 
 
-@dataclass
-class Engine:
-    """A way to run the model: `prefill(ids)` from empty, `decode(token)` one step further."""
-
-    name: str
-    prefill: Callable[[np.ndarray[Any, Any]], Any]
-    decode: Callable[[np.ndarray[Any, Any]], Any]
-
-
-def weights(config: Any) -> Any:
-    """A model with random weights, made from one block so that a large one is ready in seconds."""
-    from monoplan.frontend.init import no_init
-    from monoplan.models import LlamaForCausalLM
-
-    with no_init():
-        model = LlamaForCausalLM(config)
-    block = (np.random.default_rng(0).normal(size=1 << 20) * 0.02).astype(np.float32)
-    for _, p in model.named_parameters():
-        like = p.numpy()
-        p.load(np.ones(like.shape, like.dtype) if like.ndim == 1 else np.resize(block, like.shape).astype(like.dtype))
-    return model
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--model", choices=SHAPES, default="135m", help="the shape; weights are random")
+    add("--dtype", choices=("bf16", "f32"), default="bf16")
+    add("--threads", type=int, default=2)
+    add("--cpus", type=int, nargs="+", metavar="N", help="CPUs that all peers run on (default: one of each core)")
+    add("--peers", nargs="+", choices=[*USUAL, *FAKES], default=USUAL, metavar="PEER", help=", ".join(USUAL))
+    add("--repeats", type=int, default=5, help="rounds (default: 5)")
+    add("--contexts", type=int, nargs="+", default=[], metavar="N", help="context lengths at which decode is timed")
+    add("--starts", type=int, default=0, metavar="N", help="cold and warm starts of each peer (default: none)")
+    add("--file", type=Path, help="a model file that peers which can read it are started from as well")
+    add("--folder", type=Path, help="where the models are kept for the next run (default: a temporary folder)")
+    add("--log", type=Path, help="a file for what the workers print")
+    add("--timeout", type=float, default=1800.0, help="seconds that a worker may take for an answer")
+    add("--json", type=Path, help="a file for all figures and every single time")
+    return parser
 
 
-def monoplan_engine(model: Any, threads: int) -> Engine:
-    import monoplan as mp
-
-    llm = mp.compile(model, options={"threads": threads})
-    cache = llm.new_cache(1, PROMPT + CONTEXT)
-
-    def prefill(ids: np.ndarray[Any, Any]) -> None:
-        cache.reset()
-        llm(ids, past_key_values=cache)
-
-    return Engine("monoplan", prefill, lambda token: llm(token, past_key_values=cache))
-
-
-def torch_engine(model: Any, config: dict[str, Any], dtype: str, threads: int, compiled: bool) -> Engine:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
-
-    torch.set_num_threads(threads)
-    peer = LlamaForCausalLM(LlamaConfig(**config, tie_word_embeddings=True, max_position_embeddings=4096))
-    peer = peer.to(getattr(torch, dtype)).eval()
-    state = {n: torch.from_numpy(p.numpy().astype(np.float32)).to(getattr(torch, dtype))
-             for n, p in model.named_parameters()}
-    peer.load_state_dict(state, strict=False)
-    cache = StaticCache(config=peer.config, max_cache_len=PROMPT + CONTEXT)
-    run = torch.compile(peer.forward, dynamic=False) if compiled else peer.forward
-    length = 0
-
-    @torch.no_grad()  # type: ignore[misc, no-untyped-call]
-    def step(ids: np.ndarray[Any, Any]) -> Any:
-        nonlocal length
-        at = torch.arange(length, length + ids.shape[1])
-        out = run(torch.from_numpy(ids), past_key_values=cache, cache_position=at, logits_to_keep=1)
-        length += ids.shape[1]
-        return out.logits
-
-    def prefill(ids: np.ndarray[Any, Any]) -> None:
-        nonlocal length
-        length = 0
-        cache.reset()
-        step(ids)
-
-    return Engine("torch.compile" if compiled else "torch eager", prefill, step)
+def choose_cpus(threads: int) -> list[int]:
+    """As many CPUs as threads, each of another core while there are such."""
+    allowed, cores = sorted(os.sched_getaffinity(0)), set()
+    first, rest = [], []
+    for cpu in allowed:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        core = siblings.read_text().strip() if siblings.exists() else str(cpu)
+        (rest if core in cores else first).append(cpu)
+        cores.add(core)
+    if threads > len(allowed):
+        raise SystemExit(f"{threads} threads, but this process may use {len(allowed)} CPUs: ask for fewer (--threads)")
+    return (first + rest)[:threads]
 
 
-def engines(model: Any, config: dict[str, Any], args: argparse.Namespace) -> tuple[list[Engine], dict[str, str]]:
-    """Every engine that runs here, and why the others do not."""
-    makers = {
-        "monoplan": lambda: monoplan_engine(model, args.threads),
-        "torch eager": lambda: torch_engine(model, config, args.dtype, args.threads, False),
-        "torch.compile": lambda: torch_engine(model, config, args.dtype, args.threads, True),
-    }
-    found, skipped = [], {}
-    for name, make in makers.items():
-        if name not in args.engines:
-            skipped[name] = "not asked for"
-            continue
-        try:
-            found.append(make())
-        except ImportError as error:
-            skipped[name] = str(error)
-    for name, package in (("llama.cpp", "llama_cpp"), ("OpenVINO", "openvino_genai")):
-        try:
-            __import__(package)
-            skipped[name] = f"{package} is here, but needs the weights in its own file format"
-        except ImportError as error:
-            skipped[name] = str(error)
-    return found, skipped
+def say(text: str) -> None:
+    """Progress, which is not part of the result."""
+    print(text, file=sys.stderr, flush=True)
 
 
-def measure(found: list[Engine], repeats: int, vocabulary: int) -> dict[str, dict[str, float]]:
-    """Median seconds of prefill and decode; engines take turns, so that a slow minute hits all of them."""
-    ids = np.random.default_rng(1).integers(0, vocabulary, (1, PROMPT))
-    times: dict[str, dict[str, list[float]]] = {e.name: {"prefill": [], "decode": []} for e in found}
-    for turn in range(repeats + 1):
-        for engine in found:
-            begin = time.perf_counter()
-            engine.prefill(ids)
-            prefill = time.perf_counter() - begin
-            engine.prefill(ids[:, :CONTEXT])
-            steps = []
-            for _ in range(12):
-                begin = time.perf_counter()
-                engine.decode(ids[:, :1])
-                steps.append(time.perf_counter() - begin)
-            if turn:  # the first turn compiles and warms up
-                times[engine.name]["prefill"].append(prefill)
-                times[engine.name]["decode"] += steps
-    return {n: {k: float(np.median(v)) for k, v in t.items()} for n, t in times.items()}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--shape", choices=SHAPES, default="135m")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--engines", nargs="+", default=["monoplan", "torch eager", "torch.compile"])
-    parser.add_argument("--json")
-    args = parser.parse_args()
-    from monoplan.models import LlamaConfig
-    from monoplan.runtime.limits import measure as measure_limits
-
-    shape = SHAPES[args.shape]
-    config = LlamaConfig(**shape, tie_word_embeddings=True, attention_bias=False, max_position_embeddings=4096,
-                         dtype=args.dtype)
-    model = weights(config)
-    nbytes = sum(p.numpy().nbytes for _, p in model.named_parameters())
-    flops = 2 * PROMPT * sum(p.numpy().size for n, p in model.named_parameters() if "embed" not in n)
-    before = measure_limits(args.threads, fresh=True)
-    found, skipped = engines(model, shape, args)
-    result = measure(found, args.repeats, shape["vocab_size"])
-    after = measure_limits(args.threads, fresh=True)
-    bandwidth = max(before.memory, after.memory)
-    print(f"{args.shape} {args.dtype}, {args.threads} threads, {platform.machine()}; weights {nbytes / 1e6:.0f} MB; "
-          f"read bandwidth {before.memory / 1e9:.1f} before, {after.memory / 1e9:.1f} GB/s after")
-    print("| engine | decode ms | tokens/s | share of read bandwidth | prefill 512 s | tokens/s | GFLOP/s |")
-    print("|---|---|---|---|---|---|---|")
-    for name, t in result.items():
-        share = nbytes / t["decode"] / bandwidth
-        print(f"| {name} | {t['decode'] * 1e3:.1f} | {1 / t['decode']:.1f} | {share:.0%} | {t['prefill']:.2f} | "
-              f"{PROMPT / t['prefill']:.0f} | {flops / t['prefill'] / 1e9:.0f} |")
-    for name, reason in skipped.items():
-        print(f"skipped {name}: {reason}")
+def main(argv: list[str] | None = None) -> None:
+    args = arguments().parse_args(argv)
+    cpus = args.cpus or choose_cpus(args.threads)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (args.folder or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        plan = Plan(
+            work=Workload(args.model, args.dtype, folder), peers=args.peers, threads=args.threads, cpus=cpus,
+            repeats=args.repeats, cache=folder / "cache", contexts=args.contexts, starts=args.starts,
+            file=args.file and args.file.resolve(), timeout=args.timeout, log=args.log,
+        )  # fmt: skip
+        outcome = run(plan, say)
+    found = summary(plan, outcome)
+    print(as_text(plan, outcome, found))
     if args.json:
-        with open(args.json, "w", encoding="utf-8") as f:
-            json.dump({"arguments": vars(args), "seconds": result, "skipped": skipped, "bytes": nbytes,
-                       "read_bandwidth": [before.memory, after.memory]}, f, indent=1)
+        args.json.write_text(json.dumps(as_json(plan, outcome, found), indent=1))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,32 @@
+"""The machine's own limits, measured beside the peers: a plain read loop, multiply-adds, tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpu_peers.engine import Engine, Job
+
+TRIES = 3  # the best counts
+
+
+class LimitsEngine(Engine):
+    about = "monoplan.runtime.limits"
+
+    def __init__(self, threads: int) -> None:
+        from monoplan.runtime.limits import Probes
+
+        self.probes = Probes(threads)
+
+    def measure(self) -> dict[str, Any]:
+        """Bytes and operations per second at this moment; tiles is None without such a unit."""
+        probes = self.probes
+        tiles = [probes.tiles() for _ in range(TRIES)]
+        return {
+            "read": max(probes.read(streams) for streams in (1, 4) for _ in range(TRIES)),
+            "multiply": max(probes.multiply() for _ in range(TRIES)),
+            "tiles": None if None in tiles else max(t for t in tiles if t is not None),
+        }
+
+
+def open_engine(job: Job, variant: str) -> LimitsEngine:
+    return LimitsEngine(job.threads)

@@ -1,0 +1,34 @@
+"""monoplan as its users run it: a folder, `mp.compile`, calls with a cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpu_peers.engine import Ids, Job, StepEngine
+from cpu_peers.workload import DTYPES
+
+
+class MonoplanEngine(StepEngine):
+    def __init__(self, llm: Any) -> None:
+        self.llm = llm
+        self.cache: Any = None
+        self.caches: dict[int, Any] = {}
+        self.about = f"{llm.target}, {llm.dtype}"
+
+    def reset(self, capacity: int) -> None:
+        if capacity not in self.caches:
+            self.caches[capacity] = self.llm.new_cache(1, capacity)
+        self.cache = self.caches[capacity]
+        self.cache.reset()
+
+    def step(self, ids: Ids) -> int:
+        return int(self.llm.step(ids, self.cache)["token"][0])
+
+
+def open_engine(job: Job, variant: str) -> MonoplanEngine:
+    import monoplan as mp
+    from monoplan.models import AutoLlamaModel
+
+    path = job.file or job.work.checkpoint
+    model = AutoLlamaModel.from_pretrained(path, dtype=DTYPES[job.work.dtype], progress=False)
+    return MonoplanEngine(mp.compile(model, options={"threads": job.threads}).prepare())
