@@ -45,7 +45,7 @@ class Worker:
         with open(log or os.devnull, "ab") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "cpu_peers.worker"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=env,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=env, bufsize=0,
             )  # fmt: skip
         self.stopped = False
         try:

@@ -1,0 +1,111 @@
+"""The CPU benchmark's runner on a tiny model: turns, skipping with a reason, the table and the JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The benchmark's modules, which are no part of the package."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import cpu_peers.client
+    import cpu_peers.engine
+    import cpu_peers.gguf_file
+    import cpu_peers.report
+    import cpu_peers.workload
+
+    return cpu_peers
+
+
+def test_a_run_has_figures_of_those_who_ran_and_reasons_for_the_others(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    command = [
+        sys.executable, str(BENCHMARKS / "cpu_llama.py"), "--model", "tiny", "--dtype", "f32", "--threads", "1",
+        "--peers", "monoplan", "fake", "fake-missing", "fake-failing", "--repeats", "2", "--contexts", "128", "192",
+        "--starts", "1", "--folder", str(tmp_path / "models"), "--json", str(out), "--timeout", "300",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert set(found["peers"]) == {"monoplan", "fake"}
+    broken = "failed: RuntimeError: broken on purpose"
+    reasons = {"fake-missing": "this peer is never installed", "fake-failing": broken}
+    assert found["measured"]["skipped"] == reasons
+    for peer, reason in reasons.items():
+        assert f"skipped {peer}: {reason}" in done.stdout
+    ours = found["measured"]["seconds"]["monoplan"]
+    assert {name: [len(steps) for steps in each] for name, each in ours.items()} == {
+        "decode": [16, 16], "prefill": [1, 1], "decode 128": [16, 16], "decode 192": [16, 16], "prefill long": [1, 1],
+    }  # fmt: skip
+    assert len(found["measured"]["limits"]) == 2 and all(len(pair) == 2 for pair in found["measured"]["limits"])
+    figures = found["peers"]["monoplan"]
+    assert 0 < figures["decode_of_read_bandwidth"] and 0 < figures["prefill_of_limit"]
+    assert figures["start_cold_s"] > 0 and figures["anonymous_over_weights"] > 0
+    rows = [line.split("|")[1].strip() for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert rows.count("monoplan") == 3 and rows.count("fake") == 3  # speed, growth with the context, start
+
+
+def test_a_worker_is_stopped_between_its_commands(parts: Any, tmp_path: Path) -> None:
+    work = parts.workload.Workload("tiny", "f32", tmp_path)
+    cpus = sorted(os.sched_getaffinity(0))[:1]
+    worker = parts.client.Worker(parts.engine.Job("fake", work, 1, cpus, 640, tmp_path), 60.0)
+    try:
+        answer = worker.ask("tokens", tokens=4, count=2, capacity=640)
+        first = sum(work.prompt(4)) % 512
+        assert answer["tokens"] == [first, (sum(work.prompt(4)) + first) % 512]
+        for _ in range(1000):  # the signal arrives in its own time
+            state = Path(f"/proc/{worker.process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+            if state == "T":
+                break
+        assert state == "T"
+        with pytest.raises(parts.client.PeerError, match="no such command"):
+            worker.ask("sing", tokens=4)
+    finally:
+        worker.close()
+    assert worker.process.returncode == 0
+
+
+def test_a_worker_that_dies_says_how(parts: Any, tmp_path: Path) -> None:
+    work = parts.workload.Workload("tiny", "f32", tmp_path)
+    job = parts.engine.Job("fake", work, 1, sorted(os.sched_getaffinity(0)), 640, tmp_path)
+    worker = parts.client.Worker(job, 60.0)
+    worker.process.kill()
+    worker.process.wait()
+    with pytest.raises(parts.client.PeerError, match="SIGKILL"):
+        worker.ask("tokens", tokens=4, count=2, capacity=640)
+    worker.close()
+
+
+def test_the_gguf_file_holds_the_weights_of_the_checkpoint(parts: Any, tmp_path: Path) -> None:
+    import numpy as np
+
+    from monoplan.models.checkpoint import open_model
+
+    for dtype in ("bf16", "f32"):
+        work = parts.workload.Workload("tiny", dtype, tmp_path)
+        parts.workload.write_files(work)
+        parts.gguf_file.write_gguf(work)
+        ours, theirs = open_model(work.checkpoint).weights, open_model(work.gguf).weights
+        assert sorted(ours.names()) == sorted(theirs.names())
+        for name in ours.names():
+            a, b = (np.asarray(w.tensor(name)).astype(np.float32) for w in (ours, theirs))
+            assert np.array_equal(a, b), name
+        size = sum(np.asarray(ours.tensor(name)).nbytes for name in ours.names())
+        assert size == work.weight_bytes
+
+
+def test_growth_is_the_slope_of_the_times(parts: Any) -> None:
+    assert parts.report.slope_of({100: 1.0, 200: 1.5, 400: 2.5}) == pytest.approx(0.005)
+    limits = [[{"read": 100.0, "tiles": None}, {"read": 50.0, "tiles": None}], [{"read": 40.0, "tiles": None}] * 2]
+    assert parts.report.share(10.0, [[0.2, 0.2, 9.0], [0.5]], limits, "read") == pytest.approx(0.5)
+    assert parts.report.share(10.0, [[0.2], [0.5]], limits, "tiles") is None
