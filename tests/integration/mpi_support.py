@@ -62,14 +62,12 @@ def _options() -> tuple[str, ...]:
     return ("--oversubscribe", "--bind-to", "none", *root)
 
 
-def mpirun(
-    ranks: int, *command: Any, timeout: float = 240, text: str = "", **environment: str
-) -> subprocess.CompletedProcess[str]:
+def mpirun(ranks: int, *command: Any, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
     """A command of Python on several ranks of this machine, whatever its number of cores; raises if it hangs."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return subprocess.run(
         [str(launcher()), *_options(), "-n", str(ranks), sys.executable, *map(str, command)], capture_output=True,
-        text=True, timeout=timeout, check=False, input=text,
+        text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL,
         env={**_QUIET, **os.environ, "PYTHONPATH": path, "MONOPLAN_NUM_THREADS": "1", **environment},
     )  # fmt: skip
 

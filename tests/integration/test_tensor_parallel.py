@@ -104,7 +104,7 @@ def test_two_groups_of_two(checkpoints: dict[str, Path], tmp_path: Path) -> None
 
 
 def test_the_command_line(tmp_path: Path) -> None:
-    """mpirun -n 2 monoplan generate: rank 0 prints, once; and rank 0 alone reads what a user types."""
+    """mpirun -n 2 monoplan generate: rank 0 prints, once."""
     model = tiny_checkpoint(tmp_path)
     command = ["-m", "monoplan", "generate", "Once upon", "--raw", "-m", model, "-n", "12", "--dtype", "float32"]
     done = mpirun(2, *command)
@@ -112,8 +112,6 @@ def test_the_command_line(tmp_path: Path) -> None:
     llm = alone(model)
     assert done.stdout == "".join(llm.generate("Once upon", 12)) + "\n"
     assert done.stderr.count("tokens/s") == 2 and "Traceback" not in done.stderr  # of the prompt and of the rest
-    piped = mpirun(2, *command[:3], "-", *command[4:], text="Once upon")
-    assert piped.stdout == done.stdout, piped.stderr
     failed = mpirun(2, "-m", "monoplan", "generate", "Once upon", "-m", model / "nowhere")
     assert failed.returncode != 0 and failed.stderr.count("there is no such model") == 1 and not failed.stdout
 
