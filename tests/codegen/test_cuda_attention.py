@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -11,7 +14,7 @@ import pytest
 
 from monoplan.codegen.kernels import Attention
 from monoplan.codegen.plan_cuda import make_cuda_plan
-from monoplan.codegen.render_cuda import render_cuda
+from monoplan.codegen.render_cuda import render_cuda, with_headers
 from monoplan.codegen.schedule_cuda import CudaAttention, HopperSchedule
 from monoplan.codegen.target import cuda_target
 from monoplan.ir.graph import Graph
@@ -113,3 +116,16 @@ def test_schedules_fit(shape: str) -> None:
         assert isinstance(s, CudaAttention) and isinstance(s.hopper, HopperSchedule)
         assert s.hopper.resident * (s.hopper.shared(dim) + 1024) <= 233472  # what an SM has
         assert s.hopper.groups % s.hopper.heads == 0 and heads // kv_heads % s.hopper.heads == 0
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+@pytest.mark.parametrize("shape", ["heads share", "wide", "wide, window"])
+def test_products_run_beside_softmax(shape: str, tmp_path: Path) -> None:
+    """The assembler neither spills nor makes the products wait for each other, of which it tells in words alone."""
+    source = render_cuda(make_cuda_plan(graph_of(shape), cuda_target(90, 132, 232448)), "test")
+    text = with_headers([f for f in source.functions if "hopper" in f.name])
+    (tmp_path / "plan.cu").write_text(text)
+    command = ["nvcc", "-std=c++17", "-arch=sm_90a", "-cubin", "-Xptxas", "-v", "-diag-suppress=177,550", "plan.cu"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0 and "0 bytes spill stores" in done.stderr, done.stderr[:2000]
+    assert "serialized" not in done.stderr, done.stderr[:2000]
