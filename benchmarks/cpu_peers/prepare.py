@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cpu_peers.workload import Workload, write_files
 
-NEEDS = {"llama.cpp": "gguf", "openvino": "openvino", "openvino-genai": "openvino"}
+NEEDS = {"llama.cpp": "gguf", "llama-cpp-python": "gguf", "openvino": "openvino", "openvino-genai": "openvino"}
 
 
 def prepare(work: Workload, peer: str) -> str | None:

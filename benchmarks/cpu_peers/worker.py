@@ -21,6 +21,7 @@ PEERS = {  # name: module and the variant that its `open_engine` is told
     "script-compile": ("peer_torch", "script compile"),
     "script-frozen": ("peer_torch", "script compile frozen"),
     "llama.cpp": ("peer_llamacpp", ""),
+    "llama-cpp-python": ("peer_llama_cpp_python", ""),
     "openvino": ("peer_openvino", ""),
     "openvino-genai": ("peer_openvino_genai", ""),
     "limits": ("peer_limits", ""),
