@@ -144,7 +144,8 @@ class DeviceRoad:
     # -- tokens -------------------------------------------------------------------------------------------------
 
     def _token(self) -> tuple[list[int], list[float]]:
-        longest = int(self.cache.lengths.numpy().max())
+        lengths = self.cache.lengths.numpy()
+        longest = max(lengths.tolist())
         if longest == self.cache.capacity:
             self._stop()
             self.cache.reserve(1)
@@ -153,7 +154,7 @@ class DeviceRoad:
         while steps.loop.under_way < min(AHEAD, wanted, self.cache.capacity - longest):
             steps.enqueue()
         found = steps.next()
-        self.cache.lengths = Tensor(self.cache.lengths.numpy() + np.int32(1))
+        lengths += 1  # the cache's own array: so much of it is sure
         return found
 
     def _begun(self) -> Steps:

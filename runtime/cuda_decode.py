@@ -34,24 +34,29 @@ class Block:
         self.memory = device.allocate(total)
         self.host: Array = device.pinned(total * slots)[: total * slots].reshape(slots, total)
         self.host[:] = 0
+        self.copies = [self.host[slot] for slot in range(slots)]
+        self.views = [{name: self._view(copy, name) for name in self.parts} for copy in self.copies]
 
     def address(self, name: str) -> int:
         """Where an array lies on the device."""
         return int(self.memory.address) + self.starts[name]
 
-    def array(self, name: str, slot: int = 0) -> Array:
-        """An array of a copy on the host."""
+    def _view(self, copy: Array, name: str) -> Array:
         (shape, dtype), start = self.parts[name], self.starts[name]
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        return self.host[slot, start : start + nbytes].view(dtype).reshape(shape)
+        return copy[start : start + nbytes].view(dtype).reshape(shape)
+
+    def array(self, name: str, slot: int = 0) -> Array:
+        """An array of a copy on the host."""
+        return self.views[slot][name]
 
     def upload(self, slot: int = 0) -> None:
         """A copy to the device; it must stay as it is until that is done."""
-        self.device.upload(self.memory.address, self.host[slot])
+        self.device.upload(self.memory.address, self.copies[slot])
 
     def download(self, slot: int = 0) -> None:
         """From the device into a copy, which is there when the device has come so far."""
-        self.device.download(self.host[slot], self.memory.address)
+        self.device.download(self.copies[slot], self.memory.address)
 
 
 class DecodeLoop:
@@ -75,8 +80,8 @@ class DecodeLoop:
         with self.device.lock:
             self.calls = executable.calls(values, inputs, outputs)
         self.held = (held, self.calls)
-        self.slots = len(sends.host)
-        assert len(returns.host) == self.slots > AHEAD
+        self.slots = len(sends.copies)
+        assert len(returns.copies) == self.slots > AHEAD
         self.graph: Any = None
         self.events = [self.device.event() for _ in range(self.slots)]
         self.sent = self.read = 0
