@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from monoplan.codegen.expressions import c_literal, c_symbol
-from monoplan.codegen.kernels import Attention, Kernel
-from monoplan.codegen.schedule_attention import AttentionSchedule
+from monoplan.codegen.expressions import c_dim, c_literal, c_symbol
+from monoplan.codegen.kernels import Attention, Kernel, Operand
+from monoplan.codegen.schedule_attention import LOG2E, AttentionSchedule
 from monoplan.ir.types import f32, f64
 
 Facts = dict[str, Any]
@@ -14,44 +14,60 @@ Facts = dict[str, Any]
 
 def attention(k: Attention, s: AttentionSchedule) -> Facts:
     q, kk, v, y = (k.operand(n) for n in ("q", "k", "v", "y"))
-    wide = f64 if f64 in (q.dtype, kk.dtype, v.dtype) else f32
-    real = "double" if wide == f64 else "float"
-    visible = ["key < written"]
-    if k.causal:
-        visible.append("key <= position")
-    if k.window is not None:
-        visible.append(f"key > position - {k.window}")
-    mask_add, mask_strip, flags = "", "", []
-    if k.has("mask"):
-        mask = k.operand("mask")
-        text, strip = (mask.at("b", "h", row, "key") for row in ("s0", "(s0 + row)"))
-        if mask.dtype.is_float:
-            mask_add, mask_strip = text, strip
-        else:
-            visible.append(text)
-            flags.append(strip)
-    if k.window is not None:
-        flags.append(f"key > position - {k.window}")
+    wide = f64 if s.simple else f32
+    # Scores are kept in powers of two: what multiplies them is part of the scale unless something comes between.
+    between = k.softcap is not None or (k.has("mask") and k.operand("mask").dtype.is_float)
+    scale = k.scale if s.simple or between else k.scale * LOG2E
     before = f"(int64_t){k.operand('past').at('b')}" if k.has("past") else "keys - queries"
     first = f"mp_max(0, before + s0 - {k.window - 1})" if k.window is not None else "0"
-    last = "mp_min(written, before + s0 + count)" if k.causal else "written"
-    pointers = [o for o in k.pointers if o.name != "past"]
-    return {"attn": {
-        "real": real, "q": q.at("b", "s0", "h", "i"), "q_strip": q.at("b", "(s0 + row)", "h", "i"),
-        "k": kk.at("b", "g", "key", "i"), "v": v.at("b", "g", "key", "i"), "scale": c_literal(k.scale, wide),
-        "before": before, "first_key": first, "last_key": last, "visible": " && ".join(visible), "mask_add": mask_add,
-        "mask_strip": mask_strip, "visible_strip": " && ".join(flags) or "1", "masked": bool(flags or mask_strip),
-        "shown": "position + 1 - j0" if k.causal else "width",
-        "softcap": "" if k.softcap is None else c_literal(k.softcap, wide),
-        "tanh": "tanh" if wide == f64 else "mp_tanhf", "exp": "exp" if wide == f64 else "mp_expf",
+    found: Facts = {
+        "q": q.at("b", "s0", "h", "i"), "q_strip": q.at("b", "row", "h", "i"), "scale": c_literal(scale, wide),
+        "k": kk.at("b", "g", "key", "i"), "v": v.at("b", "g", "key", "i"), "before": before, "first_key": first,
+        "last_key": "mp_min(written, before + s1 + 1)" if k.causal else "written", "window": k.window or 0,
+        "softcap": "" if k.softcap is None else c_literal(k.softcap, wide), "log2e": c_literal(LOG2E, f32),
         "statement": y.store("v_out", wide, "b", "s0", "h", "i"),
-        "statement_strip": y.store("v_out", wide, "b", "(s0 + row)", "h", "i"),
-        "rows": -(-s.queries * (k.heads // k.kv_heads) // s.block) * s.block,
-        "value_padded": -(-k.value_dim // s.panel) * s.panel,
-        "params": ", ".join(["const mp_run *run MP_UNUSED", *(f"{'' if o.written else 'const '}{o.ctype} *{o.name}"
-                                                              for o in pointers), *symbol_params(k)]),
-        "args": ", ".join(["run", *(o.name for o in pointers), *symbol_args(k)]),
-    }}
+        "statement_strip": y.store("v_out", wide, "b", "row", "h", "i"),
+        "between": between, **_mask(k),
+    }
+    found |= _pass_on(k, "read", ("q", "k", "v", "mask")) | _pass_on(k, "strip", ("q", "k", "v", "mask", "y"))
+    found |= _pass_on(k, "write", ("y",))
+    found |= _rows("k", kk, k.head_dim, s) | _rows("v", v, k.value_dim, s)
+    found["value_block"] = -(-k.value_dim // s.block) * s.block
+    return {"attn": found}
+
+
+def _pass_on(k: Attention, prefix: str, names: tuple[str, ...]) -> Facts:
+    """Parameters and arguments of a helper function that needs these operands."""
+    operands = [o for o in k.pointers if o.name in names]
+    params = [f"{'' if o.written else 'const '}{o.ctype} *{o.name}" for o in operands]
+    return {f"{prefix}_params": ", ".join(params + symbol_params(k)),
+            f"{prefix}_args": ", ".join([*(o.name for o in operands), *symbol_args(k)])}
+
+
+def _mask(k: Attention) -> Facts:
+    """A mask of the user's: what it adds, or where it lets through; by query `s0`, and by row of a strip."""
+    found: Facts = {"mask": k.has("mask"), "mask_add": "", "mask_flag": "", "strip_add": "", "strip_flag": ""}
+    if k.has("mask"):
+        mask = k.operand("mask")
+        kind = "add" if mask.dtype.is_float else "flag"
+        found[f"mask_{kind}"], found[f"strip_{kind}"] = (mask.at("b", "h", row, "key") for row in ("s0", "row"))
+    return found
+
+
+def _rows(name: str, o: Operand, dim: int, s: AttentionSchedule) -> Facts:
+    """How rows of keys or values are read: where they lie if they are dense, else element by element."""
+    dense = not o.view.is_virtual and o.view.strides[3] == 1 and o.dtype.bits <= 32
+
+    def row(key: str) -> str:
+        return o.pointer("b", "g", key, "0") if dense else ""
+
+    return {
+        f"{name}_vectors": dense and dim % s.lanes == 0, f"{name}_line": -(-dim // s.lanes) * s.lanes,
+        f"{name}_type": o.ctype, f"{name}_load": f"mp_vload_{o.dtype.name}", f"{name}_row": row("key"),
+        f"{name}_next": row("(key + AHEAD - count)"), f"{name}_block": row("j0"),
+        f"{name}_bytes": dim * o.dtype.itemsize, f"{name}_stride": c_dim(o.view.strides[2]),
+        f"{name}_direct": dense and o.dtype == f32 and (name == "k" or dim % s.block == 0),
+    }  # fmt: skip
 
 
 def symbol_params(k: Kernel) -> list[str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from monoplan.codegen.kernels import Attention, Operand
 from monoplan.codegen.lower import Lowerer, lowers
+from monoplan.codegen.schedule_attention import choose_attention
 from monoplan.codegen.views import View
 from monoplan.ir.graph import Op
+from monoplan.ir.types import f32
 
 
 @lowers("attention")
@@ -35,7 +38,20 @@ def lower_attention(lo: Lowerer, op: Op) -> None:
     operands.append(Operand("y", y, written=True))
     a: Any = op.attrs
     scale = a["scale"] if a["scale"] is not None else dim**-0.5  # type: ignore[operator]
-    lo.emit(Attention(op=op, operands=tuple(operands), batch=batch, seq=seq, keys=keys, heads=heads,  # type: ignore[arg-type]
-                      kv_heads=kv_heads, head_dim=dim, value_dim=value_dim, causal=a["causal"], scale=scale,  # type: ignore[arg-type]
-                      softcap=a["softcap"], window=a["window"],
-                      flops=batch * seq * keys * heads * (dim + value_dim) * 2))
+    kernel = Attention(
+        op=op, operands=tuple(operands), batch=batch, seq=seq, keys=keys, heads=heads, kv_heads=kv_heads,  # type: ignore[arg-type]
+        head_dim=dim, value_dim=value_dim, causal=a["causal"], scale=scale, softcap=a["softcap"],  # type: ignore[arg-type]
+        window=a["window"], flops=batch * seq * keys * heads * (dim + value_dim) * 2,
+    )  # fmt: skip
+    lo.emit(replace(kernel, scratch=_scratch(lo, kernel)) if lo.target.is_cpu else kernel)
+
+
+def _scratch(lo: Lowerer, k: Attention) -> tuple[Operand, ...]:
+    """What the tasks of few queries leave for each other: sums, largest score and total of each head and chunk."""
+    s = choose_attention(k, lo.target)
+    if s.simple or not s.has_few:
+        return ()
+    few = k.seq if isinstance(k.seq, int) else s.few
+    width = -(-k.value_dim // s.lanes) * s.lanes + 2
+    shape = (k.batch * few * k.heads * (k.keys // s.chunk + 1), width)
+    return (Operand("partial", lo.fresh(f32, shape, "scratch"), written=True),)

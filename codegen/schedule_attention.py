@@ -1,4 +1,4 @@
-"""Decisions for attention on the CPU: how many queries share a pass over the keys, and how the keys are cut."""
+"""Decisions for attention on the CPU: which variants a kernel has, and the sizes of their blocks."""
 
 from __future__ import annotations
 
@@ -6,22 +6,65 @@ from dataclasses import dataclass
 
 from monoplan.codegen.kernels import Attention
 from monoplan.codegen.target import Target
+from monoplan.ir.types import bf16, f32
+
+FEW = 2  # queries that read the cache key by key: more share a pass over blocks of keys
+CHUNK = 128  # keys of one task when queries are few: enough of them to share out, and 16 KB of a half cache
+LOG2E = 1.4426950408889634
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSchedule:
-    """Queries that share one pass over the keys, and keys whose scores are kept at a time."""
+    """The variants of an attention kernel.
 
-    queries: int
+    Few queries: tasks of `chunk` keys; `rows` keys meet the group's queries at a time, values are summed `wide` vectors
+    at a time. Many queries: strips of `columns` (query, head) pairs against blocks of `keys`, in register tiles of
+    `block` rows and `vectors` vectors; or, on bf16 tile units, strips of 32.
+    """
+
+    simple: bool  # f64: one plain loop for everything
+    has_few: bool  # whether there may be few queries
+    has_many: bool
+    lanes: int
+    tiles: bool  # many queries run on bf16 tile units
+    few: int
+    chunk: int
+    rows: int
+    wide: int
+    ahead: int  # keys that are asked for before they are read
+    columns: int
     keys: int
-    tiled: bool  # whether many queries run as register tiles (f32 sums)
-    panel: int
-    block: int  # rows of a tile
+    block: int
+    vectors: int
 
 
 def choose_attention(k: Attention, target: Target) -> AttentionSchedule:
     """The schedule of an attention kernel on a CPU."""
-    # About 32 rows share each block of keys: enough to pay for transposing it, and the strip still fits L1 and L2.
-    queries = max(1, 32 // (k.heads // k.kv_heads))
-    tiled = all(o.dtype.bits <= 32 for o in k.operands if o.name in ("q", "k", "v"))
-    return AttentionSchedule(queries, 64, tiled, target.panel, target.row_blocks[-1])
+    q, keys, values = (k.operand(n) for n in ("q", "k", "v"))
+    simple = any(o.dtype.bits > 32 for o in (q, keys, values))
+    count = k.seq if isinstance(k.seq, int) else None
+    group = k.heads // k.kv_heads
+    many = target.lanes == 16 or target.isa == "neon"  # 32 vector registers, else 16
+    # Sums of rows x group vectors stay in registers, and hide the latency of a multiply-add.
+    rows = 1
+    while rows * 2 * group <= (16 if many else 8) and rows * 2 <= min(target.lanes, 8):
+        rows *= 2
+    lines = -(-k.value_dim // target.lanes)
+    wide = max(n for n in range(1, lines + 1) if lines % n == 0 and (n == 1 or n * group <= (20 if many else 10)))
+    ahead = max(1, 2048 // (k.head_dim * keys.dtype.itemsize))
+    block, vectors = {16: (8, 3), 8: (4, 3)}.get(target.lanes, (4, 4 if many else 2))
+    columns = -(-48 // (vectors * target.lanes)) * vectors * target.lanes
+    return AttentionSchedule(
+        simple=simple, has_few=count is None or count <= FEW, has_many=count is None or count > FEW, lanes=target.lanes,
+        tiles=False, few=FEW, chunk=CHUNK, rows=rows, wide=wide, ahead=ahead,
+        columns=columns, keys=64, block=block, vectors=vectors,
+    )  # fmt: skip
+
+
+def _tiled(k: Attention, target: Target) -> bool:
+    """Whether many queries run on bf16 tile units: whole tiles, and scores that need nothing but a scale."""
+    q, keys, values = (k.operand(n) for n in ("q", "k", "v"))
+    plain = k.softcap is None and not k.has("mask") and k.scale > 0
+    whole = k.head_dim % 32 == 0 and k.value_dim % 32 == 0
+    types = q.dtype in (bf16, f32) and keys.dtype == bf16 and values.dtype == bf16
+    return target.has_tiles and plain and whole and types

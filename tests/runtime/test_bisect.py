@@ -150,6 +150,11 @@ QKV = """graph g(%x: f32[1, 3, 16], %p: i64[1, 3], %k: f32[1, 1, 8, 8], %v: f32[
 algo="gpt_neox", norm="none", eps=0.0, qk_eps=0.0} : f32[1, 3, 2, 8], f32[1, 1, 8, 8], f32[1, 1, 8, 8]
   return %q, %k1 -> %k, %v1 -> %v
 }"""
+ATTENTION = """graph g(%q: {0}[1, 2, {1}, 8], %k: {0}[1, 2, 5, 8], %v: {0}[1, 2, 5, 8]) {{
+  %y = attention(%q, %k, %v, _, _) {{causal=True, scale=0.35, softcap=None, window=None, layout="bhsd"}} : \
+{0}[1, 2, {1}, 8]
+  return %y
+}}"""
 # template -> (family of its kernels, IR that uses it)
 CASES = {
     "pointwise": ("pointwise", "graph g(%x: f32[4, 33]) {\n  %y = silu(%x) : f32[4, 33]\n  return %y\n}"),
@@ -186,12 +191,10 @@ CASES = {
         LINEAR.format('%y = linear_argmax(%x, %w, _, _, _) {norm="none", eps=0.0, keepdims=False} : i64[5]'),
     ),
     "_epilogue_heads": ("linear", QKV),
-    "attention": (
-        "attention",
-        "graph g(%q: f32[1, 2, 5, 8], %k: f32[1, 2, 5, 8], %v: f32[1, 2, 5, 8]) {\n"
-        "  %y = attention(%q, %k, %v, _, _) "
-        '{causal=True, scale=0.35, softcap=None, window=None, layout="bhsd"} : f32[1, 2, 5, 8]\n  return %y\n}',
-    ),
+    "attention": ("attention", ATTENTION.format("f32", 5)),
+    "_attention_few": ("attention", ATTENTION.format("f32", 2)),
+    "_attention_strip": ("attention", ATTENTION.format("f32", 5)),
+    "_attention_simple": ("attention", ATTENTION.format("f64", 5)),
     "gather": (
         "gather",
         'graph g(%i: i64[2, 3]) {\n  param %w: f32[9, 8] = "w"\n'
@@ -230,6 +233,7 @@ _OTHER = {
     "_linear_norm": ("+= ", "-= 2 * "),
     "_epilogue_argmax": ("sum > top", "sum < top"),
     "linear": ("+= one", "-= one"),
+    "attention": ("sum += weight", "sum -= weight"),
 }
 
 

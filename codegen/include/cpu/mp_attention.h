@@ -1,0 +1,156 @@
+/* What attention needs beside mp_vec.h: reductions of many vectors at once, weights by 2^x, products of strips. */
+#ifndef MP_ATTENTION_H
+#define MP_ATTENTION_H
+
+#include "mp_amx.h"
+#include "mp_tile.h"
+
+#if MP_LANES > 1
+typedef uint16_t mp_vec_u16 __attribute__((vector_size(2 * MP_LANES), aligned(2), may_alias));
+MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p)
+{
+    return (mp_vec)(__builtin_convertvector(*(const mp_vec_u16 *)p, mp_vec_u32) << 16);
+}
+MP_FN mp_vec mp_vchoose(mp_vec_u32 yes, mp_vec a, mp_vec b)
+{
+    return (mp_vec)((yes & (mp_vec_u32)a) | (~yes & (mp_vec_u32)b));
+}
+#define MP_BITS(test) ((mp_vec_u32)(test))
+MP_FN float mp_vfirst(mp_vec v) { return v[0]; }
+#else
+typedef uint32_t mp_vec_u32;
+MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p) { return mp_load_bf16(*p); }
+MP_FN mp_vec mp_vchoose(mp_vec_u32 yes, mp_vec a, mp_vec b) { return yes ? a : b; }
+#define MP_BITS(test) ((test) ? ~0u : 0u)
+MP_FN float mp_vfirst(mp_vec v) { return v; }
+#endif
+
+/* The larger of both. mp_vmax passes over a NaN in x; mp_vfloor keeps it. */
+#if MP_LANES == 16 && defined(__AVX512F__)
+#include <immintrin.h>
+MP_FN mp_vec mp_vmax(mp_vec x, mp_vec y) { return (mp_vec)_mm512_max_ps((__m512)x, (__m512)y); }
+MP_FN mp_vec mp_vfloor(mp_vec x, mp_vec y) { return (mp_vec)_mm512_max_ps((__m512)y, (__m512)x); }
+#elif MP_LANES == 8 && defined(__AVX2__)
+#include <immintrin.h>
+MP_FN mp_vec mp_vmax(mp_vec x, mp_vec y) { return (mp_vec)_mm256_max_ps((__m256)x, (__m256)y); }
+MP_FN mp_vec mp_vfloor(mp_vec x, mp_vec y) { return (mp_vec)_mm256_max_ps((__m256)y, (__m256)x); }
+#elif MP_LANES == 4 && defined(__aarch64__)
+#include <arm_neon.h>
+MP_FN mp_vec mp_vmax(mp_vec x, mp_vec y) { return (mp_vec)vmaxnmq_f32((float32x4_t)x, (float32x4_t)y); }
+MP_FN mp_vec mp_vfloor(mp_vec x, mp_vec y) { return (mp_vec)vmaxq_f32((float32x4_t)x, (float32x4_t)y); }
+#else
+MP_FN mp_vec mp_vmax(mp_vec x, mp_vec y) { return mp_vchoose(MP_BITS(x > y), x, y); }
+MP_FN mp_vec mp_vfloor(mp_vec x, mp_vec y) { return mp_vchoose(MP_BITS(x < y), y, x); }
+#endif
+
+/* 2^x for x <= 0, relative error 1.7e-7; 2^0 is 1 exactly, what is below 2^-126 becomes 0, NaN stays. Adding 1.5 * 2^23
+ * rounds x to an integer and leaves that integer, biased as an exponent is, in the lowest bits. */
+MP_FN mp_vec mp_vexp2(mp_vec x)
+{
+    const mp_vec least = mp_splat(-127.0f), magic = mp_splat(12583039.0f);
+    const mp_vec y = mp_vfloor(x, least), t = y + magic, f = y - (t - magic);
+    mp_vec p = mp_splat(1.326472731e-3f);
+    p = p * f + 9.671512991e-3f;
+    p = p * f + 5.550733581e-2f;
+    p = p * f + 2.402224243e-1f;
+    p = p * f + 6.931470037e-1f;
+    p = p * f + 1.0f;
+#if MP_LANES > 1
+    return p * (mp_vec)((mp_vec_u32)t << 23);
+#else
+    return p * mp_bits_to_float(mp_float_to_bits(t) << 23);
+#endif
+}
+
+/* Neighbours of two vectors side by side: the even ones, and the odd ones. Joining pairs of vectors so, and their
+ * results again, reduces MP_LANES vectors to one that holds the sum (or the maximum) of each, in order. */
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define MP_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#endif
+#endif
+#ifndef MP_SHUFFLE
+#define MP_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (mp_vec_u32){__VA_ARGS__})
+#endif
+#if MP_LANES == 16
+#define MP_EVENS 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define MP_ODDS 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#elif MP_LANES == 8
+#define MP_EVENS 0, 2, 4, 6, 8, 10, 12, 14
+#define MP_ODDS 1, 3, 5, 7, 9, 11, 13, 15
+#elif MP_LANES == 4
+#define MP_EVENS 0, 2, 4, 6
+#define MP_ODDS 1, 3, 5, 7
+#endif
+#if MP_LANES > 1
+#define MP_JOIN(name, a, b, how) \
+    MP_FN mp_vec name(mp_vec a##_in, mp_vec b##_in) \
+    { \
+        const mp_vec a = MP_SHUFFLE(a##_in, b##_in, MP_EVENS), b = MP_SHUFFLE(a##_in, b##_in, MP_ODDS); \
+        return how; \
+    }
+MP_JOIN(mp_join_sum, a, b, a + b)
+MP_JOIN(mp_join_max, a, b, mp_vmax(a, b))
+#else
+MP_FN mp_vec mp_join_sum(mp_vec a, mp_vec b) { return a + b; }
+MP_FN mp_vec mp_join_max(mp_vec a, mp_vec b) { return mp_vmax(a, b); }
+#endif
+#define MP_REDUCE(name, join) \
+    MP_FN mp_vec name(const mp_vec *from) \
+    { \
+        mp_vec left[MP_LANES]; \
+        MP_FULLY \
+        for (int i = 0; i < MP_LANES; ++i) left[i] = from[i]; \
+        MP_FULLY \
+        for (int n = MP_LANES / 2; n > 0; n /= 2) { \
+            MP_FULLY \
+            for (int i = 0; i < n; ++i) left[i] = join(left[2 * i], left[2 * i + 1]); \
+        } \
+        return left[0]; \
+    }
+MP_REDUCE(mp_sums, mp_join_sum)
+MP_REDUCE(mp_tops, mp_join_max)
+/* The same for one vector. */
+MP_FN float mp_vtotal(mp_vec v)
+{
+    MP_FULLY
+    for (int n = MP_LANES / 2; n > 0; n /= 2) v = mp_join_sum(v, v);
+    return mp_vfirst(v);
+}
+MP_FN float mp_vtop(mp_vec v)
+{
+    MP_FULLY
+    for (int n = MP_LANES / 2; n > 0; n /= 2) v = mp_join_max(v, v);
+    return mp_vfirst(v);
+}
+
+/* What scores are measured from: their maximum, or 0 where there is none, so that -inf - base stays -inf. */
+MP_FN mp_vec mp_vbase(mp_vec top) { return mp_vchoose(MP_BITS(top == mp_splat(-INFINITY)), mp_splat(0.0f), top); }
+
+/* out[r][j] = out[r][j] * keep[j] + sum over k of x[r * xr + k * xk] * w[k * ldw + j] for R rows and V vectors of columns;
+ * without `keep` the sum alone. R and V must be constants where this is used. */
+MP_FN void mp_strip(const float *x, const int64_t xr, const int64_t xk, const float *w, const int64_t ldw, const int64_t K,
+                    float *out, const int64_t ldo, const int R, const int V, const float *keep)
+{
+    mp_vec acc[64];
+    MP_FULLY
+    for (int i = 0; i < R * V; ++i) {
+        acc[i] = mp_splat(0.0f);
+        if (keep) acc[i] = mp_vload_f32(out + i / V * ldo + i % V * MP_LANES) * mp_vload_f32(keep + i % V * MP_LANES);
+    }
+    MP_TWICE
+    for (int64_t k = 0; k < K; ++k) {
+        mp_vec wide[64];
+        mp_panel_f32(w + k * ldw, wide, V);
+        MP_FULLY
+        for (int r = 0; r < R; ++r) {
+            const mp_vec one = mp_splat(x[r * xr + k * xk]);
+            MP_FULLY
+            for (int j = 0; j < V; ++j) acc[r * V + j] += one * wide[j];
+        }
+    }
+    MP_FULLY
+    for (int i = 0; i < R * V; ++i) mp_vstore(out + i / V * ldo + i % V * MP_LANES, acc[i]);
+}
+
+#endif

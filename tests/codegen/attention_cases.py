@@ -1,0 +1,110 @@
+"""Attention where its variants differ: several chunks and blocks, odd dimensions, caches with unwritten rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from monoplan.build import build_graph_executable
+from monoplan.ir import ops as _ops  # noqa: F401  (fills the registry)
+from monoplan.ir.graph import Graph
+from monoplan.ir.interpreter import interpret
+from monoplan.ir.parser import parse_graph
+from monoplan.ir.types import DTYPES
+from tests.tolerances import check
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """One attention op over a cache of `room` keys; sizes of the calls are (batch, queries, past of each row)."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    value_dim: int
+    room: int
+    dtype: str = "f32"
+    q_dtype: str = "f32"
+    causal: bool = True
+    window: int | None = None
+    softcap: float | None = None
+    mask: str = ""  # an element type
+    layout: str = "bshd"
+    calls: tuple[tuple[int, tuple[int, ...]], ...] = ((1, (299, 5)), (2, (0, 290)), (9, (0, 120)), (70, (0, 131)))
+
+    def graph(self, name: str = "g") -> Graph:
+        q = f"{self.q_dtype}[b, s, {self.heads}, {self.dim}]"
+        y = f"{self.q_dtype}[b, s, {self.heads}, {self.value_dim}]"
+        if self.layout == "bhsd":
+            q, y = (t.replace(f"s, {self.heads}", f"{self.heads}, s") for t in (q, y))
+        cache = f"{self.dtype}[b, {self.kv_heads}, {self.room}"
+        mask = f", %m: {self.mask}[b, 1, s, {self.room}]" if self.mask else ""
+        return parse_graph(
+            f"graph {name}(%q: {q}, %k: {cache}, {self.dim}], %v: {cache}, {self.value_dim}]{mask}, %p: i64[b]) {{\n"
+            f"  %y = attention(%q, %k, %v, {'%m' if mask else '_'}, %p) {{causal={self.causal}, scale=None, "
+            f'softcap={self.softcap}, window={self.window}, layout="{self.layout}"}} : {y}\n  return %y\n}}'
+        )
+
+    def arrays(self, queries: int, past: tuple[int, ...], seed: int = 0) -> list[Any]:
+        """Inputs of a call; rows of the cache that no query sees hold NaN in K and V."""
+        rng, batch = np.random.default_rng([seed, queries, *past]), len(past)
+
+        def make(dtype: str, *shape: int) -> Any:
+            return rng.normal(size=shape).astype(DTYPES[dtype].numpy)
+
+        q = make(self.q_dtype, batch, queries, self.heads, self.dim)
+        k = make(self.dtype, batch, self.kv_heads, self.room, self.dim)
+        v = make(self.dtype, batch, self.kv_heads, self.room, self.value_dim)
+        if self.layout == "bhsd":
+            q = np.ascontiguousarray(np.swapaxes(q, 1, 2))
+        found = [q, k, v]
+        if self.mask == "bool":
+            found.append(rng.random((batch, 1, queries, self.room)) < 0.7)
+        elif self.mask:
+            found.append(make(self.mask, batch, 1, queries, self.room))
+        return [*found, np.array(past, np.int64)]
+
+
+CASES = {
+    "gqa": AttentionCase(8, 2, 64, 64, 400),
+    "gqa_half": AttentionCase(8, 2, 64, 64, 400, "bf16"),
+    "group_of_3": AttentionCase(9, 3, 64, 64, 400, "bf16", "bf16"),
+    "one_head": AttentionCase(1, 1, 32, 96, 303, "bf16"),
+    "group_of_7": AttentionCase(7, 1, 80, 48, 310, "f16"),
+    "odd_sizes": AttentionCase(6, 2, 20, 13, 301),
+    "odd_half": AttentionCase(6, 3, 20, 13, 301, "f16", "f16", layout="bhsd"),
+    "window": AttentionCase(4, 2, 64, 32, 400, "bf16", window=37),
+    "long_window": AttentionCase(4, 2, 32, 32, 400, window=150),
+    "softcap": AttentionCase(4, 2, 16, 16, 400, softcap=3.0),
+    "no_order": AttentionCase(4, 2, 64, 64, 400, "bf16", causal=False),
+    "flags": AttentionCase(4, 2, 16, 16, 400, mask="bool"),
+    "added": AttentionCase(4, 1, 16, 16, 400, "bf16", mask="f32", layout="bhsd"),
+    "double": AttentionCase(4, 2, 16, 8, 301, "f64", "f64", window=140),
+}  # fmt: skip
+
+
+def check_case(case: AttentionCase, threads: int = 2) -> None:
+    """Every call of a case against the interpreter in float64; unwritten rows of the cache must not matter."""
+    graph = case.graph()
+    run = build_graph_executable(graph)
+    for queries, past in case.calls:
+        inputs = case.arrays(queries, past)
+        want = interpret(graph, inputs, exact=True)[0]
+        for row, length in enumerate(past):
+            for cache in inputs[1:3]:
+                cache[row, :, length + queries :] = np.nan
+        got = []
+        for n in (1, threads):
+            run.executable.threads = n
+            got.append(run(inputs)[0])
+        check(got[0], want, got[0].dtype, "matmul", 2.0)
+        np.testing.assert_array_equal(*got, err_msg="the bits depend on the number of threads")
+        if case.causal and queries > 1:  # a row of fewer tokens than its batch mates: what follows them is not written
+            for row, length in enumerate(past):
+                for cache in inputs[1:3]:
+                    cache[row, :, length + queries // 2 :] = np.nan
+            axis = 1 if case.layout == "bshd" else 2
+            halves = [np.split(a, [queries // 2], axis)[0] for a in (run(inputs)[0], got[0])]
+            np.testing.assert_array_equal(*halves, err_msg="a hidden key changes the result")
