@@ -121,6 +121,9 @@ def _prompt(llm: CompiledLM, count: int) -> None:
 def _generation(llm: CompiledLM, count: int) -> None:
     import numpy as np
 
+    if llm.target == "cuda":  # as generate does it: the tokens stay on the device
+        llm.generate_ids([0], count, eos_token_id=())
+        return
     cache, token = llm.new_cache(1, count), np.zeros((1, 1), np.int64)
     for _ in range(count):
         token = llm.step(token, cache)["token"][:, None]

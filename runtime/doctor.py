@@ -98,9 +98,8 @@ def _gpu() -> Rows:
         return [("gpu", f"none: CuPy does not import: {error}")]
     try:
         count = cupy.cuda.runtime.getDeviceCount()
-        return [("gpu", _device(cupy, index)) for index in range(count)] or [
-            ("gpu", "none: CuPy sees no device")
-        ]
+        devices = [("gpu", _device(cupy, index)) for index in range(count)]
+        return [*devices, ("cuda", _cuda(cupy))] if devices else [("gpu", "none: CuPy sees no device")]
     except Exception as error:  # no driver, a driver too old, a device in a bad state
         return [("gpu", f"none: CuPy is installed but CUDA does not answer: {error}")]
 
@@ -109,8 +108,34 @@ def _device(cupy: object, index: int) -> str:
     cuda = cupy.cuda  # type: ignore[attr-defined]
     properties = cuda.runtime.getDeviceProperties(index)
     name = properties["name"].decode() if isinstance(properties["name"], bytes) else properties["name"]
-    capability = f"{properties['major']}.{properties['minor']}"
-    return f"{index}: {name}, compute capability {capability}, {_size(properties['totalGlobalMem'])}"
+    major, minor = properties["major"], properties["minor"]
+    capability, size = f"{major}.{minor}", _size(properties["totalGlobalMem"])
+    old = " (too old: kernels need 7.5)" if (major, minor) < (7, 5) else ""
+    return f"{index}: {name}, compute capability {capability}, {size}{old}"
+
+
+def _cuda(cupy: object) -> str:
+    """Versions of what a plan on a GPU is built and run with; what is missing is named."""
+    from monoplan.runtime.cuda_blas import load_library
+    from monoplan.runtime.cuda_build import load_nvrtc
+
+    runtime = cupy.cuda.runtime  # type: ignore[attr-defined]
+    parts = []
+    for name, ask in (
+        ("driver for CUDA", lambda: _cuda_version(runtime.driverGetVersion())),
+        ("runtime", lambda: _cuda_version(runtime.runtimeGetVersion())),
+        ("NVRTC", lambda: ".".join(map(str, load_nvrtc().getVersion()))),
+        ("cuBLASLt", lambda: "found" if load_library() is not None else "missing: large products will be slow"),
+    ):
+        try:
+            parts.append(f"{name} {ask()}")
+        except Exception as error:  # one that is broken hides none of the others
+            parts.append(f"{name} does not answer ({str(error).splitlines()[0]})")
+    return ", ".join(parts)
+
+
+def _cuda_version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _extras() -> Rows:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from monoplan.codegen.target import cuda_target
 from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import Parameter
 from monoplan.frontend.tensor import call
-from monoplan.ir.errors import ArgumentError, CompileError
+from monoplan.ir.errors import ArgumentError, CompileError, PlanError
 from monoplan.models.config import LlamaConfig
 from monoplan.models.llama import LlamaForCausalLM
 from monoplan.runtime import cuda, cuda_build, cuda_device, cuda_tune
@@ -110,6 +112,57 @@ def test_without_cupy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "pip install monoplan[cuda]" in str(caught.value)
 
 
+class FakeCupy:
+    """As much of CuPy as a device asks for before its first kernel."""
+
+    class OutOfMemoryError(Exception):
+        pass
+
+    def __init__(self, capability: tuple[int, int] = (9, 0), trouble: str = "") -> None:
+        error = type("CUDARuntimeError", (Exception,), {})
+
+        def ask(number: int, device: int) -> int:
+            if trouble:
+                raise error(trouble)
+            return {75: capability[0], 76: capability[1], 16: 132, 97: 232448}[number]
+
+        def refuse(nbytes: int) -> None:
+            raise self.OutOfMemoryError
+
+        self.cuda = SimpleNamespace(
+            runtime=SimpleNamespace(
+                CUDARuntimeError=error,
+                deviceGetAttribute=ask,
+                getDeviceProperties=lambda n: {"name": b"Old GPU"},
+                memGetInfo=lambda: (3_000_000_000, 80_000_000_000),
+                free=lambda pointer: None,
+            ),
+            Device=lambda n=0: SimpleNamespace(id=n, use=lambda: None),
+            Stream=lambda **options: contextlib.nullcontext(),
+            memory=SimpleNamespace(OutOfMemoryError=self.OutOfMemoryError),
+            alloc=refuse,
+        )
+
+
+def test_trouble_with_the_gpu_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes = {
+        "no GPU can be used.*cudaErrorNoDevice.*monoplan doctor": FakeCupy(trouble="cudaErrorNoDevice"),
+        "too old: Old GPU has compute capability 7.0.*7.5 .Turing..*target='cpu'": FakeCupy((7, 0)),
+    }
+    for message, fake in fakes.items():
+        monkeypatch.setattr(cuda_device, "import_cupy", lambda fake=fake: fake)
+        with pytest.raises(CompileError, match=f"(?s){message}"):
+            cuda_device.GpuDevice()
+
+
+def test_too_little_memory_is_explained() -> None:
+    device = cuda_device.GpuDevice.__new__(cuda_device.GpuDevice)
+    device.cupy = FakeCupy()
+    device.runtime, device.number, device.stream = device.cupy.cuda.runtime, 0, contextlib.nullcontext()
+    with pytest.raises(PlanError, match=r"(?s)no 5\.00 GB are left on GPU 0.*3\.00 of its 80\.00 GB are free.*smaller"):
+        device.allocate(5_000_000_000)
+
+
 def test_packed_cubins() -> None:
     parts = [b"abc", b"", b"0123456789"]
     assert cuda_build.unpack(cuda_build.pack(parts)) == parts
@@ -137,10 +190,9 @@ def test_tunings_are_kept_by_device_and_source(tmp_path: Any, monkeypatch: pytes
 def test_device_arrays_go_in_and_out() -> None:
     cupy = pytest.importorskip("cupy")
     module = Block()
-    built = mp.compile(module, mp.spec("batch", 24), target="cuda").built[0][2]
+    fast = mp.compile(module, mp.spec("batch", 24), target="cuda")
     x = cupy.random.standard_normal((5, 24), dtype=cupy.float32)
-    outs = built.executable.run([x], {"batch": 5})
-    assert all(isinstance(o, cupy.ndarray) for o in outs)
-    again = built.executable.run([cupy.asnumpy(x)], {"batch": 5})
-    for a, b in zip(outs, again, strict=True):
-        np.testing.assert_array_equal(cupy.asnumpy(a), b)
+    outs, again = fast(x), fast(cupy.asnumpy(x))
+    assert all(isinstance(o, cupy.ndarray) for o in outs.values())
+    for name, a in outs.items():
+        np.testing.assert_array_equal(cupy.asnumpy(a), again[name])

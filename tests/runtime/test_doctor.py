@@ -128,6 +128,12 @@ def test_devices_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cupy(monkeypatch, runtime)
     found = rows()
     assert found["gpu"] == "0: Fast GPU, compute capability 9.0, 150.0 GB" and found["cupy"] == "14.0"
+    assert "driver for CUDA does not answer" in found["cuda"] and "NVRTC" in found["cuda"]
+    runtime.driverGetVersion, runtime.runtimeGetVersion = (lambda: 13010), (lambda: 12090)
+    properties |= {"major": 7, "minor": 0}
+    found = rows()
+    assert "driver for CUDA 13.1, runtime 12.9" in found["cuda"] and "cuBLASLt" in found["cuda"]
+    assert found["gpu"].endswith("(too old: kernels need 7.5)")
 
 
 def test_cuda_trouble_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
