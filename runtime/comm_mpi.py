@@ -35,6 +35,7 @@ class MpiCommunicator(Communicator):
     def __init__(self, group: Any) -> None:
         self._mpi: Any = _import()
         self._group = group.Dup()  # messages of our own can't meet the caller's
+        self._group.Set_errhandler(self._mpi.ERRORS_RETURN)  # plans report errors: MPI would end the process
         super().__init__(group.Get_rank(), group.Get_size())
         self.road = ""
         self._ended, self._missed = False, ""

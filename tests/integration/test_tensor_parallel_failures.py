@@ -63,8 +63,10 @@ def test_ranks_that_differ_are_refused_at_the_start(model: Path, tmp_path: Path)
 def test_ranks_that_ask_for_different_things_are_stopped(model: Path, tmp_path: Path, road: str) -> None:
     done = task("longer", 2, model, tmp_path, MONOPLAN_COMM=road)
     assert done.returncode != 0 and names(tmp_path) == []
-    told = "the ranks do not do the same" in done.stderr
-    assert told or (road == "mpi" and "MPI_Allgather reported an error" in done.stderr), done.stderr
+    said = ["the ranks do not do the same"]
+    if road == "mpi":  # there the library may be the first to see it, and MPICH then ends the ranks itself
+        said += ["MPI_Allgather reported an error", "Message truncated"]
+    assert any(text in done.stderr for text in said), done.stderr
 
 
 @pytest.mark.parametrize("where", ["quitting", "quitting_before"])

@@ -173,3 +173,22 @@ def test_two_ranks_on_one_gpu(dtype: str) -> None:
     for logits, ids in results:
         assert np.abs(logits - wanted).max() <= limit and logits.tobytes() == results[0][0].tobytes()
         assert dtype != "float32" or ids == text
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("rows", [1, 3])
+def test_nccl_carries_the_bytes_of_a_plan(rows: int) -> None:
+    """A group of one: what comes back is what was given, in the order of the plan's own stream."""
+    from monoplan.runtime.comm import nccl
+    from monoplan.runtime.cuda_device import gpu
+
+    comm, device = nccl(), gpu()
+    x = np.random.default_rng(rows).standard_normal((rows, 5)).astype(as_dtype("bf16").numpy)
+    y = np.zeros_like(x)
+    given, got = device.allocate(x.nbytes), device.allocate(x.nbytes)
+    device.upload(given.address, x)
+    exchange(device, comm, ExchangeSpec(given.address, got.address, rows, x.nbytes // rows))
+    device.download(y, got.address)
+    device.synchronize()
+    assert y.tobytes() == x.tobytes()
+    comm.close()
