@@ -121,12 +121,13 @@ def _cuda(cupy: object) -> str:
 
     runtime = cupy.cuda.runtime  # type: ignore[attr-defined]
     parts = []
-    for name, ask in (
+    questions: tuple[tuple[str, Callable[[], str]], ...] = (
         ("driver for CUDA", lambda: _cuda_version(runtime.driverGetVersion())),
         ("runtime", lambda: _cuda_version(runtime.runtimeGetVersion())),
         ("NVRTC", lambda: ".".join(map(str, load_nvrtc().getVersion()))),
         ("cuBLASLt", lambda: "found" if load_library() is not None else "missing: large products will be slow"),
-    ):
+    )
+    for name, ask in questions:
         try:
             parts.append(f"{name} {ask()}")
         except Exception as error:  # one that is broken hides none of the others
