@@ -6,6 +6,7 @@ in the warm-up; after it a recompilation is an error and not a slow step (`settl
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -61,6 +62,8 @@ class Transformers(TorchEngine):
     def __init__(self, model: Any, compiled: bool, version: str) -> None:
         super().__init__(compiled, f"transformers {version}")
         self.model = model
+        # Versions that ask for the places in the cache would else count its tokens in every step.
+        self.asks_places = "cache_position" in inspect.signature(model.model.forward).parameters
 
     def new_cache(self, capacity: int) -> Any:
         from transformers import StaticCache
@@ -76,9 +79,8 @@ class Transformers(TorchEngine):
         self.cache.reset()
 
     def forward(self, ids: torch.Tensor, position: torch.Tensor, cache: Any) -> torch.Tensor:
-        out = self.model(
-            ids, position_ids=position[None], past_key_values=cache, logits_to_keep=1, use_cache=True, return_dict=True
-        )
+        places = {"cache_position": position} if self.asks_places else {}
+        out = self.model(ids, position_ids=position[None], past_key_values=cache, logits_to_keep=1, **places)
         logits: torch.Tensor = out.logits
         return logits
 
