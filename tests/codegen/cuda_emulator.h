@@ -172,6 +172,7 @@ static inline void __syncwarp() { emu::wait(emu::block->current->warp->barrier);
 static inline void __threadfence() {}
 template <typename T> static inline T __ldcg(const T *p) { return *p; }
 template <typename T> static inline T __shfl_xor_sync(unsigned, T v, int d) { emu::publish(v); const T r = emu::read<T>(emu::block->current->lane ^ d); emu::leave(); return r; }
+template <typename T> static inline T __shfl_sync(unsigned, T v, int lane) { emu::publish(v); const T r = emu::read<T>(lane); emu::leave(); return r; }
 template <typename T> static inline T __shfl_up_sync(unsigned, T v, int d)
 {
     emu::publish(v);
