@@ -5,12 +5,27 @@
 #include "mp_amx.h"
 #include "mp_tile.h"
 
-#if MP_LANES > 1
+/* bf16 is the upper half of a float. (gcc splits the plain conversion of wide vectors in two.) */
+#if MP_LANES == 16 && defined(__AVX512F__)
+#include <immintrin.h>
+MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p)
+{
+    return (mp_vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i_u *)p)), 16);
+}
+#elif MP_LANES == 8 && defined(__AVX2__)
+#include <immintrin.h>
+MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p)
+{
+    return (mp_vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i_u *)p)), 16);
+}
+#elif MP_LANES > 1
 typedef uint16_t mp_vec_u16 __attribute__((vector_size(2 * MP_LANES), aligned(2), may_alias));
 MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p)
 {
     return (mp_vec)(__builtin_convertvector(*(const mp_vec_u16 *)p, mp_vec_u32) << 16);
 }
+#endif
+#if MP_LANES > 1
 MP_FN mp_vec mp_vchoose(mp_vec_u32 yes, mp_vec a, mp_vec b)
 {
     return (mp_vec)((yes & (mp_vec_u32)a) | (~yes & (mp_vec_u32)b));

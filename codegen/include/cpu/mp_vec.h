@@ -43,7 +43,13 @@ MP_FN void mp_vload2_bf16(const mp_bf16 *p, mp_vec *low, mp_vec *high)
 MP_FN float mp_vsum(mp_vec v) { return v; }
 #endif
 
-#if MP_LANES > 1 && defined(__FLT16_MANT_DIG__) && !defined(__clang__)
+#if MP_LANES == 16 && defined(__AVX512F__)
+#include <immintrin.h>
+MP_FN mp_vec mp_vload_f16(const mp_f16 *p) { return (mp_vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i_u *)p)); }
+#elif MP_LANES == 8 && defined(__F16C__)
+#include <immintrin.h>
+MP_FN mp_vec mp_vload_f16(const mp_f16 *p) { return (mp_vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i_u *)p)); }
+#elif MP_LANES > 1 && defined(__FLT16_MANT_DIG__) && !defined(__clang__)
 typedef _Float16 mp_vec_f16 __attribute__((vector_size(2 * MP_LANES), aligned(2), may_alias));
 MP_FN mp_vec mp_vload_f16(const mp_f16 *p) { return __builtin_convertvector(*(const mp_vec_f16 *)p, mp_vec); }
 #else
