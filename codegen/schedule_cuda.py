@@ -290,4 +290,4 @@ def _hopper(k: Attention, target: Target) -> HopperSchedule | None:
     heads = 2 if k.heads // k.kv_heads % 2 == 0 else 1
     if k.head_dim == 64:
         return HopperSchedule(heads=heads, keys=64, resident=2)
-    return HopperSchedule(heads=heads, keys=128, stages=2)
+    return HopperSchedule(heads=heads, keys=128)
