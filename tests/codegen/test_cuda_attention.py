@@ -88,7 +88,7 @@ def cases() -> Iterator[Any]:
         yield pytest.param(shape, call, 0, marks=pytest.mark.cuda)
 
 
-@pytest.mark.parametrize(("shape", "call", "capability"), cases())
+@pytest.mark.parametrize(("shape", "call", "capability"), list(cases()))
 def test_attention(shape: str, call: str, capability: int) -> None:
     graph, inputs = graph_of(shape), arguments(shape, call)
     symbols = bind_symbols(graph.inputs, [a.shape for a in inputs])
