@@ -35,6 +35,7 @@ class DeviceRoad:
     def __init__(self, lm: Any, executable: Any, rows: list[Row], session: Session | None) -> None:
         self.lm, self.executable, self.device, self.rows = lm, executable, executable.device, rows
         self.graph = executable.plan.graph
+        self.given = {v.name.rpartition(".")[2]: v.type.dtype.numpy for v in self.graph.inputs}
         self.settings = rows[0].settings
         self.penalized = self.settings.repetition_penalty != 1
         self.session, self.step = session, 0  # how many tokens of each row were given
@@ -91,6 +92,7 @@ class DeviceRoad:
         """One run with everything from the host but the cache: the tokens, and their log probabilities."""
         batch, seq = arrays["input_ids"].shape
         values = self.values(batch, seq, arrays["history"].shape[1])
+        arrays = {name: a for name, a in arrays.items() if name in self.given}
         given = Block(self.device, {name: (a.shape, a.dtype) for name, a in arrays.items()})
         for name, a in arrays.items():
             given.array(name)[...] = a
@@ -127,10 +129,11 @@ class DeviceRoad:
     def outputs(self, values: dict[str, int], chosen: Block | None) -> tuple[list[int], list[Any]]:
         """Addresses of the plan's outputs, and memory for those that nobody wants: all but token and logprob."""
         addresses, scratch = [], []
+        returned = len(self.graph.outputs) - len(self.graph.writes)  # token alone, or token, logprob and logits
         for j, (v, where) in enumerate(zip(self.graph.outputs, self.executable.plan.outputs, strict=True)):
             if isinstance(where, int):  # an input itself
                 addresses.append(0)
-            elif chosen is not None and j < 2:
+            elif chosen is not None and j < min(returned, 2):
                 addresses.append(chosen.address(("token", "logprob")[j]))
             else:
                 scratch.append(self.device.allocate(evaluate(v.type.size, values) * v.type.dtype.itemsize))
@@ -199,17 +202,16 @@ class Steps:
     def __init__(self, road: DeviceRoad) -> None:
         self.device, self.batch, self.penalized = road.device, len(road.rows), road.penalized
         self.room = road.cache.capacity if road.penalized else 1  # places in the history
-        types = {v.name.rpartition(".")[2]: v.type.dtype.numpy for v in road.graph.inputs}
         each = (self.batch,)
-        self.sends = Block(self.device, {n: (each, types[n]) for n in _SENT}, AHEAD + 1)
-        self.fixed = Block(self.device, {n: (each, types[n]) for n in _FIXED})
+        sent, fixed = ({n: (each, road.given[n]) for n in names if n in road.given} for names in (_SENT, _FIXED))
+        self.sends, self.fixed = Block(self.device, sent, AHEAD + 1), Block(self.device, fixed)
         self.state = Block(self.device, {"input_ids": (each, np.int64), "history": ((self.batch, self.room), np.int64)})
         self.returns = returned(self.device, self.batch, AHEAD + 1)
         # A run's token is the next run's input: it is written to that very place, or copied there.
         executable, ids = road.executable, [v.name for v in road.graph.inputs].index("input_ids")
         self.shared = may_share(executable.plan, ids, 0)
         self.token = self.returns.address("token") if self.shared else self.state.address("input_ids")
-        places = {**{n: self.sends.address(n) for n in _SENT}, **{n: self.fixed.address(n) for n in _FIXED},
+        places = {**{n: self.sends.address(n) for n in sent}, **{n: self.fixed.address(n) for n in fixed},
                   "input_ids": self.token, "history": self.state.address("history")}  # fmt: skip
         values, inputs = road.values(self.batch, 1, self.room), road.addresses(places)
         outputs, scratch = road.outputs(values, self.returns)
@@ -225,7 +227,7 @@ class Steps:
         tokens = [row.tokens for row in rows]
         self.count = max(len(t) for t in tokens) if self.penalized else 0
         choice: dict[str, Any] = {"num_valid": 1, **sampling_arrays(settings, [0.0] * self.batch)}
-        for name in _FIXED:
+        for name in self.fixed.parts:
             self.fixed.array(name)[:] = choice[name]
         self.fixed.upload()
         self.state.array("input_ids")[:] = [t[-1] for t in tokens]
@@ -255,7 +257,8 @@ class Steps:
 
     def _fill(self, slot: int) -> None:
         self.sends.array("lengths", slot)[:] = self.lengths
-        self.sends.array("history_count", slot)[:] = self.count
+        if self.penalized:
+            self.sends.array("history_count", slot)[:] = self.count
         if not self.seeds:
             return
         at = self.number - self.drawn

@@ -28,15 +28,29 @@ Callback = Callable[[int, int, str], Any]
 PREFILL_CHUNK = 2048
 
 
-class GenerationStep(Module):
-    """One step of generation as one graph: the model, the penalty, the choice of a token, its probability."""
+class ModelStep(Module):
+    """A module around a model that has its parameters under the names that checkpoints have."""
+
+    lm: Any
 
     def __init__(self, lm: Module) -> None:
         super().__init__()
-        # The model's parts and not the model: so the graph has the parameter names that checkpoints have.
-        object.__setattr__(self, "lm", lm)
+        object.__setattr__(self, "lm", lm)  # its parts are modules here, and not the model
         for name, child in lm.named_children():
             self.add_module(name, child)
+
+
+class GreedyStep(ModelStep):
+    """The best next token alone: the head's products need not be stored."""
+
+    def forward(self, input_ids: Tensor, past_key_values: KVCache, num_valid: Tensor) -> dict[str, Tensor]:
+        """token i64 [batch]."""
+        logits = self.lm(input_ids, past_key_values=past_key_values, num_valid=num_valid)
+        return {"token": logits.argmax(dim=-1).squeeze(1)}
+
+
+class GenerationStep(ModelStep):
+    """One step of generation as one graph: the model, the penalty, the choice of a token, its probability."""
 
     def forward(
         self, input_ids: Tensor, past_key_values: KVCache, num_valid: Tensor, history: Tensor,
@@ -65,6 +79,12 @@ def step_specs(config: LlamaConfig, dtype: Any) -> dict[str, Any]:
         **{name: spec("batch", dtype="int32") for name in ("num_valid", "history_count", "top_k")},
         **{name: spec("batch", dtype="float32") for name in floats},
     }
+
+
+def greedy_specs(config: LlamaConfig, dtype: Any) -> dict[str, Any]:
+    """Placeholders for GreedyStep.forward."""
+    names = ("input_ids", "past_key_values", "num_valid")
+    return {name: spec for name, spec in step_specs(config, dtype).items() if name in names}
 
 
 def cache_spec(config: LlamaConfig, dtype: Any) -> KVCache:

@@ -113,7 +113,7 @@ def load(args: argparse.Namespace, timings: Timings) -> CompiledLM:
     model = AutoLlamaModel.from_pretrained(path, dtype=args.dtype, device=args.target)
     loaded = time.perf_counter()
     llm: CompiledLM = monoplan.compile(model, target=args.target, options={"threads": args.threads}, tp=comm)
-    llm.prepare()
+    llm.prepare(**(sampling(args) if hasattr(args, "temp") else {}))
     timings.load, timings.compile = loaded - begin, time.perf_counter() - loaded
     return llm
 

@@ -2,7 +2,8 @@
 
 `mp.compile(model)` gives one for a LlamaForCausalLM. The plan is GenerationStep: prompt, single tokens and
 anything in between, any batch, any cache; it is compiled at the first use. A second plan is made only for
-what that one can't say: logits of every token, or positions other than the cache's.
+what that one can't say: logits of every token, or positions other than the cache's. On a GPU greedy text has a
+plan of its own, without the sampling; all plans share the weights there.
 """
 
 from __future__ import annotations
@@ -22,27 +23,26 @@ from monoplan.ir.types import as_dtype
 from monoplan.models.decoding import Array, Row, Settings, pieces, sampling_arrays
 from monoplan.models.generation import (
     GenerationMixin,
+    GreedyStep,
+    ModelStep,
     Session,
     cache_spec,
+    greedy_specs,
     make_room,
     step_specs,
 )
 from monoplan.models.llama import LlamaForCausalLM
 from monoplan.options import Options
 from monoplan.parallel import find_communicator
+from monoplan.runtime.shared_weights import sharing
 
 
-class PositionedStep(Module):
+class PositionedStep(ModelStep):
     """Logits of every token, at positions that the caller gives."""
-
-    def __init__(self, lm: Module) -> None:
-        super().__init__()
-        self.lm = lm
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, past_key_values: KVCache, num_valid: Tensor) -> Tensor:
         """[batch, seq, vocab]."""
-        lm: Any = self.lm
-        logits: Tensor = lm(input_ids, position_ids, past_key_values, num_valid=num_valid, all_logits=True)
+        logits: Tensor = self.lm(input_ids, position_ids, past_key_values, num_valid=num_valid, all_logits=True)
         return logits
 
 
@@ -68,6 +68,7 @@ class CompiledLM(GenerationMixin):
             made = dataclasses.replace(made, tp_plan=self.model.tp_plan)
         self._arguments: dict[str, Any] = {"target": target, "options": made, "tp": self.tp}
         self._plans: dict[str, Any] = {}
+        self._weights: dict[str, Any] = {}  # in device memory, for all plans
 
     @property
     def tokenizer(self) -> Any:  # type: ignore[override]
@@ -79,9 +80,10 @@ class CompiledLM(GenerationMixin):
         """The plan of GenerationStep; the first use compiles it."""
         return self._plan("generation")
 
-    def prepare(self) -> CompiledLM:
-        """Compiles now what the first call would compile."""
-        self._plan("generation")
+    def prepare(self, **settings: Any) -> CompiledLM:
+        """Compiles now what the first call would compile, or the first `generate` with these settings."""
+        greedy = settings.get("temperature", 1.0) == 0 and settings.get("repetition_penalty", 1.0) == 1
+        self._plan("greedy" if greedy and self._stays else "generation")
         return self
 
     def new_cache(self, batch: int = 1, capacity: int = 0) -> KVCache:
@@ -89,12 +91,18 @@ class CompiledLM(GenerationMixin):
         return self.model.new_cache(batch, capacity, dtype=self.dtype, kv_heads=self._kv_heads())
 
     def _road(self, rows: list[Row], session: Session | None) -> Any:
-        """Generation on a GPU stays there, unless ranks must meet between the steps."""
-        if self.target != "cuda" or not self.resident or (self.tp is not None and self.tp.size > 1):
+        if not self._stays:
             return super()._road(rows, session)
         from monoplan.models.device_generation import DeviceRoad
 
-        return DeviceRoad(self, self.compiled.built[0][2].executable, rows, session)
+        s = rows[0].settings
+        plain = s.temperature == 0 and s.repetition_penalty == 1 and rows[0].result.logprobs is None
+        return DeviceRoad(self, self._plan("greedy" if plain else "generation").built[0][2].executable, rows, session)
+
+    @property
+    def _stays(self) -> bool:
+        """Generation on a GPU stays there, unless ranks must meet between the steps."""
+        return self.target == "cuda" and self.resident and (self.tp is None or self.tp.size == 1)
 
     def _kv_heads(self) -> int | None:
         """The key/value heads of this rank; None: all."""
@@ -200,12 +208,15 @@ class CompiledLM(GenerationMixin):
             if name == "generation":
                 step: Module = self.model.generation_step()
                 specs = step_specs(self.config, self.dtype)
+            elif name == "greedy":
+                step, specs = GreedyStep(self.model), greedy_specs(self.config, self.dtype)
             else:
                 step = PositionedStep(self.model)
                 ids = spec("batch", "seq", dtype="int64")
                 specs = {"input_ids": ids, "position_ids": ids, "num_valid": spec("batch", dtype="int32"),
                          "past_key_values": cache_spec(self.config, self.dtype)}  # fmt: skip
-            self._plans[name] = Compiled(step, **self._arguments, **specs)
+            with sharing(self._weights):
+                self._plans[name] = Compiled(step, **self._arguments, **specs)
         return self._plans[name]
 
     def __getattr__(self, name: str) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 from monoplan.codegen.kernels import Linear
 from monoplan.codegen.plan import Plan
 from monoplan.ir.errors import CompileError
+from monoplan.runtime.shared_weights import shared_weights, weight_key
 from monoplan.runtime.weights import Progress, prepare
 
 Array = np.ndarray[Any, Any]
@@ -20,9 +21,13 @@ def upload_params(
     plan: Plan, source: Callable[[str], Array], device: Any, progress: Progress | None = None
 ) -> list[Any]:
     """Device memory of every param in order; the host holds one param at a time beside the model's own arrays."""
-    orders = row_orders(plan)
+    orders, store = row_orders(plan), shared_weights()
     found = []
     for i, use in enumerate(plan.params):
+        key = weight_key(plan.graph, use.value, orders[i].tobytes() if use.layout != "rows" else b"")
+        if key in store:
+            found.append(store[key])
+            continue
         (array,) = prepare(plan.graph, [replace(use, layout="rows")], source)
         if use.layout != "rows":
             array = array[orders[i]]
@@ -30,6 +35,7 @@ def upload_params(
         device.upload(memory.address, np.ascontiguousarray(array))
         device.synchronize()
         found.append(memory)
+        store[key] = memory
         if progress is not None:
             progress(i + 1, len(plan.params))
     return found

@@ -183,6 +183,22 @@ def test_caches_are_freed_with_their_texts(device: Any) -> None:
     assert not [o for o in gc.get_objects() if isinstance(o, DeviceCache | DeviceRoad)]
 
 
+def test_greedy_text_has_a_plan_of_its_own_and_plans_share_the_weights(device: Any) -> None:
+    lm = mp.compile(tiny_lm(), target="cuda").prepare(temperature=0.0)
+    lm.generate_ids(PROMPT, 3)
+    assert list(lm._plans) == ["greedy"]
+    lm.generate_ids(PROMPT, 3, temperature=0.5)
+    lm(np.array([PROMPT]), all_logits=True)
+    places = {}
+    for name, plan in lm._plans.items():
+        executable = plan.built[0][2].executable
+        places[name] = {m.address for m in executable.params}
+        assert ("logits" in str(plan.built[0][2].out_tree)) == (name == "generation")
+    assert set(places) == {"greedy", "generation", "positioned"}
+    assert places["greedy"] == places["generation"] == places["positioned"]
+    assert len(lm._weights) == len(places["greedy"])
+
+
 def test_random_numbers_of_many_steps() -> None:
     for seed, row, step in ((0, 0, 0), (5, 3, 7), (2**127 + 3, 1, 1000)):
         want = [random_value(seed, row, step + i) for i in range(5)]
