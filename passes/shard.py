@@ -217,7 +217,8 @@ class _Rebuild:
     def _lookup(self, op: Op, local: Local) -> Value:
         """Rows of a divided table: a rank gives those it has and zeros for the others, and the ranks add up.
 
-        An id that is in nobody's part stays as it is: the lookup reports it.
+        An id that is in nobody's part stays as it is: the lookup reports it. Where a rank's part begins is a number
+        that is made at load, as its weights are: so the sources of ranks with equal parts are one source, built once.
         """
         ids, table = op.operands
         split = local.operands[1]
@@ -230,14 +231,15 @@ class _Rebuild:
         def number(n: Dim) -> Value:
             return self._emit(full, [], {"value": n, "dtype": kind})[0]
 
-        def inside(low: int, high: Dim) -> Value:
-            over = self._emit(ge, [ids, number(low)], {})[0]
-            under = self._emit(lt, [ids, number(high)], {})[0]
+        def inside(number_of_row: Value, rows: Dim) -> Value:
+            over = self._emit(ge, [number_of_row, number(0)], {})[0]
+            under = self._emit(lt, [number_of_row, number(rows)], {})[0]
             return self._emit(logical_and, [over, under], {})[0]
 
-        mine = inside(begin, end)
-        own = self._emit(sub, [ids, number(begin)], {})[0]
-        other = self._emit(where, [inside(0, rows), number(0), ids], {})[0]
+        first = self._emit(full, [], {"shape": (1,), "value": begin, "dtype": kind}, setup=True)[0]
+        own = self._emit(sub, [ids, first], {})[0]
+        mine = inside(own, end - begin)
+        other = self._emit(where, [inside(ids, rows), number(0), ids], {})[0]
         index = self._emit(where, [mine, own, other], {})[0]
         found = self._emit(embedding, [index, part], {})[0]
         flags = self._emit(reshape, [mine], {"shape": (*mine.type.shape, 1)})[0]

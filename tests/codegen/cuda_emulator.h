@@ -63,6 +63,7 @@ struct Block {
     int rank;
     Fiber *current;
     void (*entry)(const int64_t *);
+    void *kernel; // of this launch: several threads may launch at once
     const int64_t *args;
 };
 static thread_local Block *block;
@@ -351,8 +352,7 @@ static inline void mp_cluster_wait() { while (emu::block->cluster->turn < emu::b
 
 namespace emu {
 template <size_t... I> static void call(void *f, const int64_t *a, std::index_sequence<I...>) { ((void (*)(decltype((void)I, int64_t())...))f)(a[I]...); }
-static void *target;
-template <size_t N> static void entry(const int64_t *a) { call(target, a, std::make_index_sequence<N>()); }
+template <size_t N> static void entry(const int64_t *a) { call(block->kernel, a, std::make_index_sequence<N>()); }
 template <size_t... N> static void (*choose(int n, std::index_sequence<N...>))(const int64_t *)
 {
     static void (*const table[])(const int64_t *) = {entry<N>...};
@@ -363,10 +363,9 @@ template <size_t... N> static void (*choose(int n, std::index_sequence<N...>))(c
 extern "C" int emu_launch(void *kernel, const unsigned *grid, unsigned threads, unsigned shared, unsigned cluster, const int64_t *args, int count)
 {
     using namespace emu;
-    target = kernel;
     const Dim size = {threads, 1, 1}, all = {grid[0], grid[1], grid[2]};
     auto prepare = [&](Block &b, Cluster *c, int rank) {
-        b.size = size, b.grid = all, b.cluster = c, b.rank = rank, b.args = args;
+        b.size = size, b.grid = all, b.cluster = c, b.rank = rank, b.kernel = kernel, b.args = args;
         b.dynamic.resize(shared + 128);
         b.entry = choose(count, std::make_index_sequence<40>());
     };

@@ -112,9 +112,9 @@ class EmulatedDevice:
         self.folder.mkdir(mode=0o700, exist_ok=True)
         path = self.folder / f"{digest}.so"
         if not path.exists():
-            file = self.folder / f"{digest}.cpp"
+            own = f"{digest}.{os.getpid()}.{threading.get_ident()}"  # ranks of a test are threads, at the same source
+            file, made = self.folder / f"{own}.cpp", self.folder / own
             file.write_text(text)
-            made = self.folder / f"{digest}.{os.getpid()}"
             flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-pthread"]
             done = subprocess.run(["g++", *flags, str(file), "-o", str(made)], capture_output=True, text=True)
             assert done.returncode == 0, done.stderr[:4000]

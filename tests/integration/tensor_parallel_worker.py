@@ -128,6 +128,14 @@ def different(comm: Communicator, model: str, folder: Path) -> None:
     (folder / f"{comm.rank}.done").touch()
 
 
+def other_isa(comm: Communicator, model: str, folder: Path) -> None:
+    """Rank 1 is on a machine with another instruction set."""
+    if comm.rank == 1:
+        os.environ["MONOPLAN_ISA"] = "generic"
+    compiled(comm, model).prepare()
+    (folder / f"{comm.rank}.done").touch()
+
+
 def longer(comm: Communicator, model: str, folder: Path) -> None:
     """Rank 1 asks for another prompt."""
     compiled(comm, model)(IDS[:, : 4 + comm.rank])
@@ -155,8 +163,8 @@ def verifying(comm: Communicator, model: str, folder: Path) -> None:
     (folder / f"{comm.rank}.done").touch()
 
 
-TASKS = {task.__name__: task for task in (numbers, groups, memory, killed, raising, different, longer, quitting,
-                                          quitting_before, verifying)}  # fmt: skip
+TASKS = {task.__name__: task for task in (numbers, groups, memory, killed, raising, different, other_isa,
+                                          longer, quitting, quitting_before, verifying)}  # fmt: skip
 
 if __name__ == "__main__":
     TASKS[sys.argv[1]](mpi(), sys.argv[2], Path(sys.argv[3]))

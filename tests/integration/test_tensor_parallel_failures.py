@@ -57,6 +57,8 @@ def test_ranks_that_differ_are_refused_at_the_start(model: Path, tmp_path: Path)
         assert "they differ in options" in plans
     assert "the ranks do not compile the same model: they differ in model, dtype" in done.stderr
     assert done.stderr.count("rank 0 of 2 failed") == 1 and "rank 1 of 2 failed" not in done.stderr  # told once
+    done = task("other_isa", 2, model, tmp_path)
+    assert done.returncode != 0 and "they differ in instruction set (MONOPLAN_ISA)" in done.stderr
 
 
 @pytest.mark.parametrize("road", ["shared", "mpi"])

@@ -125,6 +125,16 @@ def test_an_error_of_one_rank_reaches_the_others() -> None:
     assert len(said) == 2 and all("rank 1 failed: no disk left" in text for text in said)
 
 
+def test_who_is_absent_can_be_seen_without_an_exchange() -> None:
+    first, second, third = threads(3)
+    assert first.exchange is not None and first.exchange.absent() == ""
+    third.close()
+    assert first.exchange.absent().startswith("rank 2 has left")
+    second.fail("no disk left")
+    assert first.exchange.absent() == "rank 1 failed: no disk left"
+    assert first.failure() == ""  # nothing has gone wrong here yet
+
+
 def test_a_rank_that_left_is_not_waited_for() -> None:
     first, second = threads(2)
     second.close()
@@ -280,6 +290,13 @@ def test_a_divided_model(size: int, config: dict[str, Any]) -> None:
         np.testing.assert_allclose(logits, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
         assert logits.tobytes() == results[0][0].tobytes()
         assert (ids, sampled, row) == (text, drawn_text, text[:8])
+
+
+def test_ranks_with_equal_parts_build_one_source() -> None:
+    """Where a part of the vocabulary begins is a number of the weights, not of the source."""
+    model = LlamaForCausalLM.from_config(tiny_config(), seed=1)
+    first, second = run_ranks(threads(2), lambda c: mp.compile(model, tp=c, options={"threads": 1}).source())
+    assert first == second
 
 
 def test_models_that_differ_are_refused() -> None:

@@ -107,7 +107,6 @@ def test_the_kernels(dtype: str) -> None:
 
     plan = make_cuda_plan(graph, cuda_emulator.EmulatedDevice().target)
     source = render_cuda(plan, "test")
-    cuda_emulator.EmulatedDevice().load(source.text)  # once: the ranks have the same
 
     def work(c: Communicator) -> list[Array]:
         executable = CudaExecutable(plan, source, [], cuda_emulator.EmulatedDevice())
