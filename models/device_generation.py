@@ -129,11 +129,11 @@ class DeviceRoad:
     def outputs(self, values: dict[str, int], chosen: Block | None) -> tuple[list[int], list[Any]]:
         """Addresses of the plan's outputs, and memory for those that nobody wants: all but token and logprob."""
         addresses, scratch = [], []
-        returned = len(self.graph.outputs) - len(self.graph.writes)  # token alone, or token, logprob and logits
+        results = len(self.graph.outputs) - len(self.graph.writes)  # token alone, or token, logprob and logits
         for j, (v, where) in enumerate(zip(self.graph.outputs, self.executable.plan.outputs, strict=True)):
             if isinstance(where, int):  # an input itself
                 addresses.append(0)
-            elif chosen is not None and j < min(returned, 2):
+            elif chosen is not None and j < min(results, 2):
                 addresses.append(chosen.address(("token", "logprob")[j]))
             else:
                 scratch.append(self.device.allocate(evaluate(v.type.size, values) * v.type.dtype.itemsize))

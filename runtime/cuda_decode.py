@@ -76,10 +76,9 @@ class DecodeLoop:
         held: Any = None,
     ) -> None:
         self.executable, self.device = executable, executable.device
-        self.sends, self.returns = sends, returns
-        with self.device.lock:
-            self.calls = executable.calls(values, inputs, outputs)
-        self.held = (held, self.calls)
+        self.sends, self.returns, self.held = sends, returns, held
+        self.places = (values, inputs, outputs)
+        self.calls: Any = None  # made at the first run: by then it is settled how launches go
         self.slots = len(sends.copies)
         assert len(returns.copies) == self.slots > AHEAD
         self.graph: Any = None
@@ -110,6 +109,8 @@ class DecodeLoop:
         self.sent += 1
 
     def _launch(self) -> None:
+        if self.calls is None:
+            self.calls = self.executable.calls(*self.places)
         if self.graph is None and self.executable.graphs:
             self.graph = self.device.capture(self.calls.enqueue)
         if self.graph is not None:

@@ -183,6 +183,20 @@ def test_caches_are_freed_with_their_texts(device: Any) -> None:
     assert not [o for o in gc.get_objects() if isinstance(o, DeviceCache | DeviceRoad)]
 
 
+@emulated
+def test_what_was_settled_about_launches_holds_for_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    for faster in (True, False):
+        late = cuda_emulator.LateDevice(library=True)
+        monkeypatch.setattr(cuda, "gpu", lambda late=late: late)
+        times = iter([1.0, 2.0] if faster else [2.0, 1.0])  # overlapping, one after another
+        monkeypatch.setattr(late, "measure", lambda graph, count, times=times: next(times))
+        lm = mp.compile(tiny_lm(), target="cuda")
+        lm.generate_ids(PROMPT, 3)
+        (steps,) = lm.spare["cache"].loops.values()
+        launches = [spec for act, spec, _ in steps.loop.calls.actions if act == late.run]
+        assert any(spec.overlap for spec in launches) == faster and next(times, None) is None
+
+
 def test_greedy_text_has_a_plan_of_its_own_and_plans_share_the_weights(device: Any) -> None:
     lm = mp.compile(tiny_lm(), target="cuda").prepare(temperature=0.0)
     lm.generate_ids(PROMPT, 3)
