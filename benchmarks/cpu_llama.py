@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -65,6 +66,7 @@ def say(text: str) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     args = arguments().parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # the workers are ended with it
     cpus = args.cpus or choose_cpus(args.threads)
     with tempfile.TemporaryDirectory() as temporary:
         folder = (args.folder or Path(temporary)).resolve()

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import cffi
+
 from cpu_peers.engine import Job
 
 SAMPLE = 0.02  # seconds between two looks at a worker's memory while it loads
@@ -22,6 +24,17 @@ def environment() -> dict[str, str]:
     here = Path(__file__).resolve().parents[1]
     path = os.pathsep.join(filter(None, [str(here), str(here.parent), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+_FFI = cffi.FFI()
+_FFI.cdef("int prctl(int, unsigned long, unsigned long, unsigned long, unsigned long);")
+_LIBC = _FFI.dlopen(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> None:
+    """Asks the system to end this process with the runner: one that is stopped would never see that it has gone."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 class PeerError(Exception):
@@ -46,6 +59,7 @@ class Worker:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "cpu_peers.worker"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=env, bufsize=0,
+                preexec_fn=_die_with_parent,
             )  # fmt: skip
         self.stopped = False
         try:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +110,29 @@ def test_growth_is_the_slope_of_the_times(parts: Any) -> None:
     limits = [[{"read": 100.0, "tiles": None}, {"read": 50.0, "tiles": None}], [{"read": 40.0, "tiles": None}] * 2]
     assert parts.report.share(10.0, [[0.2, 0.2, 9.0], [0.5]], limits, "read") == pytest.approx(0.5)
     assert parts.report.share(10.0, [[0.2], [0.5]], limits, "tiles") is None
+
+
+def test_no_worker_outlives_a_killed_runner(tmp_path: Path) -> None:
+    code = """
+import os, sys
+from pathlib import Path
+from cpu_peers.client import Worker
+from cpu_peers.engine import Job
+from cpu_peers.workload import Workload
+folder = Path(sys.argv[1])
+worker = Worker(Job("fake", Workload("tiny", "f32", folder), 1, sorted(os.sched_getaffinity(0)), 640, folder), 60.0)
+worker.ask("tokens", tokens=4, count=2, capacity=640)
+print(worker.process.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(BENCHMARKS), str(BENCHMARKS.parent)])}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, env=env, check=False
+    )
+    assert done.returncode == -9, done.stderr
+    status = Path(f"/proc/{int(done.stdout)}/status")
+    for _ in range(200):
+        if not status.exists() or "State:\tZ" in status.read_text():
+            return
+        time.sleep(0.05)
+    pytest.fail("the worker is still there: " + status.read_text().splitlines()[2])
