@@ -22,25 +22,9 @@ from monoplan.ir.types import DType
 from monoplan.runtime import cuda_build
 from monoplan.runtime.cache import Entry
 from monoplan.runtime.cuda_blas import Products, load_library
+from monoplan.runtime.cuda_driver import CLUSTER, OVERLAP, Module, check, load_driver
 
 Array = np.ndarray[Any, Any]
-
-_CDEF = """
-typedef void *CUmodule, *CUfunction, *CUstream;
-typedef union { char pad[64]; int flag; struct { unsigned x, y, z; } dim; } CUlaunchAttributeValue;
-typedef struct { int id; char pad[4]; CUlaunchAttributeValue value; } CUlaunchAttribute;
-typedef struct {
-    unsigned gx, gy, gz, bx, by, bz, shared; CUstream stream; CUlaunchAttribute *attributes; unsigned count;
-} CUlaunchConfig;
-int cuModuleLoadData(CUmodule *, const void *);
-int cuModuleGetFunction(CUfunction *, CUmodule, const char *);
-int cuFuncSetAttribute(CUfunction, int, int);
-int cuFuncGetAttribute(int *, int, CUfunction);
-int cuLaunchKernelEx(const CUlaunchConfig *, CUfunction, void **, void **);
-int cuGetErrorString(int, const char **);
-"""
-_CLUSTER, _OVERLAP = 4, 6  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, …_PROGRAMMATIC_STREAM_SERIALIZATION
-_STATIC_SHARED, _LOCAL, _REGISTERS, _DYNAMIC_SHARED = 1, 3, 4, 8  # CU_FUNC_ATTRIBUTE_…
 
 
 class Device(Protocol):
@@ -110,29 +94,6 @@ def import_cupy() -> Any:
     return cupy
 
 
-@cache
-def _driver() -> tuple[Any, Any]:
-    from cffi import FFI
-
-    ffi = FFI()
-    ffi.cdef(_CDEF)
-    try:
-        return ffi, ffi.dlopen("libcuda.so.1")
-    except OSError as error:
-        raise CompileError(
-            "the NVIDIA driver is not there", why=str(error), fix="install it, or use target='cpu'"
-        ) from None
-
-
-def _check(code: int, what: str) -> None:
-    if code:
-        ffi, driver = _driver()
-        text = ffi.new("const char **")
-        driver.cuGetErrorString(code, text)
-        said = ffi.string(text[0]).decode() if text[0] != ffi.NULL else ""
-        raise PlanError(f"{what}: CUDA error {code} ({said})")
-
-
 class Memory:
     """Device memory that is freed with this object."""
 
@@ -140,47 +101,6 @@ class Memory:
 
     def __init__(self, owner: Any, nbytes: int) -> None:
         self._owner, self.address, self.nbytes = owner, int(owner.ptr), nbytes
-
-
-class Module:
-    """Loaded cubins; functions by name."""
-
-    def __init__(self, binaries: Sequence[bytes], limit: int) -> None:
-        self.ffi, self.driver = _driver()
-        self.limit = limit
-        self.functions: dict[str, Any] = {}
-        self.handles, self._held, self._binaries = [], [], binaries
-        for binary in binaries:
-            data, handle = self.ffi.new("char[]", binary), self.ffi.new("CUmodule *")
-            _check(self.driver.cuModuleLoadData(handle, data), "loading the plan's cubin")
-            self.handles.append(handle[0])
-            self._held.append(data)
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self.functions:
-            f = self.ffi.new("CUfunction *")
-            section = f".text.{name}\0".encode()  # asking the wrong cubin would be an error
-            handle = next(h for h, b in zip(self.handles, self._binaries, strict=True) if section in b)
-            _check(self.driver.cuModuleGetFunction(f, handle, name.encode()), f"kernel {name}")
-            # The most once: launches of one function with different sizes must not undo each other.
-            most = self.limit - self.attribute(f[0], _STATIC_SHARED)
-            _check(self.driver.cuFuncSetAttribute(f[0], _DYNAMIC_SHARED, most), f"shared memory of {name}")
-            self.functions[name] = f[0]
-        return self.functions[name]
-
-    def attribute(self, function: Any, number: int) -> int:
-        value = self.ffi.new("int *")
-        _check(self.driver.cuFuncGetAttribute(value, number, function), "function attribute")
-        return int(value[0])
-
-    def describe(self, name: str) -> dict[str, int]:
-        """Registers, bytes of local memory (spills) and of static shared memory."""
-        f = self[name]
-        return {
-            "registers": self.attribute(f, _REGISTERS),
-            "local": self.attribute(f, _LOCAL),
-            "shared": self.attribute(f, _STATIC_SHARED),
-        }
 
 
 class GpuDevice:
@@ -211,7 +131,7 @@ class GpuDevice:
         self.cupy.cuda.Device(self.number).use()
         self.runtime.free(0)  # makes the context
         self.stream = self.cupy.cuda.Stream(non_blocking=True)
-        self.ffi, self.driver = _driver()
+        self.ffi, self.driver = load_driver()
         self._stream = self.ffi.cast("void *", self.stream.ptr)
         self.lock = threading.RLock()
 
@@ -250,18 +170,24 @@ class GpuDevice:
         memory = self.cupy.cuda.alloc_pinned_memory(max(nbytes, 16))
         return np.frombuffer(memory, np.uint8, max(nbytes, 16))
 
+    # Whatever goes onto the stream takes the lock: another thread may be capturing.
+
     def upload(self, target: int, source: Array) -> None:
-        self.runtime.memcpyAsync(target, address(source), source.nbytes, 1, self.stream.ptr)
+        with self.lock:
+            self.runtime.memcpyAsync(target, address(source), source.nbytes, 1, self.stream.ptr)
 
     def download(self, target: Array, source: int) -> None:
-        self.runtime.memcpyAsync(address(target), source, target.nbytes, 2, self.stream.ptr)
+        with self.lock:
+            self.runtime.memcpyAsync(address(target), source, target.nbytes, 2, self.stream.ptr)
 
     def copy_rows(self, target: int, target_pitch: int, source: int, pitch: int, width: int, count: int) -> None:
         """`width` bytes of each of `count` rows that are `pitch` bytes apart."""
-        self.runtime.memcpy2DAsync(target, target_pitch, source, pitch, width, count, 3, self.stream.ptr)
+        with self.lock:
+            self.runtime.memcpy2DAsync(target, target_pitch, source, pitch, width, count, 3, self.stream.ptr)
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
-        self.runtime.memcpyAsync(target, source, nbytes, 3, self.stream.ptr)
+        with self.lock:
+            self.runtime.memcpyAsync(target, source, nbytes, 3, self.stream.ptr)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A CuPy array for the caller, who may have used its memory just now: see follow."""
@@ -272,7 +198,8 @@ class GpuDevice:
         """Work comes after all that the caller has enqueued on its current stream."""
         event = self.cupy.cuda.Event(disable_timing=True)
         event.record(self.cupy.cuda.get_current_stream())
-        self.stream.wait_event(event)
+        with self.lock:
+            self.stream.wait_event(event)
 
     def adopt(self, a: Any) -> Any:
         """A CuPy array in the memory of a GPU array of any library; what its owner has enqueued for it comes first."""
@@ -280,7 +207,7 @@ class GpuDevice:
             self.follow()
             array = a
         else:
-            with self.stream:  # the stream that DLPack's producer makes wait for its own
+            with self.lock, self.stream:  # the stream that DLPack's producer makes wait for its own
                 array = self._shared(a)
         if array.device.id != self.number:
             raise ArgumentError(
@@ -306,7 +233,7 @@ class GpuDevice:
     def as_device_array(self, a: Any, written: bool = False) -> Any:
         """The array if it is dense and aligned, else a copy that is."""
         array = self.adopt(a)
-        with self.stream:
+        with self.lock, self.stream:
             dense = self.cupy.ascontiguousarray(array)
             if dense.data.ptr % 16:
                 dense = dense.copy()
@@ -322,10 +249,10 @@ class GpuDevice:
         attributes = ffi.new("CUlaunchAttribute[2]")
         count = 0
         if launch.overlap:
-            attributes[count].id, attributes[count].value.flag = _OVERLAP, 1
+            attributes[count].id, attributes[count].value.flag = OVERLAP, 1
             count += 1
         if launch.cluster > 1:
-            attributes[count].id = _CLUSTER
+            attributes[count].id = CLUSTER
             dim = attributes[count].value.dim
             dim.x, dim.y, dim.z = launch.cluster, 1, 1
             count += 1
@@ -345,9 +272,10 @@ class GpuDevice:
         return config, launch.function, params, words, attributes
 
     def run(self, prepared: Any) -> None:
-        code = self.driver.cuLaunchKernelEx(prepared[0], prepared[1], prepared[2], self.ffi.NULL)
+        with self.lock:
+            code = self.driver.cuLaunchKernelEx(prepared[0], prepared[1], prepared[2], self.ffi.NULL)
         if code:
-            _check(code, "kernel launch")
+            check(code, "kernel launch")
 
     @cached_property
     def products(self) -> Products:
@@ -355,46 +283,55 @@ class GpuDevice:
         return Products(self)
 
     def product(self, spec: ProductSpec) -> None:
-        self.products.run(spec)
+        with self.lock:
+            self.products.run(spec)
 
     def synchronize(self) -> None:
-        self.stream.synchronize()
+        """Waits for what is on the stream now; by an event, since a stream that is captured must not be asked."""
+        event = self.cupy.cuda.Event(disable_timing=True)
+        self.record(event)
+        event.synchronize()
 
     def clear(self, target: int, nbytes: int) -> None:
-        self.runtime.memsetAsync(target, 0, nbytes, self.stream.ptr)
+        with self.lock:
+            self.runtime.memsetAsync(target, 0, nbytes, self.stream.ptr)
 
     def event(self) -> Any:
         """An event that a waiting host sleeps for: other threads and processes get the core."""
         return self.cupy.cuda.Event(block=True, disable_timing=True)
 
     def record(self, event: Any) -> None:
-        event.record(self.stream)
+        with self.lock:
+            event.record(self.stream)
 
     def wait(self, event: Any) -> None:
         event.synchronize()
 
     def capture(self, actions: Any) -> Any:
         """A graph of the actions, ready to be launched again and again."""
-        self.stream.begin_capture()
-        try:
-            actions()
-        finally:
-            graph = self.stream.end_capture()
-        graph.upload(self.stream)
+        with self.lock:
+            self.stream.begin_capture()
+            try:
+                actions()
+            finally:
+                graph = self.stream.end_capture()
+            graph.upload(self.stream)
         return graph
 
     def launch_graph(self, graph: Any) -> None:
-        graph.launch(self.stream)
+        with self.lock:
+            graph.launch(self.stream)
 
     def measure(self, graph: Any, count: int, warm: int = 3) -> float:
         """The median milliseconds of a graph's replays, enqueued ahead with an event between any two."""
-        for _ in range(warm):
-            graph.launch(self.stream)
         events = [self.cupy.cuda.Event() for _ in range(count + 1)]
-        events[0].record(self.stream)
-        for e in events[1:]:
-            graph.launch(self.stream)
-            e.record(self.stream)
+        with self.lock:
+            for _ in range(warm):
+                graph.launch(self.stream)
+            events[0].record(self.stream)
+            for e in events[1:]:
+                graph.launch(self.stream)
+                e.record(self.stream)
         self.synchronize()
         return statistics.median(
             self.cupy.cuda.get_elapsed_time(a, b) for a, b in zip(events, events[1:], strict=False)

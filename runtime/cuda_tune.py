@@ -26,7 +26,7 @@ from monoplan.codegen.render_cuda import Renderer, with_headers
 from monoplan.codegen.schedule_cuda import CudaLinear, RowSchedule, Tuning
 from monoplan.runtime import toolchain
 from monoplan.runtime.cuda_build import unpack
-from monoplan.runtime.cuda_device import Module
+from monoplan.runtime.cuda_driver import Module
 
 Constants = dict[str, int]
 PADS = (0, 0, 4, 16, 32, 48, 64, 80, 96)  # KB

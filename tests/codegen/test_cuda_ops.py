@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -61,6 +63,22 @@ def results(device_name: str, dtype: str) -> Calls:
             calls.append((sizes, got[at : at + n], want[at : at + n]))
             at += n
     return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built(request: pytest.FixtureRequest) -> None:
+    """On a GPU the element types are made side by side: NVRTC leaves the interpreter to the others meanwhile."""
+    items = [i for i in request.session.items if i.path == request.path and i.name.startswith("test_op_on_gpu")]
+    wanted = dict.fromkeys(i.callspec.params["dtype"] for i in items)  # type: ignore[attr-defined]
+
+    def make(dtype: str) -> None:
+        with contextlib.suppress(Exception):  # the tests of that type make it again, and show what is wrong
+            results("gpu", dtype)
+
+    if wanted:
+        make_device("gpu")  # once, before threads ask for it
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(make, wanted))
 
 
 def check_op(device_name: str, dtype: str, op: str) -> None:
