@@ -120,6 +120,19 @@ def test_a_conversation_goes_on_in_its_cache(device: Any) -> None:
     assert texts[0] == texts[1]
 
 
+def test_a_conversation_may_change_roads(device: Any) -> None:
+    stays, travels = roads(tiny_lm())
+    want = travels.generate_ids(PROMPT, 9)
+    session, known = Session(), list(PROMPT)
+    for lm in (stays, travels, stays):
+        stream = lm.generate(known, 3, session=session)
+        list(stream)
+        known += stream.result.ids
+        assert isinstance(session.cache, DeviceCache) == (lm is stays)
+        assert session.cache.lengths.numpy().tolist() == [len(known) - 1]
+    assert known == [*PROMPT, *want]
+
+
 def _pieces(found: list[Any]) -> Any:
     return lambda row, token, piece: found.append(token) or len(found) % 3 != 0
 
