@@ -121,7 +121,12 @@ class Built:
         return "\n".join(lines) + "\n"
 
     def dump(self, folder: Path) -> Path:
-        """Numbered files: IR after each stage that changed something, kernels, plan, source, build command and log."""
+        """Numbered files: IR after each stage that changed something, kernels, plan, source, build command and log.
+
+        Ranks that share a model write to folders of their own inside it.
+        """
+        if self.tp is not None and self.tp.size > 1:
+            folder = folder / f"rank{self.tp.rank}"
         folder.mkdir(parents=True, exist_ok=True)
         for i, s in enumerate(self.stages):
             if s.changed:

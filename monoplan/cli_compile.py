@@ -22,5 +22,6 @@ def run(args: argparse.Namespace) -> int:
     llm = load(args, timings)
     llm.dump(args.output)
     print(f"written to {args.output}")
-    print(f"load {timings.load:.2f} s, compile {timings.compile:.2f} s", file=sys.stderr)
+    if not getattr(args, "quiet", False):  # a rank other than 0
+        print(f"load {timings.load:.2f} s, compile {timings.compile:.2f} s", file=sys.stderr)
     return 0

@@ -292,11 +292,17 @@ def test_a_divided_model(size: int, config: dict[str, Any]) -> None:
         assert (ids, sampled, row) == (text, drawn_text, text[:8])
 
 
-def test_ranks_with_equal_parts_build_one_source() -> None:
-    """Where a part of the vocabulary begins is a number of the weights, not of the source."""
+def test_ranks_with_equal_parts_build_one_source(tmp_path: Path) -> None:
+    """Where a part of the vocabulary begins is a number of the weights, not of the source. Dumps lie side by side."""
     model = LlamaForCausalLM.from_config(tiny_config(), seed=1)
-    first, second = run_ranks(threads(2), lambda c: mp.compile(model, tp=c, options={"threads": 1}).source())
-    assert first == second
+
+    def work(c: Communicator) -> str:
+        llm = mp.compile(model, tp=c, options={"threads": 1})
+        llm.dump(tmp_path)
+        return str(llm.source())
+
+    first, second = run_ranks(threads(2), work)
+    assert first == second == (tmp_path / "rank0" / "plan.c").read_text() == (tmp_path / "rank1" / "plan.c").read_text()
 
 
 def test_models_that_differ_are_refused() -> None:
