@@ -11,8 +11,7 @@ import pytest
 
 import monoplan as mp
 from monoplan.frontend.module import Module
-from monoplan.frontend.tensor import call
-from monoplan.ir.errors import ArgumentError
+from monoplan.ir.errors import ArgumentError, PlanError
 from monoplan.runtime import cuda, cuda_device
 from tests.codegen import cuda_emulator
 from tests.codegen.cuda_emulator import EmulatedArray
@@ -94,6 +93,12 @@ def test_device_arrays_go_in_and_out(device: Any) -> None:
             np.testing.assert_array_equal(out["sum"].get(), x + y)
         assert isinstance(fast(x, y)["sum"], np.ndarray)
     assert fast.stats.compiles == 2 and device.followed
+
+
+@emulated
+def test_tools_take_device_arrays_too(device: Any) -> None:
+    x = numbers(3, 4)
+    assert mp.compile(Doubled(), target="cuda").verify(EmulatedArray(x), x).ok
 
 
 @emulated
@@ -181,5 +186,5 @@ class TestOnAGpu:
             counting(cupy.asarray(x), cupy.ones(200, cupy.float32)[::2])
 
     def test_too_little_memory(self) -> None:
-        with pytest.raises(mp.MonoplanError if hasattr(mp, "MonoplanError") else RuntimeError, match="are left on GPU"):
+        with pytest.raises(PlanError, match="are left on GPU"):
             cuda_device.gpu().allocate(1 << 46)
