@@ -47,8 +47,9 @@ def arguments() -> argparse.ArgumentParser:
 
 def choose_cpus(threads: int) -> list[int]:
     """As many CPUs as threads, each of another core while there are such."""
-    allowed, cores = sorted(os.sched_getaffinity(0)), set()
-    first, rest = [], []
+    allowed, cores = sorted(os.sched_getaffinity(0)), set[str]()
+    first: list[int] = []
+    rest: list[int] = []
     for cpu in allowed:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         core = siblings.read_text().strip() if siblings.exists() else str(cpu)

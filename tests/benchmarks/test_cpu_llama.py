@@ -136,3 +136,25 @@ os.kill(os.getpid(), 9)
             return
         time.sleep(0.05)
     pytest.fail("the worker is still there: " + status.read_text().splitlines()[2])
+
+
+def test_peers_that_do_not_fit_together_load_for_their_turn(
+    parts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cpu_peers.rounds as rounds
+
+    opened: list[str] = []
+
+    class Counted(parts.client.Worker):  # type: ignore[misc, name-defined]
+        def __init__(self, job: Any, *rest: Any) -> None:
+            opened.append(job.peer)
+            super().__init__(job, *rest)
+
+    monkeypatch.setattr(rounds, "Worker", Counted)
+    monkeypatch.setattr(rounds, "available_memory", lambda: 0)
+    work = parts.workload.Workload("tiny", "f32", tmp_path)
+    cpus = sorted(os.sched_getaffinity(0))[:1]
+    plan = rounds.Plan(work, ["fake"], 1, cpus, repeats=2, cache=tmp_path / "cache", timeout=120.0)
+    outcome = rounds.run(plan, lambda text: None)
+    assert not outcome.resident and opened == ["limits", "fake", "fake", "fake"]
+    assert [len(steps) for steps in outcome.seconds["fake"]["decode"]] == [16, 16]
