@@ -181,8 +181,9 @@ def _packed_index(x: Operand, depth: int) -> str:
     """Where column i0 of row `at` lies in a packed weight."""
     layout = x.view.buffer.layout
     panel, _, _ = parse_layout(layout)
-    if layout.startswith("pairs"):
-        return f"at / {panel} * {panel * depth} + i0 / 2 * {2 * panel} + at % {panel} * 2 + i0 % 2"
+    if layout.startswith("tiles"):
+        tile = f"i0 / 32 * 1024 + at % {panel} / 16 * 512"
+        return f"at / {panel} * {panel * depth} + {tile} + i0 % 32 / 2 * 32 + at % 16 * 2 + i0 % 2"
     column = f"at % {panel}"
     if x.dtype == bf16:  # beside the column half a panel away
         column = f"(at % {panel} * 2 - (at % {panel} >= {panel // 2}) * {panel - 1})"

@@ -94,7 +94,7 @@ def _scratch(lo: Lowerer, x: Value, weight: View) -> tuple[Operand, ...]:
     assert isinstance(depth, int)
     b = blocking(lo.target, layout, depth)
     panel, panels, _ = parse_layout(layout)
-    each = max(b.block // 2 if layout.startswith("pairs") else b.block, lo.target.row_blocks[-1])  # floats for each k
+    each = max(b.block // 2 if layout.startswith("tiles") else b.block, lo.target.row_blocks[-1])  # floats for each k
     count = (_rows(x) + (b.block - 1)) // b.block + lo_threads()
     sums = lo.fresh(f32, (lo_threads(), b.slots, panels * b.chunk * panel), "scratch")
     xt = lo.fresh(f32, (count, depth, each), "scratch")

@@ -12,7 +12,8 @@ CHUNK = 512  # rows that share a pass over the weights
 SLICE_BYTES = 24 << 10  # of a panel, in f32: half of L1 or less
 STRIP_BYTES = 800 << 10  # of a chunk of x: the larger part of L2
 TILE_SLICE = 512  # k of a panel for tile units: 32 KB of bf16, which stay in L1
-WAITING = 32  # panels whose sums wait between strips
+WAITING = 8  # panels whose sums wait between strips: with a strip of x they fill half of L2
+UNIT_BYTES, NEAR_BYTES, FAR_BYTES = 512, 1024, 8192  # one row: read at a time from a panel, asked for into L1, into L2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,9 @@ class LinearSchedule:
     vectors: int  # vectors in a panel
     streams: int  # panels read side by side when there is one row
     narrow: int  # and within one group
-    ahead: int  # rows of a panel that are asked for before they are read
+    unit: int  # rows of a panel that are read before the next panel's turn, when there is one row
+    near: int  # rows by which a panel's data is asked for into L1 before it is read
+    far: int  # and into L2
     blocking: Blocking
     tiles: bool = False  # many rows run on bf16 tile units
 
@@ -60,13 +63,13 @@ class LinearSchedule:
 def linear_layout(target: Target, weight: TensorType, epilogue: str, head_dim: int = 0) -> str:
     """How a weight is packed for an epilogue: `panel16x2`, with what a group means after a colon; on a GPU `rows`.
 
-    `pairs` in place of `panel`: neighbours in k lie side by side, as bf16 tile units read them.
+    `tiles` in place of `panel`: each panel as bf16 tile units read it.
     """
     if not target.is_cpu:  # row-major; rows that an epilogue needs together are neighbours
         return {"heads": f"rows:heads{head_dim}", "gated": "rows:gated"}.get(epilogue, "rows")
     columns, depth = weight.shape
     tiles = target.has_tiles and weight.dtype == bf16 and isinstance(depth, int) and depth % 32 == 0
-    kind = f"{'pairs' if tiles else 'panel'}{target.panel}"
+    kind = f"{'tiles' if tiles else 'panel'}{target.panel}"
     if epilogue == "heads":
         return f"{kind}x{-(-head_dim // target.panel)}:heads{head_dim}"
     wide = _side_by_side(target)
@@ -90,21 +93,21 @@ def _group(panels: int, wide: int) -> int:
 def parse_layout(layout: str) -> tuple[int, int, str]:
     """Columns in a panel, panels in a group, and what a group is."""
     shape, _, group = layout.partition(":")
-    panel, panels = shape.removeprefix("panel").removeprefix("pairs").split("x")
+    panel, panels = shape.removeprefix("panel").removeprefix("tiles").split("x")
     return int(panel), int(panels), group
 
 
 def blocking(target: Target, layout: str, depth: int) -> Blocking:
     """The nest for many rows of a product with weights of this layout."""
     panel, panels, _ = parse_layout(layout)
-    tiles = layout.startswith("pairs")
+    tiles = layout.startswith("tiles")
     block = 32 if tiles else target.many_rows
     chunk = -(-CHUNK // block) * block
     most = TILE_SLICE if tiles else SLICE_BYTES // (panel * 4)
     count = max(1, round(depth / most)) if tiles else -(-depth // most)
     unit = 32 if tiles else 1
     slice_ = -(-depth // (count * unit)) * unit
-    held = 2 * TILE_SLICE if tiles else STRIP_BYTES // (chunk * 4)
+    held = TILE_SLICE if tiles else STRIP_BYTES // (chunk * 4)
     strip = max(1, held // slice_) * slice_
     return Blocking(block, chunk, slice_, strip, 2 if strip >= depth else max(2, WAITING // panels))
 
@@ -123,8 +126,9 @@ def choose_linear(k: Linear, target: Target) -> LinearSchedule:
     wide = _side_by_side(target)
     narrow = max(n for n in range(1, min(wide, panels) + 1) if panels % n == 0)
     streams = wide // panels * panels if panels < wide else narrow
-    # One block of 2 KB ahead hides the latency of memory and leaves L1 room; less would come late, more too early.
-    ahead = max(2, 2048 // (panel * w.dtype.itemsize))
-    tiles = layout.startswith("pairs")
-    return LinearSchedule(panel, panels, groups, target.row_blocks, panel // target.lanes, streams, narrow, ahead,
-                          blocking(target, layout, k.depth), tiles)  # fmt: skip
+    row = panel * w.dtype.itemsize
+    unit, near, far = (max(2, nbytes // row) for nbytes in (UNIT_BYTES, NEAR_BYTES, FAR_BYTES))
+    return LinearSchedule(
+        panel, panels, groups, target.row_blocks, panel // target.lanes, streams, narrow, unit, near, far,
+        blocking(target, layout, k.depth), layout.startswith("tiles"),
+    )  # fmt: skip

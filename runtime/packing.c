@@ -18,6 +18,16 @@
 TRANSPOSE(mp_transpose_16, uint16_t)
 TRANSPOSE(mp_transpose_32, uint32_t)
 
+/* out[p][k / 16][c / 16][k % 16][c % 16] = in[p][c][k] for panels of 32 columns of `depth` pairs. */
+void mp_cut_tiles(const uint32_t *in, uint32_t *out, int64_t panels, int64_t depth)
+{
+    for (int64_t p = 0; p < panels; ++p, in += 32 * depth)
+        for (int64_t k0 = 0; k0 < depth; k0 += 16)
+            for (int half = 0; half < 32; half += 16, out += 256)
+                for (int c = 0; c < 16; ++c)
+                    for (int k = 0; k < 16; ++k) out[k * 16 + c] = in[(half + c) * depth + k0 + k];
+}
+
 /* Round to nearest, ties to even; NaN stays NaN. */
 void mp_round_bf16(const float *in, uint16_t *out, int64_t count)
 {

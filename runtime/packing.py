@@ -15,22 +15,23 @@ from monoplan.runtime import features, toolchain
 from monoplan.runtime.ffi import declared
 
 Array = np.ndarray[Any, Any]
-ABI = 1
+ABI = 2
 CDEF = """
 void mp_transpose_16(const void *, void *, const int32_t *, int64_t, int64_t, int64_t);
 void mp_transpose_32(const void *, void *, const int32_t *, int64_t, int64_t, int64_t);
+void mp_cut_tiles(const void *, void *, int64_t, int64_t);
 void mp_round_bf16(const void *, void *, int64_t);
 """
 
 
 def transpose_panels(panels: Array, into: Array, layout: str) -> None:
-    """Panels [columns, depth] transposed to [depth, columns]; `pairs` keeps two of k side by side."""
+    """Panels [columns, depth] transposed to [depth, columns]; `tiles`: see _cut_tiles."""
+    if layout.startswith("tiles"):
+        _cut_tiles(panels, into)
+        return
     count, columns, _ = panels.shape
     order = np.arange(columns, dtype=np.int32)
-    if layout.startswith("pairs"):  # a transposition of pairs
-        panels = np.ascontiguousarray(panels).view(np.uint32)
-        into = into.reshape(-1).view(np.uint32).reshape(count, panels.shape[2], columns)
-    elif panels.dtype == bf16.numpy:
+    if panels.dtype == bf16.numpy:
         # Columns lie beside those half a panel away, so that one load, a shift and a mask give two vectors.
         order = order.reshape(2, -1).T.reshape(-1).copy()
     native = _library()
@@ -42,6 +43,19 @@ def transpose_panels(panels: Array, into: Array, layout: str) -> None:
     run = library.mp_transpose_16 if source.dtype.itemsize == 2 else library.mp_transpose_32
     places = _pointer(ffi, source), _pointer(ffi, into), ffi.cast("int32_t *", address(order))
     run(*places, count, columns, source.shape[2])
+
+
+def _cut_tiles(panels: Array, into: Array) -> None:
+    """Panels of 32 bf16 columns as [depth / 32][2][16 pairs of k][16 columns][2]: what two tile loads read."""
+    count, _, depth = panels.shape
+    source = np.ascontiguousarray(panels).view(np.uint32)  # pairs of k
+    native = _library()
+    if native is not None and into.flags.c_contiguous:
+        ffi, library = native
+        library.mp_cut_tiles(_pointer(ffi, source), _pointer(ffi, into), count, depth // 2)
+        return
+    out = into.reshape(-1).view(np.uint32).reshape(count, depth // 32, 2, 16, 16)
+    out[:] = source.reshape(count, 2, 16, depth // 32, 16).transpose(0, 3, 1, 4, 2)
 
 
 def converted(array: Array, dtype: np.dtype[Any]) -> Array:
