@@ -30,7 +30,7 @@ def attention(k: Attention, s: AttentionSchedule) -> Facts:
         "between": between, **_mask(k),
     }
     found |= _pass_on(k, "read", ("q", "k", "v", "mask")) | _pass_on(k, "strip", ("q", "k", "v", "mask", "y"))
-    found |= _pass_on(k, "write", ("y",))
+    found |= _pass_on(k, "write", ("y",)) | _pass_on(k, "cache", ("k", "v")) | _pass_on(k, "tile", ("q", "y"))
     found |= _rows("k", kk, k.head_dim, s) | _rows("v", v, k.value_dim, s)
     found["value_block"] = -(-k.value_dim // s.block) * s.block
     return {"attn": found}
@@ -65,6 +65,7 @@ def _rows(name: str, o: Operand, dim: int, s: AttentionSchedule) -> Facts:
         f"{name}_vectors": dense and dim % s.lanes == 0, f"{name}_line": -(-dim // s.lanes) * s.lanes,
         f"{name}_type": o.ctype, f"{name}_load": f"mp_vload_{o.dtype.name}", f"{name}_row": row("key"),
         f"{name}_next": row("(key + AHEAD - count)"), f"{name}_block": row("j0"),
+        f"{name}_bits": "" if o.view.is_virtual else o.place("b", "g", "key", "i"),
         f"{name}_bytes": dim * o.dtype.itemsize, f"{name}_stride": c_dim(o.view.strides[2]),
         f"{name}_direct": dense and o.dtype == f32 and (name == "k" or dim % s.block == 0),
     }  # fmt: skip

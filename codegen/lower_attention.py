@@ -10,7 +10,7 @@ from monoplan.codegen.lower import Lowerer, lowers
 from monoplan.codegen.schedule_attention import choose_attention
 from monoplan.codegen.views import View
 from monoplan.ir.graph import Op
-from monoplan.ir.types import f32
+from monoplan.ir.types import f32, u32
 
 
 @lowers("attention")
@@ -47,11 +47,17 @@ def lower_attention(lo: Lowerer, op: Op) -> None:
 
 
 def _scratch(lo: Lowerer, k: Attention) -> tuple[Operand, ...]:
-    """What the tasks of few queries leave for each other: sums, largest score and total of each head and chunk."""
+    """Few queries: what tasks leave for each other (sums, largest score and total of each head and chunk).
+    Many on tile units: the keys and values as tiles."""
     s = choose_attention(k, lo.target)
-    if s.simple or not s.has_few:
-        return ()
-    few = k.seq if isinstance(k.seq, int) else s.few
-    width = -(-k.value_dim // s.lanes) * s.lanes + 2
-    shape = (k.batch * few * k.heads * (k.keys // s.chunk + 1), width)
-    return (Operand("partial", lo.fresh(f32, shape, "scratch"), written=True),)
+    found = []
+    if s.has_few and not s.simple:
+        few = k.seq if isinstance(k.seq, int) else s.few
+        width = -(-k.value_dim // s.lanes) * s.lanes + 2
+        shape = (k.batch * few * k.heads * (k.keys // s.chunk + 1), width)
+        found.append(Operand("partial", lo.fresh(f32, shape, "scratch"), written=True))
+    if s.has_many and s.tiles:
+        for name, dim in (("k_tiles", k.head_dim), ("v_tiles", k.value_dim)):
+            words = (k.batch * k.kv_heads, (k.keys + (s.keys - 1)) // s.keys * s.keys, dim // 2)
+            found.append(Operand(name, lo.fresh(u32, words, "scratch"), written=True))
+    return tuple(found)

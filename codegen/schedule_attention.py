@@ -52,12 +52,13 @@ def choose_attention(k: Attention, target: Target) -> AttentionSchedule:
     lines = -(-k.value_dim // target.lanes)
     wide = max(n for n in range(1, lines + 1) if lines % n == 0 and (n == 1 or n * group <= (20 if many else 10)))
     ahead = max(1, 2048 // (k.head_dim * keys.dtype.itemsize))
+    tiles = _tiled(k, target)
     block, vectors = {16: (8, 3), 8: (4, 3)}.get(target.lanes, (4, 4 if many else 2))
     columns = -(-48 // (vectors * target.lanes)) * vectors * target.lanes
     return AttentionSchedule(
         simple=simple, has_few=count is None or count <= FEW, has_many=count is None or count > FEW, lanes=target.lanes,
-        tiles=False, few=FEW, chunk=CHUNK, rows=rows, wide=wide, ahead=ahead,
-        columns=columns, keys=64, block=block, vectors=vectors,
+        tiles=tiles, few=FEW, chunk=CHUNK, rows=rows, wide=wide, ahead=ahead,
+        columns=32 if tiles else columns, keys=128 if tiles else 64, block=block, vectors=vectors,
     )  # fmt: skip
 
 
@@ -67,4 +68,5 @@ def _tiled(k: Attention, target: Target) -> bool:
     plain = k.softcap is None and not k.has("mask") and k.scale > 0
     whole = k.head_dim % 32 == 0 and k.value_dim % 32 == 0
     types = q.dtype in (bf16, f32) and keys.dtype == bf16 and values.dtype == bf16
-    return target.has_tiles and plain and whole and types
+    stored = not keys.view.is_virtual and not values.view.is_virtual
+    return target.has_tiles and plain and whole and types and stored

@@ -150,9 +150,9 @@ QKV = """graph g(%x: f32[1, 3, 16], %p: i64[1, 3], %k: f32[1, 1, 8, 8], %v: f32[
 algo="gpt_neox", norm="none", eps=0.0, qk_eps=0.0} : f32[1, 3, 2, 8], f32[1, 1, 8, 8], f32[1, 1, 8, 8]
   return %q, %k1 -> %k, %v1 -> %v
 }"""
-ATTENTION = """graph g(%q: {0}[1, 2, {1}, 8], %k: {0}[1, 2, 5, 8], %v: {0}[1, 2, 5, 8]) {{
+ATTENTION = """graph g(%q: {0}[1, 2, {1}, {2}], %k: {0}[1, 2, 5, {2}], %v: {0}[1, 2, 5, {2}]) {{
   %y = attention(%q, %k, %v, _, _) {{causal=True, scale=0.35, softcap=None, window=None, layout="bhsd"}} : \
-{0}[1, 2, {1}, 8]
+{0}[1, 2, {1}, {2}]
   return %y
 }}"""
 # template -> (family of its kernels, IR that uses it)
@@ -191,10 +191,10 @@ CASES = {
         LINEAR.format('%y = linear_argmax(%x, %w, _, _, _) {norm="none", eps=0.0, keepdims=False} : i64[5]'),
     ),
     "_epilogue_heads": ("linear", QKV),
-    "attention": ("attention", ATTENTION.format("f32", 5)),
-    "_attention_few": ("attention", ATTENTION.format("f32", 2)),
-    "_attention_strip": ("attention", ATTENTION.format("f32", 5)),
-    "_attention_simple": ("attention", ATTENTION.format("f64", 5)),
+    "attention": ("attention", ATTENTION.format("f32", 5, 8)),
+    "_attention_few": ("attention", ATTENTION.format("f32", 2, 8)),
+    "_attention_strip": ("attention", ATTENTION.format("f32", 5, 8)),
+    "_attention_simple": ("attention", ATTENTION.format("f64", 5, 8)),
     "gather": (
         "gather",
         'graph g(%i: i64[2, 3]) {\n  param %w: f32[9, 8] = "w"\n'
@@ -222,6 +222,8 @@ CASES = {
         "  %y = repetition_penalty(%x, %h, %n, %p) : f32[2, 33]\n  return %y\n}",
     ),
 }
+# The same for templates that only machines with tile units use: here they are emulated.
+TILES = {"_attention_tiles": ("attention", ATTENTION.format("bf16", 5, 32))}
 ELSEWHERE = {
     "plan": "the frame of every plan",
     "_linear_tiles": "only on machines with tile units",
@@ -233,7 +235,7 @@ _OTHER = {
     "_linear_norm": ("+= ", "-= 2 * "),
     "_epilogue_argmax": ("sum > top", "sum < top"),
     "linear": ("+= one", "-= one"),
-    "attention": ("sum += weight", "sum -= weight"),
+    "attention": ("line % KV", "0 * line"),
 }
 
 
@@ -249,7 +251,7 @@ def mutated(name: str, text: str) -> str:
 
 def test_every_template_has_a_case() -> None:
     known = {p.name.removesuffix(".c.j2") for p in TEMPLATES.glob("*.c.j2")}
-    assert known == set(CASES) | set(ELSEWHERE)
+    assert known == set(CASES) | set(TILES) | set(ELSEWHERE)
 
 
 def examine(text: str, folder: Path) -> Finding:
@@ -277,6 +279,17 @@ def test_names_a_wrong_kernel(name: str, templates: dict[str, str], tmp_path: Pa
         done = run_script(found.folder)
         assert done.returncode == 1, done.stdout + done.stderr
         assert run_script(found.folder, "--fresh").returncode == 0  # another process has the honest templates
+
+
+@pytest.mark.parametrize("name", TILES)
+def test_names_a_wrong_kernel_of_tile_units(
+    name: str, templates: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MONOPLAN_ISA", "tiles")
+    family, text = TILES[name]
+    templates[f"cpu/{name}.c.j2"] = mutated(name, (TEMPLATES / f"{name}.c.j2").read_text())
+    found = examine(text, tmp_path / "found")
+    assert (found.kind, found.name) == ("kernel", family), found
 
 
 def test_the_honest_templates_are_right(tmp_path: Path) -> None:

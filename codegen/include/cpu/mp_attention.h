@@ -32,12 +32,14 @@ MP_FN mp_vec mp_vchoose(mp_vec_u32 yes, mp_vec a, mp_vec b)
 }
 #define MP_BITS(test) ((mp_vec_u32)(test))
 MP_FN float mp_vfirst(mp_vec v) { return v[0]; }
+MP_FN mp_vec mp_vpower(mp_vec t) { return (mp_vec)((mp_vec_u32)t << 23); }
 #else
 typedef uint32_t mp_vec_u32;
 MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p) { return mp_load_bf16(*p); }
 MP_FN mp_vec mp_vchoose(mp_vec_u32 yes, mp_vec a, mp_vec b) { return yes ? a : b; }
 #define MP_BITS(test) ((test) ? ~0u : 0u)
 MP_FN float mp_vfirst(mp_vec v) { return v; }
+MP_FN mp_vec mp_vpower(mp_vec t) { return mp_bits_to_float(mp_float_to_bits(t) << 23); }
 #endif
 
 /* The larger of both. mp_vmax passes over a NaN in x; mp_vfloor keeps it. */
@@ -62,19 +64,14 @@ MP_FN mp_vec mp_vfloor(mp_vec x, mp_vec y) { return mp_vchoose(MP_BITS(x < y), y
  * rounds x to an integer and leaves that integer, biased as an exponent is, in the lowest bits. */
 MP_FN mp_vec mp_vexp2(mp_vec x)
 {
-    const mp_vec least = mp_splat(-127.0f), magic = mp_splat(12583039.0f);
-    const mp_vec y = mp_vfloor(x, least), t = y + magic, f = y - (t - magic);
+    const mp_vec magic = mp_splat(12583039.0f), y = mp_vfloor(x, mp_splat(-127.0f)), t = y + magic, f = y - (t - magic);
     mp_vec p = mp_splat(1.326472731e-3f);
     p = p * f + 9.671512991e-3f;
     p = p * f + 5.550733581e-2f;
     p = p * f + 2.402224243e-1f;
     p = p * f + 6.931470037e-1f;
     p = p * f + 1.0f;
-#if MP_LANES > 1
-    return p * (mp_vec)((mp_vec_u32)t << 23);
-#else
-    return p * mp_bits_to_float(mp_float_to_bits(t) << 23);
-#endif
+    return p * mp_vpower(t);
 }
 
 /* Neighbours of two vectors side by side: the even ones, and the odd ones. Joining pairs of vectors so, and their
@@ -139,6 +136,13 @@ MP_FN float mp_vtop(mp_vec v)
     return mp_vfirst(v);
 }
 
+/* Asks for a row of the cache that will be read soon. */
+MP_FN void mp_soon(const void *row, const int64_t bytes)
+{
+    MP_FULLY
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)row + i, 0, 3);
+}
+
 /* What scores are measured from: their maximum, or 0 where there is none, so that -inf - base stays -inf. */
 MP_FN mp_vec mp_vbase(mp_vec top) { return mp_vchoose(MP_BITS(top == mp_splat(-INFINITY)), mp_splat(0.0f), top); }
 
@@ -168,4 +172,62 @@ MP_FN void mp_strip(const float *x, const int64_t xr, const int64_t xk, const fl
     for (int i = 0; i < R * V; ++i) mp_vstore(out + i / V * ldo + i % V * MP_LANES, acc[i]);
 }
 
+#if defined(MP_TILES) && MP_LANES == 16
+/* As mp_vexp2 with a relative error of 1e-4: enough for weights that are rounded to bf16. */
+MP_FN mp_vec mp_vexp2_short(mp_vec x)
+{
+    const mp_vec magic = mp_splat(12583039.0f), y = mp_vfloor(x, mp_splat(-127.0f)), t = y + magic, f = y - (t - magic);
+    mp_vec p = mp_splat(5.500892922e-2f);
+    p = p * f + 2.422109544e-1f;
+    p = p * f + 6.932829022e-1f;
+    p = p * f + 1.0f;
+    return p * mp_vpower(t);
+}
+
+/* Word i holds the nearest bf16 of low[i] and, above it, of high[i]. */
+MP_FN void mp_vpairs_bf16(uint32_t *p, mp_vec low, mp_vec high)
+{
+    *(mp_vec_u32 *)p = (((mp_vec_u32)low + 0x8000u) >> 16) | (((mp_vec_u32)high + 0x8000u) & 0xffff0000u);
+}
+
+MP_FN mp_vec mp_vramp(float start)
+{
+    return start + (mp_vec){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+}
+
+/* c[32][32] (+)= a · b over `steps` of 32: a as [step][32 rows][32], which stays in L1; b from further away, with the load
+ * that leaves L1 alone, as [step][16 pairs][32 columns][2] with `stride` words from step to step. */
+MP_FN void mp_tiles_strip(const mp_bf16 *a, const uint32_t *b, const int64_t stride, const int64_t steps, float *c,
+                          const int64_t ldc, const int first)
+{
+    const int64_t row = ldc * 4;
+    mp_tile_fence();
+    if (first) {
+        mp_tile_zero(0);
+        mp_tile_zero(1);
+        mp_tile_zero(2);
+        mp_tile_zero(3);
+    } else {
+        mp_tile_load(0, c, row);
+        mp_tile_load(1, c + 16, row);
+        mp_tile_load(2, c + 16 * ldc, row);
+        mp_tile_load(3, c + 16 * ldc + 16, row);
+    }
+    for (int64_t s = 0; s < steps; ++s) {
+        mp_tile_load(4, a + s * 1024, 64);
+        mp_tile_stream(6, b + s * stride, 128);
+        mp_tile_dot(0, 4, 6);
+        mp_tile_load(5, a + s * 1024 + 512, 64);
+        mp_tile_dot(2, 5, 6);
+        mp_tile_stream(7, b + s * stride + 16, 128);
+        mp_tile_dot(1, 4, 7);
+        mp_tile_dot(3, 5, 7);
+    }
+    mp_tile_store(0, c, row);
+    mp_tile_store(1, c + 16, row);
+    mp_tile_store(2, c + 16 * ldc, row);
+    mp_tile_store(3, c + 16 * ldc + 16, row);
+    mp_tile_fence();
+}
+#endif
 #endif
