@@ -12,6 +12,7 @@ CHUNK = 512  # rows that share a pass over the weights
 SLICE_BYTES = 24 << 10  # of a panel, in f32: half of L1 or less
 STRIP_BYTES = 800 << 10  # of a chunk of x: the larger part of L2
 TILE_SLICE = 512  # k of a panel for tile units: 32 KB of bf16, which stay in L1
+TILE_STRIP = 512  # k of x that stays in L2
 WAITING = 8  # panels whose sums wait between strips: with a strip of x they fill half of L2
 UNIT_BYTES, NEAR_BYTES, FAR_BYTES = 512, 1024, 8192  # one row: read at a time from a panel, asked for into L1, into L2
 
@@ -107,7 +108,7 @@ def blocking(target: Target, layout: str, depth: int) -> Blocking:
     count = max(1, round(depth / most)) if tiles else -(-depth // most)
     unit = 32 if tiles else 1
     slice_ = -(-depth // (count * unit)) * unit
-    held = TILE_SLICE if tiles else STRIP_BYTES // (chunk * 4)
+    held = TILE_STRIP if tiles else STRIP_BYTES // (chunk * 4)
     strip = max(1, held // slice_) * slice_
     return Blocking(block, chunk, slice_, strip, 2 if strip >= depth else max(2, WAITING // panels))
 
