@@ -195,38 +195,38 @@ MP_FN mp_vec mp_vramp(float start)
     return start + (mp_vec){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 }
 
-/* c[32][32] (+)= a · b over `steps` of 32: a as [step][32 rows][32], which stays in L1; b from further away, with the load
- * that leaves L1 alone, as [step][16 pairs][32 columns][2] with `stride` words from step to step. */
-MP_FN void mp_tiles_strip(const mp_bf16 *a, const uint32_t *b, const int64_t stride, const int64_t steps, float *c,
-                          const int64_t ldc, const int first)
+/* c[32][32] (+)= a · b in steps of 32: a as [32 rows][32], which stays in L1; b from further away, with the load that leaves
+ * L1 alone, as [16 pairs][32 columns][2]. The sums stay in tiles from `opens` to `closes`, whatever happens in between. */
+MP_FN void mp_tiles_step(const mp_bf16 *a, const uint32_t *b, float *c, const int64_t ldc, const int opens, const int add,
+                         const int closes)
 {
     const int64_t row = ldc * 4;
     mp_tile_fence();
-    if (first) {
+    if (opens && !add) {
         mp_tile_zero(0);
         mp_tile_zero(1);
         mp_tile_zero(2);
         mp_tile_zero(3);
-    } else {
+    } else if (opens) {
         mp_tile_load(0, c, row);
         mp_tile_load(1, c + 16, row);
         mp_tile_load(2, c + 16 * ldc, row);
         mp_tile_load(3, c + 16 * ldc + 16, row);
     }
-    for (int64_t s = 0; s < steps; ++s) {
-        mp_tile_load(4, a + s * 1024, 64);
-        mp_tile_stream(6, b + s * stride, 128);
-        mp_tile_dot(0, 4, 6);
-        mp_tile_load(5, a + s * 1024 + 512, 64);
-        mp_tile_dot(2, 5, 6);
-        mp_tile_stream(7, b + s * stride + 16, 128);
-        mp_tile_dot(1, 4, 7);
-        mp_tile_dot(3, 5, 7);
+    mp_tile_load(4, a, 64);
+    mp_tile_stream(6, b, 128);
+    mp_tile_dot(0, 4, 6);
+    mp_tile_load(5, a + 512, 64);
+    mp_tile_dot(2, 5, 6);
+    mp_tile_stream(7, b + 16, 128);
+    mp_tile_dot(1, 4, 7);
+    mp_tile_dot(3, 5, 7);
+    if (closes) {
+        mp_tile_store(0, c, row);
+        mp_tile_store(1, c + 16, row);
+        mp_tile_store(2, c + 16 * ldc, row);
+        mp_tile_store(3, c + 16 * ldc + 16, row);
     }
-    mp_tile_store(0, c, row);
-    mp_tile_store(1, c + 16, row);
-    mp_tile_store(2, c + 16 * ldc, row);
-    mp_tile_store(3, c + 16 * ldc + 16, row);
     mp_tile_fence();
 }
 #endif
