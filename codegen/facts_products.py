@@ -38,7 +38,6 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
         "step": 2 if s.tiles else 1,
         "offset": (lambda k: f"mp_tile_row({k})") if s.tiles else (lambda k: f"{k} * PANEL"),
         "pitch": "16" if s.tiles else "PANEL", "fetch": "mp_fetch_tiles" if s.tiles else "mp_fetch_panel",
-        "destinations": _destinations(k),
     }
     if s.tiles:
         found["w_name"] = "tiles"
@@ -51,7 +50,6 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
         return found | _heads(k)
 
     each = s.width // 2 if k.epilogue == "gated" else s.width
-    found["group_columns"] = each
     found["count"] = str(each) if found["columns"] % each == 0 else f"mp_min({each}, N - first)"
 
     def summed(place: str, column: str) -> str:
@@ -67,15 +65,6 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
     tail = k.body.c([*first, *(e.at("row", "n") for e in k.group("e"))])
     found["statement"] = y.store(tail, k.body.dtype, "row", "n")
     return found
-
-
-def _destinations(k: Linear) -> list[dict[str, Any]]:
-    """What an epilogue writes, or adds to, in rows of its own: places that are asked for ahead."""
-    if k.epilogue not in ("pointwise", "gated"):
-        return []
-    wanted = [o for o in (k.operand("y"), *k.group("e")) if not o.view.is_virtual and o.view.strides[1] == 1]
-    return [{"text": o.place("row", "n"), "size": o.dtype.itemsize, "write": int(o.written)}
-            for o in wanted if o.view.strides[0] != 0]  # fmt: skip
 
 
 def _pass_on(k: Linear, prefix: str, operands: Sequence[Operand]) -> Facts:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from monoplan.codegen.kernels import Kernel
+from monoplan.codegen.kernels import Kernel, Linear
 from monoplan.codegen.lower import Loop, Lowered, ParamUse, lower
 from monoplan.codegen.memory import Arena, plan_arena
 from monoplan.codegen.schedule import choose
@@ -145,7 +145,8 @@ def _number(lowered: Lowered, arena: Arena, target: Target) -> tuple[Step | Step
     def make(kernel: Kernel, always: bool) -> Step:
         nonlocal counter
         numbered = replace(kernel, step=counter)
-        barrier = state.enter(kernel) or always
+        # A product takes its last pieces of work from a counter that a barrier sets to 0.
+        barrier = state.enter(kernel) or always or (isinstance(kernel, Linear) and target.is_cpu)
         step = Step(counter, numbered, choose(numbered, target), barrier)
         counter += 1
         return step

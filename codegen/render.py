@@ -156,7 +156,7 @@ def _ahead(plan: Plan, step: Step) -> str:
     w, s = step.kernel.operand("w"), step.schedule
     assert isinstance(s, LinearSchedule) and isinstance(step.kernel, Linear)
     run = step.kernel.depth * s.panel * w.dtype.itemsize  # bytes of a panel
-    return f"mp_ahead({_pointer(plan, w)}, {s.groups}, {s.panels * run}, {run}, {s.streams}, t, T);"
+    return f"mp_ahead({_pointer(plan, w)}, {s.groups - s.tail}, {s.panels * run}, {run}, {s.streams}, t, T);"
 
 
 def _pointer(plan: Plan, o: Operand) -> str:

@@ -8,12 +8,12 @@ from monoplan.codegen.kernels import Linear
 from monoplan.codegen.target import Target
 from monoplan.ir.types import TensorType, bf16
 
-CHUNK = 512  # rows that share a pass over the weights
+CHUNK, TILE_CHUNK = 512, 256  # rows that share a pass over the weights
 SLICE_BYTES = 24 << 10  # of a panel, in f32: half of L1 or less
 STRIP_BYTES = 800 << 10  # of a chunk of x: the larger part of L2
 TILE_SLICE = 512  # k of a panel for tile units: 32 KB of bf16, which stay in L1
-TILE_STRIP = 512  # k of x that stays in L2
-WAITING = 8  # panels whose sums wait between strips: with a strip of x they fill half of L2
+TILE_STRIP = 1024  # k of x that stays in L2: 512 KB of a chunk
+WAITING = 16  # panels whose sums wait between strips: with a strip of x they fill half of L2
 UNIT_BYTES, NEAR_BYTES, FAR_BYTES = 512, 1024, 8192  # one row: read at a time from a panel, asked for into L1, into L2
 
 
@@ -54,6 +54,11 @@ class LinearSchedule:
     def together(self) -> int:
         """Groups that one row passes at once."""
         return max(1, self.streams // self.panels)
+
+    @property
+    def tail(self) -> int:
+        """Groups that are not dealt out beforehand when rows are few."""
+        return min(self.groups // 4, 8)
 
     @property
     def every(self) -> int:
@@ -103,7 +108,7 @@ def blocking(target: Target, layout: str, depth: int) -> Blocking:
     panel, panels, _ = parse_layout(layout)
     tiles = layout.startswith("tiles")
     block = 32 if tiles else target.many_rows
-    chunk = -(-CHUNK // block) * block
+    chunk = -(-(TILE_CHUNK if tiles else CHUNK) // block) * block
     most = TILE_SLICE if tiles else SLICE_BYTES // (panel * 4)
     count = max(1, round(depth / most)) if tiles else -(-depth // most)
     unit = 32 if tiles else 1

@@ -138,33 +138,36 @@ double mp_limit_multiply(int64_t iterations, int threads)
 }
 
 #if defined(TILES)
+/* The loop of a product: 2 x 2 tiles of sums, operands from L1. */
 static void tiles(int64_t iterations, int bytes)
 {
     struct { unsigned char head[16]; unsigned short bytes[16]; unsigned char rows[16]; } shape;
     memset(&shape, 0, sizeof shape);
     shape.head[0] = 1;
     for (int i = 0; i < 8; i++) shape.bytes[i] = 64, shape.rows[i] = 16;
-    _Alignas(64) unsigned short some[512]; /* small numbers of both signs: zeros would draw less power than work does */
-    for (int i = 0; i < 512; i++) some[i] = (unsigned short)(bytes ? i * 40503u >> 3 : 0x3c00u + (i * 40503u & 0x81ffu));
-    _tile_loadconfig(&shape);
+    _Alignas(64) unsigned short some[8][512]; /* small numbers of both signs: zeros would draw less power than work does */
+    for (int i = 0; i < 4096; i++)
+        some[i / 512][i % 512] = (unsigned short)(bytes ? i * 40503u >> 3 : 0x3c00u + (i * 40503u & 0x81ffu));
+    __asm__ volatile("ldtilecfg %0" ::"m"(shape) : "memory");
     _tile_zero(0); /* these are macros with statements inside: no commas between them */
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    _tile_loadd(4, some, 64);
-    _tile_loadd(5, some, 64);
-    _tile_loadd(6, some, 64);
-    _tile_loadd(7, some, 64);
     for (int64_t i = 0; i < iterations; ++i) {
+        const unsigned short (*const x)[512] = some + i % 2 * 4;
+        _tile_loadd(4, x[0], 64);
+        _tile_loadd(6, x[1], 64);
+        _tile_loadd(5, x[2], 64);
+        _tile_loadd(7, x[3], 64);
         if (bytes) {
             _tile_dpbssd(0, 4, 6);
-            _tile_dpbssd(1, 4, 7);
             _tile_dpbssd(2, 5, 6);
+            _tile_dpbssd(1, 4, 7);
             _tile_dpbssd(3, 5, 7);
         } else {
             _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(1, 4, 7);
             _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(1, 4, 7);
             _tile_dpbf16ps(3, 5, 7);
         }
     }

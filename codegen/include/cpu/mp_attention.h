@@ -5,7 +5,7 @@
 #include "mp_amx.h"
 #include "mp_tile.h"
 
-/* bf16 is the upper half of a float. (gcc splits the plain conversion of wide vectors in two.) */
+/* bf16 is the upper half of a float. (gcc makes several instructions of the plain conversion.) */
 #if MP_LANES == 16 && defined(__AVX512F__)
 #include <immintrin.h>
 MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p)
@@ -18,6 +18,9 @@ MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p)
 {
     return (mp_vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i_u *)p)), 16);
 }
+#elif MP_LANES == 4 && defined(__aarch64__)
+#include <arm_neon.h>
+MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p) { return (mp_vec)vshlq_n_u32(vmovl_u16(vld1_u16(p)), 16); }
 #elif MP_LANES > 1
 typedef uint16_t mp_vec_u16 __attribute__((vector_size(2 * MP_LANES), aligned(2), may_alias));
 MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p)

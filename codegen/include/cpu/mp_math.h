@@ -71,7 +71,17 @@ MP_FN double mp_exp(double x) { return exp(x); }
 MP_FN float mp_rsqrtf(float x) { return 1.0f / sqrtf(x); }
 MP_FN double mp_rsqrt(double x) { return 1.0 / sqrt(x); }
 
-MP_FN float mp_sigmoidf(float x) { return 1.0f / (1.0f + mp_expf(-x)); }
+/* 1 / (1 + e^x) without the divider, which is slow for vectors: a guess from the bits, then Newton's steps; error 2e-7. */
+MP_FN float mp_logisticf(float x)
+{
+    const float d = 1.0f + mp_expf(x > 87.0f ? 87.0f : x);
+    float r = mp_bits_to_float(0x7ef311c7u - mp_float_to_bits(d));
+    r = r * (2.0f - d * r);
+    r = r * (2.0f - d * r);
+    r = r + r * (1.0f - d * r);
+    return x > 87.0f ? 0.0f : r;
+}
+MP_FN float mp_sigmoidf(float x) { return mp_logisticf(-x); }
 MP_FN double mp_sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
 
 /* tanh by exp where |x| is not small, by its series where the difference would cancel. */
@@ -85,7 +95,7 @@ MP_FN float mp_tanhf(float x)
 }
 MP_FN double mp_tanh(double x) { return tanh(x); }
 
-MP_FN float mp_siluf(float x) { return x == -INFINITY ? 0.0f : x / (1.0f + mp_expf(-x)); }
+MP_FN float mp_siluf(float x) { return x == -INFINITY ? 0.0f : x * mp_logisticf(-x); }
 MP_FN double mp_silu(double x) { return x == -INFINITY ? 0.0 : x / (1.0 + exp(-x)); }
 MP_FN float mp_swigluf(float gate, float up) { return mp_siluf(gate) * up; }
 MP_FN double mp_swiglu(double gate, double up) { return mp_silu(gate) * up; }

@@ -64,6 +64,7 @@ typedef struct {
     const mp_args *args;
     _Alignas(64) atomic_int arrived;
     _Alignas(64) atomic_int turn;
+    _Alignas(64) atomic_int taken;  /* pieces of the current kernel's work that were not dealt out beforehand */
     _Alignas(64) atomic_int failed; /* a lock on *error */
     mp_error *error;
     const void *const *parts; /* what the ranks gave in the last exchange */
@@ -76,12 +77,16 @@ static inline void mp_barrier(mp_run *run, int T)
     const int turn = atomic_load_explicit(&run->turn, memory_order_relaxed);
     if (atomic_fetch_add_explicit(&run->arrived, 1, memory_order_acq_rel) == T - 1) {
         atomic_store_explicit(&run->arrived, 0, memory_order_relaxed);
+        atomic_store_explicit(&run->taken, 0, memory_order_relaxed);
         atomic_store_explicit(&run->turn, turn + 1, memory_order_release);
         return;
     }
     for (int spin = 0; atomic_load_explicit(&run->turn, memory_order_acquire) == turn; ++spin)
         if (spin > 4000) sched_yield();
 }
+
+/* The number of the next piece of work that nobody has; counts from 0 after each barrier. */
+static inline int mp_take(mp_run *run) { return atomic_fetch_add_explicit(&run->taken, 1, memory_order_relaxed); }
 
 /* Keeps the error of the lowest step and place, so that it is the same for any number of threads; the plan runs
  * on with clamped values and reports at its end. */
