@@ -18,12 +18,14 @@ EPSILON = 1e-5
 class Static:
     """Keys and values in buffers of a fixed size, written in place at `position` [seq]."""
 
-    def __init__(self, shape: dict[str, Any], capacity: int, dtype: torch.dtype) -> None:
-        sizes = (1, shape["num_key_value_heads"], capacity, shape["head_dim"])
+    def __init__(
+        self, shape: dict[str, Any], capacity: int, dtype: torch.dtype, batch: int = 1, device: str = "cpu"
+    ) -> None:
+        sizes = (batch, shape["num_key_value_heads"], capacity, shape["head_dim"])
         layers = range(shape["num_hidden_layers"])
-        self.keys = [torch.zeros(sizes, dtype=dtype) for _ in layers]
-        self.values = [torch.zeros(sizes, dtype=dtype) for _ in layers]
-        self.slots = torch.arange(capacity)
+        self.keys = [torch.zeros(sizes, dtype=dtype, device=device) for _ in layers]
+        self.values = [torch.zeros(sizes, dtype=dtype, device=device) for _ in layers]
+        self.slots = torch.arange(capacity, device=device)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, position: Tensor) -> Tensor:
         """A prompt from an empty cache looks at itself only; one token looks at the cache, a group of heads at once."""
@@ -32,7 +34,7 @@ class Static:
         values.index_copy_(2, position, v)
         if q.shape[2] > 1:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        grouped = q.view(1, keys.shape[1], -1, q.shape[3])
+        grouped = q.view(keys.shape[0], keys.shape[1], -1, q.shape[3])
         seen = (self.slots <= position).view(1, 1, 1, -1)
         return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen).view(q.shape)
 
@@ -114,7 +116,7 @@ def _products(x: Tensor, weights: Any, sizes: list[int]) -> Any:
 
 
 class Llama(nn.Module):  # type: ignore[misc]
-    """ids [1, seq] and positions [seq] to the logits [1, 1, vocab] of the last token."""
+    """ids [batch, seq] and positions [seq] to the logits [batch, 1, vocab] of the last token."""
 
     frequencies: Tensor
 
