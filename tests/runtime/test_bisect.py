@@ -172,7 +172,8 @@ CASES = {
         "matmul",
         "graph g(%x: f32[2, 5, 7], %z: f32[2, 7, 3]) {\n  %y = matmul(%x, %z) : f32[2, 5, 3]\n  return %y\n}",
     ),
-    "linear": ("linear", LINEAR.format("%y = linear(%x, %w, _) : f32[5, 40]")),
+    "linear": ("linear", LINEAR.replace("[5", "[3").format("%y = linear(%x, %w, _) : f32[3, 40]")),
+    "_linear_many": ("linear", LINEAR.replace("[5", "[50").format("%y = linear(%x, %w, _) : f32[50, 40]")),
     "_epilogue_pointwise": ("linear", LINEAR.format("%y = linear(%x, %w, _) : f32[5, 40]")),
     "_epilogue_gated": (
         "linear",
@@ -223,10 +224,16 @@ CASES = {
     ),
 }
 # The same for templates that only machines with tile units use: here they are emulated.
-TILES = {"_attention_tiles": ("attention", ATTENTION.format("bf16", 5, 32))}
+TILES = {
+    "_attention_tiles": ("attention", ATTENTION.format("bf16", 5, 32)),
+    "_linear_many": (
+        "linear",
+        'graph g(%x: bf16[50, 64]) {\n  param %w: bf16[40, 64] = "w"\n'
+        "  %y = linear(%x, %w, _) : bf16[50, 40]\n  return %y\n}",
+    ),
+}
 ELSEWHERE = {
     "plan": "the frame of every plan",
-    "_linear_tiles": "only on machines with tile units",
     "collective": "does nothing on one rank",
 }
 # What is stored is doubled; where a template stores nothing itself, a sum becomes a difference.
@@ -234,7 +241,8 @@ _STORED = re.compile(r"\{\{ ((?:\w+\.)?(?:\w*statement\w*|finish|store_\w+)) \}\
 _OTHER = {
     "_linear_norm": ("+= ", "-= 2 * "),
     "_epilogue_argmax": ("sum > top", "sum < top"),
-    "linear": ("+= one", "-= one"),
+    "linear": ("+= mp_splat", "-= mp_splat"),
+    "_linear_many": ("first + r, sums", "first, sums"),
     "attention": ("line % KV", "0 * line"),
 }
 
