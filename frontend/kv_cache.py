@@ -7,15 +7,19 @@ they become the graph's writes. Growing, cutting and selecting rows happen betwe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from monoplan.frontend.functions import arange
+from monoplan.frontend.pytree import NoOutline
 from monoplan.frontend.tensor import Tensor, as_tensor, call
 from monoplan.ir.dims import Dim, Expr
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import as_dtype, i32, i64
+
+_TENSORS, _ARRAY = frozenset((Tensor,)), attrgetter("_array")
 
 
 class KVCache:
@@ -161,6 +165,22 @@ class KVCache:
     def tree_flatten(self) -> tuple[dict[str, Any], Any]:
         """Leaves by name, and what else a cache is made of (see pytree)."""
         return {"k": list(self.k), "v": list(self.v), "lengths": self.lengths}, (self.limit,)
+
+    def tree_outline(self, arrays: list[Any]) -> Any:
+        """The same for a call like an earlier one (see pytree.outline): a cache comes again with every token."""
+        tensors = (*self.k, *self.v, self.lengths)
+        if type(self) is not KVCache or not _TENSORS.issuperset(map(type, tensors)):
+            raise NoOutline
+        arrays += map(_ARRAY, tensors)
+        return KVCache, len(self.k), len(self.v), self.limit
+
+    def without_limit(self) -> KVCache:
+        """This cache, tensor for tensor, as a plan takes it: the limit is the host's business."""
+        if type(self) is not KVCache:
+            return KVCache.tree_unflatten(self.tree_flatten()[0], (None,))
+        made = KVCache.__new__(KVCache)
+        made.k, made.v, made.lengths, made.limit = self.k, self.v, self.lengths, None
+        return made
 
     @classmethod
     def tree_unflatten(cls, parts: dict[str, Any], meta: Any) -> KVCache:

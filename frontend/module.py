@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,6 +18,8 @@ from monoplan.ir.graph import Loc
 from monoplan.ir.types import as_dtype, bf16
 
 M = TypeVar("M", bound="Module")
+# By the function that a class has as forward: reading a signature takes longer than many a small plan.
+_signatures: weakref.WeakKeyDictionary[Any, inspect.Signature] = weakref.WeakKeyDictionary()
 
 
 class Module:
@@ -279,7 +283,7 @@ class Module:
 
     def bind_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments of a call by the names that forward gives them."""
-        signature = inspect.signature(self.forward)
+        signature = self.signature()
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -290,6 +294,16 @@ class Module:
             ) from None
         return dict(bound.arguments)
 
+    def signature(self) -> inspect.Signature:
+        """forward's parameters, without self."""
+        function = getattr(self.forward, "__func__", None)
+        if not isinstance(function, FunctionType):  # set on this module alone, or wrapped
+            return inspect.signature(self.forward)
+        found = _signatures.get(function)
+        if found is None:
+            found = _signatures[function] = inspect.signature(self.forward)
+        return found
+
     def forward_place(self) -> Loc:
         """The file and line where forward is written."""
         code = getattr(self.forward, "__code__", None)
@@ -297,7 +311,7 @@ class Module:
 
     def unbind_arguments(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The inverse of bind_arguments."""
-        bound = inspect.signature(self.forward).bind_partial()
+        bound = self.signature().bind_partial()
         bound.arguments.update(arguments)
         return bound.args, bound.kwargs
 

@@ -24,6 +24,7 @@ from monoplan.ir.errors import ArgumentError, MonoplanError
 from monoplan.ir.interpreter import bind_symbols
 from monoplan.ir.printer import print_graph
 from monoplan.ir.types import TensorType, as_dtype
+from monoplan.known_calls import KEPT, Call, KnownCalls, read_only
 from monoplan.options import TARGETS, Options, debug_level
 from monoplan.parallel import find_communicator
 
@@ -67,6 +68,7 @@ class Compiled(Inspection):
         self.stats = Stats()
         self._lock = threading.RLock()
         self.built: list[tuple[Tree, list[Any], Built]] = []
+        self._known = KnownCalls(module)
         self._matched: dict[Any, tuple[Tree, Built, dict[str, int]]] = {}
         self.declared = bool(specs or kw_specs)
         if self.declared:
@@ -75,7 +77,23 @@ class Compiled(Inspection):
     # -- calling ------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = self._known.recognise(args, kwargs)
+        known = self._known.get(call) if call is not None else None
+        if known is None or call is None:
+            return self._call_anew(args, kwargs, call)
+        if not call.writeable:
+            known.check_writeable(call)
+        outputs = known.built.run(call.arrays, known.symbols)
+        self.stats.calls += 1
+        for number, result in known.copied:
+            assign(call.arrays[number], outputs[result])
+        return known.result(outputs)
+
+    def _call_anew(self, args: Sequence[Any], kwargs: Mapping[str, Any], call: Call | None) -> Any:
+        """A call whose arguments are matched with the plans, or brought into a form that a plan takes."""
         built, given, arrays, symbols = self._bind(args, kwargs)
+        if call is not None:
+            self._known.remember(call, built, symbols, arrays)
         writes = built.graph.writes
         for number, _ in writes:
             _check_writeable(given[number], built.graph.inputs[number].name)
@@ -106,8 +124,9 @@ class Compiled(Inspection):
         with self._lock:  # two threads that need the same new plan make one
             built = self._find(tree, values)
         symbols = built.check(arrays)
-        if len(self._matched) < 4096:
-            self._matched[key] = (tree, built, symbols)
+        if len(self._matched) >= KEPT:
+            self._matched.clear()
+        self._matched[key] = (tree, built, symbols)
         return built, given, arrays, symbols
 
     def _find(self, tree: Tree, values: list[tuple[str, Any]]) -> Built:
@@ -307,9 +326,7 @@ def _same_constant(a: Any, b: Any) -> bool:
 def _check_writeable(leaf: Any, name: str) -> None:
     array = leaf.numpy() if isinstance(leaf, Tensor) else leaf
     if isinstance(array, np.ndarray) and not array.flags.writeable:
-        raise ArgumentError(
-            f"argument {name}: forward writes into it, but the array is read-only", fix="pass a copy of it"
-        )
+        raise read_only(name)
 
 
 def _write_back(leaf: Any, value: Any) -> None:

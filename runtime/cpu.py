@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ from monoplan.codegen.plan import Plan, Step
 from monoplan.codegen.render import Source, headers, render_cpu
 from monoplan.codegen.source_map import origins
 from monoplan.codegen.target import Target, cpu_target
-from monoplan.codegen.views import Buffer
 from monoplan.ir.arrays import address
 from monoplan.ir.dims import evaluate
 from monoplan.ir.errors import ArgumentError, CompileError, PlanError
@@ -23,8 +21,8 @@ from monoplan.ir.printer import print_op
 from monoplan.ir.types import product
 from monoplan.runtime import cache, features, toolchain
 from monoplan.runtime.comm import Communicator
+from monoplan.runtime.cpu_frame import Frame, Layout
 from monoplan.runtime.ffi import declared
-from monoplan.runtime.weights import aligned
 
 Array = np.ndarray[Any, Any]
 ABI = 1
@@ -90,10 +88,9 @@ class CpuExecutable:
             _kept.append(self.library)
         self.params = list(params)
         self._params = self.ffi.new("void *[]", [self._address(a) for a in params] or [self.ffi.NULL])
-        self._arenas: list[Array] = []
-        self._layouts: dict[tuple[int, ...], tuple[Any, int, Any, list[Any]]] = {}
+        self._frames: list[Frame] = []  # of the runs that are over, for the next ones
+        self._layouts: dict[tuple[int, ...], Layout] = {}
         self.comm: Communicator | None = None  # with the other ranks, where the plan has collectives
-        self._recent: dict[int, tuple[Any, int]] = {}  # input number -> the array last seen there, and its address
 
     def build_headers(self) -> tuple[tuple[str, str], ...]:
         """Names and texts of the headers that the source includes."""
@@ -111,26 +108,11 @@ class CpuExecutable:
     def _address(self, a: Array) -> Any:
         return self.ffi.cast("void *", address(a))
 
-    def _input_address(self, number: int, a: Array) -> int:
-        """Where an input lies. A cache comes again with every token, so its address is remembered."""
-        known = self._recent.get(number)
-        if known is not None and known[0]() is a:
-            return known[1]
-        place = address(a)
-        self._recent[number] = (weakref.ref(a), place)
-        return place
-
-    def _layout(self, values: tuple[int, ...]) -> tuple[Any, int, Any, list[Any]]:
-        """Symbols, offsets, arena size and output types for these values, computed once."""
+    def _layout(self, values: tuple[int, ...]) -> Layout:
+        """What follows from these values of the symbols, computed once."""
         found = self._layouts.get(values)
         if found is None:
-            symbols = dict(zip(self.plan.symbols, values, strict=True))
-            offsets, total = self.plan.arena.layout(symbols)
-            outputs: list[Any] = []
-            for where, v in zip(self.plan.outputs, self.plan.graph.outputs, strict=True):
-                shape = tuple(evaluate(d, symbols) for d in v.type.shape)
-                outputs.append((shape, v.type.dtype.numpy) if isinstance(where, Buffer) else where)
-            found = (self.ffi.new("int64_t[]", offsets or [0]), total, self.ffi.new("int64_t[]", list(values)), outputs)
+            found = Layout.of(self.ffi, self.plan, dict(zip(self.plan.symbols, values, strict=True)))
             if len(self._layouts) > 4096:
                 self._layouts.clear()
             self._layouts[values] = found
@@ -138,31 +120,22 @@ class CpuExecutable:
 
     def run(self, inputs: Sequence[Array], symbols: Mapping[str, int]) -> list[Array]:
         """Outputs for inputs that were checked already; an output that aliases an input is that input."""
-        ffi, plan = self.ffi, self.plan
         threads = 1 if _forks.orphaned else self.threads
         _forks.used = _forks.used or threads > 1
-        values = (*(symbols[s] for s in plan.symbols[:-1]), threads)
-        offsets, total, symbol_values, kinds = self._layout(values)
-        outputs = [inputs[k] if isinstance(k, int) else np.empty(*k) for k in kinds]
-        try:  # two Python threads may call at once: each takes an arena of its own
-            arena = self._arenas.pop()
+        layout = self._layout((*map(symbols.__getitem__, self.plan.symbols[:-1]), threads))
+        outputs = layout.outputs(inputs)
+        try:  # two Python threads may call at once: each takes a frame of its own
+            frame = self._frames.pop()
         except IndexError:
-            arena = aligned((total,), np.uint8)
-        if arena.nbytes < total:
-            arena = aligned((total,), np.uint8)
-        error = ffi.new("mp_error *")
-        args = ffi.new("mp_args *")
-        places = np.array([self._input_address(i, a) for i, a in enumerate(inputs)] or [0], np.uintp)
-        in_table = ffi.cast("void *const *", address(places))
-        fresh = [0 if isinstance(k, int) else address(a) for k, a in zip(kinds, outputs, strict=True)]
-        results = np.array(fresh or [0], np.uintp)
-        out_table = ffi.cast("void *const *", address(results))
-        args.symbols, args.inputs, args.outputs, args.params = symbol_values, in_table, out_table, self._params
-        args.arena, args.offsets, args.threads = ffi.cast("char *", address(arena)), offsets, threads
+            frame = Frame(self.ffi, self.plan, self._params)
+        frame.fill(layout, inputs, outputs)
         try:
+            args, error = frame.args, frame.error
             code = self.enter(args, error) if self.comm is None else self._enter_among(self.comm, args, error)
+            if code:
+                frame.error = self.ffi.new("mp_error *")
         finally:
-            self._arenas.append(arena)
+            self._frames.append(frame)
         if code:
             raise self._failure(code, error, symbols)
         return outputs
@@ -170,10 +143,13 @@ class CpuExecutable:
     def _enter_among(self, comm: Communicator, args: Any, error: Any) -> int:
         """The same with the other ranks; one call at a time, or their exchanges would mix."""
         with comm.lock:
-            if comm.exchange is not None:
-                comm.exchange.check()
-                args.exchange = self.ffi.cast("void *", comm.exchange.function)
-                args.comm, args.room = self.ffi.cast("void *", comm.exchange.context), comm.exchange.room
+            meeting, null = comm.exchange, self.ffi.NULL
+            if meeting is None:
+                args.exchange, args.comm, args.room = null, null, 0
+            else:
+                meeting.check()
+                args.exchange = self.ffi.cast("void *", meeting.function)
+                args.comm, args.room = self.ffi.cast("void *", meeting.context), meeting.room
             return self.enter(args, error)
 
     def _failure(self, code: int, error: Any, symbols: Mapping[str, int]) -> PlanError | ArgumentError:

@@ -9,7 +9,7 @@ import pytest
 
 import monoplan.nn.functional as F
 from monoplan import nn
-from monoplan.frontend.pytree import flatten, unflatten
+from monoplan.frontend.pytree import NoOutline, flatten, outline, unflatten
 from monoplan.frontend.tensor import Tensor
 from monoplan.frontend.tracer import Spec, spec, trace
 from monoplan.ir.errors import ArgumentError
@@ -166,3 +166,25 @@ def test_as_an_argument() -> None:
     assert flatten({"cache": nn.KVCache(2, 5, 1, 2, capacity=8, limit=9)})[1] == tree, "sizes are not structure"
     placeholders = unflatten(tree, [Spec(leaf.type) for _, leaf in leaves])["cache"]
     assert isinstance(placeholders.k[0], Spec)
+
+
+def test_outline_and_bare_form() -> None:
+    cache, arrays = nn.KVCache(2, 1, 1, 2, capacity=4, limit=9), []
+    found = outline(cache, arrays)
+    assert [id(a) for a in arrays] == [id(leaf.numpy()) for _, leaf in flatten(cache)[0]]
+    assert found == outline(nn.KVCache(2, 5, 1, 2, capacity=8, limit=9), []), "sizes are not structure"
+    assert found != outline(nn.KVCache(3, 1, 1, 2, limit=9), []) and found != outline(nn.KVCache(2, 1, 1, 2), [])
+    bare = cache.without_limit()
+    assert bare.limit is None and bare.k[1] is cache.k[1] and bare.lengths is cache.lengths and cache.limit == 9
+    cache.k[1] = cache.k[1].numpy()  # type: ignore[call-overload]
+    with pytest.raises(NoOutline):
+        outline(cache, [])
+
+    class Own(nn.KVCache):
+        def tree_flatten(self) -> Any:
+            return {"k": self.k[:1], "v": self.v[:1], "lengths": self.lengths}, (self.limit,)
+
+    own = Own(2, 1, 1, 2)
+    with pytest.raises(NoOutline):
+        outline(own, [])
+    assert own.without_limit().layers == 1

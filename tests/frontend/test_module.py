@@ -231,6 +231,21 @@ def test_arguments_by_name() -> None:
     assert net(np.array([[0, 1]]), 0.5, shift=1.0).shape == (1, 2, 7)
 
 
+def test_signatures_follow_forward() -> None:
+    class Other(Net):
+        def forward(self, x: Any) -> Any:  # type: ignore[override]
+            return x
+
+    net = Net()
+    assert list(net.signature().parameters)[0] == "ids" and list(Other().signature().parameters) == ["x"]
+    assert net.signature() is Net().signature(), "read once for a class"
+    object.__setattr__(net, "forward", lambda one, two: one)
+    assert net.bind_arguments((1, 2), {}) == {"one": 1, "two": 2}
+    object.__setattr__(net, "forward", lambda three: three)
+    assert net.bind_arguments((1,), {}) == {"three": 1}
+    assert net.unbind_arguments({"three": 4}) == ((4,), {})
+
+
 def test_forward_sees_tensors() -> None:
     class Show(nn.Module):
         def forward(self, *args: Any, **kwargs: Any) -> Any:

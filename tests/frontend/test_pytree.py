@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import namedtuple
 from typing import Any
 
+import numpy as np
 import pytest
 
-from monoplan.frontend.pytree import Tree, flatten, unflatten, with_constants
+from monoplan.frontend.pytree import NoOutline, Tree, flatten, outline, unflatten, unflattener, with_constants
 from monoplan.frontend.tensor import Tensor
 
 Pair = namedtuple("Pair", ["first", "second"])
@@ -46,6 +47,8 @@ def test_round_trip(nested: Any) -> None:
     again = unflatten(tree, [leaf for _, leaf in leaves])
     assert again == nested and type(again) is type(nested)
     assert flatten(again)[1] == tree
+    made = unflattener(tree)([leaf for _, leaf in leaves])
+    assert made == nested and type(made) is type(nested)
 
 
 def test_objects_are_rebuilt() -> None:
@@ -74,3 +77,29 @@ def test_wrong_number_of_leaves() -> None:
         unflatten(tree, [1])
     with pytest.raises(ValueError, match="1 leaves too many"):
         unflatten(tree, [1, 2, 3])
+
+
+def test_outlines_are_equal_where_structures_and_constants_are() -> None:
+    a, b = np.zeros(2), Tensor(np.zeros(3))
+    values: list[Any] = [
+        a, [a], (a,), [a, b], {"x": a}, {"x": a, "y": b}, {"y": a, "x": b}, {"x": [a]}, {"x": (a,)}, None, [None], [],
+        (), {}, 0, 1, 1.0, True, "1", [1], [1.0], [True], [a, 1], [1, a], ["x", a], {"x": 1}, [[a], b], [a, [b]],
+    ]  # fmt: skip
+    for i, x in enumerate(values):
+        for j, y in enumerate(values):
+            assert (outline(x, []) == outline(y, [])) == (i == j), (x, y)
+    assert outline([a, 2], []) == outline([b, 2], []) != outline([b, 3], []), "the arrays are not part of it"
+
+
+def test_outlines_collect_the_arrays_that_flatten_finds() -> None:
+    a, b, c = np.zeros(2), Tensor(np.zeros(3)), np.zeros(4)
+    nested, arrays = {"x": [a, (b, 1)], "y": c, "z": a}, []
+    outline(nested, arrays)
+    leaves = [x.numpy() if isinstance(x, Tensor) else x for _, x in flatten(nested)[0] if not isinstance(x, int)]
+    assert [id(x) for x in arrays] == [id(x) for x in leaves]
+
+
+@pytest.mark.parametrize("x", [Box([1], "label"), Pair(1, 2), np.float32(1), [object()], {"x": {1, 2}}], ids=str)
+def test_what_has_no_outline(x: Any) -> None:
+    with pytest.raises(NoOutline):
+        outline(x, [])
