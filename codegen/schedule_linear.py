@@ -9,7 +9,7 @@ from monoplan.codegen.target import Target
 from monoplan.ir.types import TensorType, bf16
 
 CHUNK, TILE_CHUNK = 512, 256  # rows that share a pass over the weights
-SLICE_BYTES = 24 << 10  # of a panel, in f32: half of L1 or less
+SLICE_BYTES = 24 << 10  # of panels, in f32: half of L1 or less
 STRIP_BYTES = 800 << 10  # of a chunk of x: the larger part of L2
 TILE_SLICE = 512  # k of a panel for tile units: 32 KB of bf16, which stay in L1
 TILE_STRIP = 1024  # k of x that stays in L2: 512 KB of a chunk
@@ -22,6 +22,7 @@ class Blocking:
     """The nest for many rows: `block` of them times a panel over `slice` of k, a chunk of rows, a strip of k."""
 
     block: int
+    abreast: int  # panels that a block of rows takes at once
     chunk: int
     slice: int
     strip: int
@@ -107,15 +108,18 @@ def blocking(target: Target, layout: str, depth: int) -> Blocking:
     """The nest for many rows of a product with weights of this layout."""
     panel, panels, _ = parse_layout(layout)
     tiles = layout.startswith("tiles")
-    block = 32 if tiles else target.many_rows
+    vectors = panel // target.lanes
+    fitting = [n for n in range(1, panels + 1) if panels % n == 0 and n * vectors <= max(target.abreast, vectors)]
+    abreast = 1 if tiles else min(fitting, key=lambda n: (abs(4 - n * vectors), -n))  # about as many as rows
+    block = 32 if tiles else max(1, target.sums // (vectors * abreast))
     chunk = -(-(TILE_CHUNK if tiles else CHUNK) // block) * block
-    most = TILE_SLICE if tiles else SLICE_BYTES // (panel * 4)
+    most = TILE_SLICE if tiles else SLICE_BYTES // (panel * abreast * 4)
     count = max(1, round(depth / most)) if tiles else -(-depth // most)
     unit = 32 if tiles else 1
     slice_ = -(-depth // (count * unit)) * unit
     held = TILE_STRIP if tiles else STRIP_BYTES // (chunk * 4)
     strip = max(1, held // slice_) * slice_
-    return Blocking(block, chunk, slice_, strip, 2 if strip >= depth else max(2, WAITING // panels))
+    return Blocking(block, abreast, chunk, slice_, strip, 2 if strip >= depth else max(2, WAITING // panels))
 
 
 def choose_linear(k: Linear, target: Target) -> LinearSchedule:

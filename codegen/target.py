@@ -14,7 +14,8 @@ class Target:
     lanes: int
     panel: int
     row_blocks: tuple[int, ...]  # rows that one pass over a weight panel serves when they are few, ascending from 1
-    many_rows: int  # rows of a register tile when they are many
+    sums: int  # vectors of sums that the registers hold
+    abreast: int  # vectors of columns that are read side by side for them
     cores: int = 0  # multiprocessors of a GPU
     shared: int = 0  # bytes of shared memory that one block of a GPU may have
     library: bool = False  # large products go to the vendor's library
@@ -38,14 +39,14 @@ def cpu_target(isa: str, vector_bytes: int) -> Target:
     """The CPU target of an instruction set: register counts decide the block of rows."""
     lanes = max(vector_bytes // 4, 1)
     if isa in ("avx512", "amx", "tiles"):
-        return Target("cpu", isa, 16, 32, (1, 4, 12), 12)
+        return Target("cpu", isa, 16, 32, (1, 4, 12), 24, 6)
     if isa == "avx2":
-        return Target("cpu", isa, 8, 16, (1, 6), 6)
+        return Target("cpu", isa, 8, 16, (1, 6), 12, 2)
     if isa == "neon":
-        return Target("cpu", isa, 4, 16, (1, 4), 6)
-    return Target("cpu", isa, lanes, 8, (1, 4), 4)
+        return Target("cpu", isa, 4, 16, (1, 4), 24, 4)
+    return Target("cpu", isa, lanes, 8, (1, 4), 8 if lanes > 1 else 32, 2)
 
 
 def cuda_target(capability: int, cores: int, shared: int, library: bool = False) -> Target:
     """The target of a GPU: compute capability (90 for sm_90), multiprocessors, shared memory of a block."""
-    return Target("cuda", f"sm_{capability}", 1, 1, (1,), 1, cores, shared, library)
+    return Target("cuda", f"sm_{capability}", 1, 1, (1,), 1, 1, cores, shared, library)

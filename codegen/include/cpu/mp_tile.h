@@ -58,27 +58,34 @@ MP_FN void mp_fetch(const void *p, const int64_t bytes)
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)p + i, 0, 3);
 }
 
-/* out[r][j] (+)= sum over k of x[k * ldx + r] * w[k * ldw + j] for R rows and V vectors of columns: one sum for each
- * output, k in order. R and V must be constants where this is used. */
-MP_FN void mp_tile(const float *x, const int64_t ldx, const float *w, const int64_t ldw, const int64_t K, float *out,
-                   const int64_t ldo, const int R, const int V, const int add)
+/* out[p][r][j] (+)= sum over k of x[k * ldx + r] * w[p][k][j] for R rows and P panels of V vectors: one sum for each output,
+ * k in order. Panels of w are `wp` apart and their rows `ldw`, those of out `op` and `ldo`. R, V and P must be constants
+ * where this is used. */
+MP_FN void mp_tile_panels(const float *x, const int64_t ldx, const float *w, const int64_t wp, const int64_t ldw,
+                          const int64_t K, float *out, const int64_t op, const int64_t ldo, const int R, const int V,
+                          const int P, const int add)
 {
     mp_vec acc[64];
     MP_FULLY
-    for (int i = 0; i < R * V; ++i) acc[i] = add ? mp_vload_f32(out + i / V * ldo + i % V * MP_LANES) : mp_splat(0.0f);
+    for (int i = 0; i < R * P * V; ++i) {
+        float *const from = out + i / V % P * op + i / V / P * ldo + i % V * MP_LANES;
+        acc[i] = add ? mp_vload_f32(from) : mp_splat(0.0f);
+    }
     MP_TWICE
     for (int64_t k = 0; k < K; ++k) {
         mp_vec wide[64];
-        mp_panel_f32(w + k * ldw, wide, V);
+        MP_FULLY
+        for (int p = 0; p < P; ++p) mp_panel_f32(w + p * wp + k * ldw, wide + p * V, V);
         MP_FULLY
         for (int r = 0; r < R; ++r) {
             const mp_vec one = mp_splat(x[k * ldx + r]);
             MP_FULLY
-            for (int j = 0; j < V; ++j) acc[r * V + j] += one * wide[j];
+            for (int j = 0; j < P * V; ++j) acc[r * P * V + j] += one * wide[j];
         }
     }
     MP_FULLY
-    for (int i = 0; i < R * V; ++i) mp_vstore(out + i / V * ldo + i % V * MP_LANES, acc[i]);
+    for (int i = 0; i < R * P * V; ++i)
+        mp_vstore(out + i / V % P * op + i / V / P * ldo + i % V * MP_LANES, acc[i]);
 }
 
 #endif
