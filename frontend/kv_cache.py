@@ -106,7 +106,7 @@ class KVCache:
 
     def reserve(self, extra: int) -> None:
         """Makes room for `extra` more tokens of the longest row; capacity doubles, up to the limit."""
-        longest = int(self.lengths.numpy().max())
+        longest = max(self.lengths.numpy().tolist())
         needed = longest + extra
         if needed <= self.capacity:
             return

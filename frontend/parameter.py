@@ -9,6 +9,7 @@ import numpy as np
 
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.arrays import drop_mapped_pages
+from monoplan.ir.dims import Dim
 from monoplan.ir.errors import LoadError
 from monoplan.ir.types import TensorType, as_dtype
 
@@ -48,6 +49,10 @@ class Parameter(Tensor):
         if self._source is not None and self._deferred_type is not None:
             return self._deferred_type
         return super().type
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        return self.type.shape
 
     @property
     def is_deferred(self) -> bool:

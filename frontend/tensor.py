@@ -69,6 +69,10 @@ class Tensor(Arithmetic, Shapes):
         return TensorType(as_dtype(self._array.dtype), self._array.shape)
 
     @property
+    def shape(self) -> tuple[Dim, ...]:
+        return self.type.shape if self._array is None else self._array.shape
+
+    @property
     def device(self) -> str:
         """Where tensors are; a plan's target is chosen by compile()."""
         return "cpu"

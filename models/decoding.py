@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from monoplan.ir.errors import ArgumentError
 
 Array = NDArray[Any]
+HISTORY = 64  # what a history grows by: its size is then the same for many steps
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,13 @@ def random_values(seed: int, row: int, step: int, count: int) -> Array:
     return ((bits >> np.uint64(40)) * 2.0**-24).astype(np.float32)
 
 
-def padded(rows: Sequence[Sequence[int]]) -> tuple[Array, Array]:
-    """Ids side by side, int64 [batch, longest], 0 on the right; and how many of each row count, int32."""
+def padded(rows: Sequence[Sequence[int]], multiple: int = 1) -> tuple[Array, Array]:
+    """Ids side by side, int64 [batch, longest], 0 on the right; and how many of each row count, int32.
+
+    The width is the next multiple of a number.
+    """
     counts = np.array([len(row) for row in rows], np.int32)
-    ids = np.zeros((len(rows), counts.max()), np.int64)
+    ids = np.zeros((len(rows), -(-int(counts.max()) // multiple) * multiple), np.int64)
     for target, row in zip(ids, rows, strict=True):
         target[: len(row)] = row
     return ids, counts
@@ -86,6 +91,10 @@ def pieces(ids: Array, valid: Array, cache: Any, chunk: int) -> Iterator[tuple[A
     """
     batch, seq = ids.shape
     count = -(-seq // max(chunk // batch, 1))
+    numbers = valid.tolist()
+    if count == 1 and 1 <= min(numbers) and max(numbers) <= seq:  # all in one, as every single token is
+        yield np.ascontiguousarray(ids), valid.astype(np.int32, copy=False)
+        return
     width = -(-seq // count)
     ends = cache.lengths.numpy() + valid
     for at in range(0, seq, width):
@@ -106,7 +115,7 @@ def sampling_arrays(
     batch, s = len(draws), settings
     # Without a penalty the history is not read, so it need not travel to the plan.
     used = histories if histories is not None and s.repetition_penalty != 1 else None
-    history, count = padded([[0]] * batch if used is None else used)
+    history, count = padded([[0]] * batch) if used is None else padded(used, HISTORY)
     return {
         "history": history,
         "history_count": np.zeros(batch, np.int32) if used is None else count,
@@ -117,6 +126,18 @@ def sampling_arrays(
         "temperature": np.full(batch, s.temperature, np.float32),
         "min_p": np.full(batch, s.min_p, np.float32),
     }
+
+
+@functools.lru_cache(64)
+def greedy_arrays(batch: int) -> Mapping[str, Array]:
+    """sampling_arrays of the best token, the same ones for every call: to be read only."""
+    return sampling_arrays(Settings(), [0.0] * batch)
+
+
+@functools.lru_cache(64)
+def whole_rows(batch: int, seq: int) -> Array:
+    """num_valid where all tokens count, the same array for every call: to be read only."""
+    return np.full(batch, seq, np.int32)
 
 
 @dataclass

@@ -8,7 +8,10 @@ numbers of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import add
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from monoplan.frontend import functional as F
 from monoplan.frontend.kv_cache import KVCache
@@ -18,6 +21,7 @@ from monoplan.frontend.tracer import spec
 from monoplan.ir.errors import ArgumentError
 from monoplan.models.decoding import Array, Generation, Row, Settings, is_whole
 from monoplan.models.host_generation import HostRoad
+from monoplan.models.tokenizer import MissingTokenizer
 
 if TYPE_CHECKING:
     from monoplan.models.config import LlamaConfig
@@ -97,7 +101,11 @@ def cache_spec(config: LlamaConfig, dtype: Any) -> KVCache:
 def make_room(cache: KVCache, num_valid: Any) -> None:
     """Lets the cache grow before `num_valid` more tokens (of each row, or of all) are written."""
     lengths = cache.lengths.numpy()
-    cache.reserve(int((lengths + num_valid).max() - lengths.max()))
+    if isinstance(num_valid, np.ndarray) and num_valid.shape == lengths.shape:
+        before = lengths.tolist()  # of so few numbers Python finds the largest sooner than numpy
+        cache.reserve(max(map(add, before, num_valid.tolist())) - max(before))
+    else:
+        cache.reserve(int((lengths + num_valid).max() - lengths.max()))
 
 
 class TextStream:
@@ -191,7 +199,7 @@ class GenerationMixin:
         self, prompts: Sequence[Prompt], max_new_tokens: int, callback: Callback | None, logprobs: bool,
         special: bool, given: dict[str, Any],
     ) -> list[Row]:  # fmt: skip
-        tokenizer = self.tokenizer
+        tokenizer = self._tokenizer_for(prompts, given.get("stop"))
         settings = self._settings(max_new_tokens, given, tokenizer)
         if settings.stop and tokenizer is None:
             raise ArgumentError("stop texts need a tokenizer", why="the model was made without one")
@@ -202,6 +210,15 @@ class GenerationMixin:
         if not rows:
             raise ArgumentError("there is no prompt to continue")
         return rows
+
+    def _tokenizer_for(self, prompts: Sequence[Prompt], stop: Any) -> Any:
+        """The tokenizer; None if there is none, which ids can do without."""
+        try:
+            return self.tokenizer
+        except MissingTokenizer:
+            if stop or any(isinstance(prompt, str) for prompt in prompts):
+                raise
+            return None
 
     def _settings(self, max_new_tokens: int, given: dict[str, Any], tokenizer: Any) -> Settings:
         stop, eos = given.pop("stop", None) or (), given.pop("eos_token_id", None)

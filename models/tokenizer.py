@@ -45,6 +45,10 @@ _ENDS_OF_TEXT = frozenset(
 )
 
 
+class MissingTokenizer(LoadError):
+    """A checkpoint without a tokenizer: token ids can go in and come out all the same."""
+
+
 class Tokenizer:
     """A tokenizer with the model's own idea of BOS, ends of text and chat format."""
 
@@ -113,7 +117,7 @@ class Tokenizer:
         try:
             return _from_gguf(metadata, vocab_size, where)
         except LoadError as error:
-            raise LoadError(error.what, where=where, why=error.why, fix=error.fix) from None
+            raise type(error)(error.what, where=where, why=error.why, fix=error.fix) from None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text, with one BOS in front where the model wants it and the text has none."""
@@ -204,11 +208,11 @@ class StreamDecoder:
 
 
 def _read_tokenizer_json(path: Path) -> Any:
-    from tokenizers import Tokenizer as Core
-
     if not path.is_file():
         fix = "make one from tokenizer.model with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
-        raise LoadError("there is no tokenizer.json", where=path.parent, fix=fix)
+        raise MissingTokenizer("there is no tokenizer.json", where=path.parent, fix=fix)
+    from tokenizers import Tokenizer as Core
+
     try:
         return Core.from_file(str(path))
     except (KeyboardInterrupt, SystemExit):
@@ -285,7 +289,8 @@ def _from_gguf(metadata: Mapping[str, Any], vocab_size: int | None, where: objec
 
     tokens, kind, pre = get("tokens"), get("model"), get("pre", "default")
     if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
-        raise LoadError("the file has no vocabulary", why="tokenizer.ggml.tokens is empty or missing")
+        problem = MissingTokenizer if tokens is None or isinstance(tokens, list) and not tokens else LoadError
+        raise problem("the file has no vocabulary", why="tokenizer.ggml.tokens is empty or missing")
     vocab = {token: index for index, token in enumerate(tokens)}
     if len(vocab) < len(tokens):
         again = next(token for index, token in enumerate(tokens) if vocab[token] != index)

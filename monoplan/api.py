@@ -77,16 +77,13 @@ class Compiled(Inspection):
     # -- calling ------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call = self._known.recognise(args, kwargs)
-        known = self._known.get(call) if call is not None else None
-        if known is None or call is None:
-            return self._call_anew(args, kwargs, call)
-        if not call.writeable:
-            known.check_writeable(call)
-        outputs = known.built.run(call.arrays, known.symbols)
+        known, found = self._known.find(args, kwargs)
+        if known is None:
+            return self._call_anew(args, kwargs, found)
+        outputs = known.built.run(found, known.symbols)
         self.stats.calls += 1
         for number, result in known.copied:
-            assign(call.arrays[number], outputs[result])
+            assign(found[number], outputs[result])
         return known.result(outputs)
 
     def _call_anew(self, args: Sequence[Any], kwargs: Mapping[str, Any], call: Call | None) -> Any:

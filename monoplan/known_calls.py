@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from operator import and_, attrgetter, is_, itemgetter
+from operator import and_, attrgetter, eq, is_, itemgetter
 from typing import Any
 
 import numpy as np
@@ -26,55 +26,71 @@ _DENSE, _WRITEABLE = 0x0101, 0x0400  # C_CONTIGUOUS and ALIGNED, WRITEABLE: bits
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """The arrays of a call that can go to a plan as they are, and what to look the call up by."""
-
-    key: Any
-    arrays: list[Any]
-    flags: list[int]
-    writeable: bool  # all of them
-
-
-@dataclass(frozen=True, slots=True)
 class KnownCall:
-    """What was found out about a call: it holds for every call of the same key."""
+    """What was found out about a call: it holds for every call of the same structure, shapes and dtypes."""
 
     built: Built
     symbols: dict[str, int]
-    written: Callable[[Sequence[int]], Any]  # picks the flags of the arrays that forward writes into
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[Any, ...]
+    written: Callable[[Sequence[Any]], Sequence[Any]] | None  # picks the arrays that forward writes into
     copied: tuple[tuple[int, int], ...]  # those whose new contents are an output of their own, and that output
     result: Callable[[Sequence[Any]], Any]  # forward's result from the outputs
 
     @classmethod
-    def of(cls, built: Built, symbols: dict[str, int]) -> KnownCall:
+    def of(cls, built: Built, symbols: dict[str, int], arrays: Sequence[Any]) -> KnownCall:
         """A call of a plan whose arrays can go to it as they are."""
         writes = built.graph.writes
         returned, whole = len(built.graph.outputs) - len(writes), unflattener(built.out_tree)
         places = built.executable.plan.outputs if built.executable is not None else ()
         copied = tuple((i, j) for i, j in writes if not places or places[j] != i)
-        numbers = [i for i, _ in writes]
-        return cls(
-            built, symbols, lambda flags: [flags[i] for i in numbers], copied,
-            lambda outputs: whole(outputs[:returned]),
-        )  # fmt: skip
+        # The first twice, since itemgetter gives a tuple for two or more.
+        written = itemgetter(writes[0][0], *[i for i, _ in writes]) if writes else None
+        # Equal shapes as one object: comparing those of a cache with itself then touches little memory.
+        one: dict[tuple[int, ...], tuple[int, ...]] = {}
+        shapes = tuple(one.setdefault(a.shape, a.shape) for a in arrays)
+        dtypes = tuple(map(_DTYPE, arrays))
+        return cls(built, symbols, shapes, dtypes, written, copied, lambda outputs: whole(outputs[:returned]))
 
-    def check_writeable(self, call: Call) -> None:
+    def fits(self, arrays: Sequence[Any]) -> bool:
+        """Whether arrays in the same structure are of the same shapes and dtypes."""
+        return (
+            len(arrays) == len(self.shapes)
+            and all(map(eq, map(_SHAPE, arrays), self.shapes))
+            and all(map(is_, map(_DTYPE, arrays), self.dtypes))
+        )
+
+    def check_writeable(self, arrays: Sequence[Any]) -> None:
         """Raises if forward writes into an array that is read-only."""
-        for (number, _), flags in zip(self.built.graph.writes, self.written(call.flags), strict=True):
-            if not flags & _WRITEABLE:
+        if self.written is None or reduce(and_, set(map(_FLAGS, self.written(arrays)))) & _WRITEABLE:
+            return
+        for number, _ in self.built.graph.writes:
+            if not arrays[number].flags.writeable:
                 raise read_only(self.built.graph.inputs[number].name)
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that nothing is known about yet, whose arrays may be fit for a plan as they are."""
+
+    structure: Any
+    arrays: Sequence[Any]
+
+
 class KnownCalls:
-    """The calls of one Compiled. Two Python threads may use it at once: its tables only ever gain or lose entries."""
+    """The calls of one Compiled. Two Python threads may use it at once: its tables only gain or lose entries."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
         self._orders: dict[Any, Callable[[Sequence[Any]], Sequence[Any]] | None] = {}
+        self._latest: dict[Any, KnownCall] = {}  # by structure alone: a decode loop has the same shapes every time
         self._calls: dict[Any, KnownCall] = {}
 
-    def recognise(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
-        """The call as something to look up; None if it must go the long way."""
+    def find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[KnownCall | None, Any]:
+        """What is known about a call like this one, with the arrays to run on; or None, with the Call to remember.
+
+        Raises if the plan would write into an array that is read-only.
+        """
         forward = self.module.forward
         form = (getattr(forward, "__func__", forward), len(args), *kwargs)
         try:
@@ -82,24 +98,26 @@ class KnownCalls:
         except KeyError:
             order = self._orders[form] = self._order(len(args), tuple(kwargs))
         if order is None:
-            return None
+            return None, None
         arrays: list[Any] = []
         try:
-            outlines = [outline(x, arrays) for x in order((*args, *kwargs.values()))]
+            structure = (form, *[outline(x, arrays) for x in order((*args, *kwargs.values()))])
         except NoOutline:
-            return None
+            return None, None
         if not _ARRAYS.issuperset(map(type, arrays)):  # a traced tensor, a parameter that is not loaded
-            return None
-        flags = list(map(_FLAGS, arrays))
-        common = reduce(and_, flags, -1)
-        if common & _DENSE != _DENSE:
-            return None
-        key = (form, tuple(outlines), tuple(map(_SHAPE, arrays)), tuple(map(_DTYPE, arrays)))
-        return Call(key, arrays, flags, bool(common & _WRITEABLE))
-
-    def get(self, call: Call) -> KnownCall | None:
-        """What is known about a call like this one."""
-        return self._calls.get(call.key)
+            return None, None
+        flags = reduce(and_, set(map(_FLAGS, arrays)), -1)
+        if flags & _DENSE != _DENSE:
+            return None, None
+        known = self._latest.get(structure)
+        if known is None or not known.fits(arrays):
+            known = self._calls.get(_key(structure, arrays))
+            if known is None:
+                return None, Call(structure, arrays)
+            self._latest[structure] = known
+        if not flags & _WRITEABLE:
+            known.check_writeable(arrays)
+        return known, arrays
 
     def remember(self, call: Call, built: Built, symbols: dict[str, int], arrays: Sequence[Any]) -> None:
         """Notes which plan a call went to, if it went with these very arrays."""
@@ -107,7 +125,8 @@ class KnownCalls:
             return
         if len(self._calls) >= KEPT:
             self._calls.clear()
-        self._calls[call.key] = KnownCall.of(built, symbols)
+            self._latest.clear()
+        self._calls[_key(call.structure, arrays)] = KnownCall.of(built, symbols, arrays)
 
     def _order(self, count: int, names: tuple[str, ...]) -> Callable[[Sequence[Any]], Sequence[Any]] | None:
         """Brings the values of a call into the order of forward's parameters; None where that can't be said."""
@@ -122,6 +141,10 @@ class KnownCalls:
         if places == list(marks):
             return tuple
         return itemgetter(*places)
+
+
+def _key(structure: Any, arrays: Sequence[Any]) -> Any:
+    return structure, tuple(map(_SHAPE, arrays)), tuple(map(_DTYPE, arrays))
 
 
 def read_only(name: str) -> ArgumentError:

@@ -20,7 +20,7 @@ from monoplan.frontend.tensor import Tensor
 from monoplan.frontend.tracer import spec
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import as_dtype
-from monoplan.models.decoding import Array, Row, Settings, pieces, sampling_arrays
+from monoplan.models.decoding import Array, Row, Settings, greedy_arrays, pieces, sampling_arrays, whole_rows
 from monoplan.models.generation import (
     GenerationMixin,
     GreedyStep,
@@ -131,7 +131,9 @@ class CompiledLM(GenerationMixin):
             raise ArgumentError(f"input_ids have {batch} rows, the cache {cache.batch}")
         if use_cache and past_key_values is None:
             self.last_cache = cache
-        valid = np.full(batch, seq, np.int32) if num_valid is None else np.asarray(num_valid, dtype=np.int32)
+        valid = whole_rows(batch, seq) if num_valid is None else np.asarray(num_valid, dtype=np.int32)
+        if position_ids is None and not all_logits:
+            return self.step(ids, cache, valid)["logits"]
         expected = np.asarray(cache.lengths).astype(np.int64)[:, None] + np.arange(seq)
         positions = expected if position_ids is None else np.asarray(position_ids, dtype=np.int64)
         if positions.shape not in ((seq,), (1, seq), (batch, seq)):
@@ -151,22 +153,22 @@ class CompiledLM(GenerationMixin):
         One run of the plan; several where the prompt is longer than options.prefill_chunk.
         """
         batch, seq = input_ids.shape
-        valid = np.full(batch, seq, np.int32) if num_valid is None else num_valid
+        valid = whole_rows(batch, seq) if num_valid is None else num_valid
         _check_valid(valid, batch, seq)
-        choice = sampling_arrays(Settings(), [0.0] * batch)
+        choice = greedy_arrays(batch)
         make_room(past_key_values, valid)
         out: dict[str, Array] = {}
         for ids, count in pieces(input_ids, valid, past_key_values, self.prefill_chunk):
-            out = self._run_step(input_ids=ids, past_key_values=past_key_values, num_valid=count, **choice)
+            out = self._call_plan("generation", past_key_values, input_ids=ids, num_valid=count, **choice)
         return out
 
     def step_arguments(self, input_ids: Any = None) -> dict[str, Any]:
         """All arguments of a greedy step from an empty cache: what verify, bisect and profile run on."""
         few = np.arange(min(8, self.config.vocab_size), dtype=np.int64)[None]
         ids = few if input_ids is None else np.asarray(input_ids, dtype=np.int64)
-        parts, _ = self.new_cache(len(ids), ids.shape[1]).tree_flatten()
+        cache = self.new_cache(len(ids), ids.shape[1])
         return {
-            "input_ids": ids, "past_key_values": KVCache.tree_unflatten(parts, (None,)),
+            "input_ids": ids, "past_key_values": cache.without_limit(),
             "num_valid": np.full(len(ids), ids.shape[1], np.int32),
             **sampling_arrays(Settings(), [0.0] * len(ids)),
         }  # fmt: skip
@@ -196,10 +198,11 @@ class CompiledLM(GenerationMixin):
         batch, seq = arguments["input_ids"].shape
         _check_valid(num_valid, batch, seq)
         make_room(past_key_values, num_valid)
-        # The same tensors without the limit, which is the host's business and not in the plan's signature.
-        parts, _ = past_key_values.tree_flatten()
-        bare = KVCache.tree_unflatten(parts, (None,))
-        return self._plan(plan)(past_key_values=bare, num_valid=num_valid, **arguments)
+        return self._call_plan(plan, past_key_values, num_valid=num_valid, **arguments)
+
+    def _call_plan(self, plan: str, cache: KVCache, **arguments: Any) -> Any:
+        # The cache's limit is the host's business, and not in the plan's signature.
+        return self._plan(plan)(past_key_values=cache.without_limit(), **arguments)
 
     def _plan(self, name: str) -> Any:
         if name not in self._plans:
@@ -244,8 +247,9 @@ class CompiledLM(GenerationMixin):
 
 
 def _check_valid(num_valid: Array, batch: int, seq: int) -> None:
-    if num_valid.shape != (batch,) or num_valid.min() < 1 or num_valid.max() > seq:
-        raise ArgumentError(f"num_valid must be [batch] numbers from 1 to {seq}, got {num_valid.tolist()}")
+    counts = num_valid.tolist()
+    if num_valid.shape != (batch,) or min(counts) < 1 or max(counts) > seq:
+        raise ArgumentError(f"num_valid must be [batch] numbers from 1 to {seq}, got {counts}")
 
 
 _INSPECTION = frozenset("ir diff source plan dump stats explain".split())

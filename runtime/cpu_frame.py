@@ -42,7 +42,7 @@ class Layout:
     offsets: Any
     total: int  # bytes of the arena
     threads: int
-    aliases: tuple[int, ...]  # for each output the input that it is, or -1
+    aliases: tuple[int, ...]  # for each output the input that it is, or 0 if it is none
     fresh: tuple[tuple[int, tuple[int, ...], Any], ...]  # number, shape and dtype of the other outputs
 
     @classmethod
@@ -51,7 +51,7 @@ class Layout:
         offsets, total = plan.arena.layout(values)
         aliases, fresh = [], []
         for number, (where, v) in enumerate(zip(plan.outputs, plan.graph.outputs, strict=True)):
-            aliases.append(-1 if isinstance(where, Buffer) else where)
+            aliases.append(0 if isinstance(where, Buffer) else where)
             if isinstance(where, Buffer):
                 fresh.append((number, tuple(evaluate(d, values) for d in v.type.shape), v.type.dtype.numpy))
         numbers = [values[name] for name in plan.symbols]
@@ -62,7 +62,7 @@ class Layout:
 
     def outputs(self, inputs: Sequence[Array]) -> list[Array]:
         """Arrays for the results; one that aliases an input is that input."""
-        found: list[Any] = [inputs[i] if i >= 0 else None for i in self.aliases]
+        found: list[Any] = list(map(inputs.__getitem__, self.aliases)) if inputs else [None] * len(self.aliases)
         for number, shape, dtype in self.fresh:
             found[number] = np.empty(shape, dtype)
         return found

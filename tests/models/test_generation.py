@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import monoplan as mp
-from monoplan.ir.errors import ArgumentError
+from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.models import AutoLlamaModel, LlamaForCausalLM
 from monoplan.models.decoding import StopText, random_value
 from monoplan.models.default_model import SMOLLM2
@@ -199,6 +199,27 @@ def test_a_model_without_a_tokenizer_takes_ids() -> None:
     for arguments in ({"prompt": "text"}, {"prompt": [5], "stop": "x"}):
         with pytest.raises(ArgumentError, match="tokenizer"):
             model.generate(**arguments)
+
+
+@pytest.mark.parametrize("target", [None, "cpu"])
+def test_a_checkpoint_without_a_tokenizer_takes_ids(tmp_path: Path, target: str | None) -> None:
+    LlamaForCausalLM.from_config(tiny_config(), seed=3).save_pretrained(tmp_path)
+    model = AutoLlamaModel.from_pretrained(tmp_path)
+    lm: Any = model if target is None else mp.compile(model, target=target)
+    ids = lm.generate_ids([5, 6], 4, eos_token_id=())
+    assert ids == argmax_loop(model, [5, 6], 4) and len(ids) == 4
+    stream = lm.generate([5, 6], 4, eos_token_id=(), logprobs=True)
+    assert list(stream) == [] and stream.result.ids == ids and len(stream.result.logprobs) == 4
+    first = ids[0]
+    assert lm.generate_ids([5, 6], 4, eos_token_id=first) == [], "it ends at an id, which needs no text"
+    for arguments in ({"prompt": "text"}, {"prompt": [5], "stop": "x"}):
+        with pytest.raises(LoadError, match="there is no tokenizer.json"):
+            lm.generate(**arguments)
+    with pytest.raises(LoadError, match="there is no tokenizer.json"):
+        lm.generate_batch([[5], "text"])
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(LoadError, match="can't be used"):  # one that is broken is not passed over
+        AutoLlamaModel.from_pretrained(tmp_path).generate_ids([5, 6], 4)
 
 
 def test_random_values_depend_on_seed_row_and_step_alone() -> None:
