@@ -37,6 +37,7 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
         "widen": w.dtype != f32, "choose_block": _choose_block(s.row_blocks), "has_bias": k.has("bias"),
         "step": 2 if s.tiles else 1,
         "offset": (lambda k: f"mp_tile_row({k})") if s.tiles else (lambda k: f"{k} * PANEL"),
+        "register_tile": f"mp_tile_{s.blocking.block}x{s.vectors}x{s.blocking.abreast}",
         "pitch": "16" if s.tiles else "PANEL", "fetch": "mp_fetch_tiles" if s.tiles else "mp_fetch_panel",
     }
     if s.tiles:

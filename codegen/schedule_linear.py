@@ -14,6 +14,7 @@ STRIP_BYTES = 800 << 10  # of a chunk of x: the larger part of L2
 TILE_SLICE = 512  # k of a panel for tile units: 32 KB of bf16, which stay in L1
 TILE_STRIP = 1024  # k of x that stays in L2: 512 KB of a chunk
 WAITING = 16  # panels whose sums wait between strips: with a strip of x they fill half of L2
+UNROLLED = 64  # multiply-adds of one row in the body of its loop
 UNIT_BYTES, NEAR_BYTES, FAR_BYTES = 512, 1024, 8192  # one row: read at a time from a panel, asked for into L1, into L2
 
 
@@ -136,9 +137,10 @@ def choose_linear(k: Linear, target: Target) -> LinearSchedule:
     wide = _side_by_side(target)
     narrow = max(n for n in range(1, min(wide, panels) + 1) if panels % n == 0)
     streams = wide // panels * panels if panels < wide else narrow
-    row = panel * w.dtype.itemsize
+    row, vectors = panel * w.dtype.itemsize, panel // target.lanes
     unit, near, far = (max(2, nbytes // row) for nbytes in (UNIT_BYTES, NEAR_BYTES, FAR_BYTES))
+    unit = max(2, min(unit, UNROLLED // (streams * vectors)))  # longer code takes the compiler longer, and is no faster
     return LinearSchedule(
-        panel, panels, groups, target.row_blocks, panel // target.lanes, streams, narrow, unit, near, far,
+        panel, panels, groups, target.row_blocks, vectors, streams, narrow, unit, near, far,
         blocking(target, layout, k.depth), layout.startswith("tiles"),
     )  # fmt: skip

@@ -105,8 +105,19 @@ double mp_limit_read(float *memory, int64_t count, int streams, int inner, int t
     return now() - begin;
 }
 
-/* 12 independent sums: enough for the latency of every machine we know, few enough for 16 registers. Sums differ, and two
- * factors take turns: real data costs power, and with it speed, that constants near 1 do not. */
+/* An operand of an empty instruction, which the compiler must think changes it; in a register where we know how to say so. */
+#if defined(__AVX512F__)
+#define VECTOR(v) "+v"(v)
+#elif defined(__x86_64__)
+#define VECTOR(v) "+x"(v)
+#elif defined(__aarch64__)
+#define VECTOR(v) "+w"(v)
+#else
+#define VECTOR(v) "+m"(v)
+#endif
+
+/* 12 independent sums: enough for the latency of every machine we know, few enough for 16 registers. Neighbours multiply
+ * different random numbers: real data costs power, and with it speed, that constants near 1 do not. */
 static void multiply(int64_t iterations)
 {
     float fill[15 * MP_LANES];
@@ -118,14 +129,14 @@ static void multiply(int64_t iterations)
     vec v[15];
     memcpy(v, fill, sizeof v);
     __asm__ volatile("" : "+m"(v)); /* unknown to the optimiser */
-    const vec x = v[0], y = v[1], z = v[2];
+    vec x = v[0], y = v[1], z = v[2];
     vec s0 = v[3], s1 = v[4], s2 = v[5], s3 = v[6], s4 = v[7], s5 = v[8];
     vec s6 = v[9], s7 = v[10], s8 = v[11], s9 = v[12], s10 = v[13], s11 = v[14];
-    for (int64_t i = 0; i < iterations; i += 2) {
-        s0 = s0 * x + z, s1 = s1 * y + z, s2 = s2 * x + z, s3 = s3 * y + z, s4 = s4 * x + z, s5 = s5 * y + z;
-        s6 = s6 * x + z, s7 = s7 * y + z, s8 = s8 * x + z, s9 = s9 * y + z, s10 = s10 * x + z, s11 = s11 * y + z;
-        s0 = s0 * y + z, s1 = s1 * x + z, s2 = s2 * y + z, s3 = s3 * x + z, s4 = s4 * y + z, s5 = s5 * x + z;
-        s6 = s6 * y + z, s7 = s7 * x + z, s8 = s8 * y + z, s9 = s9 * x + z, s10 = s10 * y + z, s11 = s11 * x + z;
+    for (int64_t i = 0; i < iterations; ++i) {
+        s0 += x * y, s1 += y * z, s2 += z * x, s3 += x * x, s4 += y * y, s5 += z * z;
+        __asm__ volatile("" : VECTOR(x), VECTOR(y), VECTOR(z)); /* no product is to be computed once for all */
+        s6 += y * x, s7 += z * y, s8 += x * z, s9 += x * x, s10 += y * y, s11 += z * z;
+        __asm__ volatile("" : VECTOR(x), VECTOR(y), VECTOR(z));
     }
     const vec all = s0 + s1 + s2 + s3 + s4 + s5 + s6 + s7 + s8 + s9 + s10 + s11;
     float first;

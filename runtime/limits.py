@@ -25,7 +25,7 @@ double mp_limit_read(float *, int64_t, int, int, int);
 double mp_limit_multiply(int64_t, int);
 double mp_limit_tiles(int64_t, int, int);
 """
-ABI = 4
+ABI = 5
 WEEK = 7 * 86400.0
 ASSUMED_CACHE = 32 << 20  # where the system does not tell
 LARGEST = 1 << 30  # bytes of the working set that is read past the cache

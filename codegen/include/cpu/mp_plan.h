@@ -71,7 +71,7 @@ typedef struct {
 } mp_run;
 
 /* Waits until all T threads are here. Spins first: phases are microseconds long; then gives the core away. */
-static inline void mp_barrier(mp_run *run, int T)
+static void __attribute__((unused, noinline)) mp_barrier(mp_run *run, int T)
 {
     if (T == 1) return;
     const int turn = atomic_load_explicit(&run->turn, memory_order_relaxed);
@@ -122,7 +122,8 @@ mp_exchange(mp_run *run, int t, int T, int step, const void *data, int64_t bytes
 MP_INLINE int64_t mp_share(int64_t n, int t, int T) { return n * t / T; }
 
 /* Asks for the first 2 KB of each of the panels that thread t reads side by side, of weights in groups of panels. */
-MP_INLINE void mp_ahead(const void *w, int64_t groups, int64_t group, int64_t panel, int streams, int t, int T)
+static void __attribute__((unused, noinline))
+mp_ahead(const void *w, int64_t groups, int64_t group, int64_t panel, int streams, int t, int T)
 {
     const char *first = (const char *)w + mp_share(groups, t, T) * group;
     for (int64_t i = 0; i < (panel < 2048 ? panel : 2048); i += 64)

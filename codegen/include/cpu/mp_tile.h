@@ -58,34 +58,35 @@ MP_FN void mp_fetch(const void *p, const int64_t bytes)
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)p + i, 0, 3);
 }
 
-/* out[p][r][j] (+)= sum over k of x[k * ldx + r] * w[p][k][j] for R rows and P panels of V vectors: one sum for each output,
- * k in order. Panels of w are `wp` apart and their rows `ldw`, those of out `op` and `ldo`. R, V and P must be constants
- * where this is used. */
-MP_FN void mp_tile_panels(const float *x, const int64_t ldx, const float *w, const int64_t wp, const int64_t ldw,
-                          const int64_t K, float *out, const int64_t op, const int64_t ldo, const int R, const int V,
-                          const int P, const int add)
-{
-    mp_vec acc[64];
-    MP_FULLY
-    for (int i = 0; i < R * P * V; ++i) {
-        float *const from = out + i / V % P * op + i / V / P * ldo + i % V * MP_LANES;
-        acc[i] = add ? mp_vload_f32(from) : mp_splat(0.0f);
+/* out[p][r][j] (+)= sum over k of x[k][r] * w[p][k][j] for R rows and P panels of V vectors: one sum for each output, k in
+ * order. Panels of w are `wp` apart, those of out `op`. A function by itself: all products of a plan share it, and the
+ * compiler sees it once. */
+#define MP_TILE_FUNCTION(name, R, V, P) \
+    static void __attribute__((unused, noinline, noclone)) \
+    name(const float *x, const float *w, const int64_t wp, const int64_t K, float *out, const int64_t op, const int add) \
+    { \
+        enum { WIDE = (V) * MP_LANES, ALL = (P) * (V) }; \
+        mp_vec acc[(R) * ALL]; \
+        MP_FULLY \
+        for (int i = 0; i < (R) * ALL; ++i) { \
+            const float *const from = out + i % ALL / (V) * op + i / ALL * WIDE + i % (V) * MP_LANES; \
+            acc[i] = add ? mp_vload_f32(from) : mp_splat(0.0f); \
+        } \
+        MP_TWICE \
+        for (int64_t k = 0; k < K; ++k) { \
+            mp_vec wide[ALL]; \
+            MP_FULLY \
+            for (int p = 0; p < (P); ++p) mp_panel_f32(w + p * wp + k * WIDE, wide + p * (V), V); \
+            MP_FULLY \
+            for (int r = 0; r < (R); ++r) { \
+                const mp_vec one = mp_splat(x[k * (R) + r]); \
+                MP_FULLY \
+                for (int j = 0; j < ALL; ++j) acc[r * ALL + j] += one * wide[j]; \
+            } \
+        } \
+        MP_FULLY \
+        for (int i = 0; i < (R) * ALL; ++i) \
+            mp_vstore(out + i % ALL / (V) * op + i / ALL * WIDE + i % (V) * MP_LANES, acc[i]); \
     }
-    MP_TWICE
-    for (int64_t k = 0; k < K; ++k) {
-        mp_vec wide[64];
-        MP_FULLY
-        for (int p = 0; p < P; ++p) mp_panel_f32(w + p * wp + k * ldw, wide + p * V, V);
-        MP_FULLY
-        for (int r = 0; r < R; ++r) {
-            const mp_vec one = mp_splat(x[k * ldx + r]);
-            MP_FULLY
-            for (int j = 0; j < P * V; ++j) acc[r * P * V + j] += one * wide[j];
-        }
-    }
-    MP_FULLY
-    for (int i = 0; i < R * P * V; ++i)
-        mp_vstore(out + i / V % P * op + i / V / P * ldo + i % V * MP_LANES, acc[i]);
-}
 
 #endif
