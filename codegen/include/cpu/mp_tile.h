@@ -5,10 +5,12 @@
 #include "mp_vec.h"
 
 #if defined(__clang__)
+#define MP_NOCLONE
 #define MP_FULLY _Pragma("clang loop unroll(full)")
 #define MP_TWICE _Pragma("clang loop unroll_count(2)")
 #define MP_FOUR _Pragma("clang loop unroll_count(4)")
 #else
+#define MP_NOCLONE __attribute__((noclone))
 #define MP_FULLY _Pragma("GCC unroll 64")
 #define MP_TWICE _Pragma("GCC unroll 2")
 #define MP_FOUR _Pragma("GCC unroll 4")
@@ -62,7 +64,7 @@ MP_FN void mp_fetch(const void *p, const int64_t bytes)
  * order. Panels of w are `wp` apart, those of out `op`. A function by itself: all products of a plan share it, and the
  * compiler sees it once. */
 #define MP_TILE_FUNCTION(name, R, V, P) \
-    static void __attribute__((unused, noinline, noclone)) \
+    static void __attribute__((unused, noinline)) MP_NOCLONE \
     name(const float *x, const float *w, const int64_t wp, const int64_t K, float *out, const int64_t op, const int add) \
     { \
         enum { WIDE = (V) * MP_LANES, ALL = (P) * (V) }; \
