@@ -83,6 +83,8 @@ def main() -> None:
             return
         torch._dynamo.reset()
         cache = Static(shape, context, torch.bfloat16, batch, "cuda")
+        for kept in (*cache.keys, *cache.values):  # else CUDA graphs are left out: the caches are written in place
+            torch._dynamo.mark_static_address(kept)
         ids = torch.randint(0, shape["vocab_size"], (batch, seq), device="cuda")
         place = torch.arange(context - seq, context, device="cuda")
 

@@ -194,7 +194,7 @@ class Lowerer:
         self.lower_ops()
         for v, where in zip(g.outputs, outputs, strict=True):
             if isinstance(where, Buffer) and self.read(v).buffer is not where:
-                self.op = _defining(g, v) or self.op
+                self.op = _defining(g, v) or self.op or _copying(v)
                 self.copy(self.read(v), whole(where, v.type.shape))
         self.result.items = self.items
         self.result.outputs = outputs
@@ -329,6 +329,13 @@ def _last_reader(graph: Graph, value: Value) -> Op | None:
 
 def _defining(graph: Graph, value: Value) -> Op | None:
     return next((op for op in graph.ops if value in op.results), None)
+
+
+def _copying(value: Value) -> Op:
+    """What a kernel stands for that copies an input of a graph without ops."""
+    from monoplan.ir.opdef import REGISTRY
+
+    return Op(REGISTRY["cast"], (value,), {"dtype": value.type.dtype}, (value,))
 
 
 def _repeat_origins(op: Op, origin: dict[Value, Value]) -> dict[Value, Value]:

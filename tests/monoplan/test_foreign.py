@@ -182,7 +182,7 @@ class TestOnAGpu:
         for given in (cupy.asarray(x), x):
             counting(given, total)
         np.testing.assert_allclose(total.get(), 1 + x + x, rtol=1e-6)
-        every_other = cupy.ones(200, cupy.float32)  # this plan does not write in place: the result is put there after it
+        every_other = cupy.ones(200, cupy.float32)  # not written in place: put there afterwards
         counting(cupy.asarray(x), every_other[::2])
         np.testing.assert_allclose(every_other.get(), np.stack([1 + x, np.ones(100, np.float32)], 1).ravel(), rtol=1e-6)
 

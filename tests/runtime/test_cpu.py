@@ -226,3 +226,18 @@ def test_large_offsets() -> None:
     big[2, -4:] = (1, 2, 3, 4)
     graph = one_op("slice", {"x": tensor_type("u8", 3, 2**30)}, axis=1, start=2**30 - 4, length=4)
     np.testing.assert_array_equal(build_graph_executable(graph)([big])[0][2], [1, 2, 3, 4])
+
+
+def test_a_graph_without_ops_is_copied() -> None:
+    """forward(a, b): a becomes b, and b is the result; nothing is computed, but both have places of their own."""
+    import monoplan as mp
+    from monoplan import nn
+
+    class Keep(nn.Module):
+        def forward(self, a, b):  # type: ignore[no-untyped-def]
+            a.assign(b)
+            return b
+
+    a, b = np.zeros(5, np.float32), np.arange(5, dtype=np.float32)
+    out = mp.compile(Keep())(a, b)
+    assert a.tolist() == b.tolist() == out.tolist() and not np.shares_memory(out, b)

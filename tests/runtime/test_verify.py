@@ -64,7 +64,7 @@ def test_nodes_shows_every_value_with_its_line(fast: Any, x: Any) -> None:
 
 def test_a_wrong_number_is_shown_with_its_place(fast: Any, x: Any) -> None:
     subject = fast.subject(x)
-    weight = next(a for a in subject.executable.params if a.ndim > 2)  # the first product's, packed: the plan's own copy
+    weight = next(a for a in subject.executable.params if a.ndim > 2)  # packed: a copy of the plan's own
     kept = weight.copy()
     try:
         weight += 0.5
