@@ -240,13 +240,21 @@ def make_executable(
 
     plan, source = ready if ready is not None else _lower(graph)
     clock.lap("codegen")
-    arrays = prepare(graph, plan.params, params, progress("packing weights"))
-    clock.lap("weights")
+
+    def packed() -> list[Array]:
+        arrays = prepare(graph, plan.params, params, progress("packing weights"))
+        clock.lap("weights")
+        return arrays
+
     count = default_threads().count if tp is None else tp.local_threads(default_threads().count)
     threads = count if options.threads is None else check_threads(options.threads)
     text = override_text(options.source, graph.name, source.text)
-    with in_turn(tp, text or source.text):
-        executable = CpuExecutable(plan, source, arrays, threads, text)
+    if tp is None:
+        executable = CpuExecutable(plan, source, packed, threads, text)
+    else:
+        arrays = packed()
+        with in_turn(tp, text or source.text):
+            executable = CpuExecutable(plan, source, arrays, threads, text)
     executable.comm = tp
     clock.lap("build")
     return executable

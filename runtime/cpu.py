@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -72,25 +73,37 @@ class CpuExecutable:
     declarations = CDEF
 
     def __init__(
-        self, plan: Plan, source: Source, params: Sequence[Array], threads: int, text: str | None = None
-    ) -> None:
+        self, plan: Plan, source: Source, params: Sequence[Array] | Callable[[], Sequence[Array]], threads: int,
+        text: str | None = None,
+    ) -> None:  # fmt: skip
+        """`params` may be a function that makes them: it runs while the C compiler does."""
         self.plan, self.source, self.threads = plan, source, threads
         self.text = source.text if text is None else text
-        key, build = toolchain.plan_build(
-            self.text, flags_for(plan.target), target=features.detect().key, abi=ABI, headers=self.build_headers()
-        )
         self.ffi = declared(self.declarations)
-        try:
-            self.library, self.entry = toolchain.load(key, build, self.ffi.dlopen)
-        except CompileError as error:
-            raise _with_origin(error, self.text) from None
+        if callable(params):
+            with ThreadPoolExecutor(1) as beside:
+                loaded = beside.submit(self._load)
+                self.params = list(params())
+                self.library, self.entry = loaded.result()
+        else:
+            self.params = list(params)
+            self.library, self.entry = self._load()
         if not _kept:
             _kept.append(self.library)
-        self.params = list(params)
-        self._params = self.ffi.new("void *[]", [self._address(a) for a in params] or [self.ffi.NULL])
+        self._params = self.ffi.new("void *[]", [self._address(a) for a in self.params] or [self.ffi.NULL])
         self._frames: list[Frame] = []  # of the runs that are over, for the next ones
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self.comm: Communicator | None = None  # with the other ranks, where the plan has collectives
+
+    def _load(self) -> tuple[Any, Any]:
+        """The library, built unless the cache has it, and its entry there."""
+        key, build = toolchain.plan_build(
+            self.text, flags_for(self.plan.target), target=features.detect().key, abi=ABI, headers=self.build_headers()
+        )
+        try:
+            return toolchain.load(key, build, self.ffi.dlopen)
+        except CompileError as error:
+            raise _with_origin(error, self.text) from None
 
     def build_headers(self) -> tuple[tuple[str, str], ...]:
         """Names and texts of the headers that the source includes."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,15 +15,17 @@ from monoplan.ir.arrays import address, drop_mapped_pages
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import run_op
 from monoplan.runtime.packing import converted, transpose_panels
+from monoplan.runtime.threads import default_threads
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[int, int], None]
+WORKERS = 4
 
 
 def prepare(
     graph: Graph, uses: Sequence[ParamUse], source: Callable[[str], Array], progress: Progress | None = None
 ) -> list[Array]:
-    """The plan's params in order. `source` gives a tensor by its path; only what one param needs is held at a time."""
+    """The plan's params in order. `source` gives a tensor by its path; only what few params need is held at a time."""
     paths = {p.value: p.path for p in graph.params}
     types = {p.value: p.value.type for p in graph.params}
     made = {r: op for op in graph.setup for r in op.results}
@@ -39,17 +43,26 @@ def prepare(
     counts: dict[Value, int] = {}
     for u in uses:
         counts[u.value] = counts.get(u.value, 0) + 1
-    result = []
-    for i, u in enumerate(uses):
-        array = get(u.value)
+    one_at_a_time = threading.Lock()
+
+    def pack_one(u: ParamUse) -> Array:
         if counts[u.value] > 1 and u.value in made:
-            shared[u.value] = array
+            with one_at_a_time:  # several params are packed from it: made once
+                array = shared[u.value] = get(u.value)
+        else:
+            array = get(u.value)
         packed = pack(array, u.layout)
-        result.append(packed)
         if packed is not array:
             drop_mapped_pages(array)
-        if progress is not None:
-            progress(i + 1, len(uses))
+        return packed
+
+    # Reading, converting and transposing let go of Python's lock. Few at a time: each holds a tensor meanwhile.
+    result = []
+    with ThreadPoolExecutor(min(WORKERS, default_threads().count)) as pool:
+        for packed in pool.map(pack_one, uses):
+            result.append(packed)
+            if progress is not None:
+                progress(len(result), len(uses))
     return result
 
 

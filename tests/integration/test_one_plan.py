@@ -180,10 +180,11 @@ def test_nothing_is_allocated_after_the_first_run(llm: Any) -> None:
     cache = llm.new_cache(2, 64)
     llm.step(np.array([prompt(30), prompt(30, 2)]), cache)  # the largest run comes first
     executable = llm.compiled.built[0][2].executable
-    (arena,) = executable._arenas
+    (frame,) = executable._frames
+    arena = frame.arena
     for n in (1, 1, 3, 1):
         llm.step(np.array([prompt(n), prompt(n, 2)]), cache)
-        assert len(executable._arenas) == 1 and executable._arenas[0] is arena
+        assert executable._frames == [frame] and frame.arena is arena
 
 
 def test_the_peak_is_printed(llm: Any) -> None:
