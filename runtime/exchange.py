@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.codegen.render import headers
 from monoplan.ir.arrays import address
 from monoplan.ir.errors import ArgumentError, PlanError
 from monoplan.runtime import features, toolchain
@@ -37,6 +36,8 @@ _DEAD, _LEFT, _FAILED, _MISMATCH, _TIMEOUT, _MPI = range(1, 7)
 @functools.cache
 def _library() -> tuple[Any, Any]:
     import cffi
+
+    from monoplan.codegen.render import headers  # much to import, and one process alone does not need it
 
     ffi = cffi.FFI()
     ffi.cdef(_CDEF)
