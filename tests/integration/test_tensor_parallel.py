@@ -139,6 +139,7 @@ def test_each_rank_loads_its_part(tmp_path: Path) -> None:
     assert one["weights"] > 150 << 20
     for rank in found[2]:
         assert rank["weights"] <= one["weights"] * 0.51
-        # The rest is Python's objects, the tensor that is being packed, and what one process needs as well.
-        assert rank["peak"] <= rank["weights"] + (one["peak"] - one["weights"]) + (8 << 20), found
+        # The rest is Python's objects, the tensors that are being packed, and what one process needs as well.
+        more = max(0, one["peak"] - one["weights"])
+        assert rank["peak"] <= rank["weights"] + more + (8 << 20), found
         assert rank["peak"] <= one["peak"] * 0.65, found
