@@ -129,21 +129,6 @@ class CudaExecutable:
             self._twins.written(inputs, symbols, keep=self.resident)
             return results.finish(inputs)
 
-    def loop(
-        self,
-        inputs: Sequence[Any],
-        symbols: Mapping[str, int],
-        steps: int,
-        *,
-        feed: Mapping[int, int],
-        collect: Sequence[int],
-        stream: Mapping[int, Array] | None = None,
-    ) -> list[Array]:
-        """Several steps without the host between them: see cuda_loop.run_loop."""
-        from monoplan.runtime.cuda_loop import run_loop
-
-        return run_loop(self, inputs, symbols, steps, feed=feed, collect=collect, stream=stream)
-
     def tune(
         self, inputs: Sequence[Any], symbols: Mapping[str, int], seconds: float = 30.0
     ) -> dict[str, dict[str, int]]:

@@ -156,26 +156,3 @@ def test_variants_are_used() -> None:
             values = {"batch": batch, "seq": seq, "capacity": capacity, "hist": 3}
             used |= {choose_variant(v, values).name for v in source.variants.values()}
     assert {"row", "few8", "few32", "library", "decode", "decode_some", "decode_many", "decode_long", "prefill"} <= used
-
-
-@pytest.mark.parametrize("device_name", DEVICES)
-def test_loop_equals_single_steps(device_name: str) -> None:
-    """Greedy tokens chosen on the device, fed back without the host, and the cache afterwards."""
-    graph, _ = model("bf16")
-    inputs = arguments(graph, 2, 1, [3, 0], [1, 1])
-    names = [v.name.rpartition(".")[2] for v in graph.inputs]
-    inputs[names.index("temperature")][:] = 0
-    symbols = bind_symbols(graph.inputs, [a.shape for a in inputs])
-    made, one, many = on_device("bf16", device_name), [a.copy() for a in inputs], [a.copy() for a in inputs]
-    tokens = []
-    for _ in range(4):
-        out = made.run(one, symbols)
-        tokens.append(out[0].copy())
-        one[names.index("input_ids")] = out[0].reshape(2, 1)
-        one[names.index("lengths")] = out[-1].copy()
-    (got,) = made.loop(many, symbols, 4, feed={0: names.index("input_ids")}, collect=[0])
-    np.testing.assert_array_equal(got, np.array(tokens))
-    np.testing.assert_array_equal(many[names.index("lengths")], one[names.index("lengths")])
-    for a, b in zip(one, many, strict=True):
-        if a.ndim == 4:
-            np.testing.assert_array_equal(a, b)

@@ -62,39 +62,5 @@ static inline void mp_tiles_end(void) { _tile_release(); }
 #if defined(MP_TILES)
 /* Compilers do not know which memory tile instructions touch: nothing may move past this. */
 #define mp_tile_fence() __asm__ volatile("" ::: "memory")
-
-/* c (+)= a[32][32 * steps] · b: a as [step][32 rows][32], b as [step][16 pairs of k][32 columns][2]. Activations come
- * from L2 with the streaming load, so that the panel of weights keeps L1 to itself. */
-static inline void mp_tiles_32x32(const mp_bf16 *a, const mp_bf16 *b, int64_t steps, float *c, int64_t ldc, int first)
-{
-    const int64_t row = ldc * 4;
-    mp_tile_fence();
-    if (first) {
-        mp_tile_zero(0);
-        mp_tile_zero(1);
-        mp_tile_zero(2);
-        mp_tile_zero(3);
-    } else {
-        mp_tile_load(0, c, row);
-        mp_tile_load(1, c + 16, row);
-        mp_tile_load(2, c + 16 * ldc, row);
-        mp_tile_load(3, c + 16 * ldc + 16, row);
-    }
-    for (int64_t s = 0; s < steps; ++s) {
-        mp_tile_stream(4, a + s * 1024, 64);
-        mp_tile_load(6, b + s * 1024, 128);
-        mp_tile_dot(0, 4, 6);
-        mp_tile_stream(5, a + s * 1024 + 512, 64);
-        mp_tile_dot(2, 5, 6);
-        mp_tile_load(7, b + s * 1024 + 32, 128);
-        mp_tile_dot(1, 4, 7);
-        mp_tile_dot(3, 5, 7);
-    }
-    mp_tile_store(0, c, row);
-    mp_tile_store(1, c + 16, row);
-    mp_tile_store(2, c + 16 * ldc, row);
-    mp_tile_store(3, c + 16 * ldc + 16, row);
-    mp_tile_fence();
-}
 #endif
 #endif

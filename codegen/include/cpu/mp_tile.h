@@ -54,12 +54,6 @@ MP_FN int64_t mp_tile_row(int64_t k) { return k / 32 * 1024 + k % 32 * 16; }
         mp_fetch_panel((p) + 512, (bytes) / 2, locality); \
     } while (0)
 
-MP_FN void mp_fetch(const void *p, const int64_t bytes)
-{
-    MP_FULLY
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)p + i, 0, 3);
-}
-
 /* out[p][r][j] (+)= sum over k of x[k][r] * w[p][k][j] for R rows and P panels of V vectors: one sum for each output, k in
  * order. Panels of w are `wp` apart, those of out `op`. A function by itself: all products of a plan share it, and the
  * compiler sees it once. */

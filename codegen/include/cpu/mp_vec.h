@@ -22,14 +22,6 @@ MP_FN void mp_vload2_bf16(const mp_bf16 *p, mp_vec *low, mp_vec *high)
     *low = (mp_vec)(pairs << 16);
     *high = (mp_vec)(pairs & 0xffff0000u);
 }
-MP_FN float mp_vsum(mp_vec v)
-{
-    float s[MP_LANES];
-    mp_vstore(s, v);
-    for (int w = MP_LANES / 2; w > 0; w /= 2)
-        for (int i = 0; i < w; ++i) s[i] += s[i + w];
-    return s[0];
-}
 #else
 typedef float mp_vec;
 MP_FN mp_vec mp_splat(float x) { return x; }
@@ -40,7 +32,6 @@ MP_FN void mp_vload2_bf16(const mp_bf16 *p, mp_vec *low, mp_vec *high)
     *low = mp_load_bf16(p[0]);
     *high = mp_load_bf16(p[1]);
 }
-MP_FN float mp_vsum(mp_vec v) { return v; }
 #endif
 
 #if MP_LANES == 16 && defined(__AVX512F__)
