@@ -5,7 +5,7 @@
 Decode: one token after 128. Prefill: 512 tokens. `--contexts 128 1024 2048`: how decode grows with the context, and a
 prompt of 2048. `--starts 3`: process start to first token, with an empty cache and with a warm one. Every peer has a
 process of its own, which is stopped while another one is timed; a peer that can't run is skipped with its reason.
-Figures are medians over the rounds; the limits of the machine are measured before and after each of them.
+Figures are medians over the rounds; the limits of the machine are measured before and after each turn.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from cpu_peers.report import as_json, as_text, summary
@@ -60,9 +61,9 @@ def choose_cpus(threads: int) -> list[int]:
     return (first + rest)[:threads]
 
 
-def say(text: str) -> None:
-    """Progress, which is not part of the result."""
-    print(text, file=sys.stderr, flush=True)
+def say(text: str, begun: float = time.monotonic()) -> None:
+    """Progress, which is not part of the result, with the seconds since the start."""
+    print(f"{time.monotonic() - begun:6.0f} s  {text}", file=sys.stderr, flush=True)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -133,30 +133,38 @@ def _body(plan: Plan, used: dict[int, str]) -> list[str]:
         if isinstance(item, StepLoop):
             lines += _tables(item.steps)
             lines.append(f"    for (int turn = 0; turn < {item.count}; ++turn) {{")
-            for step in item.steps:
-                lines += _call(plan, step, used, "        ")
+            for i, step in enumerate(item.steps):
+                lines += _call(plan, step, _next_product(item.steps[i:]), used, "        ")
             lines.append("    }")
         else:
-            lines += _call(plan, item, used, "    ")
+            lines += _call(plan, item, _next_product([item]), used, "    ")
     return lines
 
 
-def _call(plan: Plan, step: Step, used: dict[int, str], indent: str) -> list[str]:
+def _next_product(steps: Sequence[Step]) -> Step | None:
+    """The first step with packed weights, at or after the first of some."""
+    return next((step for step in steps if isinstance(step.schedule, LinearSchedule)), None)
+
+
+def _call(plan: Plan, step: Step, product: Step | None, used: dict[int, str], indent: str) -> list[str]:
+    """Lines of C that run a step; `product` is the next one that reads weights."""
     k = step.kernel
     where = f"  ({k.op.loc})" if str(k.op.loc) else ""
     head = f"{indent}/* {_uncommented(f'{step.number}: {print_op(k.op)}{where}')} */"
     args = ", ".join(["run", "t", "T", str(step.number), *(_pointer(plan, o) for o in k.pointers)])
-    lines = [f"{indent}{_ahead(plan, step)}"] if step.barrier and isinstance(step.schedule, LinearSchedule) else []
-    lines += [f"{indent}mp_barrier(run, T);"] if step.barrier else []
+    lines = [f"{indent}{_barrier(plan, product)}"] if step.barrier else []
     return [*lines, head, f"{indent}{used[step.number]}({args});"]
 
 
-def _ahead(plan: Plan, step: Step) -> str:
-    """Asks for the weights that a thread will read first, before it waits for the others."""
-    w, s = step.kernel.operand("w"), step.schedule
-    assert isinstance(s, LinearSchedule) and isinstance(step.kernel, Linear)
-    run = step.kernel.depth * s.panel * w.dtype.itemsize  # bytes of a panel
-    return f"mp_ahead({_pointer(plan, w)}, {s.groups - s.tail}, {s.panels * run}, {run}, {s.streams}, t, T);"
+def _barrier(plan: Plan, product: Step | None) -> str:
+    """Waits for the other threads; meanwhile asks for the weights that this one will read next."""
+    if product is None:
+        return "mp_barrier(run, T);"
+    w, s = product.kernel.operand("w"), product.schedule
+    assert isinstance(s, LinearSchedule) and isinstance(product.kernel, Linear)
+    panel = product.kernel.depth * s.panel * w.dtype.itemsize  # bytes
+    sizes = f"{s.groups - s.tail}, {s.panels * panel}, {panel}, {s.streams}"
+    return f"mp_barrier_before(run, {_pointer(plan, w)}, {sizes}, t, T);"
 
 
 def _pointer(plan: Plan, o: Operand) -> str:

@@ -13,9 +13,10 @@ SLICE_BYTES = 24 << 10  # of panels, in f32: half of L1 or less
 STRIP_BYTES = 800 << 10  # of a chunk of x: the larger part of L2
 TILE_SLICE = 512  # k of a panel for tile units: 32 KB of bf16, which stay in L1
 TILE_STRIP = 1024  # k of x that stays in L2: 512 KB of a chunk
+GROUP_BYTES = 1 << 20  # of a group's weights, where it has a choice: threads share the last groups of one row
 WAITING = 16  # panels whose sums wait between strips: with a strip of x they fill half of L2
-UNROLLED = 64  # multiply-adds of one row in the body of its loop
 UNIT_BYTES, NEAR_BYTES, FAR_BYTES = 512, 1024, 8192  # one row: read at a time from a panel, asked for into L1, into L2
+TILE_UNIT_BYTES = 1024  # one row, panels for tile units: half of both tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class LinearSchedule:
     streams: int  # panels read side by side when there is one row
     narrow: int  # and within one group
     unit: int  # rows of a panel that are read before the next panel's turn, when there is one row
+    line: int  # of them between two requests for what comes later
     near: int  # rows by which a panel's data is asked for into L1 before it is read
     far: int  # and into L2
     blocking: Blocking
@@ -83,8 +85,9 @@ def linear_layout(target: Target, weight: TensorType, epilogue: str, head_dim: i
     wide = _side_by_side(target)
     if epilogue == "gated":
         return f"{kind}x{max(wide, 2)}:gated"
-    assert isinstance(columns, int)
-    return f"{kind}x{_group(-(-columns // target.panel), wide)}"
+    assert isinstance(columns, int) and isinstance(depth, int)
+    panel_bytes = depth * target.panel * weight.dtype.itemsize
+    return f"{kind}x{_group(-(-columns // target.panel), wide, panel_bytes)}"
 
 
 def _side_by_side(target: Target) -> int:
@@ -92,9 +95,10 @@ def _side_by_side(target: Target) -> int:
     return max(1, 8 * target.lanes // target.panel)
 
 
-def _group(panels: int, wide: int) -> int:
+def _group(panels: int, wide: int, panel_bytes: int) -> int:
     """Panels in a group: the least padding, then an even number of groups (so that two threads have the same)."""
-    choices = [n for n in range(max(1, wide // 2), wide + 1)]
+    least = max(1, wide // 2)
+    choices = [n for n in range(least, wide + 1) if n * panel_bytes <= GROUP_BYTES] or [least]
     return min(choices, key=lambda n: (-(-panels // n) * n, -(-panels // n) % 2, wide - n))
 
 
@@ -138,9 +142,11 @@ def choose_linear(k: Linear, target: Target) -> LinearSchedule:
     narrow = max(n for n in range(1, min(wide, panels) + 1) if panels % n == 0)
     streams = wide // panels * panels if panels < wide else narrow
     row, vectors = panel * w.dtype.itemsize, panel // target.lanes
-    unit, near, far = (max(2, nbytes // row) for nbytes in (UNIT_BYTES, NEAR_BYTES, FAR_BYTES))
-    unit = max(2, min(unit, UNROLLED // (streams * vectors)))  # longer code takes the compiler longer, and is no faster
+    tiles = layout.startswith("tiles")
+    sizes = (TILE_UNIT_BYTES if tiles else UNIT_BYTES, NEAR_BYTES, FAR_BYTES)
+    unit, near, far = (max(2, nbytes // row) for nbytes in sizes)
+    line = max(2 if tiles else 1, 64 // row)  # a cache line, or one of each of two tiles
     return LinearSchedule(
-        panel, panels, groups, target.row_blocks, vectors, streams, narrow, unit, near, far,
-        blocking(target, layout, k.depth), layout.startswith("tiles"),
+        panel, panels, groups, target.row_blocks, vectors, streams, narrow, max(unit, line), line, near, far,
+        blocking(target, layout, k.depth), tiles,
     )  # fmt: skip

@@ -64,7 +64,7 @@ class KVCache:
 
     def positions(self, seq: Dim) -> Tensor:
         """The positions of the next `seq` tokens of each row: int64 [batch, seq]."""
-        return self.lengths.to(i64).unsqueeze(1) + arange(seq)  # type: ignore[no-any-return]
+        return self.lengths.unsqueeze(1).to(i64) + arange(seq)  # type: ignore[no-any-return]
 
     def advance(self, n: Any) -> None:
         """Counts n more tokens: a number for all rows, or a tensor [batch]."""

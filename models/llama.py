@@ -230,7 +230,7 @@ def _positions(batch: Any, seq: Any, past: KVCache | None, num_valid: Tensor | N
     positions = past.positions(seq)
     if num_valid is None:
         return positions
-    return F.minimum(positions, (past.lengths + num_valid - 1).unsqueeze(-1))
+    return F.minimum(positions, past.lengths.unsqueeze(1) + num_valid.unsqueeze(1) - 1)
 
 
 def _reader(t: Tensor) -> Callable[[], Any]:

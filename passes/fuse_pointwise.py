@@ -30,6 +30,8 @@ from monoplan.passes.manager import Notes, Pass
 from monoplan.passes.pattern import distinct_readers, too_many
 from monoplan.passes.rebuild import Overwrites, drop_dead
 
+CHEAP = 4  # ops on whole numbers that may be done again for every element of a larger value
+
 
 def fuse_pointwise(graph: Graph, notes: Notes) -> Graph:
     """Inlines a pointwise op into the one op whose work needs it, when both have the same shape."""
@@ -87,8 +89,9 @@ def _chain(op: Op, at: int, fusion: _Fusion) -> Op | None:
             source = fusion.source(v)
             if source is None or not is_pointwise(source):
                 continue
-            longer = inline(e, v, expression_of(source, fusion.defs))
-            reason = fusion.refusal(source, at, group) or _refuse_chain(source, op, longer)
+            shorter = expression_of(source, fusion.defs)
+            longer = inline(e, v, shorter)
+            reason = fusion.refusal(source, at, group) or _refuse_chain(source, op, shorter, longer)
             if not reason:
                 e, changed = longer, True
                 group |= fusion.group(source)
@@ -104,8 +107,10 @@ def _chain(op: Op, at: int, fusion: _Fusion) -> Op | None:
     return made
 
 
-def _refuse_chain(source: Op, op: Op, joined: Expression) -> str:
-    if not same_shape(source.result.type, op.result.type):
+def _refuse_chain(source: Op, op: Op, small: Expression, joined: Expression) -> str:
+    # Whole numbers are places and lengths: a few more additions cost less than a kernel of their own.
+    cheap = source.result.type.dtype.is_integer and count_ops(small.node) <= CHEAP
+    if not cheap and not same_shape(source.result.type, op.result.type):
         return f"{source.result} is {source.result.type}, smaller than {op.result.type}: it would be computed again"
     if count_ops(joined.node) > LARGEST:
         return f"the expression would have more than {LARGEST} ops"

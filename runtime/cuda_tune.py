@@ -1,6 +1,7 @@
 """Tunes the constants of decode kernels on the time of the whole token: what one likes depends on its neighbours.
 
-Simulated annealing over ring, slices, warps, grid and padding of every row product. Candidates are built by threads
+Simulated annealing over ring, slices, warps, grid and padding of every row product, and the padding of attention, which
+decides whose blocks may sit beside its own. Candidates are built by threads
 beforehand, one small source each; the winner is kept as a fact of the cache, by device and source, and the next compile
 of that source uses it.
 """
@@ -18,19 +19,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from monoplan.codegen.kernels import Linear
+from monoplan.codegen.kernels import Attention, Linear
 from monoplan.codegen.linear_cuda import LinearVariants
 from monoplan.codegen.plan import Plan, Step
 from monoplan.codegen.plan_cuda import Launch, Variant
 from monoplan.codegen.render_cuda import Renderer, with_headers
-from monoplan.codegen.schedule_cuda import CudaLinear, RowSchedule, Tuning
+from monoplan.codegen.schedule_cuda import CudaAttention, CudaLinear, RowSchedule, Tuning
 from monoplan.runtime import toolchain
 from monoplan.runtime.cuda_build import unpack
 from monoplan.runtime.cuda_driver import Module
 
 Constants = dict[str, int]
 PADS = (0, 0, 4, 16, 32, 48, 64, 80, 96)  # KB
-EACH = 20  # candidates of each kernel
+EACH = 24  # candidates of each kernel
 
 
 def tuning_key(device_name: str, source: str) -> str:
@@ -83,6 +84,11 @@ class Tuner:
             for s, _ in self.plan.steps()
             if isinstance(s.kernel, Linear) and isinstance(s.schedule, CudaLinear) and s.schedule.row is not None
         }
+        self.attention: dict[int, Constants] = {  # of it only the padding of the decode kernel is tuned
+            s.number: {"pad": s.schedule.decode.pad, **self.start.get(str(s.number), {})}
+            for s, _ in self.plan.steps()
+            if isinstance(s.kernel, Attention) and isinstance(s.schedule, CudaAttention) and s.schedule.decode
+        }
         self.pools: dict[int, list[Constants]] = {}
         self.built: dict[tuple[int, str], tuple[Variant, tuple[str, ...], bytes]] = {}
         self.evaluated = 0
@@ -126,6 +132,9 @@ class Tuner:
         """Makes the executable run these candidates."""
         variants = dict(self.executable.source.variants)
         for number, constants in tuning.items():
+            if number in self.attention:
+                variants[number] = tuple(_padded(v, constants["pad"]) for v in variants[number])
+                continue
             key = (number, json.dumps({k: v for k, v in constants.items() if k != "pad"}, sort_keys=True))
             first, *rest = self.load(key)
             padded = replace(first, shared=first.shared + constants.get("pad", 0))
@@ -147,7 +156,7 @@ class Tuner:
         self.pools = {n: self.pool(n) for n in self.steps}
         with ThreadPoolExecutor(os.cpu_count() or 4) as threads:
             list(threads.map(lambda job: self.build(*job), [(n, c) for n, cs in self.pools.items() for c in cs]))
-        current = {n: dict(cs[0]) for n, cs in self.pools.items()}
+        current = {n: dict(cs[0]) for n, cs in self.pools.items()} | self.attention
         now = best = self.time(current)
         good = current
         begun = time.monotonic()
@@ -156,7 +165,7 @@ class Tuner:
             trial = dict(current)
             for _ in range(self.random.choice((1, 1, 2, 3))):
                 n = self.random.choice(list(trial))
-                if self.random.random() < 0.4:
+                if n in self.attention or self.random.random() < 0.4:
                     trial[n] = {**trial[n], "pad": self.random.choice(PADS) << 10}
                 else:
                     trial[n] = {**self.random.choice(self.pools[n]), "pad": trial[n].get("pad", 0)}
@@ -179,7 +188,16 @@ def _plain(row: RowSchedule) -> Constants:
         "early": row.early,
         "blocks": row.blocks,
         "grid": row.grid,
+        "pad": row.pad,
     }
+
+
+def _padded(variant: Variant, pad: int) -> Variant:
+    """A variant of attention; clusters of a decode kernel ask for so much shared memory that they do not use."""
+    if variant.name not in ("decode", "decode_some", "decode_many"):
+        return variant
+    launches = (replace(a, shared=pad) if isinstance(a, Launch) else a for a in variant.actions)
+    return replace(variant, actions=tuple(launches))
 
 
 def tune(executable: Any, measure: Callable[[], float], seconds: float = 30.0, seed: int = 0) -> dict[str, Constants]:

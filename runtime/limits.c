@@ -106,11 +106,11 @@ double mp_limit_read(float *memory, int64_t count, int streams, int inner, int t
 }
 
 /* An operand of an empty instruction, which the compiler must think changes it; in a register where we know how to say so. */
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && MP_LANES <= 16
 #define VECTOR(v) "+v"(v)
-#elif defined(__x86_64__)
+#elif defined(__x86_64__) && (MP_LANES <= 4 || (defined(__AVX__) && MP_LANES <= 8))
 #define VECTOR(v) "+x"(v)
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && MP_LANES <= 4
 #define VECTOR(v) "+w"(v)
 #else
 #define VECTOR(v) "+m"(v)

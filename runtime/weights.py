@@ -14,7 +14,7 @@ from monoplan.codegen.schedule_linear import parse_layout
 from monoplan.ir.arrays import address, drop_mapped_pages
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import run_op
-from monoplan.runtime.packing import converted, transpose_panels
+from monoplan.runtime.packing import converted, scatter_pages, transpose_panels
 from monoplan.runtime.threads import default_threads
 
 Array = np.ndarray[Any, Any]
@@ -92,6 +92,7 @@ def pack(w: Array, layout: str) -> Array:
     depth = w.shape[1]
     groups = parts[0].shape[0] if group.startswith("heads") else -(-len(parts[0]) // each)
     out = aligned((groups, len(parts), panels // len(parts), depth, panel), w.dtype)
+    scatter_pages(out)
     for i, part in enumerate(parts):
         into = out[:, i]
         for g in range(groups):

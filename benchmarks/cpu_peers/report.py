@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import platform
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from cpu_peers.rounds import Outcome, Plan
@@ -26,15 +26,23 @@ def pooled(rounds: list[list[float]]) -> float:
     return median(second for each in rounds for second in each)
 
 
-def share(work: float, rounds: list[list[float]], limits: list[list[dict[str, Any]]], name: str) -> float | None:
-    """The median over rounds of a rate, as a part of the better of the two limits around its round."""
+Limits = list[list[dict[str, Any]]]  # two of each turn: before and after it
+
+
+def share(work: float, rounds: list[list[float]], limits: Limits, name: str) -> float | None:
+    """The median over rounds of a rate, as a part of the limit around its turn."""
     if any(found[name] is None for pair in limits for found in pair):
         return None
     parts = zip(rounds, limits, strict=True)
-    return median(work / median(each) / max(found[name] for found in pair) for each, pair in parts)
+    return median(work / median(each) / mean(found[name] for found in pair) for each, pair in parts)
 
 
-def roof(work: Workload, limits: list[list[dict[str, Any]]]) -> tuple[str, str]:
+def all_limits(outcome: Outcome) -> Limits:
+    """Those around all turns of all peers."""
+    return [pair for pairs in outcome.limits.values() for pair in pairs]
+
+
+def roof(work: Workload, limits: Limits) -> tuple[str, str]:
     """The limit of a prompt: the tile unit for 16 bits where there is one, else multiply-adds; and its name."""
     tiles = work.dtype == "bf16" and all(found["tiles"] is not None for pair in limits for found in pair)
     return ("tiles", "tile rate") if tiles else ("multiply", "f32 multiply-add rate")
@@ -42,13 +50,13 @@ def roof(work: Workload, limits: list[list[dict[str, Any]]]) -> tuple[str, str]:
 
 def summary(plan: Plan, outcome: Outcome) -> dict[str, dict[str, Any]]:
     """The figures of each peer."""
-    work, limits = plan.work, outcome.limits
-    unit, _ = roof(work, limits)
+    work = plan.work
+    unit, _ = roof(work, all_limits(outcome))
     reference = outcome.tokens.get(OURS) or next(iter(outcome.tokens.values()), [])
     found: dict[str, dict[str, Any]] = {}
     for peer, seconds in outcome.seconds.items():
         decode, prefill, flops = seconds["decode"], seconds["prefill"], work.prefill_flops(PROMPT)
-        tokens, memory = outcome.tokens[peer], outcome.memory[peer]
+        tokens, memory, limits = outcome.tokens[peer], outcome.memory[peer], outcome.limits[peer]
         found[peer] = {
             "decode_s": pooled(decode), "prefill_s": pooled(prefill),
             "decode_tokens_per_s": 1 / pooled(decode), "prefill_tokens_per_s": PROMPT / pooled(prefill),
@@ -71,7 +79,7 @@ def same_tokens(tokens: list[int], reference: list[int]) -> int:
     return next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(reference)))
 
 
-def growth(plan: Plan, seconds: dict[str, list[list[float]]], limits: list[list[dict[str, Any]]]) -> dict[str, Any]:
+def growth(plan: Plan, seconds: dict[str, list[list[float]]], limits: Limits) -> dict[str, Any]:
     """How decode grows with the context, beside the time to read its keys and values; a long prompt by a short one."""
     times = {tokens: pooled(seconds[f"decode {tokens}"]) for tokens in plan.contexts}
     predicted = plan.work.kv_bytes / median(found["read"] for pair in limits for found in pair)
@@ -89,7 +97,7 @@ def slope_of(times: dict[int, float]) -> float:
 
 def as_text(plan: Plan, outcome: Outcome, found: dict[str, dict[str, Any]]) -> str:
     """The tables, and why peers are missing."""
-    work, (_, limit) = plan.work, roof(plan.work, outcome.limits)
+    work, (_, limit) = plan.work, roof(plan.work, all_limits(outcome))
 
     def percent(part: float | None) -> str:
         return "–" if part is None else f"{part:.0%}"
@@ -126,7 +134,7 @@ def as_text(plan: Plan, outcome: Outcome, found: dict[str, dict[str, Any]]) -> s
 
 def _heading(plan: Plan, outcome: Outcome) -> str:
     def span(name: str, unit: str) -> str | None:
-        seen = [found[name] for pair in outcome.limits for found in pair]
+        seen = [found[name] for pair in all_limits(outcome) for found in pair]
         known = [value / 1e9 for value in seen if value is not None]
         return f"{min(known):.1f} – {max(known):.1f} {unit}" if known else None
 

@@ -1,4 +1,4 @@
-"""The order of a run: every peer loads and warms up, then they take turns; limits are measured around each round."""
+"""The order of a run: every peer loads and warms up, then they take turns; limits are measured around each turn."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Outcome:
     memory: dict[str, dict[str, int]] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)
     starts: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    limits: list[list[dict[str, float | None]]] = field(default_factory=list)  # before and after each round
+    limits: dict[str, list[list[dict[str, float | None]]]] = field(default_factory=dict)  # around each turn of a peer
     skipped: dict[str, str] = field(default_factory=dict)
     resident: bool = True
 
@@ -113,6 +113,7 @@ def run(plan: Plan, say: Say) -> Outcome:
     outcome = Outcome()
     ready = []
     for peer in plan.peers:
+        say(f"{peer}: its files")
         why = prepare(plan.work, peer)
         if why is None:
             ready.append(peer)
@@ -130,15 +131,16 @@ def run(plan: Plan, say: Say) -> Outcome:
                 seat.sit()
             _leave_unless_resident(outcome, seat)
         for number in range(plan.repeats):
-            before = limits.ask("measure")
             order = list(seats)
             first = number % max(len(order), 1)
             for peer in order[first:] + order[:first]:  # who comes first has the coolest machine
                 seat = seats[peer]
                 with _dropped_on_error(outcome, seats, peer, say):
+                    seat.sit()
+                    before = limits.ask("measure")
                     seat.turn()
+                    outcome.limits.setdefault(peer, []).append([before, limits.ask("measure")])
                 _leave_unless_resident(outcome, seat)
-            outcome.limits.append([before, limits.ask("measure")])
             say(f"round {number + 1} of {plan.repeats} is done")
     finally:
         for seat in seats.values():
@@ -188,6 +190,7 @@ def _dropped_on_error(outcome: Outcome, seats: dict[str, Seat], peer: str, say: 
     except PeerError as error:
         seats.pop(peer).leave()
         outcome.seconds.pop(peer, None)
+        outcome.limits.pop(peer, None)
         _skip(outcome, peer, str(error) if error.missing else f"failed: {error}", say)
 
 

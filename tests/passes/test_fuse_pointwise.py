@@ -99,6 +99,15 @@ def test_a_smaller_value_is_not_computed_again() -> None:
     refuses(FUSE_POINTWISE, text, "%a is f32[n, 1], smaller than f32[n, 4]: it would be computed again")
 
 
+@pytest.mark.parametrize(("ops", "joins"), [(1, True), (4, True), (5, False)])
+def test_a_few_ops_on_whole_numbers_are_done_again(ops: int, joins: bool) -> None:
+    """Positions from lengths: cheaper than a kernel of their own; a longer calculation is not."""
+    chain = [f"%a{i + 1} = neg(%a{i}) : i32[n, 1]" for i in range(ops)]
+    text = graph(*chain, f"%y = add(%t, %a{ops}) : i32[n, 4]", inputs="%t: i32[n, 4], %a0: i32[n, 1]")
+    after = run(FUSE_POINTWISE, parse(text))[0]
+    assert [op.result.type.shape[1] for op in after.ops] == ([4] if joins else [1, 4])
+
+
 def test_expressions_end_somewhere() -> None:
     names = ["x", *(f"a{i}" for i in range(60))]
     lines = [f"%{b} = neg(%{a}) : f32[n, 4]" for a, b in zip(names, names[1:], strict=False)]

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import monoplan as mp
+from monoplan.codegen.plan_cuda import make_cuda_plan
+from monoplan.codegen.render_cuda import render_cuda
 from monoplan.codegen.target import cuda_target
 from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import Parameter
@@ -184,6 +186,27 @@ def test_tunings_are_kept_by_device_and_source(tmp_path: Any, monkeypatch: pytes
     cuda_tune.toolchain.remember("cuda-tuning", key, {"steps": {"5": {"ring": 3}}})
     assert cuda_tune.recall_tuning("H200", "source") == {"5": {"ring": 3}}
     assert cuda_tune.recall_tuning("H200", "other source") is None
+
+
+def test_a_search_begins_with_the_untuned_constants() -> None:
+    """Padding included; and trying another padding of attention leaves all but its decode kernels alone."""
+    c = LlamaConfig(vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=1, num_attention_heads=4,
+                    num_key_value_heads=2, head_dim=64, attention_bias=False, dtype="bfloat16")  # fmt: skip
+    built = mp.compile(LlamaForCausalLM.from_config(c), target="reference").prepare().compiled.built[0][2]
+    plan = make_cuda_plan(built.stages[-1].graph, cuda_target(90, 132, 227 << 10, True))
+    source = render_cuda(plan, "test")
+    executable = SimpleNamespace(plan=plan, source=source, variants=source.variants)
+    tuner = cuda_tune.Tuner(executable, lambda: 1.0)
+    rows = {n: s.schedule.row for n, s in tuner.steps.items()}
+    assert len(rows) == 5 and any(row.pad for row in rows.values())
+    assert all(tuner.pool(n)[0]["pad"] == row.pad for n, row in rows.items())
+    ((number, start),) = tuner.attention.items()
+    assert start == {"pad": 0}
+    tuner.use({number: {"pad": 4096}})
+    before, after = source.variants[number], executable.variants[number]
+    changed = {a.name for a, b in zip(after, before, strict=True) if a != b}
+    assert changed == {"decode", "decode_some", "decode_many"}
+    assert all(a.actions[0].shared == 4096 for a in after if a.name in changed)
 
 
 @pytest.mark.cuda

@@ -70,9 +70,22 @@ typedef struct {
     const void *const *parts; /* what the ranks gave in the last exchange */
 } mp_run;
 
-/* Waits until all T threads are here. Spins first: phases are microseconds long; then gives the core away. */
-static void __attribute__((unused, noinline)) mp_barrier(mp_run *run, int T)
+/* Where thread t begins to read the next product's weights: so many panels side by side, and the bytes of each. */
+typedef struct {
+    const char *first;
+    int64_t panel;
+    int streams;
+} mp_next;
+
+/* Waits until all T threads are here. Who waits asks for weights that it will read next: the memory is never idle because
+ * a core is. Spins first: phases are microseconds long; then gives the core away. */
+static void __attribute__((unused, noinline)) mp_meet(mp_run *run, int T, const mp_next next)
 {
+    enum { FIRST = 2 << 10, MOST = 512 << 10 }; /* bytes: of each panel into L1, of all of them into L2 */
+    const int64_t most = next.streams ? next.panel < MOST / next.streams ? next.panel : MOST / next.streams : 0;
+    int64_t asked = 0;
+    for (; asked < FIRST && asked < most; asked += 64)
+        for (int j = 0; j < next.streams; ++j) __builtin_prefetch(next.first + j * next.panel + asked, 0, 3);
     if (T == 1) return;
     const int turn = atomic_load_explicit(&run->turn, memory_order_relaxed);
     if (atomic_fetch_add_explicit(&run->arrived, 1, memory_order_acq_rel) == T - 1) {
@@ -81,9 +94,17 @@ static void __attribute__((unused, noinline)) mp_barrier(mp_run *run, int T)
         atomic_store_explicit(&run->turn, turn + 1, memory_order_release);
         return;
     }
-    for (int spin = 0; atomic_load_explicit(&run->turn, memory_order_acquire) == turn; ++spin)
-        if (spin > 4000) sched_yield();
+    for (int spin = 0; atomic_load_explicit(&run->turn, memory_order_acquire) == turn;) {
+        if (asked < most) {
+            for (int j = 0; j < next.streams; ++j) __builtin_prefetch(next.first + j * next.panel + asked, 0, 2);
+            asked += 64;
+        } else if (++spin > 4000) {
+            sched_yield();
+        }
+    }
 }
+
+MP_INLINE void mp_barrier(mp_run *run, int T) { mp_meet(run, T, (mp_next){0, 0, 0}); }
 
 /* The number of the next piece of work that nobody has; counts from 0 after each barrier. */
 static inline int mp_take(mp_run *run) { return atomic_fetch_add_explicit(&run->taken, 1, memory_order_relaxed); }
@@ -121,13 +142,11 @@ mp_exchange(mp_run *run, int t, int T, int step, const void *data, int64_t bytes
 /* Where the share of thread t of n pieces of work begins; it ends where that of t + 1 begins. */
 MP_INLINE int64_t mp_share(int64_t n, int t, int T) { return n * t / T; }
 
-/* Asks for the first 2 KB of each of the panels that thread t reads side by side, of weights in groups of panels. */
-static void __attribute__((unused, noinline))
-mp_ahead(const void *w, int64_t groups, int64_t group, int64_t panel, int streams, int t, int T)
+/* A barrier before which weights are asked for: those that thread t reads first of `groups`, of panels side by side. */
+MP_INLINE void
+mp_barrier_before(mp_run *run, const void *w, int64_t groups, int64_t group, int64_t panel, int streams, int t, int T)
 {
-    const char *first = (const char *)w + mp_share(groups, t, T) * group;
-    for (int64_t i = 0; i < (panel < 2048 ? panel : 2048); i += 64)
-        for (int j = 0; j < streams; ++j) __builtin_prefetch(first + j * panel + i, 0, 3);
+    mp_meet(run, T, (mp_next){(const char *)w + mp_share(groups, t, T) * group, panel, streams});
 }
 
 /* Python's //: rounds towards minus infinity; b > 0. */
