@@ -14,6 +14,7 @@ STRIP_BYTES = 800 << 10  # of a chunk of x: the larger part of L2
 TILE_SLICE = 512  # k of a panel for tile units: 32 KB of bf16, which stay in L1
 TILE_STRIP = 1024  # k of x that stays in L2: 512 KB of a chunk
 GROUP_BYTES = 1 << 20  # of a group's weights, where it has a choice: threads share the last groups of one row
+PART, TILE_PART = 96, 192  # rows for which it pays that a thread reads all weights, and shares no row with others
 WAITING = 16  # panels whose sums wait between strips: with a strip of x they fill half of L2
 UNIT_BYTES, NEAR_BYTES, FAR_BYTES = 512, 1024, 8192  # one row: read at a time from a panel, asked for into L1, into L2
 TILE_UNIT_BYTES = 1024  # one row, panels for tile units: half of both tiles
@@ -24,6 +25,7 @@ class Blocking:
     """The nest for many rows: `block` of them times a panel over `slice` of k, a chunk of rows, a strip of k."""
 
     block: int
+    part: int  # rows, or more, that a thread may have for itself
     abreast: int  # panels that a block of rows takes at once
     chunk: int
     slice: int
@@ -124,7 +126,8 @@ def blocking(target: Target, layout: str, depth: int) -> Blocking:
     slice_ = -(-depth // (count * unit)) * unit
     held = TILE_STRIP if tiles else STRIP_BYTES // (chunk * 4)
     strip = max(1, held // slice_) * slice_
-    return Blocking(block, abreast, chunk, slice_, strip, 2 if strip >= depth else max(2, WAITING // panels))
+    part = TILE_PART if tiles else PART
+    return Blocking(block, part, abreast, chunk, slice_, strip, 2 if strip >= depth else max(2, WAITING // panels))
 
 
 def choose_linear(k: Linear, target: Target) -> LinearSchedule:

@@ -60,6 +60,20 @@ static inline void mp_tiles_end(void) { _tile_release(); }
 #endif
 
 #if defined(MP_TILES)
+/* 32 floats in bf16: a row of a tile. Tile units take subnormal numbers as 0, and so may this. */
+static inline void mp_tile_pack(mp_bf16 *to, const float *from)
+{
+#if defined(__AVX512BF16__) && !defined(MP_TILES_EMULATED)
+    for (int i = 0; i < 32; i += 16) {
+        const __m256bh half = _mm512_cvtneps_pbh(_mm512_loadu_ps(from + i));
+        memcpy(to + i, &half, sizeof half);
+    }
+#else
+    _Pragma("omp simd")
+    for (int i = 0; i < 32; ++i) to[i] = mp_to_bf16(from[i]);
+#endif
+}
+
 /* Compilers do not know which memory tile instructions touch: nothing may move past this. */
 #define mp_tile_fence() __asm__ volatile("" ::: "memory")
 #endif

@@ -71,15 +71,26 @@ MP_FN double mp_exp(double x) { return exp(x); }
 MP_FN float mp_rsqrtf(float x) { return 1.0f / sqrtf(x); }
 MP_FN double mp_rsqrt(double x) { return 1.0 / sqrt(x); }
 
-/* 1 / (1 + e^x) without the divider, which is slow for vectors: a guess from the bits, then Newton's steps; error 2e-7. */
+/* 1 / (1 + e^x) without the divider, which is slow for vectors, and without cases: a guess from the bits, then Newton's
+ * steps; error 2e-7. Adding 1.5 * 2^23 + 127 rounds to a whole number and leaves it, biased as an exponent is, in the
+ * lowest bits. */
 MP_FN float mp_logisticf(float x)
 {
-    const float d = 1.0f + mp_expf(x > 87.0f ? 87.0f : x);
-    float r = mp_bits_to_float(0x7ef311c7u - mp_float_to_bits(d));
-    r = r * (2.0f - d * r);
-    r = r * (2.0f - d * r);
-    r = r + r * (1.0f - d * r);
-    return x > 87.0f ? 0.0f : r;
+    const float below = x > 87.0f ? 87.0f : x, y = below < -87.0f ? -87.0f : below; /* NaN stays */
+    const float t = y * 1.44269504088896341f + 12583039.0f, n = t - 12583039.0f;
+    const float r = (y - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    const float d = p * mp_bits_to_float(mp_float_to_bits(t) << 23) + 1.0f;
+    float q = mp_bits_to_float(0x7ef311c7u - mp_float_to_bits(d));
+    q = q * (2.0f - d * q);
+    q = q * (2.0f - d * q);
+    return q + q * (1.0f - d * q);
 }
 MP_FN float mp_sigmoidf(float x) { return mp_logisticf(-x); }
 MP_FN double mp_sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
@@ -95,7 +106,8 @@ MP_FN float mp_tanhf(float x)
 }
 MP_FN double mp_tanh(double x) { return tanh(x); }
 
-MP_FN float mp_siluf(float x) { return x == -INFINITY ? 0.0f : x * mp_logisticf(-x); }
+/* Below -87 it is less than 1e-36 and becomes 0. */
+MP_FN float mp_siluf(float x) { return x < -87.0f ? 0.0f : x * mp_logisticf(-x); }
 MP_FN double mp_silu(double x) { return x == -INFINITY ? 0.0 : x / (1.0 + exp(-x)); }
 MP_FN float mp_swigluf(float gate, float up) { return mp_siluf(gate) * up; }
 MP_FN double mp_swiglu(double gate, double up) { return mp_silu(gate) * up; }

@@ -142,6 +142,14 @@ mp_exchange(mp_run *run, int t, int T, int step, const void *data, int64_t bytes
 /* Where the share of thread t of n pieces of work begins; it ends where that of t + 1 begins. */
 MP_INLINE int64_t mp_share(int64_t n, int t, int T) { return n * t / T; }
 
+/* Parts of equal size in which T threads share rows: no more than `most`, and as many threads for each. */
+MP_INLINE int mp_parts(int T, int64_t most)
+{
+    int parts = T;
+    while (parts > 1 && (parts > most || T % parts)) --parts;
+    return parts;
+}
+
 /* A barrier before which weights are asked for: those that thread t reads first of `groups`, of panels side by side. */
 MP_INLINE void
 mp_barrier_before(mp_run *run, const void *w, int64_t groups, int64_t group, int64_t panel, int streams, int t, int T)

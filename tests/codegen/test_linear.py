@@ -1,0 +1,71 @@
+"""Products on the CPU: every way that rows and columns are shared out gives the same bits, in every instruction set."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from monoplan.build import build_graph_executable
+from monoplan.codegen.schedule_linear import PART, TILE_PART
+from monoplan.ir.builder import build_graph
+from monoplan.ir.interpreter import interpret
+from monoplan.ir.opdef import REGISTRY
+from monoplan.ir.types import DTYPES, tensor_type
+from monoplan.runtime.cpu import host_target
+from monoplan.runtime.features import detect, levels, machine, read_cpu
+from tests.tolerances import check
+
+ROOT = Path(__file__).resolve().parents[2]
+OTHERS = [isa for isa in (*levels(machine(), read_cpu()[1]), "tiles") if isa != detect().isa]
+ROWS = (1, 5, 33, 2 * PART - 1, 2 * PART + 7, 2 * TILE_PART, 2 * TILE_PART + 65)  # few, columns shared, rows shared
+THREADS = (1, 2, 3, 4, 6)
+
+
+def check_rows(dtype: str, depth: int, columns: int) -> None:
+    """For every number of rows: right, and the same bits for any number of threads."""
+    types = {"x": tensor_type("f32", "n", depth)}
+
+    def forward(x: Any, w: Any) -> Any:
+        return REGISTRY["linear"](x, w)
+
+    graph = build_graph("product", forward, types, {"w": tensor_type(dtype, columns, depth)})
+    rng = np.random.default_rng(depth)
+    w = (rng.standard_normal((columns, depth)) * depth**-0.5).astype(DTYPES[dtype].numpy)
+    run = build_graph_executable(graph, {"w": w})
+    for rows in ROWS:
+        x = rng.standard_normal((rows, depth)).astype(np.float32)
+        got = []
+        for run.executable.threads in THREADS:
+            got.append(run([x])[0])
+            assert got[-1].tobytes() == got[0].tobytes(), f"{rows} rows, {run.executable.threads} threads: other bits"
+        (exact,) = interpret(graph, [x], {"w": w}, exact=True)
+        kept = dtype if host_target().has_tiles else "f32"  # tile units round x to bf16
+        check(got[0].astype(DTYPES[kept].numpy), exact, kept, "matmul", 2.0)
+
+
+def check_all() -> None:
+    check_rows("f32", 40, 100)
+    check_rows("bf16", 64, 100)
+    check_rows("bf16", 1088, 160)  # more than one strip of k for tile units
+
+
+def test_this_instruction_set() -> None:
+    check_all()
+
+
+@pytest.mark.parametrize("isa", OTHERS)
+def test_other_instruction_sets(isa: str) -> None:
+    program = """
+        from tests.codegen.test_linear import check_all
+        check_all()
+    """
+    env = {**os.environ, "MONOPLAN_ISA": isa, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
