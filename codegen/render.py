@@ -17,6 +17,7 @@ from monoplan.codegen.layout import wrap
 from monoplan.codegen.plan import Plan, Step, StepLoop
 from monoplan.codegen.schedule_linear import LinearSchedule
 from monoplan.codegen.views import Buffer
+from monoplan.ir.dims import symbols_of
 from monoplan.ir.printer import print_op
 from monoplan.ir.types import f32
 
@@ -128,7 +129,9 @@ def _uncommented(text: str) -> str:
 
 
 def _body(plan: Plan, used: dict[int, str]) -> list[str]:
-    lines: list[str] = []
+    products = [step.kernel for step, _ in plan.steps() if isinstance(step.schedule, LinearSchedule)]
+    names = sorted({name for k in products if isinstance(k, Linear) for name in symbols_of(k.rows)})
+    lines = [f"    const int64_t {c_symbol(n)} MP_UNUSED = run->args->symbols[{plan.symbols.index(n)}];" for n in names]
     for item in plan.items:
         if isinstance(item, StepLoop):
             lines += _tables(item.steps)
@@ -157,13 +160,14 @@ def _call(plan: Plan, step: Step, product: Step | None, used: dict[int, str], in
 
 
 def _barrier(plan: Plan, product: Step | None) -> str:
-    """Waits for the other threads; meanwhile asks for the weights that this one will read next."""
+    """Waits for the other threads; where rows are few, asks meanwhile for the weights that this one will read next."""
     if product is None:
         return "mp_barrier(run, T);"
     w, s = product.kernel.operand("w"), product.schedule
     assert isinstance(s, LinearSchedule) and isinstance(product.kernel, Linear)
     panel = product.kernel.depth * s.panel * w.dtype.itemsize  # bytes
-    sizes = f"{s.groups - s.tail}, {s.panels * panel}, {panel}, {s.streams}"
+    streams = f"{c_dim(product.kernel.rows)} <= {s.row_blocks[-1]} ? {s.streams} : 0"
+    sizes = f"{s.groups - s.tail}, {s.panels * panel}, {panel}, {streams}"
     return f"mp_barrier_before(run, {_pointer(plan, w)}, {sizes}, t, T);"
 
 

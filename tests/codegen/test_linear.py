@@ -29,11 +29,11 @@ THREADS = (1, 2, 3, 4, 6)
 
 
 def check_rows(dtype: str, depth: int, columns: int) -> None:
-    """For every number of rows: right, and the same bits for any number of threads."""
+    """For every number of rows: right, and the same bits for any number of threads; the best column as well."""
     types = {"x": tensor_type("f32", "n", depth)}
 
     def forward(x: Any, w: Any) -> Any:
-        return REGISTRY["linear"](x, w)
+        return [REGISTRY["linear"](x, w), REGISTRY["linear_argmax"](x, w)]
 
     graph = build_graph("product", forward, types, {"w": tensor_type(dtype, columns, depth)})
     rng = np.random.default_rng(depth)
@@ -43,11 +43,14 @@ def check_rows(dtype: str, depth: int, columns: int) -> None:
         x = rng.standard_normal((rows, depth)).astype(np.float32)
         got = []
         for run.executable.threads in THREADS:
-            got.append(run([x])[0])
-            assert got[-1].tobytes() == got[0].tobytes(), f"{rows} rows, {run.executable.threads} threads: other bits"
-        (exact,) = interpret(graph, [x], {"w": w}, exact=True)
+            got.append([a.copy() for a in run([x])])
+            same = [a.tobytes() == b.tobytes() for a, b in zip(got[-1], got[0], strict=True)]
+            assert all(same), f"{rows} rows, {run.executable.threads} threads: other bits"
+        product, best = got[0]
         kept = dtype if host_target().has_tiles else "f32"  # tile units round x to bf16
-        check(got[0].astype(DTYPES[kept].numpy), exact, kept, "matmul", 2.0)
+        exact = interpret(graph, [x], {"w": w}, exact=True)[0]
+        check(product.astype(DTYPES[kept].numpy), exact, kept, "matmul", 2.0)
+        np.testing.assert_array_equal(best, product.argmax(-1))
 
 
 def check_all() -> None:
