@@ -20,7 +20,10 @@ MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p)
 }
 #elif MP_LANES == 4 && defined(__aarch64__)
 #include <arm_neon.h>
-MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p) { return (mp_vec)vshlq_n_u32(vmovl_u16(vld1_u16(p)), 16); }
+MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p) /* 0 below each: shifts go through one of two pipes only */
+{
+    return (mp_vec)vzip1q_u16(vdupq_n_u16(0), vcombine_u16(vld1_u16(p), vdup_n_u16(0)));
+}
 #elif MP_LANES > 1
 typedef uint16_t mp_vec_u16 __attribute__((vector_size(2 * MP_LANES), aligned(2), may_alias));
 MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p)
