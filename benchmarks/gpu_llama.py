@@ -192,7 +192,7 @@ class Decoder:
         outputs = self.outputs(values)
         places = [m.address for m in inputs], [m.address for m in outputs]
         self.executable.overlap = True
-        return tune(self.executable, lambda: self.executable.measure(values, *places), seconds)
+        return tune(self.executable, lambda: self.executable.measure(values, *places), seconds, values=values)
 
     def kernels(self, calls: Any) -> list[tuple[str, int, float]]:
         """Each step's name, how often it runs and the microseconds of one turn, by itself in a graph."""

@@ -105,7 +105,7 @@ class Renderer:
 
 
 def render_cuda(plan: Plan, version: str, tuning: Tuning | None = None) -> CudaSource:
-    """The CUDA source of a plan; `tuning` replaces constants of row products, by step number."""
+    """The CUDA source of a plan; `tuning` replaces constants of row products and of attention, by step number."""
     renderer = Renderer(plan, tuning or {})
     variants = {step.number: _variants(renderer, step) for step, _ in plan.steps()}
     functions = tuple(renderer.functions.values())
@@ -225,7 +225,8 @@ def _decode(
             splits=str(splits) if fixed else "(int)gridDim.x",
             attn=attn,
         )
-        return Launch(function, (splits, k.kv_heads, k.batch), d.warps * 32, all_words, shared=d.pad, cluster=splits)
+        blocks, pad = (splits, k.kv_heads, k.batch), d.pad if fixed else 0
+        return Launch(function, blocks, d.warps * 32, all_words, shared=pad, cluster=splits)
 
     partial = k.heads // k.kv_heads * (k.head_dim + 2)
     spread, spread_words = renderer.function(

@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--json", action="store_true", help="a JSON object in place of the table")
     add("--profile", metavar="FILE", nargs="?", const="", help="the time of each step instead; FILE: a Chrome trace")
+    add("--tune", type=float, nargs="?", const=30.0, metavar="SECONDS", help="on a GPU: first search better constants")
     add("--limits", action="store_true", help="measure what this machine can do instead")
     add_model_arguments(parser)
 
@@ -41,6 +42,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     timings = Timings()
     llm = load(args, timings)
+    if args.tune is not None:
+        before, after = llm.tune(args.tune, min(1024, llm.max_length - 1))
+        print(f"tuned: {before:.3f} -> {after:.3f} ms a token, kept for this device and model", file=sys.stderr)
     if args.profile is not None:
         return _profile(llm, args.n_prompt, args.profile)
     bandwidth = _bandwidth(args.target)

@@ -34,6 +34,7 @@ from monoplan.models.generation import (
 from monoplan.models.llama import LlamaForCausalLM
 from monoplan.options import Options
 from monoplan.parallel import find_communicator
+from monoplan.progress import progress
 from monoplan.runtime.shared_weights import sharing
 
 
@@ -85,6 +86,26 @@ class CompiledLM(GenerationMixin):
         greedy = settings.get("temperature", 1.0) == 0 and settings.get("repetition_penalty", 1.0) == 1
         self._plan("greedy" if greedy and self._stays else "generation")
         return self
+
+    def tune(self, seconds: float = 30.0, context: int = 1024) -> tuple[float, float]:
+        """On a GPU: searches better constants for the kernels of a greedy token after `context` others.
+
+        Takes about `seconds`. What is found is kept for this device and model, also for later processes. Gives the
+        milliseconds of a token before and after.
+        """
+        if not self._stays:
+            what = "tune needs target='cuda' and one rank: plans for other targets have no constants to search"
+            raise ArgumentError(what)
+        if not 0 < context < self.max_length:
+            raise ArgumentError(f"context must be 1 to {self.max_length - 1} tokens, got {context}")
+        cache = self.new_cache(1, context + 1)
+        cache.lengths = Tensor(np.array([context], np.int32))
+        arguments = {"input_ids": np.zeros((1, 1), np.int64), "num_valid": np.ones(1, np.int32)}
+        plan = self._plan("greedy")
+        built, _, arrays, symbols = plan._bind((), {"past_key_values": cache.without_limit(), **arguments})
+        times: tuple[float, float] = built.executable.tune(arrays, symbols, seconds, progress("tuning"))
+        self.spare.clear()  # its graph has the old kernels
+        return times
 
     def new_cache(self, batch: int = 1, capacity: int = 0) -> KVCache:
         """An empty KV cache for `batch` rows; it grows as needed, without recompilation."""

@@ -34,7 +34,7 @@ CHEAP = 4  # ops on whole numbers that may be done again for every element of a 
 
 
 def fuse_pointwise(graph: Graph, notes: Notes) -> Graph:
-    """Inlines a pointwise op into the one op whose work needs it, when both have the same shape."""
+    """Inlines a pointwise op into the one op whose work needs it, when both have the same shape, or it is cheap."""
     fusion = _Fusion(graph, notes)
     ops: list[Op] = []
     for at, op in enumerate(graph.ops):

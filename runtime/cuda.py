@@ -130,18 +130,30 @@ class CudaExecutable:
             return results.finish(inputs)
 
     def tune(
-        self, inputs: Sequence[Any], symbols: Mapping[str, int], seconds: float = 30.0
-    ) -> dict[str, dict[str, int]]:
-        """Tunes the decode kernels on these arguments (one row), keeps the constants for later processes."""
+        self,
+        inputs: Sequence[Any],
+        symbols: Mapping[str, int],
+        seconds: float = 30.0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> tuple[float, float]:
+        """Tunes the decode kernels on these arguments (one row), keeps the constants for later processes.
+
+        Milliseconds of a run before and after.
+        """
         from monoplan.runtime.cuda_tune import tune
 
         with self._lock:
             values = {**symbols, "threads": 1}
             given = self._arguments.bind(inputs, self._twins)
             results = Results(self.device, self.plan, values, self._arguments, on_device=False)
-            found = tune(self, lambda: self.measure(values, given.addresses, results.addresses), seconds)
+
+            def run() -> float:
+                return self.measure(values, given.addresses, results.addresses)
+
+            before = run()
+            tune(self, run, seconds, values=values, progress=progress)
             self._calls.clear()
-        return found
+            return before, run()
 
     def tune_products(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> float:
         """Times the library's algorithms for every product of this call; milliseconds of all, by the fastest."""

@@ -71,12 +71,22 @@ def candidates(row: RowSchedule, depth: int, columns: int, itemsize: int, shared
 
 
 class Tuner:
-    """One search: `measure` gives the milliseconds of a token with the executable's current variants."""
+    """One search: `measure` gives the milliseconds of a token with the executable's current variants.
+
+    `values` are the sizes that it measures: what they do not run is left alone.
+    """
 
     def __init__(
-        self, executable: Any, measure: Callable[[], float], seed: int = 0, start: Tuning | None = None
+        self,
+        executable: Any,
+        measure: Callable[[], float],
+        seed: int = 0,
+        start: Tuning | None = None,
+        values: Mapping[str, int] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.executable, self.measure, self.start = executable, measure, start or {}
+        self.values, self.progress = values, progress
         self.plan: Plan = executable.plan
         self.random = random.Random(seed)
         self.steps: dict[int, Step] = {
@@ -88,10 +98,17 @@ class Tuner:
             s.number: {"pad": s.schedule.decode.pad, **self.start.get(str(s.number), {})}
             for s, _ in self.plan.steps()
             if isinstance(s.kernel, Attention) and isinstance(s.schedule, CudaAttention) and s.schedule.decode
+            if self._runs(s.number, "decode")
         }
         self.pools: dict[int, list[Constants]] = {}
         self.built: dict[tuple[int, str], tuple[Variant, tuple[str, ...], bytes]] = {}
         self.evaluated = 0
+
+    def _runs(self, number: int, name: str) -> bool:
+        """Whether a step runs this variant for the sizes that are measured."""
+        if self.values is None:
+            return True
+        return next((v.name for v in self.executable.source.variants[number] if v.fits(self.values)), "") == name
 
     def pool(self, number: int) -> list[Constants]:
         """Candidates of a step."""
@@ -162,6 +179,8 @@ class Tuner:
         begun = time.monotonic()
         end = max(start + seconds, begun + 0.25 * seconds)
         while (at := time.monotonic()) < end:
+            if self.progress is not None:
+                self.progress(int(1e3 * (at - start)), int(1e3 * (end - start)))
             trial = dict(current)
             for _ in range(self.random.choice((1, 1, 2, 3))):
                 n = self.random.choice(list(trial))
@@ -175,6 +194,8 @@ class Tuner:
                 current, now = trial, took
                 if took < best * 0.9995 and (again := self.time(trial)) < best * 0.9995:
                     good, best = trial, max(took, again)
+        if self.progress is not None:
+            self.progress(1, 1)
         self.use(good)
         return good
 
@@ -193,16 +214,23 @@ def _plain(row: RowSchedule) -> Constants:
 
 
 def _padded(variant: Variant, pad: int) -> Variant:
-    """A variant of attention; clusters of a decode kernel ask for so much shared memory that they do not use."""
-    if variant.name not in ("decode", "decode_some", "decode_many"):
+    """A variant of attention; the clusters of one sequence ask for so much shared memory that they do not use."""
+    if variant.name != "decode":
         return variant
     launches = (replace(a, shared=pad) if isinstance(a, Launch) else a for a in variant.actions)
     return replace(variant, actions=tuple(launches))
 
 
-def tune(executable: Any, measure: Callable[[], float], seconds: float = 30.0, seed: int = 0) -> dict[str, Constants]:
+def tune(
+    executable: Any,
+    measure: Callable[[], float],
+    seconds: float = 30.0,
+    seed: int = 0,
+    values: Mapping[str, int] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Constants]:
     """Searches, remembers the result for later processes, and leaves the executable with it."""
-    found = Tuner(executable, measure, seed).run(seconds)
+    found = Tuner(executable, measure, seed, values=values, progress=progress).run(seconds)
     steps = {str(n): c for n, c in found.items()}
     toolchain.remember("cuda-tuning", tuning_key(executable.device.name, executable.untuned), {"steps": steps})
     return steps

@@ -137,8 +137,11 @@ def run(plan: Plan, say: Say) -> Outcome:
                 seat = seats[peer]
                 with _dropped_on_error(outcome, seats, peer, say):
                     seat.sit()
-                    before = limits.ask("measure")
-                    seat.turn()
+                before = limits.ask("measure")
+                if peer in seats:
+                    with _dropped_on_error(outcome, seats, peer, say):
+                        seat.turn()
+                if peer in seats:
                     outcome.limits.setdefault(peer, []).append([before, limits.ask("measure")])
                 _leave_unless_resident(outcome, seat)
             say(f"round {number + 1} of {plan.repeats} is done")

@@ -205,8 +205,34 @@ def test_a_search_begins_with_the_untuned_constants() -> None:
     tuner.use({number: {"pad": 4096}})
     before, after = source.variants[number], executable.variants[number]
     changed = {a.name for a, b in zip(after, before, strict=True) if a != b}
-    assert changed == {"decode", "decode_some", "decode_many"}
+    assert changed == {"decode"}
     assert all(a.actions[0].shared == 4096 for a in after if a.name in changed)
+
+
+def test_a_model_is_tuned(device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """The text stays the same, and another process finds the constants; other targets say that they have none."""
+    monkeypatch.setenv("MONOPLAN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cuda_tune, "EACH", 1)
+    if isinstance(device, cuda_emulator.EmulatedDevice):  # which can't build a kernel by itself: nothing is searched
+        unchanged = lambda self, seconds: {n: self.pool(n)[0] for n in self.steps} | self.attention  # noqa: E731
+        monkeypatch.setattr(cuda_tune.Tuner, "run", unchanged)
+    c = LlamaConfig(vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=1, num_attention_heads=4,
+                    num_key_value_heads=2, head_dim=64, max_position_embeddings=64, attention_bias=False,
+                    dtype="bfloat16")  # fmt: skip
+    model = LlamaForCausalLM.from_config(c)
+    llm = mp.compile(model, target="cuda")
+    text = llm.generate_ids([1, 2, 3], 6, eos_token_id=())
+    before, after = llm.tune(seconds=0.1, context=20)
+    assert before >= 0 and after >= 0  # the emulator has no clock
+    assert llm.generate_ids([1, 2, 3], 6, eos_token_id=()) == text
+    executable = llm._plan("greedy").built[0][2].executable
+    found = cuda_tune.recall_tuning(executable.device.name, executable.untuned)
+    assert found is not None and len(found) == 6  # five products and attention
+    assert mp.compile(model, target="cuda").generate_ids([1, 2, 3], 6, eos_token_id=()) == text
+    with pytest.raises(ArgumentError, match="context must be 1 to 63"):
+        llm.tune(context=64)
+    with pytest.raises(ArgumentError, match="tune needs target='cuda'"):
+        mp.compile(model).tune()
 
 
 @pytest.mark.cuda

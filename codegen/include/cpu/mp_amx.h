@@ -3,6 +3,8 @@
 #ifndef MP_AMX_H
 #define MP_AMX_H
 
+#include "mp_math.h"
+
 #if defined(MP_TILES_EMULATED)
 static _Thread_local uint32_t mp_emulated[8][16][16];
 

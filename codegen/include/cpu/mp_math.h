@@ -92,7 +92,7 @@ MP_FN float mp_logisticf(float x)
     q = q * (2.0f - d * q);
     return q + q * (1.0f - d * q);
 }
-MP_FN float mp_sigmoidf(float x) { return mp_logisticf(-x); }
+MP_FN float mp_sigmoidf(float x) { return x < -87.0f ? 0.0f : mp_logisticf(-x); }
 MP_FN double mp_sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
 
 /* tanh by exp where |x| is not small, by its series where the difference would cancel. */
@@ -106,7 +106,7 @@ MP_FN float mp_tanhf(float x)
 }
 MP_FN double mp_tanh(double x) { return tanh(x); }
 
-/* Below -87 it is less than 1e-36 and becomes 0. */
+/* What is nearer to 0 than 2e-36 becomes 0. */
 MP_FN float mp_siluf(float x) { return x < -87.0f ? 0.0f : x * mp_logisticf(-x); }
 MP_FN double mp_silu(double x) { return x == -INFINITY ? 0.0 : x / (1.0 + exp(-x)); }
 MP_FN float mp_swigluf(float gate, float up) { return mp_siluf(gate) * up; }
