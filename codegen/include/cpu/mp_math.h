@@ -48,19 +48,25 @@ MP_FN mp_f16 mp_to_f16(float f)
 }
 #endif
 
-/* exp by 2^n * p(r), |r| <= ln2/2; relative error 2e-7; 0 and inf beyond the range, NaN kept. */
-MP_FN float mp_expf(float x)
+/* e^r for |r| <= ln2/2, of y = n ln2 + r; relative error 2e-7. */
+MP_FN float mp_exp_rest(float y, float n)
 {
-    const float clamped = x < -104.0f ? -104.0f : x > 89.0f ? 89.0f : x;
-    const float n = rintf(clamped * 1.44269504088896341f);
-    const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+    const float r = (y - n * 0.693359375f) + n * 2.12194440e-4f;
     float p = 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
+    return p * r * r + r + 1.0f;
+}
+
+/* exp by 2^n e^r; relative error 2e-7; 0 and inf beyond the range, NaN kept. */
+MP_FN float mp_expf(float x)
+{
+    const float clamped = x < -104.0f ? -104.0f : x > 89.0f ? 89.0f : x;
+    const float n = rintf(clamped * 1.44269504088896341f);
+    const float p = mp_exp_rest(clamped, n);
     const int32_t e = (int32_t)(x != x ? 0.0f : n);
     const int32_t half = e / 2; /* in two steps, so that 2^n may be subnormal or overflow */
     const float y = p * mp_bits_to_float((uint32_t)(half + 127) << 23) * mp_bits_to_float((uint32_t)(e - half + 127) << 23);
@@ -78,15 +84,7 @@ MP_FN float mp_logisticf(float x)
 {
     const float below = x > 87.0f ? 87.0f : x, y = below < -87.0f ? -87.0f : below; /* NaN stays */
     const float t = y * 1.44269504088896341f + 12583039.0f, n = t - 12583039.0f;
-    const float r = (y - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    const float d = p * mp_bits_to_float(mp_float_to_bits(t) << 23) + 1.0f;
+    const float d = mp_exp_rest(y, n) * mp_bits_to_float(mp_float_to_bits(t) << 23) + 1.0f;
     float q = mp_bits_to_float(0x7ef311c7u - mp_float_to_bits(d));
     q = q * (2.0f - d * q);
     q = q * (2.0f - d * q);
