@@ -7,7 +7,8 @@ from typing import Any
 from monoplan.codegen.expressions import c_dim, c_literal, c_symbol
 from monoplan.codegen.kernels import Attention, Kernel, Operand
 from monoplan.codegen.schedule_attention import LOG2E, AttentionSchedule
-from monoplan.ir.types import f32, f64
+from monoplan.codegen.schedule_linear import TILE_ROWS
+from monoplan.ir.types import bf16, f32, f64
 
 Facts = dict[str, Any]
 
@@ -32,6 +33,11 @@ def attention(k: Attention, s: AttentionSchedule) -> Facts:
     found |= _pass_on(k, "read", ("q", "k", "v", "mask")) | _pass_on(k, "strip", ("q", "k", "v", "mask", "y"))
     found |= _pass_on(k, "write", ("y",)) | _pass_on(k, "cache", ("k", "v")) | _pass_on(k, "tile", ("q", "y"))
     found |= _rows("k", kk, k.head_dim, s) | _rows("v", v, k.value_dim, s)
+    dense = not q.view.is_virtual and q.view.strides[3] == 1
+    found |= {"q_row": q.pointer("b", "row", "h", "i0") if dense else "", "q_is_bf16": q.dtype == bf16}
+    found["many_rows"] = f"{c_dim(k.batch * k.seq)} >= {TILE_ROWS}"
+    pairs = s.pairs and found["k_vectors"] and kk.dtype == bf16 and k.head_dim % (2 * s.lanes) == 0
+    found["k_pairs"], found["v_pairs"] = pairs, s.pairs and found["v_vectors"] and v.dtype == bf16 and s.wide % 2 == 0
     found["value_block"] = -(-k.value_dim // s.block) * s.block
     return {"attn": found}
 
@@ -64,7 +70,7 @@ def _rows(name: str, o: Operand, dim: int, s: AttentionSchedule) -> Facts:
     return {
         f"{name}_vectors": dense and dim % s.lanes == 0, f"{name}_line": -(-dim // s.lanes) * s.lanes,
         f"{name}_type": o.ctype, f"{name}_load": f"mp_vload_{o.dtype.name}", f"{name}_row": row("key"),
-        f"{name}_next": row("(key + AHEAD - count)"), f"{name}_block": row("j0"),
+        f"{name}_block": row("j0"),
         f"{name}_bits": "" if o.view.is_virtual else o.place("b", "g", "key", "i"),
         f"{name}_bytes": dim * o.dtype.itemsize, f"{name}_stride": c_dim(o.view.strides[2]),
         f"{name}_direct": dense and o.dtype == f32 and (name == "k" or dim % s.block == 0),

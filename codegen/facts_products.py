@@ -8,7 +8,7 @@ from typing import Any
 from monoplan.codegen.expressions import c_dim, c_literal
 from monoplan.codegen.facts_attention import symbol_args, symbol_params
 from monoplan.codegen.kernels import Linear, Operand
-from monoplan.codegen.schedule_linear import LinearSchedule
+from monoplan.codegen.schedule_linear import TILE_ROWS, LinearSchedule
 from monoplan.codegen.views import View
 from monoplan.ir.types import f32, i64
 
@@ -34,37 +34,46 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
         "block_args": ", ".join(
             [f"x + {c_dim(x.view.offset)}" if o.name == "x" else o.name for o in block] + [c_dim(x.view.strides[0])]
         ),
-        "widen": w.dtype != f32, "choose_block": _choose_block(s.row_blocks), "has_bias": k.has("bias"),
+        "widen": w.dtype != f32, "choose_block": _choose_block(s.row_blocks),
         "step": 2 if s.tiles else 1,
         "offset": (lambda k: f"mp_tile_row({k})") if s.tiles else (lambda k: f"{k} * PANEL"),
         "register_tile": f"mp_tile_{s.blocking.block}x{s.vectors}x{s.blocking.abreast}",
         "pitch": "16" if s.tiles else "PANEL", "fetch": "mp_fetch_tiles" if s.tiles else "mp_fetch_panel",
     }
     if s.tiles:
-        found["w_name"] = "tiles"
+        units = s.groups if k.epilogue == "heads" else -(-k.columns // s.panel)  # panels that only pad are left out
+        found |= {"w_name": "tiles", "tile_rows": TILE_ROWS, "units": units}
     # The epilogue and the nest for many rows are functions of their own: they take the kernel's arguments along.
     inner = ("x", "w", "norm_weight", "norm_bias", "xt", "partial", "found")
     found |= _pass_on(k, "finish", [o for o in k.pointers if o.name not in inner])
     found |= _pass_on(k, "many", [o for o in k.pointers if o.name != "found"])
-    bias = k.operand("bias") if k.has("bias") else None
-    if k.epilogue == "heads":
-        return found | _heads(k)
+    found["finish"] = _epilogue(k, s.panel, s.panels)
+    if s.tiles:
+        found["unit"] = _epilogue(k, s.panel, s.blocking.unit)
+    if k.epilogue == "argmax":
+        found["store_best"] = y.store("best", i64, "r")
+    return found
 
-    each = s.width // 2 if k.epilogue == "gated" else s.width
-    found["count"] = str(each) if found["columns"] % each == 0 else f"mp_min({each}, N - first)"
+
+def _epilogue(k: Linear, panel: int, panels: int) -> Facts:
+    """What becomes of the sums of one row and so many panels."""
+    if k.epilogue == "heads":
+        return _heads(k)
+    gated = k.epilogue == "gated"
+    columns, each = (k.columns // 2, panel // 2) if gated else (k.columns, panel * panels)
+    bias = k.operand("bias") if k.has("bias") else None
 
     def summed(place: str, column: str) -> str:
         return place if bias is None else f"{place} + {bias.at(column)}"
 
-    found["sum"] = summed("sums[j]", "n")
-    found["gate"], found["up"] = summed("sums[j]", "n"), summed("sums[WIDTH / 2 + j]", "(N + n)")
-    if k.epilogue == "argmax":
-        found["store_best"] = y.store("best", i64, "r")
-        return found
-    assert k.body is not None
-    first = ["gate", "up"] if k.epilogue == "gated" else ["sum"]
-    tail = k.body.c([*first, *(e.at("row", "n") for e in k.group("e"))])
-    found["statement"] = y.store(tail, k.body.dtype, "row", "n")
+    found: Facts = {
+        "count": str(each) if columns % (panel * panels // 2 if gated else each) == 0 else f"mp_min({each}, N - first)",
+        "sum": summed("sums[j]", "n"), "gate": summed("gates[j]", "n"), "up": summed("ups[j]", "(N + n)"),
+    }  # fmt: skip
+    if k.body is not None and k.epilogue != "argmax":
+        made = ["gate", "up"] if gated else ["sum"]
+        found["value"] = k.body.c([*made, *(e.at("row", "n") for e in k.group("e"))])
+        found["statement"] = k.operand("y").store(found["value"], k.body.dtype, "row", "n")
     return found
 
 
@@ -100,7 +109,7 @@ def _heads(k: Linear) -> Facts:
     if k.has("k_norm"):
         norms.append({"condition": "head >= HEADS && head < HEADS + KV", "weight": k.operand("k_norm").at("j")})
     return {
-        "head_bias": k.operand("bias").at("(head * DIM + j)") if k.has("bias") else "",
+        "has_bias": k.has("bias"), "head_bias": k.operand("bias").at("(head * DIM + j)") if k.has("bias") else "",
         "head_norms": norms, "qk_eps": c_literal(k.qk_eps, f32), "position": k.operand("positions").at("b0", "s0"),
         "table_rows": table.shape[0], "sin": table.at("angle", "i"), "cos": k.operand("cos").at("angle", "i"),
         "first": first, "second": second, "store_q": y.store("sums[j]", f32, "b0", "s0", "head", "j"),

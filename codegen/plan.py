@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from monoplan.codegen.hand_over import handed_over
 from monoplan.codegen.kernels import Kernel, Linear
 from monoplan.codegen.lower import Loop, Lowered, ParamUse, lower
 from monoplan.codegen.memory import Arena, plan_arena
+from monoplan.codegen.moves import moved
 from monoplan.codegen.schedule import choose
 from monoplan.codegen.target import Target
 from monoplan.codegen.views import Buffer, View
@@ -119,9 +121,10 @@ def make_plan(graph: Graph, target: Target) -> Plan:
         raise CompileError("a symbolic dimension can't be named threads: plans use that name for their own",
                            fix="give the dimension another name")
     lowered = lower(graph, target)
+    lowered = moved(lowered, handed_over(lowered.items, target))
     _check_symbols(lowered.items, {*graph.symbols, "threads"})
     arena = plan_arena(lowered.items)
-    items = _number(lowered, arena, target)
+    items = number_steps(lowered, arena, target)
     return Plan(graph, target, items, arena, tuple(lowered.params), tuple(lowered.outputs), lowered.views)
 
 
@@ -137,7 +140,7 @@ def _check_symbols(items: Sequence[Kernel | Loop], known: set[str]) -> None:
             )
 
 
-def _number(lowered: Lowered, arena: Arena, target: Target) -> tuple[Step | StepLoop, ...]:
+def number_steps(lowered: Lowered, arena: Arena, target: Target) -> tuple[Step | StepLoop, ...]:
     """Numbers the steps and decides where threads must wait."""
     counter = 0
     state = _Hazards(arena)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from monoplan.codegen.expressions import c_dim, c_symbol
 from monoplan.codegen.kernels import Attention, Body, Kernel, KVUpdate, Linear, Norm, Operand
-from monoplan.codegen.lower import Loop, Lowered, lower
+from monoplan.codegen.lower import Loop, lower
 from monoplan.codegen.memory import plan_arena
-from monoplan.codegen.plan import Plan, _number
+from monoplan.codegen.moves import Items, all_kernels, map_kernels, moved
+from monoplan.codegen.plan import Plan, number_steps
 from monoplan.codegen.target import Target
-from monoplan.codegen.views import Buffer, View, whole
+from monoplan.codegen.views import Buffer, whole
 from monoplan.ir.dims import Dim, evaluate
 from monoplan.ir.expr import Arg
 from monoplan.ir.graph import Graph
 from monoplan.ir.types import DType, bf16, f16, f32
-
-Items = Sequence[Kernel | Loop]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,35 +106,13 @@ class Variant:
 def make_cuda_plan(graph: Graph, target: Target) -> Plan:
     """Lowers, adapts, schedules and places a graph."""
     lowered = lower(graph, target)
-    items = _map_kernels(lowered.items, _without_scratch)
-    items = _map_kernels(items, _split_norm)
-    views = dict(lowered.views)
+    items = map_kernels(map_kernels(lowered.items, _without_scratch), _split_norm)
+    lowered = replace(lowered, items=items)
     for choose in (narrowed, residuals):
-        new = choose(items)
-        items = _map_kernels(items, lambda k, new=new: [_with_buffers(k, new)])  # type: ignore[misc]
-        views = {v: _moved_view(view, new) for v, view in views.items()}
-    lowered = Lowered(items, lowered.params, lowered.outputs, views)
+        lowered = moved(lowered, choose(lowered.items))
     arena = plan_arena(lowered.items)
-    items_ = _number(lowered, arena, target)
+    items_ = number_steps(lowered, arena, target)
     return Plan(graph, target, items_, arena, tuple(lowered.params), tuple(lowered.outputs), lowered.views)
-
-
-def _map_kernels(items: Items, change: Callable[[Kernel], Iterable[Kernel]]) -> list[Kernel | Loop]:
-    result: list[Kernel | Loop] = []
-    for item in items:
-        if isinstance(item, Loop):
-            result.append(Loop(item.count, tuple(_map_kernels(item.items, change))))
-        else:
-            result += change(item)
-    return result
-
-
-def _all_kernels(items: Items) -> Iterator[Kernel]:
-    for item in items:
-        if isinstance(item, Loop):
-            yield from _all_kernels(item.items)
-        else:
-            yield item
 
 
 def _without_scratch(k: Kernel) -> Iterator[Kernel]:
@@ -178,7 +155,7 @@ def narrowed(items: Items) -> dict[Buffer, Buffer]:
     """
     readers: dict[Buffer, list[DType | None]] = {}
     makers: dict[Buffer, list[bool]] = {}
-    for k in _all_kernels(items):
+    for k in all_kernels(items):
         for o in (*k.operands, *k.scratch):
             if o.written:
                 makers.setdefault(o.view.buffer, []).append(isinstance(k, Linear | Attention | Norm) and o.name == "y")
@@ -207,16 +184,6 @@ def _wanted(k: Kernel, o: Operand) -> DType | None:
     else:
         return None
     return dtype if dtype in (bf16, f16) else None
-
-
-def _moved_view(v: View, new: Mapping[Buffer, Buffer]) -> View:
-    b = new.get(v.buffer)
-    return v if b is None else View(b, v.shape, v.strides, v.offset)
-
-
-def _with_buffers(k: Kernel, new: Mapping[Buffer, Buffer]) -> Kernel:
-    """A kernel whose operands lie in other buffers."""
-    return replace(k, operands=tuple(o.with_view(_moved_view(o.view, new)) for o in k.operands))
 
 
 def residuals(items: Items) -> dict[Buffer, Buffer]:

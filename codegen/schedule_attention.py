@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from monoplan.codegen.kernels import Attention
+from monoplan.codegen.schedule_linear import TILE_PART
 from monoplan.codegen.target import Target
 from monoplan.ir.types import bf16, f32
 
 FEW = 2  # queries that read the cache key by key: more share a pass over blocks of keys
 CHUNK = 128  # keys of one task when queries are few: enough of them to share out, and 16 KB of a half cache
+NEAR_BYTES, FAR_BYTES = 1024, 16384  # of keys or values, before they are read: measured on a Xeon
+NEON_NEAR_BYTES = 2048  # and on Neoverse-N1 cores
 LOG2E = 1.4426950408889634
 
 
@@ -27,11 +30,15 @@ class AttentionSchedule:
     has_many: bool
     lanes: int
     tiles: bool  # many queries run on bf16 tile units
+    part: int  # queries, or more, that a thread may have for itself there: as products have it
+    gives_tiles: bool  # y is made as bf16 tiles when rows are many: see hand_over
     few: int
     chunk: int
     rows: int
     wide: int
-    ahead: int  # keys that are asked for before they are read
+    pairs: bool  # few queries: words of two bf16 are split by a shift and a mask
+    ahead: int  # keys by which a row is asked for into L1 before it is read
+    far: int  # and into L2
     columns: int
     keys: int
     block: int
@@ -51,18 +58,21 @@ def choose_attention(k: Attention, target: Target) -> AttentionSchedule:
         rows *= 2
     lines = -(-k.value_dim // target.lanes)
     wide = max(n for n in range(1, lines + 1) if lines % n == 0 and (n == 1 or n * group <= (20 if many else 10)))
-    ahead = max(1, 2048 // (k.head_dim * keys.dtype.itemsize))
-    tiles = _tiled(k, target)
+    row = k.head_dim * keys.dtype.itemsize
+    near = NEON_NEAR_BYTES if target.isa == "neon" else NEAR_BYTES
+    tiles = on_tiles(k, target)
     block, vectors = {16: (8, 3), 8: (4, 3)}.get(target.lanes, (4, 4 if many else 2))
     columns = -(-48 // (vectors * target.lanes)) * vectors * target.lanes
     return AttentionSchedule(
         simple=simple, has_few=count is None or count <= FEW, has_many=count is None or count > FEW, lanes=target.lanes,
-        tiles=tiles, few=FEW, chunk=CHUNK, rows=rows, wide=wide, ahead=ahead,
+        tiles=tiles, part=TILE_PART, gives_tiles=k.operand("y").view.buffer.tiled > 0, few=FEW, chunk=CHUNK,
+        rows=rows, wide=wide, pairs=target.isa != "neon" and target.lanes > 1, ahead=max(1, near // row),
+        far=max(1, FAR_BYTES // row),
         columns=32 if tiles else columns, keys=128 if tiles else 64, block=block, vectors=vectors,
     )  # fmt: skip
 
 
-def _tiled(k: Attention, target: Target) -> bool:
+def on_tiles(k: Attention, target: Target) -> bool:
     """Whether many queries run on bf16 tile units: whole tiles, and scores that need nothing but a scale."""
     q, keys, values = (k.operand(n) for n in ("q", "k", "v"))
     plain = k.softcap is None and not k.has("mask") and k.scale > 0

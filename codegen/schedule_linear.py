@@ -13,6 +13,7 @@ SLICE_BYTES = 24 << 10  # of panels, in f32: half of L1 or less
 STRIP_BYTES = 800 << 10  # of a chunk of x: the larger part of L2
 TILE_SLICE = 512  # k of a panel for tile units: 32 KB of bf16, which stay in L1
 TILE_STRIP = 1024  # k of x that stays in L2: 512 KB of a chunk
+TILE_ROWS = 16  # from so many rows on, tiles of bf16 in blocks of 32 rows fit where the rows were in f32
 GROUP_BYTES = 1 << 20  # of a group's weights, where it has a choice: threads share the last groups of one row
 PART, TILE_PART = 96, 192  # rows for which it pays that a thread reads all weights, and shares no row with others
 WAITING = 16  # panels whose sums wait between strips: with a strip of x they fill half of L2
@@ -30,7 +31,10 @@ class Blocking:
     chunk: int
     slice: int
     strip: int
-    slots: int  # groups whose sums wait
+    slots: int  # groups whose sums wait; for tile units, panels
+    sums: int  # floats that each thread keeps for them
+    unit: int = 1  # tile units: panels whose sums are finished together
+    at_once: bool = False  # and before the next block's are stored: they need no place of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class LinearSchedule:
     far: int  # and into L2
     blocking: Blocking
     tiles: bool = False  # many rows run on bf16 tile units
+    takes_tiles: bool = False  # x comes as bf16 tiles when rows are many: see hand_over
+    gives_tiles: bool = False  # y is made so
 
     @property
     def width(self) -> int:
@@ -66,11 +72,6 @@ class LinearSchedule:
         """Groups that are not dealt out beforehand when rows are few."""
         return min(self.groups // 4, 8)
 
-    @property
-    def every(self) -> int:
-        """Tile steps between two rows of an epilogue: those of a group are spread over the next group's steps."""
-        return max(1, self.panels * self.blocking.strip // 32 // self.blocking.block)
-
 
 def linear_layout(target: Target, weight: TensorType, epilogue: str, head_dim: int = 0) -> str:
     """How a weight is packed for an epilogue: `panel16x2`, with what a group means after a colon; on a GPU `rows`.
@@ -86,7 +87,7 @@ def linear_layout(target: Target, weight: TensorType, epilogue: str, head_dim: i
         return f"{kind}x{-(-head_dim // target.panel)}:heads{head_dim}"
     wide = _side_by_side(target)
     if epilogue == "gated":
-        return f"{kind}x{max(wide, 2)}:gated"
+        return f"{kind}x{wide}:gated"
     assert isinstance(columns, int) and isinstance(depth, int)
     panel_bytes = depth * target.panel * weight.dtype.itemsize
     return f"{kind}x{_group(-(-columns // target.panel), wide, panel_bytes)}"
@@ -113,21 +114,28 @@ def parse_layout(layout: str) -> tuple[int, int, str]:
 
 def blocking(target: Target, layout: str, depth: int) -> Blocking:
     """The nest for many rows of a product with weights of this layout."""
-    panel, panels, _ = parse_layout(layout)
-    tiles = layout.startswith("tiles")
+    panel, panels, group = parse_layout(layout)
+    if layout.startswith("tiles"):
+        return _tile_blocking(depth, panels if group.startswith("heads") else 1)
     vectors = panel // target.lanes
     fitting = [n for n in range(1, panels + 1) if panels % n == 0 and n * vectors <= max(target.abreast, vectors)]
-    abreast = 1 if tiles else min(fitting, key=lambda n: (abs(4 - n * vectors), -n))  # about as many as rows
-    block = 32 if tiles else max(1, target.sums // (vectors * abreast))
-    chunk = -(-(TILE_CHUNK if tiles else CHUNK) // block) * block
-    most = TILE_SLICE if tiles else SLICE_BYTES // (panel * abreast * 4)
-    count = max(1, round(depth / most)) if tiles else -(-depth // most)
-    unit = 32 if tiles else 1
-    slice_ = -(-depth // (count * unit)) * unit
-    held = TILE_STRIP if tiles else STRIP_BYTES // (chunk * 4)
-    strip = max(1, held // slice_) * slice_
-    part = TILE_PART if tiles else PART
-    return Blocking(block, part, abreast, chunk, slice_, strip, 2 if strip >= depth else max(2, WAITING // panels))
+    abreast = min(fitting, key=lambda n: (abs(4 - n * vectors), -n))  # about as many as rows
+    block = max(1, target.sums // (vectors * abreast))
+    chunk = -(-CHUNK // block) * block
+    slice_ = -(-depth // -(-depth // (SLICE_BYTES // (panel * abreast * 4))))
+    strip = max(1, STRIP_BYTES // (chunk * 4) // slice_) * slice_
+    slots = 2 if strip >= depth else max(2, WAITING // panels)
+    return Blocking(block, PART, abreast, chunk, slice_, strip, slots, slots * panels * chunk * panel)
+
+
+def _tile_blocking(depth: int, unit: int) -> Blocking:
+    """32 x 32 sums at a time."""
+    slice_ = -(-depth // (max(1, round(depth / TILE_SLICE)) * 32)) * 32
+    strip = max(1, TILE_STRIP // slice_) * slice_
+    slots = unit if strip >= depth else max(1, WAITING // unit) * unit
+    at_once = slice_ >= depth and unit == 1
+    sums = 1024 if at_once else slots * TILE_CHUNK * 32
+    return Blocking(32, TILE_PART, 1, TILE_CHUNK, slice_, strip, slots, sums, unit, at_once)
 
 
 def choose_linear(k: Linear, target: Target) -> LinearSchedule:
@@ -138,7 +146,7 @@ def choose_linear(k: Linear, target: Target) -> LinearSchedule:
     if k.epilogue == "heads":
         groups = k.heads + 2 * k.kv_heads
     elif k.epilogue == "gated":
-        groups = -(-(k.columns // 2) // (panel * (panels // 2)))
+        groups = -(-(k.columns // 2) // (panel // 2 * panels))
     else:
         groups = -(-k.columns // (panel * panels))
     wide = _side_by_side(target)
@@ -152,4 +160,5 @@ def choose_linear(k: Linear, target: Target) -> LinearSchedule:
     return LinearSchedule(
         panel, panels, groups, target.row_blocks, vectors, streams, narrow, max(unit, line), line, near, far,
         blocking(target, layout, k.depth), tiles,
+        k.operand("x").view.buffer.tiled > 0, k.operand("y").view.buffer.tiled > 0,
     )  # fmt: skip

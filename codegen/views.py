@@ -27,6 +27,7 @@ class Buffer:
     table: tuple[int, ...] = ()  # numbers of the inputs or params behind a table, by turn
     table_kind: str = ""  # "input" or "param"
     layout: str = "rows"  # how a param is packed; "rows" is row-major
+    tiled: int = 0  # columns of a matrix that lies here as bf16 tiles when it has many rows: see hand_over
 
 
 @dataclass(frozen=True, slots=True)

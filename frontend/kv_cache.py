@@ -15,6 +15,7 @@ import numpy as np
 from monoplan.frontend.functions import arange
 from monoplan.frontend.pytree import NoOutline
 from monoplan.frontend.tensor import Tensor, as_tensor, call
+from monoplan.ir.arrays import aligned
 from monoplan.ir.dims import Dim, Expr
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import as_dtype, i32, i64
@@ -50,8 +51,8 @@ class KVCache:
         self.limit = limit
         shape = (batch, kv_heads, capacity if limit is None else min(capacity, limit), head_dim)
         kind = as_dtype(dtype).numpy
-        self.k: list[Tensor] = [Tensor(np.zeros(shape, kind)) for _ in range(layers)]
-        self.v: list[Tensor] = [Tensor(np.zeros(shape, kind)) for _ in range(layers)]
+        self.k: list[Tensor] = [Tensor(aligned(shape, kind, zero=True)) for _ in range(layers)]
+        self.v: list[Tensor] = [Tensor(aligned(shape, kind, zero=True)) for _ in range(layers)]
         self.lengths = Tensor(np.zeros(batch, np.int32))
 
     # -- in forward, eager and traced ---------------------------------------------------------------------
@@ -124,7 +125,7 @@ class KVCache:
         for tensors in (self.k, self.v):
             for i, t in enumerate(tensors):
                 old = t.numpy()
-                grown = np.zeros((*old.shape[:2], capacity, old.shape[3]), old.dtype)
+                grown = aligned((*old.shape[:2], capacity, old.shape[3]), old.dtype, zero=True)
                 grown[:, :, : old.shape[2]] = old
                 tensors[i] = Tensor(grown)  # one layer at a time: the old arrays are freed as we go
 

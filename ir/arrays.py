@@ -13,6 +13,15 @@ def address(a: np.ndarray[Any, Any]) -> int:
     return int(a.__array_interface__["data"][0])
 
 
+def aligned(shape: tuple[int, ...], dtype: Any, align: int = 64, zero: bool = False) -> np.ndarray[Any, Any]:
+    """An array whose data begins at a multiple of `align` bytes: vectors that cross a cache line cost two. It is 0, or
+    anything."""
+    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = (np.zeros if zero else np.empty)(nbytes + align, np.uint8)
+    start = -address(raw) % align
+    return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
 def drop_mapped_pages(a: np.ndarray[Any, Any]) -> None:
     """Gives the memory behind a view of a mapped file back; the file is read again when the view is next used."""
     base: Any = a

@@ -16,9 +16,8 @@ import numpy as np
 
 from monoplan.codegen.plan import Plan
 from monoplan.codegen.views import Buffer
-from monoplan.ir.arrays import address
+from monoplan.ir.arrays import address, aligned
 from monoplan.ir.dims import evaluate
-from monoplan.runtime.weights import aligned
 
 Array = np.ndarray[Any, Any]
 _referent = weakref.ref.__call__

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from monoplan.codegen.kernels import Attention, Linear
@@ -30,8 +31,8 @@ from monoplan.runtime.cuda_build import unpack
 from monoplan.runtime.cuda_driver import Module
 
 Constants = dict[str, int]
-PADS = (0, 0, 4, 16, 32, 48, 64, 80, 96)  # KB
-EACH = 24  # candidates of each kernel
+PADS = (0, 0, 8, 16, 32, 48, 64, 80, 96, 112)  # KB
+EACH = 40  # candidates of each kernel
 
 
 def tuning_key(device_name: str, source: str) -> str:
@@ -46,28 +47,21 @@ def recall_tuning(device_name: str, source: str) -> Tuning | None:
 
 
 def candidates(row: RowSchedule, depth: int, columns: int, itemsize: int, shared: int) -> Iterator[Constants]:
-    """Constants worth trying: 32 to 160 KB in flight on an SM, slices of whole 512-byte pieces where K allows it."""
+    """Constants worth trying: 60 to 220 KB in flight on an SM, 14 to 100 of them (or all) before the dependency, slices
+    of whole 512-byte pieces where K allows it."""
     pieces = depth * itemsize // 16
-    for warps in (8, 16):
-        for slices in (1, 2, 4, 8, 16):
-            for batch in (2, 4, 8):
-                for ring in (1, 2, 3, 4):
-                    made = replace(row, warps=warps, slices=slices, batch=batch, ring=ring, early=ring, pad=0)
-                    vectors = made.vectors(depth, itemsize)
-                    waste = slices * vectors * 32 / pieces
-                    fits = 32 << 10 <= made.shared(depth, columns, itemsize) <= min(200 << 10, shared - 1024)
-                    if slices > warps or vectors > 8 or batch * vectors > 16 or waste > 1.4 or not fits:
-                        continue
-                    for blocks in (1, 2 if warps == 16 else 3):
-                        for early in {max(1, ring // 2), ring}:
-                            yield {
-                                "warps": warps,
-                                "slices": slices,
-                                "batch": batch,
-                                "ring": ring,
-                                "early": early,
-                                "blocks": blocks,
-                            }
+    for warps, slices, batch, ring in product((8, 16), (1, 2, 4, 8, 16), (2, 4, 8), (1, 2, 3, 4, 6, 8)):
+        made = replace(row, warps=warps, slices=slices, batch=batch, ring=ring, early=ring, pad=0)
+        vectors, held = made.vectors(depth, itemsize), made.shared(depth, columns, itemsize)
+        waste = slices * vectors * 32 / pieces
+        if slices > warps or vectors > 8 or batch * vectors > 16 or waste > 1.4:
+            continue
+        if not 60 << 10 <= held <= min(220 << 10, shared - 1024):
+            continue
+        for blocks, early in product((1, 2 if warps == 16 else 3), {max(1, ring // 2), ring}):
+            for gentle in (0, *(n for n in range(1, early) if 14 << 10 <= n * held // ring <= 100 << 10)):
+                yield {"warps": warps, "slices": slices, "batch": batch, "ring": ring, "early": early, "gentle": gentle,
+                       "blocks": blocks}  # fmt: skip
 
 
 class Tuner:
@@ -207,6 +201,7 @@ def _plain(row: RowSchedule) -> Constants:
         "batch": row.batch,
         "ring": row.ring,
         "early": row.early,
+        "gentle": row.gentle,
         "blocks": row.blocks,
         "grid": row.grid,
         "pad": row.pad,

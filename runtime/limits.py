@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.ir.arrays import address
+from monoplan.ir.arrays import address, aligned
 from monoplan.ir.errors import CompileError
 from monoplan.runtime import features, toolchain
 from monoplan.runtime.cpu import flags_for, host_target
 from monoplan.runtime.threads import default_threads
-from monoplan.runtime.weights import aligned
 
 CDEF = """
 void mp_limit_fill(float *, int64_t, int);

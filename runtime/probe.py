@@ -18,9 +18,11 @@ import numpy as np
 from monoplan.codegen.kernels import Operand
 from monoplan.codegen.plan import Plan, Step, StepLoop
 from monoplan.codegen.render import headers
+from monoplan.codegen.schedule_linear import TILE_ROWS
 from monoplan.codegen.views import Buffer, View
 from monoplan.ir.dims import evaluate
 from monoplan.ir.errors import CompileError
+from monoplan.ir.types import bf16
 from monoplan.runtime.cpu import CDEF, CpuExecutable
 
 Array = np.ndarray[Any, Any]
@@ -208,12 +210,22 @@ class Watched:
 
 def read_view(view: View, contents: Array, symbols: Mapping[str, int]) -> Array:
     """The elements of a view of a flat buffer."""
+    if view.buffer.tiled and contents.size >= TILE_ROWS * view.buffer.tiled:
+        contents = _rows_of_tiles(contents, view.buffer.tiled)
     shape = tuple(evaluate(d, symbols) for d in view.shape)
     strides = tuple(evaluate(d, symbols) * contents.itemsize for d in view.strides)
     start = contents[evaluate(view.offset, symbols) :]
     return (
         np.array(np.lib.stride_tricks.as_strided(start, shape, strides)) if all(shape) else np.zeros(shape, start.dtype)
     )
+
+
+def _rows_of_tiles(contents: Array, columns: int) -> Array:
+    """What lies there as bf16 tiles [row / 32][column / 32][32][32], row by row."""
+    rows = contents.size // columns
+    blocks = -(-rows // 32)
+    tiles = contents.view(bf16.numpy)[: blocks * 32 * columns].reshape(blocks, columns // 32, 32, 32)
+    return tiles.transpose(0, 2, 1, 3).reshape(-1)[: rows * columns]
 
 
 def same_buffer(a: Buffer, b: Buffer) -> bool:

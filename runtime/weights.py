@@ -11,7 +11,7 @@ import numpy as np
 
 from monoplan.codegen.lower import ParamUse
 from monoplan.codegen.schedule_linear import parse_layout
-from monoplan.ir.arrays import address, drop_mapped_pages
+from monoplan.ir.arrays import aligned, drop_mapped_pages
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import run_op
 from monoplan.runtime.packing import converted, scatter_pages, transpose_panels
@@ -77,40 +77,44 @@ def _run_setup(op: Op, value: Value, get: Callable[[Value], Array]) -> Array:
 
 
 def pack(w: Array, layout: str) -> Array:
-    """A weight [rows, depth] in its kernel's layout: groups of panels, each panel [depth][columns]."""
+    """A weight [rows, depth] in its kernel's layout: groups of panels, each panel [depth][columns].
+
+    Gated: the first half of each panel are gates, the second what they let through.
+    """
     if layout == "rows":
         return np.require(w, None, ["C", "A"])  # aligned: a file mapped at an odd offset is not
     panel, panels, group = parse_layout(layout)
-    parts = [w]
-    if group == "gated":
-        half = len(w) // 2
-        parts = [w[:half], w[half:]]
-    each = panel * panels // len(parts)
+    depth, each = w.shape[1], panel * panels
     if group.startswith("heads"):
-        dim = int(group.removeprefix("heads"))
-        parts = [w.reshape(-1, dim, w.shape[1])]
-    depth = w.shape[1]
-    groups = parts[0].shape[0] if group.startswith("heads") else -(-len(parts[0]) // each)
-    out = aligned((groups, len(parts), panels // len(parts), depth, panel), w.dtype)
+        parts, each = [w.reshape(-1, int(group.removeprefix("heads")), depth)], 1
+    elif group == "gated":
+        parts, each = [w[: len(w) // 2], w[len(w) // 2 :]], each // 2
+    else:
+        parts = [w]
+    groups = -(-len(parts[0]) // each)
+    out = aligned((groups, panels, depth, panel), w.dtype)
     scatter_pages(out)
-    for i, part in enumerate(parts):
-        into = out[:, i]
-        for g in range(groups):
-            rows = part[g] if group.startswith("heads") else part[g * each : (g + 1) * each]
-            if len(rows) < each:  # the last group, or a head smaller than its panels: what is missing is 0
-                padded = np.zeros((each, depth), w.dtype)
-                padded[: len(rows)] = rows
-                rows = padded
-            transpose_panels(rows.reshape(-1, panel, depth), into[g], layout)
+    for g in range(groups):
+        rows = [_filled(p[g * each : (g + 1) * each].reshape(-1, depth), panels * panel // len(parts)) for p in parts]
+        transpose_panels(_side_by_side([r.reshape(panels, -1, depth) for r in rows]), out[g], layout)
     return out
 
 
-def aligned(shape: tuple[int, ...], dtype: Any, align: int = 64) -> Array:
-    """An uninitialised array whose data begins at a multiple of `align` bytes."""
-    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    raw = np.empty(nbytes + align, np.uint8)
-    start = -address(raw) % align
-    return raw[start : start + nbytes].view(dtype).reshape(shape)
+def _side_by_side(parts: Sequence[Array]) -> Array:
+    """Parts [panels, columns, depth] joined to whole panels."""
+    if len(parts) == 1:
+        return parts[0]
+    raw = np.concatenate([p.view(f"u{p.dtype.itemsize}") for p in parts], 1)  # bf16 is slow to copy as itself
+    return raw.view(parts[0].dtype)
+
+
+def _filled(rows: Array, count: int) -> Array:
+    """Rows with zeros behind them: the last group, or a head that is smaller than its panels."""
+    if len(rows) == count:
+        return rows
+    padded = np.zeros((count, rows.shape[1]), rows.dtype)
+    padded[: len(rows)] = rows
+    return padded
 
 
 def total_bytes(arrays: Mapping[str, Array] | Sequence[Array]) -> int:

@@ -18,9 +18,8 @@ import numpy as np
 from cffi import FFI
 
 from monoplan.codegen.target import Target, cuda_target
-from monoplan.ir.arrays import address
+from monoplan.ir.arrays import address, aligned
 from monoplan.runtime.cuda_device import LaunchSpec, ProductSpec
-from monoplan.runtime.weights import aligned
 
 Array = np.ndarray[Any, Any]
 HEADER = Path(__file__).with_name("cuda_emulator.h")

@@ -12,12 +12,34 @@ import numpy as np
 import pytest
 
 from monoplan.build import build_graph_executable
+from monoplan.ir.interpreter import interpret
+from monoplan.ir.parser import parse_graph
+from monoplan.ir.types import bf16
 from monoplan.runtime.features import detect, levels, machine, read_cpu
 from tests.codegen.attention_cases import CASES, check_case, check_nan, check_pieces
+from tests.tolerances import check
 
 PIECES = ("gqa", "group_of_3", "window")
 ROOT = Path(__file__).resolve().parents[2]
 OTHERS = [isa for isa in (*levels(machine(), read_cpu()[1]), "tiles") if isa != detect().isa]
+
+
+def check_columns() -> None:
+    """Views in which the elements of a row are not neighbours: they are copied before they are used as vectors."""
+    text = (
+        "graph g(%q0: f32[b, s, 64, 6], %k0: bf16[b, 2, 64, 160], %v0: bf16[b, 2, 96, 160], %p: i64[b]) {\n"
+        "  %q = transpose(%q0) {axes=(0, 1, 3, 2)} : f32[b, s, 6, 64]\n"
+        "  %k = transpose(%k0) {axes=(0, 1, 3, 2)} : bf16[b, 2, 160, 64]\n"
+        "  %v = transpose(%v0) {axes=(0, 1, 3, 2)} : bf16[b, 2, 160, 96]\n"
+        "  %y = attention(%q, %k, %v, _, %p) {causal=True, scale=None, softcap=None, window=None, "
+        'layout="bshd"} : f32[b, s, 6, 96]\n  return %y\n}'
+    )
+    graph, rng = parse_graph(text), np.random.default_rng(0)
+    q = rng.normal(size=(2, 41, 64, 6)).astype(np.float32)
+    k, v = (rng.normal(size=(2, 2, dim, 160)).astype(bf16.numpy) for dim in (64, 96))
+    inputs = [q, k, v, np.array([0, 100])]
+    want = interpret(graph, inputs, exact=True)[0]
+    check(build_graph_executable(graph)(inputs)[0].astype(bf16.numpy), want, bf16.numpy, "matmul", 2.0)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -30,11 +52,13 @@ def test_other_instruction_sets(isa: str) -> None:
     program = """
         import sys
         from tests.codegen.attention_cases import CASES, check_case, check_nan, check_pieces
+        from tests.codegen.test_attention import check_columns
         for case in CASES.values():
             check_case(case)
         for name in sys.argv[1:]:
             check_pieces(CASES[name])
         check_nan(CASES["gqa_half"])
+        check_columns()
     """
     env = {**os.environ, "MONOPLAN_ISA": isa, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", textwrap.dedent(program), *PIECES]
@@ -45,6 +69,10 @@ def test_other_instruction_sets(isa: str) -> None:
 @pytest.mark.parametrize("name", PIECES)
 def test_a_prompt_in_pieces_gives_the_same_bits(name: str) -> None:
     check_pieces(CASES[name])
+
+
+def test_rows_that_are_columns() -> None:
+    check_columns()
 
 
 def test_one_query_has_the_same_bits_in_any_batch() -> None:

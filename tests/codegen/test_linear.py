@@ -53,10 +53,43 @@ def check_rows(dtype: str, depth: int, columns: int) -> None:
         np.testing.assert_array_equal(best, product.argmax(-1))
 
 
+def check_pair(depth: int, inner: int) -> None:
+    """A gated product and the one behind it: what the first hands over, for few rows and for many."""
+    types = {"x": tensor_type("f32", "n", depth)}
+    params = {
+        "both": tensor_type("bf16", 2 * inner, depth), "gamma": tensor_type("bf16", depth),
+        "down": tensor_type("bf16", depth, inner),
+    }  # fmt: skip
+
+    def forward(x: Any, both: Any, gamma: Any, down: Any) -> Any:
+        fused = REGISTRY["fused_linear"]
+        made = fused(x, both, None, gamma, None, norm="rms", eps=1e-5, gated=True, expr="swiglu(x0, x1)")
+        return fused(made, down, None, None, None, x, norm="none", eps=0.0, gated=False, expr="add(x0, x1)")
+
+    graph = build_graph("pair", forward, types, params)
+    rng = np.random.default_rng(depth)
+    arrays = {
+        name: (rng.standard_normal(t.shape) * t.shape[-1] ** -0.5).astype(t.dtype.numpy) for name, t in params.items()
+    }
+    run = build_graph_executable(graph, arrays)
+    handed = [b for b in run.executable.plan.arena.slot_of if b.tiled]
+    assert len(handed) == host_target().has_tiles  # as tiles where there are tile units
+    for rows in (1, 12, 13, 15, 16, 17, 33, *ROWS):
+        x = rng.standard_normal((rows, depth)).astype(np.float32)
+        got = []
+        for run.executable.threads in THREADS:
+            got.append(run([x])[0].copy())
+            assert got[-1].tobytes() == got[0].tobytes(), f"{rows} rows, {run.executable.threads} threads: other bits"
+        kept = "bf16" if host_target().has_tiles else "f32"
+        check(got[0].astype(DTYPES[kept].numpy), interpret(graph, [x], arrays, exact=True)[0], kept, "matmul", 4.0)
+
+
 def check_all() -> None:
     check_rows("f32", 40, 100)
     check_rows("bf16", 64, 100)
     check_rows("bf16", 1088, 160)  # more than one strip of k for tile units
+    check_pair(64, 96)
+    check_pair(96, 1120)
 
 
 def test_this_instruction_set() -> None:

@@ -226,10 +226,16 @@ CASES = {
 # The same for templates that only machines with tile units use: here they are emulated.
 TILES = {
     "_attention_tiles": ("attention", ATTENTION.format("bf16", 5, 32)),
-    "_linear_many": (
+    "_linear_tiles": (
         "linear",
         'graph g(%x: bf16[50, 64]) {\n  param %w: bf16[40, 64] = "w"\n'
         "  %y = linear(%x, %w, _) : bf16[50, 40]\n  return %y\n}",
+    ),
+    "_epilogue_tiles": (
+        "linear",
+        'graph g(%x: f32[50, 64]) {\n  param %w: bf16[64, 64] = "w"\n  param %d: bf16[40, 32] = "d"\n'
+        '  %z = fused_linear(%x, %w, _, _, _) {norm="none", eps=0.0, gated=True, expr="swiglu(x0, x1)"} : f32[50, 32]\n'
+        "  %y = linear(%z, %d, _) : f32[50, 40]\n  return %y\n}",
     ),
 }
 ELSEWHERE = {
@@ -243,6 +249,8 @@ _OTHER = {
     "_epilogue_argmax": ("sum > top", "sum < top"),
     "linear": ("+= mp_splat", "-= mp_splat"),
     "_linear_many": ("first + r, sums", "first, sums"),
+    "_linear_tiles": ("first + r, sums", "first, sums"),
+    "_epilogue_tiles": ("made[j] = ", "made[j] = 3 + 2 * "),
     "attention": ("line % KV", "0 * line"),
 }
 
@@ -298,6 +306,15 @@ def test_names_a_wrong_kernel_of_tile_units(
     templates[f"cpu/{name}.c.j2"] = mutated(name, (TEMPLATES / f"{name}.c.j2").read_text())
     found = examine(text, tmp_path / "found")
     assert (found.kind, found.name) == ("kernel", family), found
+
+
+@pytest.mark.parametrize("name", TILES)
+def test_the_honest_templates_of_tile_units_are_right(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MONOPLAN_ISA", "tiles")
+    found = examine(TILES[name][1], tmp_path / "found")
+    assert found.kind in ("none", "plan"), found  # no kernel is to blame; what bf16 rounds may add up
 
 
 def test_the_honest_templates_are_right(tmp_path: Path) -> None:

@@ -62,19 +62,33 @@ static inline void mp_tiles_end(void) { _tile_release(); }
 #endif
 
 #if defined(MP_TILES)
-/* 32 floats in bf16: a row of a tile. Tile units take subnormal numbers as 0, and so may this. */
-static inline void mp_tile_pack(mp_bf16 *to, const float *from)
+/* `count` floats (16 or 32) in bf16, for a row of a tile. Tile units take subnormal numbers as 0, and so may this. */
+MP_FN void mp_tile_round(mp_bf16 *to, const float *from, const int count)
 {
 #if defined(__AVX512BF16__) && !defined(MP_TILES_EMULATED)
-    for (int i = 0; i < 32; i += 16) {
-        const __m256bh half = _mm512_cvtneps_pbh(_mm512_loadu_ps(from + i));
-        memcpy(to + i, &half, sizeof half);
+    if (count == 32) {
+        const __m512bh row = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + 16), _mm512_loadu_ps(from));
+        memcpy(to, &row, sizeof row);
+    } else {
+        const __m256bh half = _mm512_cvtneps_pbh(_mm512_loadu_ps(from));
+        memcpy(to, &half, sizeof half);
     }
 #else
     _Pragma("omp simd")
-    for (int i = 0; i < 32; ++i) to[i] = mp_to_bf16(from[i]);
+    for (int i = 0; i < count; ++i) to[i] = mp_to_bf16(from[i]);
 #endif
 }
+/* Columns [first, first + count) of a row of y, which has N, for the product that reads them: as bf16 tiles
+ * [row / 32][column / 32][32][32] or as they are. */
+MP_FN void mp_hand_over(float *y, const int tiles, const int64_t row, const int64_t first, const int64_t N, const float *made,
+                        const int count)
+{
+    mp_bf16 *const to = (mp_bf16 *)y + row / 32 * 32 * N + first / 32 * 1024 + row % 32 * 32 + first % 32;
+    if (!tiles) memcpy(y + row * N + first, made, sizeof *made * (size_t)count);
+    else if (count < 32) mp_tile_round(to, made, count);
+    else for (int i = 0; i < count; i += 32) mp_tile_round(to + i * 32, made + i, 32);
+}
+static inline void mp_tile_pack(mp_bf16 *to, const float *from) { mp_tile_round(to, from, 32); }
 
 /* Compilers do not know which memory tile instructions touch: nothing may move past this. */
 #define mp_tile_fence() __asm__ volatile("" ::: "memory")

@@ -101,10 +101,12 @@ MP_FN mp_vec mp_vexp2(mp_vec x)
 #define MP_ODDS 1, 3, 5, 7
 #endif
 #if MP_LANES > 1
+MP_FN mp_vec mp_evens(mp_vec a, mp_vec b) { return MP_SHUFFLE(a, b, MP_EVENS); }
+MP_FN mp_vec mp_odds(mp_vec a, mp_vec b) { return MP_SHUFFLE(a, b, MP_ODDS); }
 #define MP_JOIN(name, a, b, how) \
     MP_FN mp_vec name(mp_vec a##_in, mp_vec b##_in) \
     { \
-        const mp_vec a = MP_SHUFFLE(a##_in, b##_in, MP_EVENS), b = MP_SHUFFLE(a##_in, b##_in, MP_ODDS); \
+        const mp_vec a = mp_evens(a##_in, b##_in), b = mp_odds(a##_in, b##_in); \
         return how; \
     }
 MP_JOIN(mp_join_sum, a, b, a + b)
@@ -142,11 +144,19 @@ MP_FN float mp_vtop(mp_vec v)
     return mp_vfirst(v);
 }
 
-/* Asks for a row of the cache that will be read soon. */
+/* Where element i of a row is after mp_vload2_bf16: of every two vectors the even ones come first. */
+MP_FN int64_t mp_split(int64_t i) { return i / (2 * MP_LANES) * (2 * MP_LANES) + i % 2 * MP_LANES + i % (2 * MP_LANES) / 2; }
+
+/* Ask for a row of the cache: into L1 what is read soon, into L2 what is read after that. */
 MP_FN void mp_soon(const void *row, const int64_t bytes)
 {
     MP_FULLY
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)row + i, 0, 3);
+}
+MP_FN void mp_later(const void *row, const int64_t bytes)
+{
+    MP_FULLY
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)row + i, 0, 2);
 }
 
 /* What scores are measured from: their maximum, or 0 where there is none, so that -inf - base stays -inf. */
@@ -190,10 +200,69 @@ MP_FN mp_vec mp_vexp2_short(mp_vec x)
     return p * mp_vpower(t);
 }
 
-/* Word i holds the nearest bf16 of low[i] and, above it, of high[i]. */
-MP_FN void mp_vpairs_bf16(uint32_t *p, mp_vec low, mp_vec high)
+/* Two vectors, one word of each in turn: of their lower halves, and of their upper ones. */
+#define MP_LOWER 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define MP_UPPER 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+
+/* to[i * ldt + j] = pair i of row j for 16 pairs of 16 rows. Each round moves one bit of a word's row number into its column
+ * number and one back, so four of them make a transpose. */
+MP_FN void mp_turn_pairs(uint32_t *to, const int64_t ldt, const mp_bf16 *const *rows, const int64_t i0)
 {
-    *(mp_vec_u32 *)p = (((mp_vec_u32)low + 0x8000u) >> 16) | (((mp_vec_u32)high + 0x8000u) & 0xffff0000u);
+    mp_vec_u32 words[16], next[16];
+    MP_FULLY
+    for (int j = 0; j < 16; ++j) words[j] = *(const mp_vec_u32 *)(rows[j] + i0);
+    MP_FULLY
+    for (int round = 0; round < 4; ++round) {
+        MP_FULLY
+        for (int j = 0; j < 8; ++j) {
+            next[2 * j] = MP_SHUFFLE(words[j], words[j + 8], MP_LOWER);
+            next[2 * j + 1] = MP_SHUFFLE(words[j], words[j + 8], MP_UPPER);
+        }
+        MP_FULLY
+        for (int j = 0; j < 16; ++j) words[j] = next[j];
+    }
+    MP_FULLY
+    for (int i = 0; i < 16; ++i) *(mp_vec_u32 *)(to + i * ldt) = words[i];
+}
+
+/* to[i] = low[i] with high[i] above it, for 32 of them. */
+MP_FN void mp_pair_rows(uint32_t *to, const mp_bf16 *low, const mp_bf16 *high)
+{
+    const mp_vec_u32 a = *(const mp_vec_u32 *)low, b = *(const mp_vec_u32 *)high;
+    const mp_vec_u32 even = (a & 0xffffu) | b << 16, odd = a >> 16 | (b & 0xffff0000u);
+    *(mp_vec_u32 *)to = MP_SHUFFLE(even, odd, MP_LOWER);
+    *(mp_vec_u32 *)(to + 16) = MP_SHUFFLE(even, odd, MP_UPPER);
+}
+
+#if defined(__AVX512F__)
+MP_FN int mp_vany(mp_vec_u32 v) { return _mm512_test_epi32_mask((__m512i)v, (__m512i)v) != 0; }
+#else
+MP_FN int mp_vany(mp_vec_u32 v)
+{
+    uint32_t any = 0;
+    for (int i = 0; i < MP_LANES; ++i) any |= v[i];
+    return any != 0;
+}
+#endif
+/* Whether a row has no inf or NaN: an exponent of all ones, and only that, carries into the sign when 1 is added. */
+MP_FN int mp_finite_bf16(const mp_bf16 *row, const int64_t count)
+{
+    mp_vec_u32 carry = {0};
+    MP_FULLY
+    for (int64_t i = 0; i < count; i += 32) carry |= (*(const mp_vec_u32 *)(row + i) & 0x7f807f80u) + 0x00800080u;
+    return !mp_vany(carry & 0x80008000u);
+}
+
+/* 32 weights in bf16, two in a word. They are not negative. */
+MP_FN void mp_weights_bf16(uint32_t *to, mp_vec low, mp_vec high)
+{
+#if defined(__AVX512BF16__) && !defined(MP_TILES_EMULATED)
+    const __m512bh row = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+    memcpy(to, &row, sizeof row);
+#else
+    const mp_vec_u32 even = (mp_vec_u32)mp_evens(low, high), odd = (mp_vec_u32)mp_odds(low, high);
+    *(mp_vec_u32 *)to = ((even + 0x8000u) >> 16) | ((odd + 0x8000u) & 0xffff0000u);
+#endif
 }
 
 MP_FN mp_vec mp_vramp(float start)

@@ -150,6 +150,18 @@ MP_INLINE int mp_parts(int T, int64_t most)
     return parts;
 }
 
+/* Blocks of rows are dealt out to parts back and forth, so that each has early and late ones: the i-th block of a part, how
+ * many of `all` it has, and whose a block is. */
+MP_INLINE int64_t mp_dealt(int64_t i, int part, int parts) { return i * parts + (i % 2 ? parts - 1 - part : part); }
+MP_INLINE int64_t mp_dealt_count(int64_t all, int part, int parts)
+{
+    return all / parts + (mp_dealt(all / parts, part, parts) < all);
+}
+MP_INLINE int mp_owner(int64_t block, int parts)
+{
+    return (int)(block / parts % 2 ? parts - 1 - block % parts : block % parts);
+}
+
 /* A barrier before which weights are asked for: those that thread t reads first of `groups`, of panels side by side. */
 MP_INLINE void
 mp_barrier_before(mp_run *run, const void *w, int64_t groups, int64_t group, int64_t panel, int streams, int t, int T)
