@@ -11,6 +11,7 @@ from monoplan.codegen.kernels import Kernel, Linear
 from monoplan.codegen.lower import Loop, Lowered, ParamUse, lower
 from monoplan.codegen.memory import Arena, plan_arena
 from monoplan.codegen.moves import moved
+from monoplan.codegen.residuals import residuals
 from monoplan.codegen.schedule import choose
 from monoplan.codegen.target import Target
 from monoplan.codegen.views import Buffer, View
@@ -121,6 +122,7 @@ def make_plan(graph: Graph, target: Target) -> Plan:
         raise CompileError("a symbolic dimension can't be named threads: plans use that name for their own",
                            fix="give the dimension another name")
     lowered = lower(graph, target)
+    lowered = moved(lowered, residuals(lowered.items))
     lowered = moved(lowered, handed_over(lowered.items, target))
     _check_symbols(lowered.items, {*graph.symbols, "threads"})
     arena = plan_arena(lowered.items)

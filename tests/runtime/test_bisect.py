@@ -249,7 +249,7 @@ _OTHER = {
     "_epilogue_argmax": ("sum > top", "sum < top"),
     "linear": ("+= mp_splat", "-= mp_splat"),
     "_linear_many": ("first + r, sums", "first, sums"),
-    "_linear_tiles": ("first + r, sums", "first, sums"),
+    "_linear_tiles": ("g, first, r, sums", "g, first, 0, sums"),
     "_epilogue_tiles": ("made[j] = ", "made[j] = 3 + 2 * "),
     "attention": ("line % KV", "0 * line"),
 }

@@ -78,13 +78,13 @@ MP_FN void mp_tile_round(mp_bf16 *to, const float *from, const int count)
     for (int i = 0; i < count; ++i) to[i] = mp_to_bf16(from[i]);
 #endif
 }
-/* Columns [first, first + count) of a row of y, which has N, for the product that reads them: as bf16 tiles
- * [row / 32][column / 32][32][32] or as they are. */
-MP_FN void mp_hand_over(float *y, const int tiles, const int64_t row, const int64_t first, const int64_t N, const float *made,
-                        const int count)
+/* Columns [first, first + count) of row `block` + r of y, which has N, for the product that reads them: as bf16 tiles
+ * [row / 32][column / 32][32][32], where `block` is a multiple of 32, or as they are. */
+MP_FN void mp_hand_over(float *y, const int tiles, const int64_t block, const int64_t r, const int64_t first, const int64_t N,
+                        const float *made, const int count)
 {
-    mp_bf16 *const to = (mp_bf16 *)y + row / 32 * 32 * N + first / 32 * 1024 + row % 32 * 32 + first % 32;
-    if (!tiles) memcpy(y + row * N + first, made, sizeof *made * (size_t)count);
+    mp_bf16 *const to = (mp_bf16 *)y + block * N + first / 32 * 1024 + r * 32 + first % 32;
+    if (!tiles) memcpy(y + (block + r) * N + first, made, sizeof *made * (size_t)count);
     else if (count < 32) mp_tile_round(to, made, count);
     else for (int i = 0; i < count; i += 32) mp_tile_round(to + i * 32, made + i, 32);
 }
