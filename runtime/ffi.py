@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -30,12 +28,12 @@ def declared(cdef: str) -> Any:
 def _parsed(cdef: str) -> str:
     """Declarations as the Python code that cffi makes of them: it needs no parser any more."""
     import cffi
+    from cffi import recompiler
 
     ffi = cffi.FFI()
     ffi.cdef(cdef)
-    ffi.set_source("monoplan_declarations", None)
     with tempfile.TemporaryDirectory(prefix="monoplan-") as folder:
         path = Path(folder) / "declarations.py"
-        with contextlib.redirect_stdout(io.StringIO()):  # it says "generating ..."
-            ffi.emit_python_code(str(path))
+        # Not ffi.emit_python_code, which prints. To redirect sys.stdout meanwhile would take it from other threads too.
+        recompiler.make_py_source(ffi, "monoplan_declarations", str(path), verbose=False)
         return path.read_text()

@@ -1,0 +1,29 @@
+"""Declarations: parsed once, by any number of threads, without a word."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from monoplan.runtime import ffi
+
+
+def test_threads_parse_and_standard_output_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    stdout = sys.stdout
+    seen = []
+
+    def parse(number: int) -> str:
+        text = ffi._parsed(f"int mp_function_{number}(const double *, int64_t);")
+        seen.append(sys.stdout is stdout)
+        return text
+
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(parse, range(32)))
+    assert all(seen) and sys.stdout is stdout
+    assert all(f"mp_function_{i}" in text for i, text in enumerate(made))
+    assert capsys.readouterr().out == ""
+    names: dict[str, object] = {}
+    exec(made[3], names)
+    assert "ffi" in names
