@@ -84,12 +84,32 @@ def check_pair(depth: int, inner: int) -> None:
         check(got[0].astype(DTYPES[kept].numpy), interpret(graph, [x], arrays, exact=True)[0], kept, "matmul", 4.0)
 
 
+def check_gated(depth: int, inner: int) -> None:
+    """Gates and what they let through, of a number that fills no panel."""
+    types = {"x": tensor_type("f32", "n", depth)}
+
+    def forward(x: Any, w: Any) -> Any:
+        return REGISTRY["fused_linear"](x, w, norm="none", eps=0.0, gated=True, expr="swiglu(x0, x1)")
+
+    graph = build_graph("gated", forward, types, {"w": tensor_type("bf16", 2 * inner, depth)})
+    rng = np.random.default_rng(inner)
+    w = (rng.standard_normal((2 * inner, depth)) * depth**-0.5).astype(DTYPES["bf16"].numpy)
+    run = build_graph_executable(graph, {"w": w})
+    kept = "bf16" if host_target().has_tiles else "f32"
+    for rows in ROWS:
+        x = rng.standard_normal((rows, depth)).astype(np.float32)
+        exact = interpret(graph, [x], {"w": w}, exact=True)[0]
+        for run.executable.threads in THREADS:
+            check(run([x])[0].astype(DTYPES[kept].numpy), exact, kept, "matmul", 4.0)
+
+
 def check_all() -> None:
     check_rows("f32", 40, 100)
     check_rows("bf16", 64, 100)
     check_rows("bf16", 1088, 160)  # more than one strip of k for tile units
     check_pair(64, 96)
     check_pair(96, 1120)
+    check_gated(64, 36)
 
 
 def test_this_instruction_set() -> None:

@@ -88,7 +88,6 @@ MP_FN void mp_hand_over(float *y, const int tiles, const int64_t block, const in
     else if (count < 32) mp_tile_round(to, made, count);
     else for (int i = 0; i < count; i += 32) mp_tile_round(to + i * 32, made + i, 32);
 }
-static inline void mp_tile_pack(mp_bf16 *to, const float *from) { mp_tile_round(to, from, 32); }
 
 /* Compilers do not know which memory tile instructions touch: nothing may move past this. */
 #define mp_tile_fence() __asm__ volatile("" ::: "memory")
