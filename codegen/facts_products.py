@@ -10,6 +10,7 @@ from monoplan.codegen.facts_attention import symbol_args, symbol_params
 from monoplan.codegen.kernels import Linear, Operand
 from monoplan.codegen.schedule_linear import TILE_ROWS, LinearSchedule
 from monoplan.codegen.views import View
+from monoplan.ir.expr import Arg, Call
 from monoplan.ir.types import f32, i64
 
 Facts = dict[str, Any]
@@ -49,7 +50,7 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
     found |= _pass_on(k, "many", [o for o in k.pointers if o.name != "found"])
     found["finish"] = _epilogue(k, s.panel, s.panels)
     if s.tiles:
-        found["unit"] = _epilogue(k, s.panel, s.blocking.unit)
+        found["unit"] = {**_epilogue(k, s.panel, s.blocking.unit), "short": _short(k, s)}
     if k.epilogue == "argmax":
         found["store_best"] = y.store("best", i64, "r")
     return found
@@ -75,6 +76,12 @@ def _epilogue(k: Linear, panel: int, panels: int) -> Facts:
         found["value"] = k.body.c([*made, *(e.at("row", "n") for e in k.group("e"))])
         found["statement"] = k.operand("y").store(found["value"], k.body.dtype, "row", "n")
     return found
+
+
+def _short(k: Linear, s: LinearSchedule) -> str:
+    """The function by vectors that makes what becomes bf16, where there is one."""
+    swiglu = k.body is not None and k.body.node == Call("swiglu", (Arg(0), Arg(1))) and not k.has("bias")
+    return "mp_vswiglu_short" if s.gives_tiles and k.epilogue == "gated" and swiglu else ""
 
 
 def _pass_on(k: Linear, prefix: str, operands: Sequence[Operand]) -> Facts:

@@ -10,7 +10,7 @@ from monoplan.codegen.target import Target
 from monoplan.ir.types import bf16, f32
 
 FEW = 2  # queries that read the cache key by key: more share a pass over blocks of keys
-CHUNK = 128  # keys of one task when queries are few: enough of them to share out, and 16 KB of a half cache
+CHUNK = 256  # keys of one task when queries are few: enough of them to share out, little that is done once for each
 NEAR_BYTES, FAR_BYTES = 1024, 16384  # of keys or values, before they are read: measured on a Xeon
 NEON_NEAR_BYTES = 2048  # and on Neoverse-N1 cores
 LOG2E = 1.4426950408889634

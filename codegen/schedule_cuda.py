@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from typing import TypeVar
 
 from monoplan.codegen.kernels import Attention, Kernel, Linear, Matmul, Reduce, Sample, Sort
 from monoplan.codegen.target import Target
 from monoplan.ir.dims import Dim
-from monoplan.ir.types import DType, bf16, f16, f32, product
+from monoplan.ir.types import DType, bf16, f16, f32
+from monoplan.ir.types import product as size_of
 
 FEW_ROWS = 32  # up to this many rows of x a product streams the weights once through tensor cores
+SPARE = 32 << 10  # bytes of shared memory that a product with few rows leaves to other blocks on its SM
 HALF = (bf16, f16)
 
 
@@ -59,6 +62,7 @@ class FewSchedule:
     grid: int  # blocks of each split
     warps: int = 8
     ring: int = 8
+    gentle: int = 0  # steps of the ring in flight at most before the dependency; 0: all of them
     pad: int = 64  # bytes behind a row of x in shared memory: rows start in different banks
 
     def shared(self, depth: int) -> int:
@@ -153,7 +157,7 @@ def choose_cuda(k: Kernel, target: Target) -> CudaSchedule | CudaLinear | CudaAt
     if isinstance(k, Attention):
         return CudaAttention(_decode(k, target), _prefill(k, target), _hopper(k, target))
     if isinstance(k, Reduce):
-        return _reduce(product(k.inner))
+        return _reduce(size_of(k.inner))
     if isinstance(k, Sample):
         return CudaSchedule(1024 if k.mode == "sample" else 256)
     if isinstance(k, Sort):
@@ -237,20 +241,24 @@ def _few(k: Linear, target: Target) -> tuple[FewSchedule, ...]:
         return ()
     found = []
     strips = -(-k.columns // 16)
+    # A kernel that starts early and has nearly all shared memory keeps away the blocks that it waits for.
+    most = target.shared - SPARE if target.capability >= 90 else target.shared
     for tiles in (1, FEW_ROWS // 8):
         best: tuple[float, FewSchedule] | None = None
-        for splits in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16):
+        for splits, warps in product((1, 2, 3, 4, 5, 6, 7, 8, 12, 16), (8, 4)):
             if k.depth % (splits * 64) or k.depth // splits < 256 and splits > 1:
                 continue
             grid = max(1, target.cores // splits)
-            schedule = FewSchedule(tiles, splits, min(grid, -(-strips // 8)))
-            while schedule.shared(k.depth) > target.shared and schedule.ring > 4:
+            gentle = 16 // warps if target.capability >= 90 else 0  # 32 KB
+            full = (64 if tiles == 1 else 48) // warps  # 128 or 96 KB in flight
+            schedule = FewSchedule(tiles, splits, min(grid, -(-strips // warps)), warps, full, gentle)
+            while schedule.shared(k.depth) > most and schedule.ring > 40 // warps:
                 schedule = replace(schedule, ring=schedule.ring - 1)
-            if schedule.shared(k.depth) > target.shared:
+            if schedule.shared(k.depth) > most:
                 continue
-            busy = strips / (grid * 8) / -(-strips // (grid * 8)) * (grid * splits / target.cores)
+            busy = strips / (grid * warps) / -(-strips // (grid * warps)) * (grid * splits / target.cores)
             # Partial sums are written and read again; a short ring streams less well.
-            used = busy / (1 + splits * tiles * 32 / k.depth) * (1 - 0.02 * (8 - schedule.ring))
+            used = busy / (1 + splits * tiles * 24 / k.depth) * (1 - 0.02 * (full - schedule.ring) * warps / 8)
             if best is None or used > best[0]:
                 best = (used, schedule)
         if best is None:

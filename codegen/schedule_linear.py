@@ -12,7 +12,7 @@ CHUNK, TILE_CHUNK = 512, 256  # rows that share a pass over the weights
 SLICE_BYTES = 24 << 10  # of panels, in f32: half of L1 or less
 STRIP_BYTES = 800 << 10  # of a chunk of x: the larger part of L2
 TILE_SLICE = 512  # k of a panel for tile units: 32 KB of bf16, which stay in L1
-TILE_STRIP = 1024  # k of x that stays in L2: 512 KB of a chunk
+TILE_STRIP = 2048  # k of x that stays in L2, 1 MB of a chunk, if that is all of it; else half, while the other half comes
 TILE_ROWS = 16  # from so many rows on, tiles of bf16 in blocks of 32 rows fit where the rows were in f32
 GROUP_BYTES = 1 << 20  # of a group's weights, where it has a choice: threads share the last groups of one row
 PART, TILE_PART = 96, 192  # rows for which it pays that a thread reads all weights, and shares no row with others
@@ -35,7 +35,6 @@ class Blocking:
     slots: int  # groups whose sums wait; for tile units, panels
     sums: int  # floats that each thread keeps for them
     unit: int = 1  # tile units: panels whose sums are finished together
-    at_once: bool = False  # and soon: two blocks of them take turns in one place
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +131,10 @@ def blocking(target: Target, layout: str, depth: int) -> Blocking:
 def _tile_blocking(depth: int, unit: int) -> Blocking:
     """32 x 32 sums at a time."""
     slice_ = -(-depth // (max(1, round(depth / TILE_SLICE)) * 32)) * 32
-    strip = max(1, TILE_STRIP // slice_) * slice_
+    strip = depth if depth <= TILE_STRIP else TILE_STRIP // 2 // slice_ * slice_
     slots = 2 * unit if strip >= depth else max(2, WAITING // unit) * unit
-    at_once = slice_ >= depth and unit == 1
-    sums = 2 * 1024 if at_once else slots * TILE_CHUNK * 32
-    return Blocking(32, TILE_PART, 1, TILE_CHUNK, slice_, strip, slots, sums, unit, at_once)
+    waiting = 0 if slice_ >= depth and unit == 1 else slots * TILE_CHUNK * 32
+    return Blocking(32, TILE_PART, 1, TILE_CHUNK, slice_, strip, slots, waiting + 2 * 1024, unit)
 
 
 def choose_linear(k: Linear, target: Target) -> LinearSchedule:

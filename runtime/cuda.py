@@ -270,7 +270,7 @@ class CudaExecutable:
                 grid = (evaluate(a.grid[0], at.values), evaluate(a.grid[1], at.values), evaluate(a.grid[2], at.values))
                 if 0 in grid:
                     continue
-                overlap = at.overlap and bool(actions) and actions[-1][0] == device.run
+                overlap = at.overlap and bool(actions) and actions[-1][0] in (device.run, device.product)
                 words = [at.word(w, step, turn) for w in a.words]
                 function = self.functions.get(a.function) or self.module[a.function]
                 spec = LaunchSpec(function, grid, a.block, a.shared, a.cluster, overlap, words)

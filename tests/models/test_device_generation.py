@@ -186,14 +186,20 @@ def test_prompts_in_pieces(device: Any) -> None:
 
 
 def test_caches_are_freed_with_their_texts(device: Any) -> None:
+    before = _caches()  # of other tests
     stays, _ = roads(tiny_lm())
     stays.generate_ids(PROMPT, 4)
     kept = stays.spare["cache"]
     stays.generate_ids(PROMPT, 8)
     assert stays.spare["cache"] is kept  # used again
     del kept
+    assert [o for o in _caches() if o not in before]  # they would be seen
     stays.spare.clear()
-    assert not [o for o in gc.get_objects() if isinstance(o, DeviceCache | DeviceRoad)]
+    assert not [o for o in _caches() if o not in before]
+
+
+def _caches() -> list[Any]:
+    return [o for o in gc.get_objects() if isinstance(o, DeviceCache | DeviceRoad)]
 
 
 @emulated

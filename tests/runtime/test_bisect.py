@@ -250,7 +250,7 @@ _OTHER = {
     "linear": ("+= mp_splat", "-= mp_splat"),
     "_linear_many": ("first + r, sums", "first, sums"),
     "_linear_tiles": ("g, first, r, sums", "g, first, 0, sums"),
-    "_epilogue_tiles": ("made[j] = ", "made[j] = 3 + 2 * "),
+    "_epilogue_tiles": ("mp_vstore(made, ", "mp_vstore(made, 3.0f + 2.0f * "),
     "attention": ("line % KV", "0 * line"),
 }
 

@@ -1,8 +1,9 @@
-/* What attention needs beside mp_vec.h: reductions of many vectors at once, weights by 2^x, products of strips. */
+/* What attention needs beside mp_vec.h: reductions of many vectors at once, products of strips, rows of the cache. */
 #ifndef MP_ATTENTION_H
 #define MP_ATTENTION_H
 
 #include "mp_amx.h"
+#include "mp_exp.h"
 #include "mp_tile.h"
 
 /* bf16 is the upper half of a float. (gcc makes several instructions of the plain conversion.) */
@@ -30,55 +31,9 @@ MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p)
 {
     return (mp_vec)(__builtin_convertvector(*(const mp_vec_u16 *)p, mp_vec_u32) << 16);
 }
-#endif
-#if MP_LANES > 1
-MP_FN mp_vec mp_vchoose(mp_vec_u32 yes, mp_vec a, mp_vec b)
-{
-    return (mp_vec)((yes & (mp_vec_u32)a) | (~yes & (mp_vec_u32)b));
-}
-#define MP_BITS(test) ((mp_vec_u32)(test))
-MP_FN float mp_vfirst(mp_vec v) { return v[0]; }
-MP_FN mp_vec mp_vpower(mp_vec t) { return (mp_vec)((mp_vec_u32)t << 23); }
 #else
-typedef uint32_t mp_vec_u32;
 MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p) { return mp_load_bf16(*p); }
-MP_FN mp_vec mp_vchoose(mp_vec_u32 yes, mp_vec a, mp_vec b) { return yes ? a : b; }
-#define MP_BITS(test) ((test) ? ~0u : 0u)
-MP_FN float mp_vfirst(mp_vec v) { return v; }
-MP_FN mp_vec mp_vpower(mp_vec t) { return mp_bits_to_float(mp_float_to_bits(t) << 23); }
 #endif
-
-/* The larger of both. mp_vmax passes over a NaN in x; mp_vfloor keeps it. */
-#if MP_LANES == 16 && defined(__AVX512F__)
-#include <immintrin.h>
-MP_FN mp_vec mp_vmax(mp_vec x, mp_vec y) { return (mp_vec)_mm512_max_ps((__m512)x, (__m512)y); }
-MP_FN mp_vec mp_vfloor(mp_vec x, mp_vec y) { return (mp_vec)_mm512_max_ps((__m512)y, (__m512)x); }
-#elif MP_LANES == 8 && defined(__AVX2__)
-#include <immintrin.h>
-MP_FN mp_vec mp_vmax(mp_vec x, mp_vec y) { return (mp_vec)_mm256_max_ps((__m256)x, (__m256)y); }
-MP_FN mp_vec mp_vfloor(mp_vec x, mp_vec y) { return (mp_vec)_mm256_max_ps((__m256)y, (__m256)x); }
-#elif MP_LANES == 4 && defined(__aarch64__)
-#include <arm_neon.h>
-MP_FN mp_vec mp_vmax(mp_vec x, mp_vec y) { return (mp_vec)vmaxnmq_f32((float32x4_t)x, (float32x4_t)y); }
-MP_FN mp_vec mp_vfloor(mp_vec x, mp_vec y) { return (mp_vec)vmaxq_f32((float32x4_t)x, (float32x4_t)y); }
-#else
-MP_FN mp_vec mp_vmax(mp_vec x, mp_vec y) { return mp_vchoose(MP_BITS(x > y), x, y); }
-MP_FN mp_vec mp_vfloor(mp_vec x, mp_vec y) { return mp_vchoose(MP_BITS(x < y), y, x); }
-#endif
-
-/* 2^x for x <= 0, relative error 1.7e-7; 2^0 is 1 exactly, what is below 2^-126 becomes 0, NaN stays. Adding 1.5 * 2^23
- * rounds x to an integer and leaves that integer, biased as an exponent is, in the lowest bits. */
-MP_FN mp_vec mp_vexp2(mp_vec x)
-{
-    const mp_vec magic = mp_splat(12583039.0f), y = mp_vfloor(x, mp_splat(-127.0f)), t = y + magic, f = y - (t - magic);
-    mp_vec p = mp_splat(1.326472731e-3f);
-    p = p * f + 9.671512991e-3f;
-    p = p * f + 5.550733581e-2f;
-    p = p * f + 2.402224243e-1f;
-    p = p * f + 6.931470037e-1f;
-    p = p * f + 1.0f;
-    return p * mp_vpower(t);
-}
 
 /* Neighbours of two vectors side by side: the even ones, and the odd ones. Joining pairs of vectors so, and their
  * results again, reduces MP_LANES vectors to one that holds the sum (or the maximum) of each, in order. */
@@ -147,18 +102,6 @@ MP_FN float mp_vtop(mp_vec v)
 /* Where element i of a row is after mp_vload2_bf16: of every two vectors the even ones come first. */
 MP_FN int64_t mp_split(int64_t i) { return i / (2 * MP_LANES) * (2 * MP_LANES) + i % 2 * MP_LANES + i % (2 * MP_LANES) / 2; }
 
-/* Ask for a row of the cache: into L1 what is read soon, into L2 what is read after that. */
-MP_FN void mp_soon(const void *row, const int64_t bytes)
-{
-    MP_FULLY
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)row + i, 0, 3);
-}
-MP_FN void mp_later(const void *row, const int64_t bytes)
-{
-    MP_FULLY
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)row + i, 0, 2);
-}
-
 /* What scores are measured from: their maximum, or 0 where there is none, so that -inf - base stays -inf. */
 MP_FN mp_vec mp_vbase(mp_vec top) { return mp_vchoose(MP_BITS(top == mp_splat(-INFINITY)), mp_splat(0.0f), top); }
 
@@ -189,17 +132,6 @@ MP_FN void mp_strip(const float *x, const int64_t xr, const int64_t xk, const fl
 }
 
 #if defined(MP_TILES) && MP_LANES == 16
-/* As mp_vexp2 with a relative error of 1e-4: enough for weights that are rounded to bf16. */
-MP_FN mp_vec mp_vexp2_short(mp_vec x)
-{
-    const mp_vec magic = mp_splat(12583039.0f), y = mp_vfloor(x, mp_splat(-127.0f)), t = y + magic, f = y - (t - magic);
-    mp_vec p = mp_splat(5.500892922e-2f);
-    p = p * f + 2.422109544e-1f;
-    p = p * f + 6.932829022e-1f;
-    p = p * f + 1.0f;
-    return p * mp_vpower(t);
-}
-
 /* Two vectors, one word of each in turn: of their lower halves, and of their upper ones. */
 #define MP_LOWER 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define MP_UPPER 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
@@ -289,11 +221,11 @@ MP_FN void mp_tiles_step(const mp_bf16 *a, const uint32_t *b, float *c, const in
         mp_tile_load(3, c + 16 * ldc + 16, row);
     }
     mp_tile_load(4, a, 64);
-    mp_tile_stream(6, b, 128);
-    mp_tile_dot(0, 4, 6);
     mp_tile_load(5, a + 512, 64);
-    mp_tile_dot(2, 5, 6);
+    mp_tile_stream(6, b, 128);
     mp_tile_stream(7, b + 16, 128);
+    mp_tile_dot(0, 4, 6);
+    mp_tile_dot(2, 5, 6);
     mp_tile_dot(1, 4, 7);
     mp_tile_dot(3, 5, 7);
     if (closes) {

@@ -16,6 +16,18 @@
 #define MP_FOUR _Pragma("GCC unroll 4")
 #endif
 
+/* Ask for memory: into L1 what is needed soon, into L2 what is needed after that. */
+MP_FN void mp_soon(const void *row, const int64_t bytes)
+{
+    MP_FULLY
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)row + i, 0, 3);
+}
+MP_FN void mp_later(const void *row, const int64_t bytes)
+{
+    MP_FULLY
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)row + i, 0, 2);
+}
+
 /* V vectors of one row of a panel, widened to float. A bf16 panel keeps column c beside column c + PANEL / 2, so
  * that one load, a shift and a mask give two vectors. */
 MP_FN void mp_panel_f32(const float *p, mp_vec *wide, const int V)
