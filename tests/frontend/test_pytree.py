@@ -99,7 +99,10 @@ def test_outlines_collect_the_arrays_that_flatten_finds() -> None:
     assert [id(x) for x in arrays] == [id(x) for x in leaves]
 
 
-@pytest.mark.parametrize("x", [Box([1], "label"), Pair(1, 2), np.float32(1), [object()], {"x": {1, 2}}], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize(
+    "x", [Box([1], "label"), Pair(1, 2), np.float32(1), [object()], {"x": {1, 2}}],
+    ids=["box", "pair", "scalar", "object", "set"]
+)
 def test_what_has_no_outline(x: Any) -> None:
     with pytest.raises(NoOutline):
         outline(x, [])
