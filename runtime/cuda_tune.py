@@ -1,9 +1,9 @@
 """Tunes the constants of decode kernels on the time of the whole token: what one likes depends on its neighbours.
 
-Simulated annealing over ring, slices, warps, grid and padding of every row product, and the padding of attention, which
-decides whose blocks may sit beside its own. Candidates are built by threads
-beforehand, one small source each; the winner is kept as a fact of the cache, by device and source, and the next compile
-of that source uses it.
+Ring, slices, warps, grid and padding of every row product are searched, and the padding of attention, which decides
+whose blocks may sit beside its own: first each product's candidates by themselves, then the best of them together by
+simulated annealing. Candidates are built by threads beforehand, one small source each; the winner is kept as a fact of
+the cache, by device and source, and the next compile of that source uses it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from monoplan.runtime.cuda_driver import Module
 Constants = dict[str, int]
 PADS = (0, 0, 8, 16, 32, 48, 64, 80, 96, 112)  # KB
 EACH = 40  # candidates of each kernel
+BEST = 8  # of them that the search goes on with
+SURVEY = 0.5  # part of the time for finding them
 
 
 def tuning_key(device_name: str, source: str) -> str:
@@ -161,6 +163,31 @@ class Tuner:
         except Exception:  # too much shared memory for this pair of constants
             return math.inf
 
+    def survey(
+        self, current: dict[int, Constants], now: float, goes_on: Callable[[], bool]
+    ) -> tuple[dict[int, Constants], float]:
+        """Times each product's candidates, one product after the other, and keeps the best few of them for the search.
+
+        Gives the best constants of each, where they are better than what was there, and their time.
+        """
+        for n in self.steps:
+            times: list[tuple[float, int, Constants]] = []
+            for c in self.pools[n][1:]:
+                if not goes_on():
+                    return current, now
+                for pad in (current[n].get("pad", 0), 0):  # it may be too much beside these constants
+                    trial = {**c, "pad": pad}
+                    if (took := self.time({**current, n: trial})) < math.inf:
+                        break
+                times.append((took, len(times), trial))
+            times.sort()
+            self.pools[n] = [self.pools[n][0], *(c for _, _, c in times[:BEST])]
+            if times and times[0][0] < now * 0.9995:
+                better = {**current, n: times[0][2]}
+                if (again := self.time(better)) < now * 0.9995:
+                    current, now = better, again
+        return current, now
+
     def run(self, seconds: float) -> dict[int, Constants]:
         """The best constants found in about that time, builds included."""
         start = time.monotonic()
@@ -168,13 +195,19 @@ class Tuner:
         with ThreadPoolExecutor(os.cpu_count() or 4) as threads:
             list(threads.map(lambda job: self.build(*job), [(n, c) for n, cs in self.pools.items() for c in cs]))
         current = {n: dict(cs[0]) for n, cs in self.pools.items()} | self.attention
-        now = best = self.time(current)
-        good = current
         begun = time.monotonic()
         end = max(start + seconds, begun + 0.25 * seconds)
-        while (at := time.monotonic()) < end:
+
+        def left() -> float:
+            """The part of the search's time that is left."""
+            at = time.monotonic()
             if self.progress is not None:
                 self.progress(int(1e3 * (at - start)), int(1e3 * (end - start)))
+            return (end - at) / max(end - begun, 1e-6)
+
+        good, best = self.survey(current, self.time(current), lambda: left() > 1 - SURVEY)
+        current, now = good, best
+        while (part := left()) > 0:
             trial = dict(current)
             for _ in range(self.random.choice((1, 1, 2, 3))):
                 n = self.random.choice(list(trial))
@@ -183,7 +216,7 @@ class Tuner:
                 else:
                     trial[n] = {**self.random.choice(self.pools[n]), "pad": trial[n].get("pad", 0)}
             took = self.time(trial)
-            heat = best * (0.006 * (1 - (at - begun) / max(end - begun, 1e-6)) + 0.0003)
+            heat = best * (0.006 * part + 0.0003)
             if took < now or self.random.random() < math.exp(min(0.0, (now - took) / heat)):
                 current, now = trial, took
                 if took < best * 0.9995 and (again := self.time(trial)) < best * 0.9995:

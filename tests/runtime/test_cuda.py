@@ -188,15 +188,20 @@ def test_tunings_are_kept_by_device_and_source(tmp_path: Any, monkeypatch: pytes
     assert cuda_tune.recall_tuning("H200", "other source") is None
 
 
-def test_a_search_begins_with_the_untuned_constants() -> None:
-    """Padding included; and trying another padding of attention leaves all but its decode kernels alone."""
+def _tuner() -> cuda_tune.Tuner:
+    """Of a small model, with an executable that can't run."""
     c = LlamaConfig(vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=1, num_attention_heads=4,
                     num_key_value_heads=2, head_dim=64, attention_bias=False, dtype="bfloat16")  # fmt: skip
     built = mp.compile(LlamaForCausalLM.from_config(c), target="reference").prepare().compiled.built[0][2]
     plan = make_cuda_plan(built.stages[-1].graph, cuda_target(90, 132, 227 << 10, True))
     source = render_cuda(plan, "test")
-    executable = SimpleNamespace(plan=plan, source=source, variants=source.variants)
-    tuner = cuda_tune.Tuner(executable, lambda: 1.0)
+    return cuda_tune.Tuner(SimpleNamespace(plan=plan, source=source, variants=source.variants), lambda: 1.0)
+
+
+def test_a_search_begins_with_the_untuned_constants() -> None:
+    """Padding included; and trying another padding of attention leaves all but its decode kernels alone."""
+    tuner = _tuner()
+    executable, source = tuner.executable, tuner.executable.source
     rows = {n: s.schedule.row for n, s in tuner.steps.items()}
     assert len(rows) == 5 and any(row.pad for row in rows.values())
     assert all(tuner.pool(n)[0]["pad"] == row.pad for n, row in rows.items())
@@ -207,6 +212,33 @@ def test_a_search_begins_with_the_untuned_constants() -> None:
     changed = {a.name for a, b in zip(after, before, strict=True) if a != b}
     assert changed == {"decode"}
     assert all(a.actions[0].shared == 4096 for a in after if a.name in changed)
+
+
+@pytest.mark.parametrize("gain", [0.01, 0.0])
+def test_a_search_keeps_what_is_better(gain: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each product likes one of its candidates, and padding is too much beside another; or nothing is better."""
+    tuner = _tuner()
+    monkeypatch.setattr(tuner, "build", lambda n, c: None)
+    monkeypatch.setattr(tuner, "use", lambda tuning: None)
+    liked: dict[int, dict[str, int]] = {}
+
+    def time(tuning: Any) -> float:
+        for n, pool in tuner.pools.items():
+            liked.setdefault(n, pool[7])
+        if any(tuning[n].get("pad") and all(tuning[n][k] == v for k, v in c.items()) for n, c in liked.items()):
+            return float("inf")
+        return 1.0 - gain * sum(all(tuning[n][k] == v for k, v in c.items()) for n, c in liked.items())
+
+    monkeypatch.setattr(tuner, "time", time)
+    first = {n: tuner.pool(n)[0] for n in tuner.steps}
+    tuner.random.seed(0)
+    found = tuner.run(0.5)
+    if not gain:
+        assert all(found[n] == c for n, c in first.items())
+    for n, c in liked.items() if gain else ():
+        assert found[n] == {**c, "pad": 0}
+        assert c in [{k: v for k, v in kept.items() if k != "pad"} for kept in tuner.pools[n]]
+        assert len(tuner.pools[n]) <= 1 + cuda_tune.BEST
 
 
 def test_a_model_is_tuned(device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
