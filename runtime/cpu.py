@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from monoplan.codegen.kernels import Gather
+from monoplan.codegen.parts import parts
 from monoplan.codegen.plan import Plan, Step
 from monoplan.codegen.render import Source, headers, render_cpu
 from monoplan.codegen.source_map import origins
@@ -98,12 +99,17 @@ class CpuExecutable:
     def _load(self) -> tuple[Any, Any]:
         """The library, built unless the cache has it, and its entry there."""
         key, build = toolchain.plan_build(
-            self.text, flags_for(self.plan.target), target=features.detect().key, abi=ABI, headers=self.build_headers()
-        )
+            self.text, flags_for(self.plan.target), target=features.detect().key, abi=ABI,
+            headers=self.build_headers(), parts=self.parts(),
+        )  # fmt: skip
         try:
             return toolchain.load(key, build, self.ffi.dlopen)
         except CompileError as error:
             raise _with_origin(error, self.text) from None
+
+    def parts(self) -> tuple[str, ...]:
+        """Translation units for compilers side by side, where the source is large."""
+        return parts(self.text, self.source.functions)
 
     def build_headers(self) -> tuple[tuple[str, str], ...]:
         """Names and texts of the headers that the source includes."""

@@ -137,6 +137,9 @@ class ProbedCpu(CpuExecutable):
         super().__init__(base.plan, base.source, base.params, base.threads, instrument(base.text, base.plan))
         self.comm = base.comm
 
+    def parts(self) -> tuple[str, ...]:
+        return ()  # one translation unit: the probe is its variable
+
     def build_headers(self) -> tuple[tuple[str, str], ...]:
         return (*super().build_headers(), *headers("probe"))
 

@@ -1,4 +1,4 @@
-"""The C compiler of this machine: found, identified, run, counted; and the loading of what it made.
+"""The C compiler of this machine: found, identified, run; and the loading of what it made.
 
 Answers that cost a compiler process (its version, whether OpenMP links) are kept as facts in the cache
 directory: a second process which finds its plan in the cache starts no compiler at all.
@@ -14,7 +14,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -26,6 +25,7 @@ from typing import TypeVar
 
 from monoplan.ir.errors import CompileError
 from monoplan.runtime import cache
+from monoplan.runtime.processes import BuildLog, run, run_all
 
 T = TypeVar("T")
 
@@ -34,7 +34,6 @@ BASE_FLAGS = (
 )  # fmt: skip
 LIBRARIES = ("-lm",)
 MESSAGE_LINES = 30
-PROGRESS_AFTER = 1.0  # seconds
 DAY = 86400.0  # a negative fact is asked again after this: the user may have installed what was missing
 
 _INSTALL = """install one of:
@@ -43,9 +42,6 @@ _INSTALL = """install one of:
            macOS            xcode-select --install
          or set CC to the compiler to use"""
 _OPENMP_PROBE = "#include <omp.h>\nint probe(void) { return omp_get_max_threads(); }\n"
-
-_counter_lock = threading.Lock()
-_started = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +62,6 @@ class Compiler:
     def identity(self) -> str:
         """Its part of the cache key. No mtime: in a container image built again it is the same compiler."""
         return f"{shlex.join(self.command)} | {self.version_line}"
-
-
-@dataclass(frozen=True, slots=True)
-class BuildLog:
-    """One finished compiler process."""
-
-    command: tuple[str, ...]
-    stdout: str
-    stderr: str
-    seconds: float
-
-    @property
-    def text(self) -> str:
-        """As written to build.log."""
-        return f"$ {shlex.join(self.command)}\n{self.stdout}{self.stderr}# {self.seconds:.2f} s\n"
-
-
-def compiler_runs() -> int:
-    """How many compiler processes this process has started, probes and --version included."""
-    return _started
 
 
 def find_compiler() -> Compiler:
@@ -127,7 +103,7 @@ def _identify_signed(command: tuple[str, ...], signature: str) -> Compiler:
     fact = recall("compiler", signature)
     if fact is None:
         try:
-            code, log = _run([*command, "--version"], Path.cwd(), None, timeout=30)
+            code, log = run([*command, "--version"], Path.cwd(), None, timeout=30)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise CompileError(f"{shlex.join(command)} --version does not run: {error}") from error
         lines = (log.stdout + log.stderr).strip().splitlines()
@@ -185,7 +161,7 @@ def _openmp(compiler: Compiler, signature: str, fresh: bool) -> bool:
         with tempfile.TemporaryDirectory(prefix="monoplan-") as folder:
             (Path(folder) / "probe.c").write_text(_OPENMP_PROBE)
             command = [*compiler.command, "-fPIC", "-shared", "-fopenmp", "probe.c", "-o", "probe.so"]
-            code, _ = _run(command, Path(folder), None)
+            code, _ = run(command, Path(folder), None)
         fact = {"works": code == 0}
         remember("openmp", signature, fact, None if fact["works"] else DAY)
     return bool(fact["works"])
@@ -207,6 +183,32 @@ def compile_shared(
     return _compile(compiler, front, source_path, out_path, [library])
 
 
+def compile_parts(folder: Path, parts: Sequence[str], flags: Sequence[str], compiler: Compiler) -> BuildLog:
+    """Compiles parts of folder/plan.c side by side, links them to folder/plan.so; the log's command is the whole's."""
+    *front, library = build_flags(flags, compiler)
+    names = [f"part{i}" for i in range(len(parts))]
+    for name, text in zip(names, parts, strict=True):
+        (folder / f"{name}.c").write_text(text, "utf-8")
+    alone = [flag for flag in front if flag != "-shared"]
+    commands = [[*compiler.command, *alone, "-c", f"{name}.c", "-o", f"{name}.o"] for name in names]
+    link = [*compiler.command, *front, *(f"{name}.o" for name in names), "-o", "plan.so", library]
+    try:
+        done = run_all(commands, folder, folder, progress=True)
+        if all(code == 0 for code, _ in done):
+            done += run_all([link], folder, folder)
+    except OSError as error:
+        raise CompileError(f"{compiler.path} can't be started: {error}") from error
+    for code, log in done:
+        if code != 0:
+            raise _failure(code, log, _keep(folder / "plan.c"))
+    for name in names:
+        (folder / f"{name}.c").unlink()
+        (folder / f"{name}.o").unlink()
+    whole = (*compiler.command, *front, "plan.c", "-o", "plan.so", library)
+    out, err = ("".join(getattr(log, name) for _, log in done) for name in ("stdout", "stderr"))
+    return BuildLog(whole, out, err, sum(log.seconds for _, log in done[-2:]))
+
+
 def compile_program(source_path: Path, out_path: Path, flags: Sequence[str], compiler: Compiler) -> BuildLog:
     """Compiles one C file to a program, as the CPU probes need."""
     return _compile(compiler, ["-std=gnu11", *flags], source_path, out_path, [])
@@ -222,7 +224,7 @@ def _compile(
     target = out.name if out.parent == source.parent else str(out)
     command = [*compiler.command, *front, source.name, "-o", target, *back]
     try:
-        code, log = _run(command, source.parent, out.parent, progress=True)
+        code, log = run(command, source.parent, out.parent, progress=True)
     except OSError as error:
         raise CompileError(f"{compiler.path} can't be started: {error}") from error
     if code != 0:
@@ -257,59 +259,27 @@ def _keep(source: Path) -> Path:
     return kept / source.name
 
 
-def _run(
-    command: Sequence[str],
-    cwd: Path,
-    temporary: Path | None,
-    *,
-    progress: bool = False,
-    timeout: float | None = None,
-) -> tuple[int, BuildLog]:
-    """Runs and counts one compiler process; its own temporary files go to `temporary`."""
-    global _started
-    with _counter_lock:
-        _started += 1
-    # English messages: the cache looks for "No space left on device" in them.
-    environ = {**os.environ, "LC_ALL": "C"} | ({"TMPDIR": str(temporary)} if temporary else {})
-    begin = time.perf_counter()
-    with subprocess.Popen(
-        command, cwd=cwd, env=environ, text=True, encoding="utf-8", errors="replace",
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
-        try:
-            out, err = _wait(process, progress and sys.stderr is not None and sys.stderr.isatty(), timeout)
-        except BaseException:  # Ctrl-C too: the compiler must not outlive the wish
-            process.kill()
-            raise
-    return process.returncode, BuildLog(tuple(command), out, err, time.perf_counter() - begin)
-
-
-def _wait(process: subprocess.Popen[str], show: bool, timeout: float | None) -> tuple[str, str]:
-    if not show:
-        return process.communicate(timeout=timeout)
-    begin, shown = time.perf_counter(), False
-    try:
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.communicate(timeout=0.1)
-            if (passed := time.perf_counter() - begin) > PROGRESS_AFTER:
-                sys.stderr.write(f"\rcompiling plan … {passed:.1f} s")
-                sys.stderr.flush()
-                shown = True
-    finally:
-        if shown:
-            sys.stderr.write("\n")
-
-
 def plan_build(
-    source: str, flags: Sequence[str], *, target: str, abi: int, headers: Sequence[tuple[str, str]] = ()
+    source: str,
+    flags: Sequence[str],
+    *,
+    target: str,
+    abi: int,
+    headers: Sequence[tuple[str, str]] = (),
+    parts: Sequence[str] = (),
 ) -> tuple[cache.BuildKey, Callable[[Path], None]]:
-    """The key of a C plan and the function that builds it: what cache.get_or_build and load take."""
+    """The key of a C plan and the function that builds it: what cache.get_or_build and load take.
+
+    `parts` are translation units that together are the source: they are compiled side by side.
+    """
     compiler = find_compiler()
     key = cache.BuildKey(source, tuple(headers), compiler.identity, build_flags(flags, compiler), target, abi)
 
     def build(folder: Path) -> None:
-        log = compile_shared(folder / "plan.c", folder / "plan.so", flags, compiler)
+        if len(parts) > 1:
+            log = compile_parts(folder, parts, flags, compiler)
+        else:
+            log = compile_shared(folder / "plan.c", folder / "plan.so", flags, compiler)
         (folder / "build.sh").write_text(f'#!/bin/sh\ncd "$(dirname "$0")" && {shlex.join(log.command)}\n')
         (folder / "build.log").write_text(log.text, "utf-8")
 

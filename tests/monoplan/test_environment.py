@@ -26,7 +26,7 @@ def run_python(code: str, cache: Path, **environ: str) -> subprocess.CompletedPr
 PROGRAM = """
     import numpy as np, monoplan as mp, sys
     from monoplan.frontend.module import Module
-    from monoplan.runtime import toolchain
+    from monoplan.runtime import processes
 
     class Twice(Module):
         def forward(self, x):
@@ -34,7 +34,7 @@ PROGRAM = """
 
     fast = mp.compile(Twice(), mp.spec("n"))
     assert abs(fast(np.zeros(4, "f4")) - 1).max() < 1e-6
-    print(toolchain.compiler_runs(), fast.stats.cache_hits, fast.plan.graph.name)
+    print(processes.compiler_runs(), fast.stats.cache_hits, fast.plan.graph.name)
 """
 
 

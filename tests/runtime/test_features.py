@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from monoplan.ir.errors import ArgumentError
-from monoplan.runtime import cache, features, toolchain
+from monoplan.runtime import cache, features, processes, toolchain
 from monoplan.runtime.features import CpuFeatures
 
 COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
@@ -179,11 +179,11 @@ def test_detect_here(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     found = features.detect()
     assert found.arch == features.machine()
     assert found.isa in features.levels(found.arch, features.read_cpu()[1])
-    runs = toolchain.compiler_runs()
+    runs = processes.compiler_runs()
     assert features.detect() is found
     features._detect.cache_clear()  # as a new process: the trial is remembered on disk
     assert features.detect() == found
-    assert toolchain.compiler_runs() == runs
+    assert processes.compiler_runs() == runs
 
 
 @needs_compiler
@@ -242,10 +242,10 @@ def test_refused_flag_is_remembered_once_something_was_built(monkeypatch: pytest
     trial = features._Trial(compiler, "model")
     assert "no-such-flag" in trial(bad)
     assert trial(good) == ""
-    runs = toolchain.compiler_runs()
+    runs = processes.compiler_runs()
     again = features._Trial(compiler, "model")
     assert "no-such-flag" in again(bad) and again(good) == ""
-    assert toolchain.compiler_runs() == runs
+    assert processes.compiler_runs() == runs
 
 
 @needs_compiler

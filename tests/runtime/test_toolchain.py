@@ -14,7 +14,7 @@ import pytest
 from cffi import FFI
 
 from monoplan.ir.errors import CompileError
-from monoplan.runtime import cache, toolchain
+from monoplan.runtime import cache, processes, toolchain
 
 IMPORT_ROOT = Path(toolchain.__file__).parents[2]
 SOURCE = '#include "answer.h"\nint answer(void) { return ANSWER; }\n'
@@ -133,12 +133,12 @@ def test_version_is_asked_once_and_again_when_the_file_changes(
 ) -> None:
     fake = script(tmp_path / "cc", "", "fake 1")
     monkeypatch.setenv("CC", str(fake))
-    before = toolchain.compiler_runs()
+    before = processes.compiler_runs()
     assert [toolchain.find_compiler().version_line for _ in range(3)] == ["fake 1"] * 3
-    assert toolchain.compiler_runs() == before + 1
+    assert processes.compiler_runs() == before + 1
     script(fake, "", "fake 2.0")
     assert toolchain.find_compiler().version_line == "fake 2.0"
-    assert toolchain.compiler_runs() == before + 2
+    assert processes.compiler_runs() == before + 2
 
 
 @needs_compiler
@@ -147,11 +147,11 @@ def test_second_process_starts_no_compiler(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("CC", str(counting(tmp_path / "cc", log)))
     monkeypatch.setenv("PYTHONPATH", str(IMPORT_ROOT))
     code = (
-        "from monoplan.runtime import features, toolchain\n"
+        "from monoplan.runtime import features, processes, toolchain\n"
         "flags = features.compile_flags(features.detect())\n"
         "key, build = toolchain.plan_build('int f(void) { return 1; }', flags, target='t', abi=1)\n"
         "_, entry = toolchain.load(key, build, str)\n"
-        "print(entry.hit, toolchain.compiler_runs())\n"
+        "print(entry.hit, processes.compiler_runs())\n"
     )
     outs = [subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60) for _ in range(2)]
     first = log.read_text().splitlines()
@@ -246,10 +246,10 @@ def test_openmp_is_used_where_it_links(tmp_path: Path, monkeypatch: pytest.Monke
     fail = "" if links else 'case "$*" in *-fopenmp*) echo "cannot find -lomp" >&2; exit 1;; esac\n'
     monkeypatch.setenv("CC", str(script(tmp_path / "cc", fail + "echo > plan.so")))
     compiler = toolchain.find_compiler()
-    before = toolchain.compiler_runs()
+    before = processes.compiler_runs()
     assert toolchain.has_openmp(compiler) is links
     assert ("-fopenmp" in toolchain.build_flags(())) is links
-    assert toolchain.compiler_runs() == before + 1
+    assert processes.compiler_runs() == before + 1
     assert cache.get_or_build(*plan()).binary.exists()
 
 
@@ -298,8 +298,8 @@ def test_progress_is_for_long_builds_on_a_terminal(
     after: float,
     shown: bool,
 ) -> None:
-    assert toolchain.PROGRESS_AFTER == 1.0
-    monkeypatch.setattr(toolchain, "PROGRESS_AFTER", after)
+    assert processes.PROGRESS_AFTER == 1.0
+    monkeypatch.setattr(processes, "PROGRESS_AFTER", after)
     monkeypatch.setenv("CC", str(script(tmp_path / "cc", 'case "$*" in *a.c*) sleep 0.5;; esac')))
     (tmp_path / "a.c").write_text("")
     toolchain.has_openmp(toolchain.find_compiler())
@@ -320,12 +320,31 @@ def test_interrupt_kills_the_compiler(tmp_path: Path, monkeypatch: pytest.Monkey
 
     compiler = toolchain.find_compiler()
     monkeypatch.setattr(toolchain, "has_openmp", lambda *_, **__: False)
-    monkeypatch.setattr(toolchain, "_wait", interrupted)
+    monkeypatch.setattr(processes, "_wait", interrupted)
     (tmp_path / "a.c").write_text("")
     with pytest.raises(KeyboardInterrupt):
         toolchain.compile_shared(tmp_path / "a.c", tmp_path / "a.so", (), compiler)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_interrupt_kills_all_compilers_that_work_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", str(script(tmp_path / "cc", f"echo $$ >> {tmp_path}/pids; exec sleep 60")))
+    pids = tmp_path / "pids"
+
+    def interrupted(process: subprocess.Popen[str], update: object, timeout: float | None) -> tuple[str, str]:
+        while not pids.exists() or len(pids.read_text().split()) < 3:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    compiler = toolchain.find_compiler()
+    monkeypatch.setattr(toolchain, "has_openmp", lambda *_, **__: False)
+    monkeypatch.setattr(processes, "_wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        toolchain.compile_parts(tmp_path, ("", "", ""), (), compiler)
+    for pid in pids.read_text().split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
 
 
 def make(folder: Path) -> None:

@@ -24,7 +24,11 @@
 
 #define MP_UNUSED __attribute__((unused))
 /* Not inlined: one giant plan function takes the compiler several times as long, and profilers see the kernels. */
+#if defined(MP_PARTS) /* the plan is compiled in parts, side by side */
+#define MP_KERNEL __attribute__((noinline, visibility("hidden"))) void
+#else
 #define MP_KERNEL static __attribute__((noinline)) void
+#endif
 #define MP_INLINE static inline __attribute__((always_inline, unused))
 #define MP_PRAGMA(text) _Pragma(#text)
 #define MP_SIMD MP_PRAGMA(omp simd)
