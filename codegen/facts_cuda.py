@@ -165,6 +165,8 @@ def linear(k: Linear) -> Facts:
         "lane_elements": 16 // w.dtype.itemsize,
         "gamma": "" if gamma is None else gamma.pointer("0"),
         "gamma_type": "" if gamma is None else gamma.ctype,
+        # Only weights may be read before the kernels in front are done: one of them may have made this vector.
+        "gamma_early": gamma is not None and "param" in (gamma.view.buffer.kind, gamma.view.buffer.table_kind),
         "x_row": x.pointer("0", "0"),
         "x_any_row": x.pointer("row", "0"),
         "vectors": _vectors(k),

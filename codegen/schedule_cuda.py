@@ -239,32 +239,34 @@ def _few(k: Linear, target: Target) -> tuple[FewSchedule, ...]:
     """One schedule for up to 8 rows and one for up to 32: the split of K that keeps all warps equally busy."""
     if k.operand("w").dtype not in HALF or k.depth % 64 or target.capability < 80:
         return ()
-    found = []
-    strips = -(-k.columns // 16)
     # A kernel that starts early and has nearly all shared memory keeps away the blocks that it waits for.
-    most = target.shared - SPARE if target.capability >= 90 else target.shared
-    for tiles in (1, FEW_ROWS // 8):
-        best: tuple[float, FewSchedule] | None = None
-        for splits, warps in product((1, 2, 3, 4, 5, 6, 7, 8, 12, 16), (8, 4)):
-            if k.depth % (splits * 64) or k.depth // splits < 256 and splits > 1:
-                continue
-            grid = max(1, target.cores // splits)
-            gentle = 16 // warps if target.capability >= 90 else 0  # 32 KB
-            full = (64 if tiles == 1 else 48) // warps  # 128 or 96 KB in flight
-            schedule = FewSchedule(tiles, splits, min(grid, -(-strips // warps)), warps, full, gentle)
-            while schedule.shared(k.depth) > most and schedule.ring > 40 // warps:
-                schedule = replace(schedule, ring=schedule.ring - 1)
-            if schedule.shared(k.depth) > most:
-                continue
-            busy = strips / (grid * warps) / -(-strips // (grid * warps)) * (grid * splits / target.cores)
-            # Partial sums are written and read again; a short ring streams less well.
-            used = busy / (1 + splits * tiles * 24 / k.depth) * (1 - 0.02 * (full - schedule.ring) * warps / 8)
-            if best is None or used > best[0]:
-                best = (used, schedule)
-        if best is None:
-            return ()
-        found.append(best[1])
-    return tuple(found)
+    room = target.shared - SPARE if target.capability >= 90 else target.shared
+    sizes = (1, FEW_ROWS // 8)
+    found = [_few_of(k, tiles, target, room, 40) or _few_of(k, tiles, target, target.shared, 32) for tiles in sizes]
+    return tuple(f for f in found if f is not None)
+
+
+def _few_of(k: Linear, tiles: int, target: Target, most: int, least: int) -> FewSchedule | None:
+    """The one for 8 `tiles` rows that fits `most` bytes of shared memory, with `least` or more times 2 KB in flight."""
+    best: tuple[float, FewSchedule] | None = None
+    strips = -(-k.columns // 16)
+    for splits, warps in product((1, 2, 3, 4, 5, 6, 7, 8, 12, 16), (8, 4)):
+        if k.depth % (splits * 64) or k.depth // splits < 256 and splits > 1:
+            continue
+        grid = max(1, target.cores // splits)
+        gentle = 16 // warps if target.capability >= 90 else 0  # 32 KB
+        full = (64 if tiles == 1 else 48) // warps  # 128 or 96 KB in flight
+        schedule = FewSchedule(tiles, splits, min(grid, -(-strips // warps)), warps, full, gentle)
+        while schedule.shared(k.depth) > most and schedule.ring > least // warps:
+            schedule = replace(schedule, ring=schedule.ring - 1)
+        if schedule.shared(k.depth) > most:
+            continue
+        busy = strips / (grid * warps) / -(-strips // (grid * warps)) * (grid * splits / target.cores)
+        # Partial sums are written and read again; a short ring streams less well.
+        used = busy / (1 + splits * tiles * 24 / k.depth) * (1 - 0.02 * (full - schedule.ring) * warps / 8)
+        if best is None or used > best[0]:
+            best = (used, schedule)
+    return None if best is None else best[1]
 
 
 def _decode(k: Attention, target: Target) -> DecodeSchedule | None:

@@ -211,7 +211,10 @@ class CudaExecutable:
     def _settle(
         self, calls: Calls, values: Mapping[str, int], inputs: Sequence[int], outputs: Sequence[int]
     ) -> None:
-        """Decides whether launches of these sizes overlap, unless that is known; products never do."""
+        """Decides whether launches of these sizes overlap, unless that is known.
+
+        Those of plans with the library's products always do: they take too long for it to matter.
+        """
         sizes, products = _rough(values), any(act == self.device.product for act, _, _ in calls.actions)
         if sizes in self._overlaps or products or not (self.overlap and self.graphs):
             return

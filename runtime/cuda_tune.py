@@ -175,17 +175,17 @@ class Tuner:
             for c in self.pools[n][1:]:
                 if not goes_on():
                     return current, now
-                for pad in (current[n].get("pad", 0), 0):  # it may be too much beside these constants
+                for pad in sorted({current[n].get("pad", 0), 0}, reverse=True):  # it may be too much beside this one
                     trial = {**c, "pad": pad}
                     if (took := self.time({**current, n: trial})) < math.inf:
+                        times.append((took, len(times), trial))
                         break
-                times.append((took, len(times), trial))
             times.sort()
             self.pools[n] = [self.pools[n][0], *(c for _, _, c in times[:BEST])]
             if times and times[0][0] < now * 0.9995:
                 better = {**current, n: times[0][2]}
                 if (again := self.time(better)) < now * 0.9995:
-                    current, now = better, again
+                    current, now = better, max(times[0][0], again)
         return current, now
 
     def run(self, seconds: float) -> dict[int, Constants]:

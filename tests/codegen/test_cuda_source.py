@@ -16,6 +16,7 @@ from monoplan.codegen.render_cuda import PART, render_cuda
 from monoplan.codegen.residuals import residuals
 from monoplan.codegen.schedule_cuda import CudaLinear
 from monoplan.codegen.target import Target, cuda_target
+from monoplan.ir.parser import parse_graph
 from monoplan.ir.types import DTYPES
 from tests.codegen.cases import CASES
 from tests.codegen.test_cuda_llama import model
@@ -98,6 +99,39 @@ def test_schedules_fit_the_device(target: Target) -> None:
         assert s.row.shared(k.depth, k.columns, 2) + 1024 <= target.shared
         assert all(f.shared(k.depth) <= target.shared for f in s.few)
         assert bool(s.few) == (target.capability >= 80)
+
+
+@pytest.mark.parametrize("target", [H200, A100, RTX4090, cuda_target(120, 84, 101376)], ids=lambda t: t.isa)
+def test_products_with_few_rows_fit_every_depth(target: Target) -> None:
+    """As many rows as the memory allows; what a kernel leaves free for others it takes where it must."""
+    for depth in (128, 896, 2048, 3584, 4096, 5120, 8192, 11008, 14336, 18944, 32768):
+        text = f'graph g(%x: bf16[n, {depth}]) {{\n  param %w: bf16[512, {depth}] = "w"\n'
+        graph = parse_graph(text + "  %y = linear(%x, %w, _) : bf16[n, 512]\n  return %y\n}")
+        (schedule,) = (s.schedule for s, _ in make_cuda_plan(graph, target).steps())
+        assert isinstance(schedule, CudaLinear)
+        assert all(f.shared(depth) <= target.shared and f.gentle < f.ring - 1 for f in schedule.few)
+        rows = [f.tiles for f in schedule.few]
+        if depth == 11008:  # 43 * 256: four parts at most
+            assert rows == ([1] if target.shared > 1 << 17 else [])
+        elif target is H200 or depth <= 8192:
+            assert rows == [1, 4], depth
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_norms_weights_are_read_early_if_no_kernel_makes_them(made: bool) -> None:
+    graph = parse_graph(
+        'graph g(%x: bf16[n, 256], %s: bf16[256]) {\n  param %w: bf16[512, 256] = "w"\n  param %p: bf16[256] = "p"\n'
+        + "  %g = exp(%s) : bf16[256]\n" * made
+        + f'  %y = fused_linear(%x, %w, _, %{"g" if made else "p"}, _) '
+        + '{norm="rms", eps=1e-5, gated=False, expr="x0"} : bf16[n, 512]\n'
+        + f"  return %y{', %g' if made else ''}\n}}"
+    )
+    text = render_cuda(make_cuda_plan(graph, H200), "test").text
+    found = [m.start() for m in re.finditer(r"mp_vec_(?:const|fresh)<\w+, \w+>\(gamma", text)]
+    assert len(found) == 2  # one row, and the preparation of many
+    for at in found:
+        start = text.rindex('extern "C" __global__', 0, at)
+        assert ("mp_wait();" in text[start:at]) == made
 
 
 def test_half_precision_is_rounded_where_it_is_made() -> None:

@@ -11,13 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cffi import FFI
 
+import monoplan as mp
 from monoplan.build import build_graph_executable
+from monoplan.codegen.render import headers
 from monoplan.codegen.schedule_linear import PART, TILE_PART
 from monoplan.ir.builder import build_graph
 from monoplan.ir.interpreter import interpret
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.types import DTYPES, tensor_type
+from monoplan.models import LlamaConfig, LlamaForCausalLM
+from monoplan.runtime import toolchain
 from monoplan.runtime.cpu import host_target
 from monoplan.runtime.features import detect, levels, machine, read_cpu
 from tests.tolerances import check
@@ -53,7 +58,7 @@ def check_rows(dtype: str, depth: int, columns: int) -> None:
         np.testing.assert_array_equal(best, product.argmax(-1))
 
 
-def check_pair(depth: int, inner: int) -> None:
+def check_pair(depth: int, inner: int, expr: str = "swiglu(x0, x1)") -> None:
     """A gated product and the one behind it: what the first hands over, for few rows and for many."""
     types = {"x": tensor_type("f32", "n", depth)}
     params = {
@@ -63,7 +68,7 @@ def check_pair(depth: int, inner: int) -> None:
 
     def forward(x: Any, both: Any, gamma: Any, down: Any) -> Any:
         fused = REGISTRY["fused_linear"]
-        made = fused(x, both, None, gamma, None, norm="rms", eps=1e-5, gated=True, expr="swiglu(x0, x1)")
+        made = fused(x, both, None, gamma, None, norm="rms", eps=1e-5, gated=True, expr=expr)
         return fused(made, down, None, None, None, x, norm="none", eps=0.0, gated=False, expr="add(x0, x1)")
 
     graph = build_graph("pair", forward, types, params)
@@ -103,11 +108,48 @@ def check_gated(depth: int, inner: int) -> None:
             check(run([x])[0].astype(DTYPES[kept].numpy), exact, kept, "matmul", 4.0)
 
 
+def check_strips(depth: int, columns: int) -> None:
+    """On tile units: more k than a strip has, and more panels than sums wait for."""
+    types, params = {"x": tensor_type("f32", "n", depth)}, {"w": tensor_type("bf16", columns, depth)}
+    graph = build_graph("strips", lambda x, w: REGISTRY["linear"](x, w), types, params)
+    rng = np.random.default_rng(depth)
+    w = (rng.standard_normal((columns, depth)) * depth**-0.5).astype(DTYPES["bf16"].numpy)
+    run = build_graph_executable(graph, {"w": w})
+    (step,) = (s for s, _ in run.executable.plan.steps() if s.kernel.family == "linear")
+    nest = step.schedule.blocking
+    assert nest.strip < depth and columns > 32 * nest.slots
+    for rows in (20, 2 * TILE_PART + 1):
+        x = rng.standard_normal((rows, depth)).astype(np.float32)
+        exact = interpret(graph, [x], {"w": w}, exact=True)[0]
+        for run.executable.threads in (1, 2, 3):
+            check(run([x])[0].astype(DTYPES["bf16"].numpy), exact, "bf16", "matmul", 2.0)
+
+
+def check_heads() -> None:
+    """On tile units: q, k and v of several sequences with rotation and caches, by the whole model."""
+    c = LlamaConfig(vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+                    num_key_value_heads=2, head_dim=64, max_position_embeddings=128, attention_bias=False,
+                    dtype="bfloat16")  # fmt: skip
+    model = LlamaForCausalLM.from_config(c, seed=1)
+    rng = np.random.default_rng(0)
+    for threads in (1, 2, 3):
+        lm, exact = mp.compile(model, options={"threads": threads}), mp.compile(model, target="reference")
+        for batch, count in ((1, 16), (1, 100), (3, 33), (20, 1)):
+            ids = rng.integers(0, 96, (batch, count))
+            got, want = (np.asarray(m(ids), np.float64) for m in (lm, exact))
+            assert np.abs(got - want).max() < 0.03 * np.abs(want).max(), (threads, batch, count)
+
+
 def check_all() -> None:
     check_rows("f32", 40, 100)
     check_rows("bf16", 64, 100)
-    check_rows("bf16", 1088, 160)  # more than one strip of k for tile units
+    check_rows("bf16", 1088, 160)  # more than one slice of k for tile units
     check_pair(64, 96)
+    if host_target().has_tiles:
+        check_strips(2304, 560)
+        check_strips(2560, 560)  # two slices to a strip, and a shorter one
+        check_pair(64, 96, "mul(tanh(x0), x1)")
+        check_heads()
     check_pair(96, 1120)
     check_gated(64, 36)
 
@@ -125,3 +167,37 @@ def test_other_instruction_sets(isa: str) -> None:
     env = {**os.environ, "MONOPLAN_ISA": isa, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_short_swiglu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near enough for bf16 everywhere; NaN and infinities as in the long one."""
+    monkeypatch.setenv("MONOPLAN_CACHE_DIR", str(tmp_path))
+    source = """
+        #include "mp_exp.h"
+        void swiglu(const float *gate, const float *up, float *y, const int64_t n)
+        {
+            for (int64_t i = 0; i < n; i += 16)
+                mp_vstore(y + i, mp_vswiglu_short(mp_vload_f32(gate + i), mp_vload_f32(up + i)));
+        }
+    """
+    ffi = FFI()
+    ffi.cdef("void swiglu(const float *, const float *, float *, int64_t);")
+    key, build = toolchain.plan_build(source, ("-DMP_LANES=16",), target="test", abi=1, headers=headers("cpu"))
+    library, _ = toolchain.load(key, build, ffi.dlopen)
+
+    def run(gate: Any, up: Any) -> Any:
+        size = 16 * -(-np.size(gate) // 16)
+        gate, up = (np.ascontiguousarray(np.broadcast_to(np.float32(a), (size,))) for a in (gate, up))
+        y = np.empty_like(gate)
+        library.swiglu(*(ffi.cast("float *", a.ctypes.data) for a in (gate, up, y)), y.size)
+        return y
+
+    rng = np.random.default_rng(0)
+    gate = np.float32(np.concatenate([np.linspace(-86, 100, 4096), rng.standard_normal(4096)]))
+    up = np.float32(rng.standard_normal(gate.size))
+    exact = gate.astype(np.float64) / (1 + np.exp(-gate.astype(np.float64))) * up
+    np.testing.assert_allclose(run(gate, up), exact, rtol=2.5e-4)
+    assert np.isnan(run(np.nan, 1.0)).all() and np.isnan(run(1.0, np.nan)).all()
+    assert (run(np.inf, 2.0) == np.inf).all() and (run(1e30, -2.0) == np.float32(-2e30)).all()
+    assert (np.abs(run(-np.inf, 3.0)) < 1e-35).all() and (np.abs(run(-1e30, 3.0)) < 1e-35).all()
+    np.testing.assert_allclose(run(-80.0, 1e37), -80 * np.exp(-80.0) * 1e37, rtol=2.5e-4)

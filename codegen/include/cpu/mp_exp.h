@@ -76,9 +76,9 @@ MP_FN mp_vec mp_vswiglu_short(mp_vec gate, mp_vec up)
     p = p * f + 1.0f;
     const mp_vec d = p * mp_vpower(t) + 1.0f;
 #if MP_LANES == 16 && defined(__AVX512F__)
-    return g * up * (mp_vec)_mm512_rcp14_ps((__m512)d);
+    return g * (mp_vec)_mm512_rcp14_ps((__m512)d) * up;
 #else
-    return g * up / d;
+    return g / d * up;
 #endif
 }
 #endif
