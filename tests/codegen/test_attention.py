@@ -51,10 +51,11 @@ def test_attention(name: str) -> None:
 def test_other_instruction_sets(isa: str) -> None:
     program = """
         import sys
+        from concurrent.futures import ThreadPoolExecutor
         from tests.codegen.attention_cases import CASES, check_case, check_nan, check_pieces
         from tests.codegen.test_attention import check_columns
-        for case in CASES.values():
-            check_case(case)
+        with ThreadPoolExecutor(2) as threads:  # compilers side by side
+            list(threads.map(check_case, CASES.values()))
         for name in sys.argv[1:]:
             check_pieces(CASES[name])
         check_nan(CASES["gqa_half"])

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -141,17 +143,19 @@ def check_heads() -> None:
 
 
 def check_all() -> None:
-    check_rows("f32", 40, 100)
-    check_rows("bf16", 64, 100)
-    check_rows("bf16", 1088, 160)  # more than one slice of k for tile units
-    check_pair(64, 96)
+    jobs: list[Callable[[], None]] = [
+        lambda: check_pair(96, 1120),
+        lambda: check_pair(64, 96),
+        lambda: check_rows("bf16", 1088, 160),  # more than one slice of k for tile units
+        lambda: check_rows("bf16", 64, 100),
+        lambda: check_rows("f32", 40, 100),
+        lambda: check_gated(64, 36),
+    ]
     if host_target().has_tiles:
-        check_strips(2304, 560)
-        check_strips(2560, 560)  # two slices to a strip, and a shorter one
-        check_pair(64, 96, "mul(tanh(x0), x1)")
-        check_heads()
-    check_pair(96, 1120)
-    check_gated(64, 36)
+        jobs = [check_heads, lambda: check_pair(64, 96, "mul(tanh(x0), x1)"), *jobs]
+        jobs += [lambda: check_strips(2304, 560), lambda: check_strips(2560, 560)]  # one slice to a strip, and two
+    with ThreadPoolExecutor(2) as threads:  # compilers side by side
+        list(threads.map(lambda job: job(), jobs))
 
 
 def test_this_instruction_set() -> None:

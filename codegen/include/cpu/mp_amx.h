@@ -6,35 +6,43 @@
 #include "mp_math.h"
 
 #if defined(MP_TILES_EMULATED)
+/* Not inlined: compiling would take longer than running. */
+#define MP_EMULATED static __attribute__((noinline, unused))
 static _Thread_local uint32_t mp_emulated[8][16][16];
 
 static inline void mp_tiles_begin(void) {}
 static inline void mp_tiles_end(void) { memset(mp_emulated, 0xff, sizeof mp_emulated); }
-static inline void mp_tile_zero(int i) { memset(mp_emulated[i], 0, sizeof mp_emulated[i]); }
-static inline void mp_tile_load(int i, const void *p, int64_t stride)
+MP_EMULATED void mp_tile_zero(int i) { memset(mp_emulated[i], 0, sizeof mp_emulated[i]); }
+MP_EMULATED void mp_tile_load(int i, const void *p, int64_t stride)
 {
     for (int r = 0; r < 16; ++r) memcpy(mp_emulated[i][r], (const char *)p + r * stride, 64);
 }
-static inline void mp_tile_stream(int i, const void *p, int64_t stride) { mp_tile_load(i, p, stride); }
-static inline void mp_tile_store(int i, void *p, int64_t stride)
+MP_EMULATED void mp_tile_stream(int i, const void *p, int64_t stride) { mp_tile_load(i, p, stride); }
+MP_EMULATED void mp_tile_store(int i, void *p, int64_t stride)
 {
     for (int r = 0; r < 16; ++r) memcpy((char *)p + r * stride, mp_emulated[i][r], 64);
 }
 /* c[m][n] += sum over pairs of a[m][pair] · b[pair][n], each of two bf16 */
-static inline void mp_tile_dot(int c, int a, int b)
+MP_EMULATED void mp_tile_dot(int c, int a, int b)
 {
-    for (int m = 0; m < 16; ++m)
-        for (int k = 0; k < 16; ++k)
+    float low[16][16], high[16][16], sums[16];
+    for (int k = 0; k < 16; ++k)
+        for (int n = 0; n < 16; ++n) {
+            low[k][n] = mp_bits_to_float(mp_emulated[b][k][n] << 16);
+            high[k][n] = mp_bits_to_float(mp_emulated[b][k][n] & 0xffff0000u);
+        }
+    for (int m = 0; m < 16; ++m) {
+        memcpy(sums, mp_emulated[c][m], sizeof sums);
+        for (int k = 0; k < 16; ++k) {
+            const uint32_t pair = mp_emulated[a][m][k];
+            const float x0 = mp_bits_to_float(pair << 16), x1 = mp_bits_to_float(pair & 0xffff0000u);
             for (int n = 0; n < 16; ++n) {
-                float sum, x0, x1, y0, y1;
-                const uint32_t x = mp_emulated[a][m][k], y = mp_emulated[b][k][n];
-                const uint32_t low[2] = {x << 16, y << 16}, high[2] = {x & 0xffff0000u, y & 0xffff0000u};
-                memcpy(&x0, &low[0], 4), memcpy(&y0, &low[1], 4), memcpy(&x1, &high[0], 4), memcpy(&y1, &high[1], 4);
-                memcpy(&sum, &mp_emulated[c][m][n], 4);
-                sum += x0 * y0;
-                sum += x1 * y1;
-                memcpy(&mp_emulated[c][m][n], &sum, 4);
+                sums[n] += x0 * low[k][n];
+                sums[n] += x1 * high[k][n];
             }
+        }
+        memcpy(mp_emulated[c][m], sums, sizeof sums);
+    }
 }
 #define MP_TILES 1
 #elif defined(__AMX_BF16__) || defined(__AMXBF16__) /* the second: clang before 16 */
