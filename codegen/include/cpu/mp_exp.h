@@ -52,7 +52,7 @@ MP_FN mp_vec mp_vexp2(mp_vec x)
     return p * mp_vpower(t);
 }
 
-/* As mp_vexp2 with a relative error of 1e-4: enough for what is rounded to bf16. */
+/* As mp_vexp2, for x <= 126 and with a relative error of 1e-4: enough for what is rounded to bf16. */
 MP_FN mp_vec mp_vexp2_short(mp_vec x)
 {
     const mp_vec magic = mp_splat(12583039.0f), y = mp_vfloor(x, mp_splat(-127.0f)), t = y + magic, f = y - (t - magic);
@@ -68,13 +68,7 @@ MP_FN mp_vec mp_vexp2_short(mp_vec x)
 MP_FN mp_vec mp_vswiglu_short(mp_vec gate, mp_vec up)
 {
     const mp_vec g = mp_vfloor(gate, mp_splat(-87.0f)); /* NaN stays */
-    const mp_vec magic = mp_splat(12583039.0f), x = mp_vmax(g * -1.44269504088896341f, mp_splat(-126.0f)), t = x + magic;
-    const mp_vec f = x - (t - magic);
-    mp_vec p = mp_splat(5.500892922e-2f);
-    p = p * f + 2.422109544e-1f;
-    p = p * f + 6.932829022e-1f;
-    p = p * f + 1.0f;
-    const mp_vec d = p * mp_vpower(t) + 1.0f;
+    const mp_vec d = mp_vexp2_short(g * -1.44269504088896341f) + 1.0f;
 #if MP_LANES == 16 && defined(__AVX512F__)
     return g * (mp_vec)_mm512_rcp14_ps((__m512)d) * up;
 #else
