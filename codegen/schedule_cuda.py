@@ -38,6 +38,7 @@ class RowSchedule:
     early: int = 2  # of them requested before the dependency
     gentle: int = 0  # and in flight at most until then; 0: all of them
     blocks: int = 1  # on one SM, that the register budget must allow
+    late: int = 0  # batches a warp has left when it lets the next kernel start; 0: from the beginning
     pad: int = 0
 
     def shared(self, depth: int, columns: int, itemsize: int) -> int:
@@ -213,21 +214,20 @@ def _row(k: Linear, target: Target) -> RowSchedule | None:
     grid = min(target.cores // 32 * 32 if even else target.cores, pairs)
     grid *= -(-slices * 8 * pairs // (grid * target.shared // 4))  # sums take a quarter of the memory at most
     most = target.shared - 1024 - slices * 4 * (2 * -(-pairs // grid) + 8)
-    # A large matrix keeps 128 KB in flight on each SM; a small one less, and what it asks for in vain keeps the next
-    # kernel's blocks away until its own are gone: measured, that beats both of them at once.
-    wanted, full = (128, 128) if large else (64, 160) if heads else (96, 112)
+    # A large matrix keeps 160 KB in flight on each SM; a small one less, and what it asks for in vain keeps the next
+    # kernel's blocks away until its own are gone: measured, that beats both of them at once. Weights that are asked for
+    # early delay what the kernels before still read: only `calm` of them are in flight until the dependency.
+    wanted, full, calm = (160, 160, 64) if large else (96, 116, 32) if heads else (64, 112, 32)
+    hopper = target.capability >= 90
     for warps in (16, 8) if large or heads else (8, 16):
         batch = max(2, (8 if warps == 8 and not large else 4) // vectors)
         unit = warps * batch * vectors * 512
         if slices <= warps and unit <= most:
             ring = max(1, min(8, min(wanted << 10, most) // unit))
-            pad = max(0, min((full << 10) - ring * unit, most - ring * unit)) if target.capability >= 90 else 0
-            # Weights that are asked for early delay what the kernels before still read: 32 to 64 KB at a time do not
-            # (H200: 3.58 to 3.53 ms of an 8B token).
-            gentle = (2 if vectors == 1 else 1) if target.capability >= 90 else 0
-            return RowSchedule(
-                grid, warps, slices, batch, ring, ring, gentle, 2 if warps == 16 and vectors < 4 else 1, pad
-            )
+            gentle = max(1, min(ring - 1, (calm << 10) // unit)) if hopper else 0
+            blocks = 2 if warps == 16 and vectors < 4 else 1
+            pad = max(0, min((full << 10) - ring * unit, most - ring * unit)) if hopper else 0
+            return RowSchedule(grid, warps, slices, batch, ring, ring, gentle, blocks, pad=pad)
     return None
 
 

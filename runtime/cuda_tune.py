@@ -50,7 +50,7 @@ def recall_tuning(device_name: str, source: str) -> Tuning | None:
 
 def candidates(row: RowSchedule, depth: int, columns: int, itemsize: int, shared: int) -> Iterator[Constants]:
     """Constants worth trying: 60 to 220 KB in flight on an SM, 14 to 100 of them (or all) before the dependency, slices
-    of whole 512-byte pieces where K allows it."""
+    of whole 512-byte pieces where K allows it; the next kernel at once or when the last weights are asked for."""
     pieces = depth * itemsize // 16
     for warps, slices, batch, ring in product((8, 16), (1, 2, 4, 8, 16), (2, 4, 8), (1, 2, 3, 4, 6, 8)):
         made = replace(row, warps=warps, slices=slices, batch=batch, ring=ring, early=ring, pad=0)
@@ -60,10 +60,10 @@ def candidates(row: RowSchedule, depth: int, columns: int, itemsize: int, shared
             continue
         if not 60 << 10 <= held <= min(220 << 10, shared - 1024):
             continue
-        for blocks, early in product((1, 2 if warps == 16 else 3), {max(1, ring // 2), ring}):
+        for blocks, early, late in product((1, 2 if warps == 16 else 3), {max(1, ring // 2), ring}, (0, ring)):
             for gentle in (0, *(n for n in range(1, early) if 14 << 10 <= n * held // ring <= 100 << 10)):
                 yield {"warps": warps, "slices": slices, "batch": batch, "ring": ring, "early": early, "gentle": gentle,
-                       "blocks": blocks}  # fmt: skip
+                       "blocks": blocks, "late": late}  # fmt: skip
 
 
 class Tuner:
@@ -113,6 +113,10 @@ class Tuner:
         assert isinstance(k, Linear)
         found = list(candidates(row, k.depth, k.columns, k.operand("w").dtype.itemsize, self.plan.target.shared))
         self.random.shuffle(found)
+        # Half of them only change what is in flight, and when: that decides most.
+        same = {name: value for name, value in _plain(row).items() if name in ("warps", "slices", "batch", "blocks")}
+        near = [c for c in found if c["early"] == c["ring"] and all(c[name] == value for name, value in same.items())]
+        found = near[: EACH // 2] + [c for c in found if c not in near]
         small = k.depth * k.columns < 1 << 24
         for c in found:
             c["grid"] = self.random.choice((row.grid, row.grid - row.grid % 32)) if small else row.grid
@@ -236,6 +240,7 @@ def _plain(row: RowSchedule) -> Constants:
         "early": row.early,
         "gentle": row.gentle,
         "blocks": row.blocks,
+        "late": row.late,
         "grid": row.grid,
         "pad": row.pad,
     }

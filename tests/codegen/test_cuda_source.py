@@ -134,6 +134,19 @@ def test_a_norms_weights_are_read_early_if_no_kernel_makes_them(made: bool) -> N
         assert ("mp_wait();" in text[start:at]) == made
 
 
+@pytest.mark.parametrize("late", [0, 3])
+def test_the_next_kernel_starts_when_it_is_let(late: int) -> None:
+    """Before the weights, or when a warp has so many batches left: its loop always comes there."""
+    text = 'graph g(%x: bf16[1, 512]) {\n  param %w: bf16[4096, 512] = "w"\n'
+    graph = parse_graph(text + "  %y = linear(%x, %w, _) : bf16[1, 4096]\n  return %y\n}")
+    plan = make_cuda_plan(graph, H200)
+    (step,) = (s for s, _ in plan.steps())
+    source = render_cuda(plan, "test", {str(step.number): {"late": late}}).text
+    kernel = source[source.index("RING =") :]
+    assert (kernel.index("mp_release();") > kernel.index("mp_wait();")) == bool(late)
+    assert ("if (b + 3 * GROUPS >= batches) mp_release();" in kernel) == bool(late)
+
+
 def test_half_precision_is_rounded_where_it_is_made() -> None:
     graph, _ = model("bf16")
     plan = make_cuda_plan(graph, H200)

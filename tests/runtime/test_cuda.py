@@ -204,7 +204,11 @@ def test_a_search_begins_with_the_untuned_constants() -> None:
     executable, source = tuner.executable, tuner.executable.source
     rows = {n: s.schedule.row for n, s in tuner.steps.items()}
     assert len(rows) == 5 and any(row.pad for row in rows.values())
-    assert all(tuner.pool(n)[0]["pad"] == row.pad for n, row in rows.items())
+    for n, row in rows.items():
+        start, *others = tuner.pool(n)
+        assert start["pad"] == row.pad and len({tuple(c.items()) for c in others}) == len(others) <= cuda_tune.EACH
+        near = [c for c in others if (c["warps"], c["slices"], c["batch"]) == (row.warps, row.slices, row.batch)]
+        assert {c["late"] for c in near} == {0, *(c["ring"] for c in near)}
     ((number, start),) = tuner.attention.items()
     assert start == {"pad": 0}
     tuner.use({number: {"pad": 4096}})
@@ -246,8 +250,8 @@ def test_a_model_is_tuned(device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("MONOPLAN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(cuda_tune, "EACH", 1)
     if isinstance(device, cuda_emulator.EmulatedDevice):  # which can't build a kernel by itself: nothing is searched
-        unchanged = lambda self, seconds: {n: self.pool(n)[0] for n in self.steps} | self.attention  # noqa: E731
-        monkeypatch.setattr(cuda_tune.Tuner, "run", unchanged)
+        other = lambda self, seconds: {n: {**self.pool(n)[0], "late": 2} for n in self.steps} | self.attention  # noqa: E731
+        monkeypatch.setattr(cuda_tune.Tuner, "run", other)
     c = LlamaConfig(vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=1, num_attention_heads=4,
                     num_key_value_heads=2, head_dim=64, max_position_embeddings=64, attention_bias=False,
                     dtype="bfloat16")  # fmt: skip
