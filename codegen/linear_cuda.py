@@ -134,6 +134,8 @@ class LinearVariants:
             return [Launch(function, (blocks, k.rows, 1), 256, all_words), self._best(blocks, candidates, k.rows)]
         if self.names["mm"]["head_norms"]:
             return [Launch(function, ((k.rows * ((k.heads + 2 * k.kv_heads) * 32) + 255) // 256, 1, 1), 256, all_words)]
+        if wide and k.epilogue == "heads":
+            return [Launch(function, (k.rows, 1, 1), 256, all_words)]
         columns = 256 * (4 if wide else each)
         # Blocks take several rows where there are thousands: fewer, longer ones.
         return [

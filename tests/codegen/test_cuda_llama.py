@@ -11,6 +11,7 @@ import pytest
 from monoplan.api import Compiled
 from monoplan.codegen.plan_cuda import make_cuda_plan
 from monoplan.codegen.render_cuda import render_cuda
+from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import bind_symbols, interpret
 from monoplan.models.config import LlamaConfig
@@ -32,6 +33,8 @@ MODELS: dict[str, tuple[str, int, int, int, dict[str, Any]]] = {
     "f32": ("float32", 4, 2, 32, {}),
     "qk_norm": ("bfloat16", 2, 1, 64, {"model_type": "qwen3"}),
     "window": ("bfloat16", 6, 2, 64, {"model_type": "mistral", "sliding_window": 7}),
+    "no bias": ("bfloat16", 12, 4, 128, {"attention_bias": False}),  # its q, k and v of many rows rotate four at a time
+    "no bias, 96": ("bfloat16", 4, 2, 96, {"attention_bias": False}),
 }
 
 
@@ -111,7 +114,9 @@ LONG = 4800  # a capacity for which attention is spread over more blocks
 
 
 # Everything of the usual model, and of the others what differs: the emulator is slow.
-BRIEF = [(n, c) for n in MODELS for c in CALLS if n == "bf16" or c in ("prompt", "token")]
+BRIEF = [
+    (n, c) for n in MODELS for c in CALLS if n == "bf16" or c in (("many rows",) if "bias" in n else ("prompt", "token"))
+]
 LONGER = [pytest.param(n, c, marks=pytest.mark.nightly) for n in MODELS for c in CALLS if (n, c) not in BRIEF]
 
 
@@ -156,3 +161,22 @@ def test_variants_are_used() -> None:
             values = {"batch": batch, "seq": seq, "capacity": capacity, "hist": 3}
             used |= {choose_variant(v, values).name for v in source.variants.values()}
     assert {"row", "few8", "few32", "library", "decode", "decode_some", "decode_many", "decode_long", "prefill"} <= used
+
+
+@pytest.mark.parametrize("device_name", DEVICES)
+@pytest.mark.parametrize(
+    ("lengths", "valid", "message"),
+    [([0, 25], [20, 20], "sequence 1 needs 45 positions, the cache has 40"),
+     ([3, 0], [21, 20], "sequence 0 has 21 valid rows, of 20 given")],
+)
+def test_many_rows_that_do_not_fit(lengths: list[int], valid: list[int], message: str, device_name: str) -> None:
+    """The error says so, and the next call is right again."""
+    graph, params = model("no bias")
+    made = on_device("no bias", device_name)
+    inputs = arguments(graph, 2, 20, lengths, valid)
+    symbols = bind_symbols(graph.inputs, [a.shape for a in inputs])
+    with pytest.raises(ArgumentError, match=message):
+        made.run(inputs, symbols)
+    inputs = arguments(graph, 2, 20, [0, 3], [20, 20])
+    logits = interpret(graph, inputs, params, exact=True)[2]
+    assert _error(made.run([a.copy() for a in inputs], symbols)[2], logits) < 4e-2
