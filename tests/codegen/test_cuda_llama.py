@@ -114,9 +114,8 @@ LONG = 4800  # a capacity for which attention is spread over more blocks
 
 
 # Everything of the usual model, and of the others what differs: the emulator is slow.
-BRIEF = [
-    (n, c) for n in MODELS for c in CALLS if n == "bf16" or c in (("many rows",) if "bias" in n else ("prompt", "token"))
-]
+USUAL = {"bf16": tuple(CALLS), "no bias": ("many rows",), "no bias, 96": ("many rows",)}
+BRIEF = [(n, c) for n in MODELS for c in USUAL.get(n, ("prompt", "token"))]
 LONGER = [pytest.param(n, c, marks=pytest.mark.nightly) for n in MODELS for c in CALLS if (n, c) not in BRIEF]
 
 
