@@ -56,7 +56,7 @@ def random_model(torch: Any, shape: dict[str, Any]) -> Any:
 
 def main() -> None:
     """Measures and prints a table."""
-    from gpu_llama import SHAPES
+    from gpu_decoder import SHAPES
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)

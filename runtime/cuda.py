@@ -47,16 +47,6 @@ class Calls:
         for act, argument, _ in self.actions:
             act(argument)
 
-    def tune_products(self) -> float:
-        """Times the library's algorithms for every product."""
-        specs = [argument for act, argument, _ in self.actions if act == self.device.product]
-        found: dict[Any, float] = {}
-        for spec in specs:
-            key = (spec.rows, spec.columns, spec.depth, spec.out_dtype)
-            if key not in found:
-                found[key] = self.device.products.tune(spec)  # type: ignore[attr-defined]
-        return sum(found[(s.rows, s.columns, s.depth, s.out_dtype)] for s in specs)
-
     def only(self, step: int) -> Calls:
         """The launches of one step, for measurements."""
         return Calls(self.device, [a for a in self.actions if a[2] == step])
@@ -154,14 +144,6 @@ class CudaExecutable:
             tune(self, run, seconds, values=values, progress=progress)
             self._calls.clear()
             return before, run()
-
-    def tune_products(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> float:
-        """Times the library's algorithms for every product of this call; milliseconds of all, by the fastest."""
-        with self._lock:
-            values = {**symbols, "threads": 1}
-            given = self._arguments.bind(inputs, self._twins)
-            results = Results(self.device, self.plan, values, self._arguments, on_device=False)
-            return self.calls(values, given.addresses, results.addresses).tune_products()
 
     def measure(
         self, values: Mapping[str, int], inputs: Sequence[int], outputs: Sequence[int], count: int = 20

@@ -1,14 +1,12 @@
 """Large products by cuBLASLt: row-major out = x · wᵀ (+ residual), accumulated in f32.
 
 CuPy brings the library but no binding of it, so it is called through cffi. The first algorithm that its heuristic
-offers is used, or the one that `tune` found to be the fastest for a shape; that is remembered in the cache for
-later processes. Algorithms that split K are left out: their sums depend on the order of the blocks.
+offers is used: on an H200 the fastest of each product by itself made a whole prompt slower (47.6 and not 47.3 ms, 8B),
+since power is what limits it. Algorithms that split K are left out: their sums depend on the order of the blocks.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +14,6 @@ import numpy as np
 
 from monoplan.ir.arrays import address
 from monoplan.ir.errors import PlanError
-from monoplan.runtime import toolchain
 
 if TYPE_CHECKING:
     from monoplan.runtime.cuda_device import GpuDevice, ProductSpec
@@ -25,7 +22,6 @@ _CDEF = """
 typedef struct { uint64_t data[8]; } Algo;
 typedef struct { Algo algo; size_t workspace; int state; float waves; int reserved[4]; } Heuristic;
 int cublasLtCreate(void **);
-size_t cublasLtGetVersion(void);
 int cublasLtMatmulDescCreate(void **, int, int);
 int cublasLtMatmulDescSetAttribute(void *, int, const void *, size_t);
 int cublasLtMatrixLayoutCreate(void **, int, uint64_t, uint64_t, int64_t);
@@ -38,7 +34,6 @@ int cublasLtMatmul(void *, void *, const void *, const void *, void *, const voi
 _TYPES = {"f32": 0, "f16": 2, "bf16": 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
 _COMPUTE_32F, _TRANSPOSE_A, _MAX_WORKSPACE, _REDUCTIONS = 68, 3, 1, 3
 WORKSPACE = 32 << 20
-OFFERED = 16
 _ZERO, _ONE = np.zeros(1, np.float32), np.ones(1, np.float32)
 
 
@@ -61,7 +56,7 @@ def load_library() -> tuple[Any, Any] | None:
 
 
 class _Shape:
-    """A product of certain sizes and types: descriptors and the algorithms that fit it."""
+    """A product of certain sizes and types: descriptors and an algorithm that fits it."""
 
     def __init__(self, owner: Products, spec: ProductSpec) -> None:
         ffi, lib = owner.ffi, owner.lib
@@ -83,24 +78,14 @@ class _Shape:
             pointer = ffi.new(ctype, value)
             size = ffi.sizeof(ffi.typeof(pointer).item)
             _check(lib.cublasLtMatmulPreferenceSetAttribute(preference, attribute, pointer, size))
-        self.offers = ffi.new("Heuristic[]", OFFERED)
+        self.offer = ffi.new("Heuristic *")
         count = ffi.new("int *")
         _check(
             lib.cublasLtMatmulAlgoGetHeuristic(
-                owner.handle,
-                self.operation,
-                self.w,
-                self.x,
-                self.out,
-                self.out,
-                preference,
-                OFFERED,
-                self.offers,
-                count,
+                owner.handle, self.operation, self.w, self.x, self.out, self.out, preference, 1, self.offer, count
             )
         )
-        self.count, self.chosen = int(count[0]), 0
-        if self.count == 0:
+        if count[0] == 0:
             raise PlanError(f"cuBLASLt has no algorithm for a product {spec.rows} x {spec.columns} x {spec.depth}")
 
 
@@ -115,36 +100,22 @@ class Products:
         handle = self.ffi.new("void **")
         _check(self.lib.cublasLtCreate(handle))
         self.handle = handle[0]
-        self.version = int(self.lib.cublasLtGetVersion())
         self.workspace = device.allocate(WORKSPACE)
         self._shapes: dict[tuple[Any, ...], _Shape] = {}
 
     def shape(self, spec: ProductSpec) -> _Shape:
-        """The descriptors of a product, made once; the algorithm is the remembered one if there is one."""
+        """The descriptors of a product, made once."""
         key = (spec.rows, spec.columns, spec.depth, spec.dtype.name, spec.out_dtype.name)
         if key not in self._shapes:
             if len(self._shapes) > 4096:
                 self._shapes.clear()
-            made = self._shapes[key] = _Shape(self, spec)
-            fact = toolchain.recall("cuda-product", self._key(spec)) if spec.rows >= 256 else None
-            if fact is not None and int(str(fact["algorithm"])) < made.count:
-                made.chosen = int(str(fact["algorithm"]))
+            self._shapes[key] = _Shape(self, spec)
         return self._shapes[key]
 
-    def _key(self, spec: ProductSpec) -> str:
-        """A shape for the cache: rows in steps of 256, for which the same algorithm is the fastest."""
-        rows = -(-spec.rows // 256)
-        return json.dumps(
-            [self.device.name, self.version, rows, spec.columns, spec.depth, spec.dtype.name, spec.out_dtype.name]
-        )
-
-    def run(self, spec: ProductSpec, algorithm: int | None = None, out: int | None = None) -> None:
+    def run(self, spec: ProductSpec) -> None:
         """Puts the product on the device's stream."""
         shape = self.shape(spec)
-        offer = shape.offers[shape.chosen if algorithm is None else algorithm]
         cast = self.ffi.cast
-        target = cast("void *", spec.out if out is None else out)
-        base = cast("void *", spec.add or spec.out) if out is None else target
         _check(
             self.lib.cublasLtMatmul(
                 self.handle,
@@ -155,41 +126,16 @@ class Products:
                 cast("void *", spec.x),
                 shape.x,
                 cast("void *", address(_ONE if spec.add else _ZERO)),
-                base,
+                cast("void *", spec.add or spec.out),
                 shape.out,
-                target,
+                cast("void *", spec.out),
                 shape.out,
-                self.ffi.addressof(offer, "algo"),
+                self.ffi.addressof(shape.offer, "algo"),
                 cast("void *", self.workspace.address),
                 WORKSPACE,
                 cast("void *", self.device.stream.ptr),
             )
         )
-
-    def tune(self, spec: ProductSpec) -> float:
-        """Finds the fastest algorithm for a shape and remembers it; milliseconds of one product."""
-        shape = self.shape(spec)
-        scratch = self.device.allocate(spec.rows * spec.columns * spec.out_dtype.itemsize)
-        times = []
-        for algorithm in range(shape.count):
-            try:
-                times.append(self._time(spec, algorithm, scratch.address))
-            except PlanError:
-                times.append(float("inf"))
-        shape.chosen = times.index(min(times))
-        toolchain.remember("cuda-product", self._key(spec), {"algorithm": shape.chosen})
-        return min(times)
-
-    def _time(self, spec: ProductSpec, algorithm: int, out: int) -> float:
-        cuda = self.device.cupy.cuda
-        events = [cuda.Event() for _ in range(6)]
-        for _ in range(2):
-            self.run(spec, algorithm, out)
-        for e in events:
-            e.record(self.device.stream)
-            self.run(spec, algorithm, out)
-        self.device.synchronize()
-        return statistics.median(cuda.get_elapsed_time(a, b) for a, b in zip(events, events[1:], strict=False))
 
 
 def _check(code: int) -> None:
