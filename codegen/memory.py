@@ -37,7 +37,7 @@ class Arena:
         offsets, end = [], 0
         for sizes in self.slots:
             offsets.append(end)
-            end += -(-max(evaluate(s, symbols) for s in sizes) // ALIGN) * ALIGN
+            end += -(-max(0, *(evaluate(s, symbols) for s in sizes)) // ALIGN) * ALIGN
         return offsets, end
 
     def unshared(self, symbols: Mapping[str, int]) -> int:

@@ -112,6 +112,9 @@ def bind_symbols(values: Sequence[Value], shapes: Sequence[tuple[int, ...]]) -> 
                     )
             elif (solved := _solve(left, size)) is not None:
                 progress = True
+                if solved[1] < 0:
+                    got = f"got size {size} at dimension {axis}, for which {solved[0]} would be {solved[1]}"
+                    raise ArgumentError(f"argument {v.name}: expected {v.type}, {got}")
                 known[solved[0]] = solved[1]
             else:
                 rest.append(item)

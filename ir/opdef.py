@@ -34,6 +34,7 @@ class OpDef:
     doc: str
     kind: str  # the kernel family or "pointwise", "view", "reduce" …: what passes and lowering switch on
     inplace: Mapping[int, str]  # result number -> the operand whose storage it takes over
+    bounded: bool  # the rule compares sizes: where they are symbolic it is asked again at a call, see ir/sizes.py
     _inferred: dict[Any, tuple[TensorType, ...]] = field(default_factory=dict, init=False, repr=False)
 
     def complete_attrs(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,7 +122,9 @@ def _registered(name: str) -> OpDef:
     return REGISTRY[name]
 
 
-def op(rule: TypeRule, kind: str, *, inplace: Mapping[int, str] | None = None) -> Callable[[Callable[..., Any]], OpDef]:
+def op(
+    rule: TypeRule, kind: str, *, inplace: Mapping[int, str] | None = None, bounded: bool = False
+) -> Callable[[Callable[..., Any]], OpDef]:
     """Registers an op: positional parameters are operands, keyword-only ones attributes, the body runs it."""
 
     def register(fn: Callable[..., Any]) -> OpDef:
@@ -138,6 +141,7 @@ def op(rule: TypeRule, kind: str, *, inplace: Mapping[int, str] | None = None) -
             doc=inspect.cleandoc(fn.__doc__ or ""),
             kind=kind,
             inplace=inplace or {},
+            bounded=bounded,
         )
         if not opdef.doc:
             raise ValueError(f"{opdef.name}: an operator needs a one-line doc")

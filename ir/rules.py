@@ -35,6 +35,12 @@ def broadcasts_to(shape: tuple[Dim, ...], target: tuple[Dim, ...]) -> bool:
     return len(shape) <= len(target) and all(equal(a, 1) or equal(a, b) for a, b in zip(shape, tail, strict=True))
 
 
+def require_some(name: str, x: TensorType, axes: Sequence[int]) -> None:
+    """Raises a TypeRuleError if an axis that must have elements is known to have none."""
+    for axis in axes:
+        require(not equal(x.shape[axis], 0), f"{name}: axis {axis} of {x} has no elements")
+
+
 def numeric(name: str, *, floats: bool = False) -> Any:
     """A pointwise rule: broadcast shapes, promoted dtype; `floats` refuses integers and bools."""
 

@@ -21,8 +21,8 @@ from monoplan.frontend.tracer import Spec
 from monoplan.inspection import Inspection
 from monoplan.ir.dims import Expr, equal, symbol
 from monoplan.ir.errors import ArgumentError, MonoplanError
-from monoplan.ir.interpreter import bind_symbols
 from monoplan.ir.printer import print_graph
+from monoplan.ir.sizes import SizeError
 from monoplan.ir.types import TensorType, as_dtype
 from monoplan.known_calls import KEPT, Call, KnownCalls, read_only
 from monoplan.options import TARGETS, Options, debug_level
@@ -129,20 +129,24 @@ class Compiled(Inspection):
     def _find(self, tree: Tree, values: list[tuple[str, Any]]) -> Built:
         """The plan that fits these arguments; a lazily traced module gets a new one."""
         problem: MonoplanError | None = None
+        alone = False  # whether a plan for any size does not take these
         for known_tree, specs, built in self.built:
             try:
                 _match(tree, values, known_tree, specs, built)
                 return built
             except MonoplanError as error:
                 problem = error
+                alone = alone or isinstance(error, SizeError)
         if self.declared:
             assert problem is not None
             raise problem
         specs = [_spec_of(name, v) for name, v in values]
-        wider = self._generalize(tree, values)
+        wider = None if alone else self._generalize(tree, values)
         for candidate in ([wider] if wider else []) + [specs]:
             try:
-                return self._build(unflatten(tree, candidate))
+                built = self._build(unflatten(tree, candidate))
+                built.check([v for _, v in values if is_array(v)])
+                return built
             except MonoplanError:
                 if candidate is specs:
                     raise
@@ -313,7 +317,7 @@ def _match(tree: Tree, values: list[tuple[str, Any]], known: Tree, specs: list[A
             arrays.append(v)
         elif not _same_constant(s, v):
             raise ArgumentError(f"argument {name}: this plan was compiled for {s!r}, got {v!r}")
-    bind_symbols(built.graph.inputs, [a.shape for a in arrays])
+    built.check(arrays)
 
 
 def _same_constant(a: Any, b: Any) -> bool:

@@ -21,6 +21,7 @@ from monoplan.ir.graph import Graph, Param, Value
 from monoplan.ir.interpreter import bind_symbols, interpret
 from monoplan.ir.ops.collective import among
 from monoplan.ir.printer import print_graph
+from monoplan.ir.sizes import Question, questions
 from monoplan.ir.types import DType
 from monoplan.ir.verifier import verify
 from monoplan.options import Options
@@ -52,6 +53,7 @@ class Built:
     target: str
     milliseconds: dict[str, float] = field(default_factory=dict)
     tp: Communicator | None = None
+    questions: tuple[Question, ...] = ()  # that the traced graph has about the sizes of a call
 
     def show(self, stages: Sequence[Stage]) -> None:
         """Takes the stages of its making, and lets the plan tell of them."""
@@ -70,7 +72,10 @@ class Built:
 
     def check(self, arrays: Sequence[Array]) -> dict[str, int]:
         """The values of the symbols; raises when the arguments do not fit."""
-        return bind_symbols(self.graph.inputs, [a.shape for a in arrays])
+        symbols = bind_symbols(self.graph.inputs, [a.shape for a in arrays])
+        for question in self.questions:
+            question.check(symbols)
+        return symbols
 
     def run(self, arrays: Sequence[Array], symbols: Mapping[str, int]) -> list[Array]:
         if self.executable is None:
@@ -166,10 +171,12 @@ def build(
     clock.lap("passes")
     if target == "reference":
         final = stages[len(first)].graph
-        return Built(final, stages, None, None, None, traced.out_tree, traced.params, target, clock.laps, tp)
+        return Built(
+            final, stages, None, None, None, traced.out_tree, traced.params, target, clock.laps, tp, questions(graph)
+        )
     final, tensors = stages[-1].graph, traced.params
     executable = make_executable(final, lambda path: _values(tensors[path]), target, options, clock, tp)
-    return _built(final, stages, executable, traced.out_tree, tensors, target, clock, tp)
+    return _built(final, stages, executable, traced.out_tree, tensors, target, clock, questions(graph), tp)
 
 
 def _traced(module: Module, arguments: Mapping[str, Any], dtype: DType | None) -> tuple[Trace, Graph]:
@@ -201,14 +208,14 @@ def _build_cpu(
     clock.lap("trace")
     known = plan_cache.recall_plan(key)
     stages = run_passes(traced()[1], pipeline, options.stop_after) if known is None else []
-    final, ready = (stages[-1].graph, None) if known is None else (known[0], known[1:])
+    final, asked, ready = (stages[-1].graph, questions(traced()[1]), None) if known is None else known
     clock.lap("passes")
     executable = make_executable(final, lambda path: _values(tensors[path]), "cpu", options, clock, ready=ready)
     if known is None:
-        plan_cache.remember_plan(key, final, executable.plan, executable.source)
+        plan_cache.remember_plan(key, final, asked, executable.plan, executable.source)
     if seen is None:
         plan_cache.remember_call(call, module, traced()[1], key, out_tree)
-    built = _built(final, stages, executable, out_tree, tensors, "cpu", clock)
+    built = _built(final, stages, executable, out_tree, tensors, "cpu", clock, asked)
     if known is not None:
         built.show(plan_cache.Stages(lambda: built.remake(traced()[1], pipeline, options)))
     return built
@@ -292,6 +299,8 @@ class GraphExecutable:
             names = ", ".join(f"{v.name}: {v.type}" for v in wanted)
             raise ArgumentError(f"{self.graph.name} takes {len(wanted)} inputs ({names}), got {len(inputs)}")
         symbols = bind_symbols(wanted, [a.shape for a in inputs])
+        for question in questions(self.graph):
+            question.check(symbols)
         written = {i for i, _ in self.graph.writes}
         given = []
         for i, (v, a) in enumerate(zip(wanted, inputs, strict=True)):
@@ -315,10 +324,10 @@ def build_graph_executable(
 
 def _built(
     graph: Graph, stages: Sequence[Stage], executable: Any, out_tree: Tree, tensors: Mapping[str, Tensor], target: str,
-    clock: _Clock, tp: Communicator | None = None,
+    clock: _Clock, asked: tuple[Question, ...], tp: Communicator | None = None,
 ) -> Built:  # fmt: skip
     plan, source = executable.plan, executable.source
-    made = Built(graph, stages, plan, source, executable, out_tree, tensors, target, clock.laps, tp)
+    made = Built(graph, stages, plan, source, executable, out_tree, tensors, target, clock.laps, tp, asked)
     made.show(stages)
     return made
 

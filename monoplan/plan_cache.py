@@ -27,6 +27,7 @@ from monoplan.frontend.tensor import Tensor
 from monoplan.frontend.tracer import Spec
 from monoplan.ir.graph import Graph
 from monoplan.ir.printer import print_graph
+from monoplan.ir.sizes import Question
 from monoplan.options import Options
 from monoplan.passes.manager import Pass, Stage
 from monoplan.passes.pipeline import PIPELINE, UNFUSED
@@ -100,11 +101,11 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def recall_plan(key: str | None) -> tuple[Graph, Any, Any] | None:
-    """Final graph, plan and source of a traced graph."""
+def recall_plan(key: str | None) -> tuple[Graph, tuple[Question, ...], tuple[Any, Any]] | None:
+    """Final graph, questions about sizes, plan and source of a traced graph."""
     import monoplan.ir.ops  # noqa: F401  (ops are pickled by name)
 
-    found: tuple[Graph, Any, Any] | None = None if key is None else _recall("plan", key)
+    found: tuple[Graph, tuple[Question, ...], tuple[Any, Any]] | None = None if key is None else _recall("plan", key)
     return found
 
 
@@ -114,10 +115,10 @@ def recall_call(key: str | None) -> tuple[str, Any] | None:
     return found
 
 
-def remember_plan(key: str | None, graph: Graph, plan: Any, source: Any) -> None:
+def remember_plan(key: str | None, graph: Graph, asked: tuple[Question, ...], plan: Any, source: Any) -> None:
     """Keeps a plan with its source."""
     if key is not None:
-        _remember("plan", key, (graph, plan, source))
+        _remember("plan", key, (graph, asked, (plan, source)))
 
 
 def remember_call(key: str | None, module: Module, graph: Graph, plan: str | None, out_tree: Any) -> None:

@@ -92,6 +92,7 @@ def _attention_type(
         isinstance(heads, int) and isinstance(kv_heads, int) and kv_heads > 0 and heads % kv_heads == 0,
         f"attention: {heads} query heads can't share {kv_heads} key/value heads",
     )
+    require(not equal(keys, 0), f"attention: k {k} has no keys")
     require(equal(q.shape[-1], k.shape[-1]), f"attention: q {q} and k {k} differ in the head dimension")
     require(
         all(equal(a, b) for a, b in zip(k.shape[:-1], v.shape[:-1], strict=True)),
@@ -121,7 +122,7 @@ def _attention_type(
     return TensorType(dtype, (*batch, *tail, v.shape[-1]))
 
 
-@op(_attention_type, "attention")
+@op(_attention_type, "attention", bounded=True)
 def attention(
     q: Array,
     k: Array,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from monoplan.ir.opdef import Array, normalize_axis, op, require
-from monoplan.ir.rules import normalized_axes, reduced_shape
+from monoplan.ir.rules import normalized_axes, reduced_shape, require_some
 from monoplan.ir.types import TensorType, bool_, i64, u64
 
 
@@ -33,6 +33,7 @@ def _extreme_type(name: str) -> Any:
 
     def rule(x: TensorType, *, axes: Any, keepdims: bool) -> TensorType:
         require(x.dtype != bool_, f"{name} needs numbers, got {x}")
+        require_some(name, x, normalized_axes(axes, x.rank, name))
         return inner(x, axes=axes, keepdims=keepdims)  # type: ignore[no-any-return]
 
     return rule
@@ -54,13 +55,13 @@ def mean(x: Array, *, axes: tuple[int, ...] | None = None, keepdims: bool = Fals
     return np.mean(x, axis=_axes(x, axes), keepdims=keepdims)
 
 
-@op(_extreme_type("max"), "reduce")
+@op(_extreme_type("max"), "reduce", bounded=True)
 def max_(x: Array, *, axes: tuple[int, ...] | None = None, keepdims: bool = False) -> Array:
     """The largest element over axes (None: all); NaN wins."""
     return np.max(x, axis=_axes(x, axes), keepdims=keepdims)
 
 
-@op(_extreme_type("min"), "reduce")
+@op(_extreme_type("min"), "reduce", bounded=True)
 def min_(x: Array, *, axes: tuple[int, ...] | None = None, keepdims: bool = False) -> Array:
     """The smallest element over axes (None: all); NaN wins."""
     return np.min(x, axis=_axes(x, axes), keepdims=keepdims)
@@ -69,10 +70,11 @@ def min_(x: Array, *, axes: tuple[int, ...] | None = None, keepdims: bool = Fals
 def _argmax_type(x: TensorType, *, axis: int | None, keepdims: bool) -> TensorType:
     require(x.dtype != bool_, f"argmax needs numbers, got {x}")
     axes = normalized_axes(axis, x.rank, "argmax")
+    require_some("argmax", x, axes)
     return TensorType(i64, reduced_shape(x, axes, keepdims))
 
 
-@op(_argmax_type, "reduce")
+@op(_argmax_type, "reduce", bounded=True)
 def argmax(x: Array, *, axis: int | None = None, keepdims: bool = False) -> Array:
     """The index of the largest element along an axis (None: of all elements); ties go to the lowest."""
     return np.argmax(x, axis=axis, keepdims=keepdims)
@@ -81,13 +83,13 @@ def argmax(x: Array, *, axis: int | None = None, keepdims: bool = False) -> Arra
 def _float_axis_type(name: str) -> Any:
     def rule(x: TensorType, *, axis: int) -> TensorType:
         require(x.dtype.is_float, f"{name} needs floating point operands, got {x}")
-        normalize_axis(axis, x.rank, name)
+        require_some(name, x, (normalize_axis(axis, x.rank, name),))
         return x
 
     return rule
 
 
-@op(_float_axis_type("softmax"), "softmax")
+@op(_float_axis_type("softmax"), "softmax", bounded=True)
 def softmax(x: Array, *, axis: int = -1) -> Array:
     """exp(x - max) / sum(exp(x - max)) along an axis."""
     e = np.exp(x - np.max(x, axis=axis, keepdims=True))
@@ -99,10 +101,11 @@ def _causal_type(x: TensorType) -> TensorType:
         x.dtype.is_float and x.rank >= 2,
         f"causal_softmax needs floating point scores [..., query, key], got {x}",
     )
+    require_some("causal_softmax", x, (x.rank - 1,))
     return x
 
 
-@op(_causal_type, "softmax")
+@op(_causal_type, "softmax", bounded=True)
 def causal_softmax(x: Array) -> Array:
     """softmax over the last axis, where query i of S sees keys up to i + (T - S)."""
     rows, columns = x.shape[-2:]

@@ -51,7 +51,7 @@ def _slice_type(x: TensorType, *, axis: int, start: Dim, length: Dim, step: int)
     return x.with_shape(length if i == axis else d for i, d in enumerate(x.shape))
 
 
-@op(_slice_type, "view")
+@op(_slice_type, "view", bounded=True)
 def slice_(x: Array, *, axis: int, start: Dim, length: Dim, step: int = 1) -> Array:
     """`length` elements of an axis from `start`, every `step`-th."""
     last = start + (length - 1) * step if length else start
@@ -112,7 +112,7 @@ def _split_type(x: TensorType, *, sizes: tuple[Dim, ...], axis: int) -> tuple[Te
     return tuple(x.with_shape(s if i == axis else d for i, d in enumerate(x.shape)) for s in sizes)
 
 
-@op(_split_type, "view")
+@op(_split_type, "view", bounded=True)
 def split(x: Array, *, sizes: tuple[Dim, ...], axis: int = -1) -> tuple[Array, ...]:
     """x cut along an axis into pieces of the given sizes."""
     return tuple(np.split(x, np.cumsum(np.array(sizes, np.int64))[:-1], axis=axis))
@@ -131,20 +131,22 @@ def repeat(x: Array, *, repeats: int, axis: int) -> Array:
 
 
 def _arange_type(*, length: Dim, start: Dim, dtype: DType) -> TensorType:
+    require(isinstance(length, Expr) or length >= 0, f"arange: the length {length} is negative")
     return TensorType(dtype, (length,))
 
 
-@op(_arange_type, "generate")
+@op(_arange_type, "generate", bounded=True)
 def arange(*, length: Dim, start: Dim = 0, dtype: DType = i64) -> Array:
     """start, start + 1, … (length of them)."""
     return np.arange(start, start + length).astype(dtype.numpy)  # type: ignore[arg-type]
 
 
 def _full_type(*, shape: tuple[Dim, ...], value: float | int | bool, dtype: DType) -> TensorType:
+    require(all(isinstance(d, Expr) or d >= 0 for d in shape), f"full: a size in {list(shape)} is negative")
     return TensorType(dtype, shape)
 
 
-@op(_full_type, "generate")
+@op(_full_type, "generate", bounded=True)
 def full(*, shape: tuple[Dim, ...] = (), value: float | int | bool, dtype: DType = f32) -> Array:
     """One value everywhere; a scalar constant when the shape is empty."""
     return np.full(shape, value, dtype.numpy)  # type: ignore[arg-type]
