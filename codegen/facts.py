@@ -126,7 +126,7 @@ def norm(k: Norm) -> Facts:
     index = [*names("o", k.outer), "i"]
     x = k.operand("x")
     real = _real(x.dtype)
-    value = f"({x.at(*index)} - mean) * scale" if k.kind == "layer" else f"{x.at(*index)} * scale"
+    value = f"({x.at(*index)} - mean - rest) * scale" if k.kind == "layer" else f"{x.at(*index)} * scale"
     if k.has("weight"):
         value = f"({value}) * {k.operand('weight').at('i')}"
     if k.has("bias"):
@@ -135,7 +135,7 @@ def norm(k: Norm) -> Facts:
     return {"normal": {
         "outer_size": product(k.outer), "real": real, "x": x.at(*index),
         "sqrt": "sqrt" if real == "double" else "sqrtf",
-        "centred": f"{x.at(*index)} - mean" if k.kind == "layer" else x.at(*index), "value": value,
+        "centred": f"{x.at(*index)} - mean - rest" if k.kind == "layer" else x.at(*index), "value": value,
         "eps": c_literal(k.eps, f64 if real == "double" else f32),
         "statement": k.operand("y").store(tail, k.body.dtype, *index),
     }}

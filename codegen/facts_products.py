@@ -21,7 +21,7 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
     value = x.with_view(View(x.view.buffer, (k.depth,), (x.view.strides[1],))).at("i").replace("x[", "row[", 1)
     normed = value
     if k.norm != "none":
-        normed = f"({value} - mean) * scale" if k.norm == "layer" else f"{value} * scale"
+        normed = f"({value} - mean - rest) * scale" if k.norm == "layer" else f"{value} * scale"
         if k.has("norm_weight"):
             normed = f"({normed}) * {k.operand('norm_weight').at('i')}"
         if k.has("norm_bias"):
@@ -29,7 +29,7 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
     block = [x, *(k.operand(n) for n in ("norm_weight", "norm_bias") if k.has(n))]
     found: Facts = {
         "w_type": w.ctype, "w_name": w.dtype.name, "x_type": x.ctype, "x_stride": "x_stride",
-        "x_value": value, "x_centred": f"{value} - mean" if k.norm == "layer" else value, "x_normed": normed,
+        "x_value": value, "x_centred": f"{value} - mean - rest" if k.norm == "layer" else value, "x_normed": normed,
         "eps": c_literal(k.eps, f32), "columns": k.columns // 2 if k.epilogue == "gated" else k.columns,
         "block_params": ", ".join(f"const {o.ctype} *{o.name}" for o in block) + ", const int64_t x_stride",
         "block_args": ", ".join(

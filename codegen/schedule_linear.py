@@ -122,7 +122,7 @@ def blocking(target: Target, layout: str, depth: int) -> Blocking:
     abreast = min(fitting, key=lambda n: (abs(4 - n * vectors), -n))  # about as many as rows
     block = max(1, target.sums // (vectors * abreast))
     chunk = -(-CHUNK // block) * block
-    slice_ = -(-depth // -(-depth // (SLICE_BYTES // (panel * abreast * 4))))
+    slice_ = -(-depth // -(-max(depth, 1) // (SLICE_BYTES // (panel * abreast * 4))))
     strip = max(1, STRIP_BYTES // (chunk * 4) // slice_) * slice_
     slots = 2 if strip >= depth else max(2, WAITING // panels)
     return Blocking(block, PART, abreast, chunk, slice_, strip, slots, slots * panels * chunk * panel)

@@ -71,7 +71,7 @@ def outline(x: Any, arrays: list[Any]) -> Any:
         arrays.append(x._array)
         return None
     if kind in _CONSTANTS:
-        return kind, x  # 1, 1.0 and True are equal, but not the same constant
+        return kind, exactly(x)  # 1, 1.0 and True are equal, but not the same constant
     if kind is dict:
         return dict, tuple(x), *[outline(v, arrays) for v in x.values()]
     if kind is list or kind is tuple:
@@ -80,6 +80,11 @@ def outline(x: Any, arrays: list[Any]) -> Any:
     if own is None:
         raise NoOutline
     return own(x, arrays)
+
+
+def exactly(x: Any) -> Any:
+    """A constant for comparison: 0.0 and -0.0 differ, NaN equals itself."""
+    return x.hex() if type(x) is float and (x == 0.0 or x != x) else x
 
 
 def with_constants(tree: Tree, leaves: Sequence[Any], is_leaf: Callable[[Any], bool]) -> Tree:

@@ -142,10 +142,16 @@ class Tracer:
     def overwrite(self, tensor: Tensor) -> None:
         """Before a tensor gets new contents: its aliases become stale, concrete contents are remembered."""
         where = user_location()
-        for ref in tensor._aliases:
-            other = ref()
-            if other is not None and other is not tensor:
-                other._stale = where
+        others = [other for ref in tensor._aliases if (other := ref()) is not None and other is not tensor]
+        for other in others:
+            if id(other) in self.named:
+                raise TraceError(
+                    f"forward writes into a view of {self.named[id(other)]}",
+                    where=where,
+                    why="weights and buffers are constants of a plan: the next call would start from the old contents",
+                    fix="write into a copy of it, or pass it to forward as an argument, which may be written",
+                )
+            other._stale = where
         tensor._stale = None
         known = self.writes.get(id(tensor))
         if tensor._array is not None and (known is None or known.tensor() is not tensor):

@@ -87,7 +87,8 @@ class OpDef:
     ) -> tuple[Array, ...]:
         """The numpy reference. Half floats are computed in f32 and rounded once; `exact` computes in f64."""
         moves = self.kind in ("view", "copy") and not exact and len({a.dtype for a in operands if a is not None}) == 1
-        wide = operands if moves else [None if a is None else _widen(a, exact) for a in operands]
+        met = _as_one_type(operands[self.name == "where" :]) if self.kind == "pointwise" else operands
+        wide = operands if moves else [None if a is None else _widen(a, exact) for a in (*operands[: -len(met)], *met)]
         with np.errstate(all="ignore"):
             out = self.reference(*wide, **attrs)
         outs = out if isinstance(out, tuple) else (out,)
@@ -151,6 +152,14 @@ def op(
         return opdef
 
     return register
+
+
+def _as_one_type(operands: Sequence[Array | None]) -> Sequence[Array | None]:
+    """Operands in the type that promotion gives, where numpy's would be another: u64 beside signed integers is i64."""
+    kinds = {a.dtype.str[1:] for a in operands if a is not None}
+    if "u8" not in kinds or not any(kind[0] == "i" for kind in kinds) or any(kind[0] == "f" for kind in kinds):
+        return operands
+    return [None if a is None else a.astype(np.int64) for a in operands]
 
 
 def _widen(a: Array, exact: bool) -> Array:

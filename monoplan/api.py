@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import sys
 import threading
@@ -15,16 +16,16 @@ import numpy as np
 from monoplan.build import Built, build
 from monoplan.foreign import adopt, array_spec, assign, is_array
 from monoplan.frontend.module import Module
-from monoplan.frontend.pytree import Tree, flatten, unflatten
+from monoplan.frontend.pytree import Tree, exactly, flatten, unflatten
 from monoplan.frontend.tensor import Tensor
 from monoplan.frontend.tracer import Spec
 from monoplan.inspection import Inspection
-from monoplan.ir.dims import Expr, equal, symbol
+from monoplan.ir.dims import Expr, equal, symbol, symbols_of
 from monoplan.ir.errors import ArgumentError, MonoplanError
 from monoplan.ir.printer import print_graph
 from monoplan.ir.sizes import SizeError
 from monoplan.ir.types import TensorType, as_dtype
-from monoplan.known_calls import KEPT, Call, KnownCalls, read_only
+from monoplan.known_calls import KEPT, Call, KnownCalls, check_shared, read_only
 from monoplan.options import TARGETS, Options, debug_level
 from monoplan.parallel import find_communicator
 
@@ -94,6 +95,8 @@ class Compiled(Inspection):
         writes = built.graph.writes
         for number, _ in writes:
             _check_writeable(given[number], built.graph.inputs[number].name)
+        if writes:
+            check_shared(built, [x.numpy() if isinstance(x, Tensor) else x for x in given])
         outputs = built.run(arrays, symbols)
         self.stats.calls += 1
         for number, result in writes:
@@ -158,6 +161,8 @@ class Compiled(Inspection):
             if known_tree != tree:
                 continue
             names: dict[tuple[Any, int], Expr] = {}
+            sizes = [d for s in specs if isinstance(s, Spec) for d in s.type.shape]
+            taken = [name for d in sizes for name in symbols_of(d)]
             result: list[Any] = []
             for (_, v), s in zip(values, specs, strict=True):
                 if not isinstance(s, Spec):
@@ -174,8 +179,10 @@ class Compiled(Inspection):
                     if isinstance(old, Expr) or equal(old, new):
                         shape.append(old)
                     else:
-                        taken = len({n for n in names.values()}) + len(self.built) * 10
-                        shape.append(names.setdefault((old, new), symbol(f"d{taken}")))
+                        if (old, new) not in names:
+                            taken.append(next(n for i in itertools.count() if (n := f"d{i}") not in taken))
+                            names[(old, new)] = symbol(taken[-1])
+                        shape.append(names[(old, new)])
                 result.append(Spec(TensorType(s.type.dtype, tuple(shape))))
             return result if names else None
         return None
@@ -321,7 +328,7 @@ def _match(tree: Tree, values: list[tuple[str, Any]], known: Tree, specs: list[A
 
 
 def _same_constant(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and bool(a == b)
+    return type(a) is type(b) and bool(exactly(a) == exactly(b))
 
 
 def _check_writeable(leaf: Any, name: str) -> None:

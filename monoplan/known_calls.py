@@ -117,6 +117,8 @@ class KnownCalls:
             self._latest[structure] = known
         if not flags & _WRITEABLE:
             known.check_writeable(arrays)
+        if known.written is not None and len(set(map(id, arrays))) < len(arrays):
+            check_shared(known.built, arrays)
         return known, arrays
 
     def remember(self, call: Call, built: Built, symbols: dict[str, int], arrays: Sequence[Any]) -> None:
@@ -145,6 +147,29 @@ class KnownCalls:
 
 def _key(structure: Any, arrays: Sequence[Any]) -> Any:
     return structure, tuple(map(_SHAPE, arrays)), tuple(map(_DTYPE, arrays))
+
+
+def check_shared(built: Built, arrays: Sequence[Any]) -> None:
+    """Raises if forward writes into memory that another argument has too: the plan would read it before or after."""
+    names = [v.name for v in built.graph.inputs]
+    for number, _ in built.graph.writes:
+        for other, array in enumerate(arrays):
+            if other != number and _overlap(arrays[number], array):
+                both = f"{names[number]} and {names[other]}"
+                raise ArgumentError(
+                    f"arguments {both} share memory, and forward writes into {names[number]}",
+                    why="a plan has no order in which it reads one and writes the other",
+                    fix="pass a copy of one of them",
+                )
+
+
+def _overlap(a: Any, b: Any) -> bool:
+    if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.may_share_memory(a, b)):
+        return False
+    try:
+        return bool(np.shares_memory(a, b, max_work=10_000))  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:  # strange strides: nobody meant them to meet
+        return False
 
 
 def read_only(name: str) -> ArgumentError:

@@ -33,6 +33,8 @@ def _fits(m: Match) -> bool | str:
         return f"softmax is over axis {m['axis']}, not the last"
     if "scale" in m.values and m.scalar("scale") is None:
         return "the scale is not a constant"
+    if "scale" in m.values and not float(m.scalar("scale")):  # type: ignore[arg-type]
+        return "the scale is 0"
     if q.dtype != kt.dtype or q.dtype != v.dtype:
         return "q, k and v differ in element type"
     return True

@@ -46,7 +46,8 @@ def _slice_type(x: TensorType, *, axis: int, start: Dim, length: Dim, step: int)
     _, high = bounds(room)
     require(
         high is None or high >= 0,
-        f"slice: {start} + {length} goes past {size}, the size of axis {axis} of {x}",
+        f"slice: {length} elements from {start}{f' in steps of {step}' if step > 1 else ''} go past {size}, "
+        f"the size of axis {axis} of {x}",
     )
     return x.with_shape(length if i == axis else d for i, d in enumerate(x.shape))
 
@@ -143,6 +144,9 @@ def arange(*, length: Dim, start: Dim = 0, dtype: DType = i64) -> Array:
 
 def _full_type(*, shape: tuple[Dim, ...], value: float | int | bool, dtype: DType) -> TensorType:
     require(all(isinstance(d, Expr) or d >= 0 for d in shape), f"full: a size in {list(shape)} is negative")
+    if dtype.is_integer:
+        low, high = np.iinfo(dtype.numpy).min, np.iinfo(dtype.numpy).max
+        require(low <= value <= high, f"full: {value} is no {dtype}, which goes from {low} to {high}")  # nor is NaN
     return TensorType(dtype, shape)
 
 

@@ -13,9 +13,11 @@ from cffi import FFI
 from monoplan.build import build_graph_executable
 from monoplan.codegen.render import headers
 from monoplan.ir.builder import build_graph
+from monoplan.ir.errors import TypeRuleError
 from monoplan.ir.graph import Graph, Value
 from monoplan.ir.interpreter import interpret
 from monoplan.ir.opdef import REGISTRY
+from monoplan.ir.parser import parse_graph
 from monoplan.ir.types import DTYPES, TensorType, tensor_type
 from monoplan.runtime.toolchain import find_compiler
 from tests.tolerances import check
@@ -192,3 +194,32 @@ def test_constants_of_any_sign_and_size() -> None:
         return found
 
     compare(build_graph("literals", forward, {"x": tensor_type("f32", 3)}), [np.array([1, 2, 3], np.float32)])
+
+
+@pytest.mark.parametrize("columns", [7, 4097])
+def test_layer_norm_of_a_large_mean(columns: int) -> None:
+    """Deviations of 1 around 10,000: rounding in the mean alone would move them by a thousandth."""
+    x = (np.random.default_rng(0).normal(size=(3, columns)) + 1e4).astype(np.float32)
+    text = f"graph g(%x: f32[n, {columns}]) {{\n  %y = layer_norm(%x, _, _) {{eps=1e-5, dims=1}} : f32[n, {columns}]\n"
+    wide = x.astype(np.float64)
+    centred = wide - wide.mean(-1, keepdims=True)
+    want = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+    (got,) = build_graph_executable(parse_graph(text + "  return %y\n}"))([x])
+    np.testing.assert_allclose(got, want, atol=2e-5)
+
+
+def test_unsigned_beside_signed() -> None:
+    """Both are i64 then, in the reference too; numpy would go to floats."""
+    a, b = np.array([2**64 - 1, 5], np.uint64), np.array([-1, 2**62 + 1], np.int64)
+    lines = ("%s = add(%a, %b) : i64[2]", "%e = eq(%a, %b) : bool[2]", "return %s, %e")
+    text = "\n".join(["graph g(%a: u64[2], %b: i64[2]) {", *lines, "}"])
+    for run in (build_graph_executable(parse_graph(text)), lambda inputs: interpret(parse_graph(text), inputs)):
+        total, same = run([a, b])
+        np.testing.assert_array_equal(total, [-2, 2**62 + 6])
+        np.testing.assert_array_equal(same, [True, False])
+
+
+@pytest.mark.parametrize("value", [300, -129, float("nan"), float("inf")])
+def test_a_constant_that_its_type_does_not_have(value: float) -> None:
+    with pytest.raises(TypeRuleError, match="is no i8, which goes from -128 to 127"):
+        REGISTRY["full"].infer([], {"shape": (2,), "value": value, "dtype": DTYPES["i8"]})

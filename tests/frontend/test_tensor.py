@@ -112,7 +112,7 @@ def test_indexing_like_numpy(index: Any) -> None:
     ("index", "message"),
     [
         ((0, 0, 0, 0), "4 indices for a tensor of rank 3"),
-        (2, "goes past 2"),
+        (2, "go past 2"),
         (-3, "negative"),
         (slice(None, None, -1), "positive step"),
         (slice(0.5, 1), "ends of a slice are ints"),

@@ -129,6 +129,8 @@ def test_a_second_reader_of_the_weights() -> None:
 def test_a_scale_that_is_computed() -> None:
     text = chain([SCALED], inputs=f"{INPUTS}, %late: f32[]").replace("mul(%s, %scale)", "mul(%s, %late)")
     refuses(FUSE_ATTENTION, text, "the scale is not a constant")
+    for line in (SCALED, DIVIDED):
+        refuses(FUSE_ATTENTION, chain([line]).replace("value=0.25", "value=0.0"), "the scale is 0")
 
 
 def test_heads_that_are_symbolic() -> None:

@@ -48,9 +48,9 @@ def test_slice(start: int, length: int, step: int) -> None:
 
 def test_slice_refusals() -> None:
     x = tensor_type("f32", "n", 5)
-    refuses("goes past 5", "slice", x, axis=1, start=3, length=3)
-    refuses("goes past 5", "slice", x, axis=1, start=0, length=3, step=3)
-    refuses("goes past n", "slice", x, axis=0, start=1, length=N)
+    refuses("go past 5", "slice", x, axis=1, start=3, length=3)
+    refuses("go past 5", "slice", x, axis=1, start=0, length=3, step=3)
+    refuses("go past n", "slice", x, axis=0, start=1, length=N)
     refuses("start -1 is negative", "slice", x, axis=1, start=-1, length=1)
     refuses("length -1 is negative", "slice", x, axis=1, start=0, length=-1)
     refuses("the step must be 1 or more", "slice", x, axis=1, start=0, length=1, step=0)
