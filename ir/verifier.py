@@ -33,7 +33,11 @@ def verify(graph: Graph, checked: set[Op] | None = None) -> None:
             if v not in defined:
                 raise VerifyError(f"{v} is read before its definition", where=_line(op))
             if v in overwritten:
-                raise VerifyError(f"{v} is read after {overwritten[v].name} overwrote its storage", where=_line(op))
+                raise VerifyError(
+                    f"{v} is read after {overwritten[v].name} overwrote its storage",
+                    where=_line(op),
+                    fix=f"read what {overwritten[v].name} gives from there on, or read {v} before it",
+                )
         if number < len(graph.setup):
             if not settled.issuperset(op.reads):
                 raise VerifyError("a setup op reads a value that is not a parameter", where=_line(op))

@@ -1,4 +1,7 @@
-"""Attention written out (matmul, softmax, matmul) becomes the attention op, without repeated heads."""
+"""Attention written out (matmul, softmax, matmul) becomes the attention op, without repeated heads.
+
+A row that sees no key is 0 then, as that op defines it; the softmax that was written out makes NaN of it.
+"""
 
 from __future__ import annotations
 
