@@ -1,4 +1,4 @@
-"""Text to token ids and back: `tokenizer.json` or a GGUF vocabulary, chat templates, streaming."""
+"""Text to token ids and back: `tokenizer.json` or a GGUF vocabulary, chat templates."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.models.config import read_json
+from monoplan.models.streaming import StreamDecoder
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -163,48 +164,6 @@ class Tokenizer:
         if not 0 <= token < self.vocab_size:
             raise ArgumentError(f"token id {token} is not in the vocabulary of {self.vocab_size}")
         return int(token)
-
-
-class StreamDecoder:
-    """Turns ids into text as they come and holds back what may still be half a character."""
-
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
-        # Some vocabularies drop a space where a text begins; after a few tokens this is no beginning.
-        self._window = list(context[-8:])
-        self._fresh = 0  # how many ids of the window have not been part of a finished text
-        self._given = len(self._text(len(self._window)))  # how much of the window's text is out already
-
-    def _text(self, count: int) -> str:
-        return self._tokenizer.decode(self._window[:count])
-
-    def push(self, token: int) -> str:
-        """Take one id and return the text that is certain by now: often a word, sometimes nothing."""
-        self._tokenizer._check(token)
-        self._window.append(token)
-        self._fresh += 1
-        text = self._text(len(self._window))
-        if not text.endswith("\ufffd"):
-            return self._release(text)
-        # An unfinished character has at most three bytes, thus three tokens: what is before them is settled.
-        settled = text.rstrip("\ufffd")
-        if self._fresh > 3 and len(early := self._text(len(self._window) - 3)) > len(settled):
-            settled = early
-        piece = settled[self._given :]
-        self._given += len(piece)
-        return piece
-
-    def finish(self) -> str:
-        """Return what was held back: the replacement character stands for bytes that make no character."""
-        return self._release(self._text(len(self._window)))
-
-    def _release(self, text: str) -> str:
-        piece = text[self._given :]
-        if piece:
-            # Only the last ids stay, as context; their own text tells where the next piece begins.
-            self._window, self._fresh = self._window[-self._fresh :], 0
-            self._given = len(self._text(len(self._window)))
-        return piece
 
 
 def _read_tokenizer_json(path: Path) -> Any:
