@@ -86,15 +86,18 @@ class Tokenizer:
         core = _read_tokenizer_json(directory / "tokenizer.json")
         settings = _read_optional(directory / "tokenizer_config.json")
         special: dict[str, str] = {}
-        for key, value in {**_read_optional(directory / "special_tokens_map.json"), **settings}.items():
+        named = {**_read_optional(directory / "special_tokens_map.json"), **settings}
+        for key, value in named.items():
             text = value.get("content") if isinstance(value, dict) else value
             if key.endswith("_token") and isinstance(text, str):
                 special[key] = text
         bos_id = core.token_to_id(special["bos_token"]) if "bos_token" in special else None
+        if "bos_token" not in named:  # then tokenizer.json itself may tell, or the model
+            bos_id = _put_in_front(core, _read_optional(directory / "config.json").get("bos_token_id"))
         add_bos = settings.get("add_bos_token")
         if not isinstance(add_bos, bool):
             legacy = "LlamaTokenizer" in str(settings.get("tokenizer_class"))
-            add_bos = legacy or core.encode("", add_special_tokens=True).ids[:1] == [bos_id]
+            add_bos = legacy or _put_in_front(core) == bos_id
         eos_ids = {core.token_to_id(special.get("eos_token", ""))}
         for name in ("config.json", "generation_config.json"):
             found = _read_optional(directory / name).get("eos_token_id")
@@ -178,6 +181,18 @@ def _read_tokenizer_json(path: Path) -> Any:
         raise
     except BaseException as error:  # the library raises bare exceptions, and its panics are not even those
         raise LoadError("tokenizer.json can't be used", where=path, why=str(error)) from None
+
+
+def _put_in_front(core: Any, otherwise: Any = None) -> int | None:
+    """Return the id that the tokenizer itself puts in front of a text, or another one if it has that."""
+    core.no_padding()
+    try:
+        encoding = core.encode("a", add_special_tokens=True)
+    except Exception:  # the library raises bare exceptions where a vocabulary has no such letter
+        encoding = core.encode("", add_special_tokens=True)
+    if encoding.ids and encoding.sequence_ids[0] is None:  # not of the text
+        return int(encoding.ids[0])
+    return otherwise if isinstance(otherwise, int) and core.id_to_token(otherwise) is not None else None
 
 
 def _read_optional(path: Path) -> dict[str, Any]:

@@ -283,6 +283,26 @@ def test_directory_add_bos_token(tmp_path: Path) -> None:
     assert not Tokenizer.from_pretrained(save_directory(tmp_path, config=config)).add_bos
 
 
+@pytest.mark.parametrize(
+    ("template", "model", "bos_id", "adds"),
+    [("<s> $A", {}, 256, True), ("<s> $A </s>", {"bos_token_id": 65}, 256, True), ("$A </s>", {}, None, False),
+     ("$A", {"bos_token_id": 256}, 256, False), ("$A", {"bos_token_id": 999}, None, False)],
+)  # fmt: skip
+def test_directory_without_a_tokenizer_config(
+    tmp_path: Path, template: str, model: dict[str, Any], bos_id: int | None, adds: bool
+) -> None:
+    """What tokenizer.json puts in front of a text is the BOS, as it is for transformers."""
+    core = Core.from_file(str(save_directory(tmp_path) / "tokenizer.json"))
+    ends = [(token, core.token_to_id(token)) for token in ("<s>", "</s>")]
+    core.post_processor = processors.TemplateProcessing(single=template, special_tokens=ends)
+    core.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    tokenizer = Tokenizer.from_pretrained(tmp_path)
+    assert (tokenizer.bos_id, tokenizer.add_bos) == (bos_id, adds)
+    assert tokenizer.encode("hello")[:-5] == ([256] if adds else [])
+
+
 def test_directory_ends_of_text_come_from_every_file(tmp_path: Path) -> None:
     save_directory(tmp_path, generation_config={"eos_token_id": [5, 6]}, config=None)
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 7}))
