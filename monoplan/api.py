@@ -25,7 +25,7 @@ from monoplan.ir.printer import print_graph
 from monoplan.ir.sizes import SizeError
 from monoplan.ir.types import TensorType, as_dtype
 from monoplan.known_calls import KEPT, Call, KnownCalls, read_only
-from monoplan.options import TARGETS, Options, debug_level
+from monoplan.options import Options, debug_level, find_target
 from monoplan.parallel import find_communicator
 
 
@@ -54,14 +54,12 @@ class Compiled(Inspection):
     """
 
     def __init__(
-        self, module: Module, *specs: Any, target: str = "cpu", dtype: Any = None,
+        self, module: Module, *specs: Any, target: str | None = None, dtype: Any = None,
         options: Options | Mapping[str, Any] | None = None, tp: Any = None, **kw_specs: Any,
     ) -> None:
         if not isinstance(module, Module):
             raise ArgumentError(f"compile needs a monoplan.nn.Module, got {type(module).__name__}")
-        if target not in TARGETS:
-            raise ArgumentError(f"unknown target {target!r}", fix="use one of " + ", ".join(TARGETS))
-        self.module, self.target = module, target
+        self.module, self.target = module, find_target(target, module)
         self.dtype = None if dtype is None else as_dtype(dtype)
         self.options = Options.make(options)
         self.tp = find_communicator(tp, module)
@@ -225,12 +223,13 @@ class Compiled(Inspection):
 
 
 def compile(  # noqa: A001  (the public name)
-    module: Module, *specs: Any, target: str = "cpu", dtype: Any = None,
+    module: Module, *specs: Any, target: str | None = None, dtype: Any = None,
     options: Options | Mapping[str, Any] | None = None, source: str | os.PathLike[str] | None = None, tp: Any = None,
     **kw_specs: Any,
 ) -> Any:
     """A compiled form of a Module: traced now if specs are given, else at the first call.
 
+    `target`: cpu, cuda or reference; None: the device that a model was loaded for, and for other modules the CPU.
     `source`: an edited plan.c to build in place of the generated one. `tp`: a communicator (or "mpi"), for a model
     that is divided between several ranks: see docs/parallel.md.
     """

@@ -32,7 +32,7 @@ from monoplan.models.generation import (
     step_specs,
 )
 from monoplan.models.llama import LlamaForCausalLM
-from monoplan.options import Options
+from monoplan.options import Options, find_target
 from monoplan.parallel import find_communicator
 from monoplan.progress import progress
 from monoplan.runtime.shared_weights import sharing
@@ -51,13 +51,13 @@ class CompiledLM(GenerationMixin):
     """A compiled LlamaForCausalLM: call it as the model, or let it generate."""
 
     def __init__(
-        self, model: Module, *, target: str = "cpu", dtype: Any = None, options: Any = None, tp: Any = None
+        self, model: Module, *, target: str | None = None, dtype: Any = None, options: Any = None, tp: Any = None
     ) -> None:
         if not isinstance(model, LlamaForCausalLM):
             raise ArgumentError(f"CompiledLM needs a LlamaForCausalLM, got {type(model).__name__}")
         # A model of its own in another dtype: the tables of RoPE stay float32, whatever the weights are.
         self.model = model if dtype is None or as_dtype(dtype) == model.dtype else model.with_dtype(dtype)
-        self.config, self.dtype, self.target = model.config, self.model.dtype, target
+        self.config, self.dtype, self.target = model.config, self.model.dtype, find_target(target, model)
         self.name_or_path = model.name_or_path
         self.last_cache: KVCache | None = None
         self.tp = find_communicator(tp, self.model)
@@ -67,7 +67,7 @@ class CompiledLM(GenerationMixin):
         self.spare: dict[str, Any] = {}  # on a GPU: the cache of the last text, for the next one
         if made.tp_plan is None and self.tp is not None:
             made = dataclasses.replace(made, tp_plan=self.model.tp_plan)
-        self._arguments: dict[str, Any] = {"target": target, "options": made, "tp": self.tp}
+        self._arguments: dict[str, Any] = {"target": self.target, "options": made, "tp": self.tp}
         self._plans: dict[str, Any] = {}
         self._weights: dict[str, Any] = {}  # in device memory, for all plans
 
