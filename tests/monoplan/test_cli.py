@@ -139,6 +139,48 @@ def test_errors_are_messages_and_exit_code_1(
     assert "Traceback" not in err and out == ""
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("compile", "MODEL", "-o", "/dev/null/x", *TARGET),
+        ("report", "MODEL", "--no-profile", "-o", "/dev/null/x", *TARGET),
+        ("golden", "record", "/dev/null/x", "MODEL", *TARGET),
+        ("bench", "-p", "4", "--profile", "/dev/null/x", "-m", "MODEL", *TARGET),
+    ],
+    ids=lambda arguments: str(arguments[0]),
+)
+def test_a_path_that_cannot_be_written_is_one_message(
+    model: Path, arguments: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    status = main([str(model) if a == "MODEL" else a for a in arguments])
+    err = capfd.readouterr().err
+    assert status == 1 and "monoplan: a file can't be read or written\n  where: /dev/null" in err
+    assert "why:   Not a directory" in err or "why:   File exists" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has /dev/full")
+def test_a_full_disk_is_one_message() -> None:
+    command = [sys.executable, "-m", "monoplan", "--version"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and "No space left" in done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+def test_what_the_terminal_cannot_show_is_replaced(tmp_path: Path) -> None:
+    model = tiny_checkpoint(tmp_path)
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    words = {word: token for word, token in tokenizer["model"]["vocab"].items() if len(word) > 1 or word == "?"}
+    letters = {chr(0x6500 + token): token for token in tokenizer["model"]["vocab"].values()}
+    tokenizer["model"]["vocab"] = letters | words
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    command = ("generate", "日本", "--raw", "-n", 8, "-q", "-m", model, *TARGET)
+    shown, hidden = (monoplan(*command, PYTHONIOENCODING=name) for name in ("utf-8", "latin-1"))
+    assert shown.returncode == hidden.returncode == 0 and hidden.stderr == ""
+    assert hidden.stdout == shown.stdout.encode("latin-1", "replace").decode() != shown.stdout
+
+
 def test_damaged_weights_are_one_message(model: Path, tmp_path: Path) -> None:
     for file in model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
