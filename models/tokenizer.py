@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,8 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
+        if not isinstance(ids, Iterable):
+            raise ArgumentError("decode takes a list of token ids", why=f"it is {ids!r:.60}")
         checked = [self._check(token) for token in ids]
         return str(self._core.decode(checked, skip_special_tokens=skip_special_tokens))
 
@@ -164,9 +167,13 @@ class Tokenizer:
         return _render(self.chat_template, values, self._where)
 
     def _check(self, token: int) -> int:
-        if not 0 <= token < self.vocab_size:
-            raise ArgumentError(f"token id {token} is not in the vocabulary of {self.vocab_size}")
-        return int(token)
+        try:
+            number = operator.index(token)  # of any library's integers
+        except TypeError:
+            raise ArgumentError("a token id is a whole number", why=f"it is {token!r:.60}") from None
+        if not 0 <= number < self.vocab_size:
+            raise ArgumentError(f"token id {number} is not in the vocabulary of {self.vocab_size}")
+        return number
 
 
 def _read_tokenizer_json(path: Path) -> Any:

@@ -128,6 +128,12 @@ def test_nothing_is_printed_unless_asked_for(tmp_path: Path, capfd: pytest.Captu
     assert "parameters as float32 in" in capfd.readouterr().err
 
 
+def test_a_model_needs_a_path() -> None:
+    for path in (None, 5, b"model"):
+        with pytest.raises(ArgumentError, match="a model is loaded from a path, got"):
+            AutoLlamaModel.from_pretrained(path)  # type: ignore[arg-type]
+
+
 def test_the_device_is_where_the_model_is_compiled_for(tmp_path: Path) -> None:
     tiny_checkpoint(tmp_path)
     for device in ("cpu", "cuda", "reference"):

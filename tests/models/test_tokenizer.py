@@ -140,6 +140,11 @@ def test_ids_out_of_range_are_named() -> None:
         for use in (lambda bad=bad: tokenizer.decode([1, bad]), lambda bad=bad: tokenizer.stream().push(bad)):
             with pytest.raises(ArgumentError, match=f"token id {bad} is not in the vocabulary"):
                 use()
+    for bad in ("ab", [1.0], [None]):
+        with pytest.raises(ArgumentError, match="a token id is a whole number"):
+            tokenizer.decode(bad)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="decode takes a list of token ids"):
+        tokenizer.decode(5)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="can't be tokenized"):
         tokenizer.encode("half a pair: \ud83d")
     with pytest.raises(ArgumentError, match="can't be tokenized"):
