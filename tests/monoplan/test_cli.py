@@ -87,6 +87,25 @@ def test_chat_answers_each_line(model: Path) -> None:
     assert "generation" in done.stderr
 
 
+def test_chat_goes_on_after_a_line_that_is_too_long(model: Path) -> None:
+    command = ("chat", "-m", model, "-n", 4, "--temp", 0, "-q", *TARGET)
+    plain = monoplan(*command, stdin="Hi\nAnd?\n")
+    done = monoplan(*command, stdin=f"Hi\n{'a' * 200}\nAnd?\n")
+    assert done.returncode == 0 and done.stdout == plain.stdout and len(plain.stdout.splitlines()) == 2
+    assert "monoplan: the line is left out: it has 2" in done.stderr and "the context of the model 96" in done.stderr
+
+
+def test_chat_forgets_what_the_context_has_no_room_for(model: Path) -> None:
+    command = ("chat", "-m", model, "-n", 4, "--temp", 0, "-q", "--system", "S", *TARGET)
+    done = monoplan(*command, stdin=f"Hi\n{'a' * 30}\n{'b' * 30}\n")
+    assert done.returncode == 0, done.stderr
+    assert "monoplan: the first 2 questions are forgotten: the context of the model is 96 tokens" in done.stderr
+    alone = monoplan(*command, stdin=f"{'b' * 30}\n")
+    assert len(done.stdout.splitlines()) == 3 and done.stdout.endswith(alone.stdout) and alone.stderr == ""
+    wrong = monoplan("chat", "-m", model, "--temp", "-1", *TARGET, stdin="Hi\nHi\n")
+    assert wrong.returncode == 1 and wrong.stderr.count("temperature must be") == 1  # no line's fault
+
+
 def test_bench_prints_a_table_or_json(model: Path, inside: Any) -> None:
     common = ("bench", "-p", 16, "-n", 4, "-r", 2)
     table = monoplan(*common, "-m", model, *TARGET)
