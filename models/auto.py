@@ -22,6 +22,7 @@ from monoplan.ir.errors import LoadError
 from monoplan.models.checkpoint import Weights, open_model
 from monoplan.models.llama import LlamaForCausalLM
 from monoplan.models.safetensors import save_checkpoint
+from monoplan.options import known_target
 
 TIED = "lm_head.weight"
 # Old checkpoints store the frequencies of RoPE, which follow from the configuration.
@@ -45,15 +46,16 @@ class AutoLlamaModel:
 
         Weights that are in `dtype` already stay mapped files. Loading that takes over a second shows a bar on
         stderr (progress=False: never); `verbose` says there what was loaded. The tokenizer is made when it is
-        used first. `device` is where mp.compile(model) will run it.
+        used first. `device` (cpu, cuda or reference) is where mp.compile(model) runs it unless told otherwise.
         """
+        target = known_target(str(device))
         begin = time.perf_counter()
         opened = open_model(model_path)
         config = opened.config if dtype is None else dataclasses.replace(opened.config, dtype=dtype)
         with no_init():
             model = LlamaForCausalLM(config)
         load_weights(model, opened.weights)
-        model.device = str(device)
+        model.device = target
         model.name_or_path = str(model_path)
         model.set_tokenizer(opened.tokenizer)
         if verbose:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from monoplan.ir.errors import LoadError
+from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.models.config import LlamaConfig
 from monoplan.models.tokenizer import Tokenizer
 
@@ -46,6 +47,9 @@ class OpenModel(NamedTuple):
 
 def open_model(path: str | Path) -> OpenModel:
     """Open a Hugging Face directory, a GGUF file, or a directory with one GGUF file in it."""
+    if not isinstance(path, str | os.PathLike):
+        fix = "give a Hugging Face directory or a .gguf file"
+        raise ArgumentError(f"a model is loaded from a path, got {path!r:.60}", fix=fix)
     path = Path(path).expanduser()
     if path.is_file():
         return _open_file(path)

@@ -353,8 +353,8 @@ def _refuse_unsupported(data: Mapping[str, Any], family: str) -> None:
         )
     if family in ("llama", "mistral") and data.get("layer_types"):
         expected = "full_attention" if window is None else "sliding_attention"
-        if any(kind != expected for kind in data["layer_types"]):
-            raise LoadError(f"layer_types of a {family} model must all be {expected}")
+        if not isinstance(kinds := data["layer_types"], (list, tuple)) or any(kind != expected for kind in kinds):
+            raise LoadError(f"layer_types of a {family} model must all be {expected}, got {_short(kinds)}")
 
 
 def _qwen_windows(data: Mapping[str, Any], layers: Any) -> dict[str, Any]:

@@ -30,6 +30,7 @@ Ids = Sequence[int] | Array
 Prompt = str | Ids
 Callback = Callable[[int, int, str], Any]
 PREFILL_CHUNK = 2048
+A_PROMPT = "a prompt is a text or a list of token ids"
 
 
 class ModelStep(Module):
@@ -184,9 +185,10 @@ class GenerationMixin:
 
         Arguments are those of `generate`. With a temperature, row r draws its own random numbers.
         """
-        if _is_one(prompts):
+        given = _items(prompts, "generate_batch takes a list of prompts")
+        if isinstance(prompts, str) or (given and _is_one(given)):
             raise ArgumentError("generate_batch takes a list of prompts", fix="use generate for one")
-        rows = self._rows(prompts, max_new_tokens, callback, logprobs, add_special_tokens, settings)
+        rows = self._rows(given, max_new_tokens, callback, logprobs, add_special_tokens, settings)
         for _ in self._loop(rows, None):
             pass
         return [row.result for row in rows]
@@ -228,9 +230,11 @@ class GenerationMixin:
             raise ArgumentError(f"unknown setting {', '.join(sorted(unknown))}", fix=f"settings are: {names}")
         if eos is None:
             eos = {*self.config.eos_ids, *(() if tokenizer is None else tokenizer.eos_ids)}
-        stop = (stop,) if isinstance(stop, str) else tuple(stop)
-        ends = frozenset([eos] if is_whole(eos) else eos)
-        return Settings(max_new_tokens, stop=stop, eos_ids=ends, **given)
+        stop = (stop,) if isinstance(stop, str) else tuple(_items(stop, "stop must be a text or several"))
+        ends = [eos] if is_whole(eos) else _items(eos, "eos_token_id must be a token id or several")
+        if not all(map(is_whole, ends)):
+            raise ArgumentError("eos_token_id must be a token id or several", why=f"it is {eos!r:.60}")
+        return Settings(max_new_tokens, stop=stop, eos_ids=frozenset(ends), **given)
 
     def _prompt_ids(self, prompt: Prompt, special: bool) -> list[int]:
         """Checked token ids of a prompt."""
@@ -240,8 +244,8 @@ class GenerationMixin:
                 raise ArgumentError("a text prompt needs a tokenizer", why="the model has none", fix=fix)
             # An empty text stays empty: what a BOS alone begins is hardly what its author wanted.
             prompt = self.tokenizer.encode(prompt, add_special_tokens=special) if prompt else []
-        if not all(map(is_whole, prompt)):
-            raise ArgumentError("a prompt is a text or a list of token ids", why=f"it is {prompt!r:.60}")
+        if not _is_one(prompt):
+            raise ArgumentError(A_PROMPT, why=f"it is {prompt!r:.60}")
         ids, size = [int(token) for token in prompt], self.config.vocab_size
         if not ids:
             why = "the model needs at least one token to start from"
@@ -277,4 +281,12 @@ class GenerationMixin:
 
 
 def _is_one(prompt: Any) -> bool:
-    return isinstance(prompt, str) or all(map(is_whole, prompt))
+    return isinstance(prompt, str) or all(map(is_whole, _items(prompt, A_PROMPT)))
+
+
+def _items(value: Any, what: str) -> list[Any]:
+    """What is in a list, an array or the like; the error says what was expected."""
+    try:
+        return list(value)
+    except TypeError:
+        raise ArgumentError(what, why=f"it is {value!r:.60}") from None

@@ -1,8 +1,9 @@
-"""Text to token ids and back: `tokenizer.json` or a GGUF vocabulary, chat templates, streaming."""
+"""Text to token ids and back: `tokenizer.json` or a GGUF vocabulary, chat templates."""
 
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.models.config import read_json
+from monoplan.models.streaming import StreamDecoder
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -85,15 +87,18 @@ class Tokenizer:
         core = _read_tokenizer_json(directory / "tokenizer.json")
         settings = _read_optional(directory / "tokenizer_config.json")
         special: dict[str, str] = {}
-        for key, value in {**_read_optional(directory / "special_tokens_map.json"), **settings}.items():
+        named = {**_read_optional(directory / "special_tokens_map.json"), **settings}
+        for key, value in named.items():
             text = value.get("content") if isinstance(value, dict) else value
             if key.endswith("_token") and isinstance(text, str):
                 special[key] = text
         bos_id = core.token_to_id(special["bos_token"]) if "bos_token" in special else None
+        if "bos_token" not in named:  # then tokenizer.json itself may tell, or the model
+            bos_id = _put_in_front(core, _read_optional(directory / "config.json").get("bos_token_id"))
         add_bos = settings.get("add_bos_token")
         if not isinstance(add_bos, bool):
             legacy = "LlamaTokenizer" in str(settings.get("tokenizer_class"))
-            add_bos = legacy or core.encode("", add_special_tokens=True).ids[:1] == [bos_id]
+            add_bos = legacy or _put_in_front(core) == bos_id
         eos_ids = {core.token_to_id(special.get("eos_token", ""))}
         for name in ("config.json", "generation_config.json"):
             found = _read_optional(directory / name).get("eos_token_id")
@@ -131,6 +136,8 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
+        if not isinstance(ids, Iterable):
+            raise ArgumentError("decode takes a list of token ids", why=f"it is {ids!r:.60}")
         checked = [self._check(token) for token in ids]
         return str(self._core.decode(checked, skip_special_tokens=skip_special_tokens))
 
@@ -160,51 +167,13 @@ class Tokenizer:
         return _render(self.chat_template, values, self._where)
 
     def _check(self, token: int) -> int:
-        if not 0 <= token < self.vocab_size:
-            raise ArgumentError(f"token id {token} is not in the vocabulary of {self.vocab_size}")
-        return int(token)
-
-
-class StreamDecoder:
-    """Turns ids into text as they come and holds back what may still be half a character."""
-
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
-        # Some vocabularies drop a space where a text begins; after a few tokens this is no beginning.
-        self._window = list(context[-8:])
-        self._fresh = 0  # how many ids of the window have not been part of a finished text
-        self._given = len(self._text(len(self._window)))  # how much of the window's text is out already
-
-    def _text(self, count: int) -> str:
-        return self._tokenizer.decode(self._window[:count])
-
-    def push(self, token: int) -> str:
-        """Take one id and return the text that is certain by now: often a word, sometimes nothing."""
-        self._tokenizer._check(token)
-        self._window.append(token)
-        self._fresh += 1
-        text = self._text(len(self._window))
-        if not text.endswith("\ufffd"):
-            return self._release(text)
-        # An unfinished character has at most three bytes, thus three tokens: what is before them is settled.
-        settled = text.rstrip("\ufffd")
-        if self._fresh > 3 and len(early := self._text(len(self._window) - 3)) > len(settled):
-            settled = early
-        piece = settled[self._given :]
-        self._given += len(piece)
-        return piece
-
-    def finish(self) -> str:
-        """Return what was held back: the replacement character stands for bytes that make no character."""
-        return self._release(self._text(len(self._window)))
-
-    def _release(self, text: str) -> str:
-        piece = text[self._given :]
-        if piece:
-            # Only the last ids stay, as context; their own text tells where the next piece begins.
-            self._window, self._fresh = self._window[-self._fresh :], 0
-            self._given = len(self._text(len(self._window)))
-        return piece
+        try:
+            number = operator.index(token)  # of any library's integers
+        except TypeError:
+            raise ArgumentError("a token id is a whole number", why=f"it is {token!r:.60}") from None
+        if not 0 <= number < self.vocab_size:
+            raise ArgumentError(f"token id {number} is not in the vocabulary of {self.vocab_size}")
+        return number
 
 
 def _read_tokenizer_json(path: Path) -> Any:
@@ -219,6 +188,18 @@ def _read_tokenizer_json(path: Path) -> Any:
         raise
     except BaseException as error:  # the library raises bare exceptions, and its panics are not even those
         raise LoadError("tokenizer.json can't be used", where=path, why=str(error)) from None
+
+
+def _put_in_front(core: Any, otherwise: Any = None) -> int | None:
+    """Return the id that the tokenizer itself puts in front of a text, or another one if it has that."""
+    core.no_padding()
+    try:
+        encoding = core.encode("a", add_special_tokens=True)
+    except Exception:  # the library raises bare exceptions where a vocabulary has no such letter
+        encoding = core.encode("", add_special_tokens=True)
+    if encoding.ids and encoding.sequence_ids[0] is None:  # not of the text
+        return int(encoding.ids[0])
+    return otherwise if isinstance(otherwise, int) and core.id_to_token(otherwise) is not None else None
 
 
 def _read_optional(path: Path) -> dict[str, Any]:

@@ -7,16 +7,17 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from monoplan.arguments import as_compiled, match, same_constant
 from monoplan.build import Built, build
 from monoplan.foreign import adopt, array_spec, assign, is_array
 from monoplan.frontend.module import Module
-from monoplan.frontend.pytree import Tree, exactly, flatten, unflatten
+from monoplan.frontend.pytree import Tree, flatten, unflatten
 from monoplan.frontend.tensor import Tensor
 from monoplan.frontend.tracer import Spec
 from monoplan.inspection import Inspection
@@ -26,7 +27,7 @@ from monoplan.ir.printer import print_graph
 from monoplan.ir.sizes import SizeError
 from monoplan.ir.types import TensorType, as_dtype
 from monoplan.known_calls import KEPT, Call, KnownCalls, check_shared, read_only
-from monoplan.options import TARGETS, Options, debug_level
+from monoplan.options import Options, debug_level, find_target
 from monoplan.parallel import find_communicator
 
 
@@ -55,14 +56,12 @@ class Compiled(Inspection):
     """
 
     def __init__(
-        self, module: Module, *specs: Any, target: str = "cpu", dtype: Any = None,
+        self, module: Module, *specs: Any, target: str | None = None, dtype: Any = None,
         options: Options | Mapping[str, Any] | None = None, tp: Any = None, **kw_specs: Any,
     ) -> None:
         if not isinstance(module, Module):
             raise ArgumentError(f"compile needs a monoplan.nn.Module, got {type(module).__name__}")
-        if target not in TARGETS:
-            raise ArgumentError(f"unknown target {target!r}", fix="use one of " + ", ".join(TARGETS))
-        self.module, self.target = module, target
+        self.module, self.target = module, find_target(target, module)
         self.dtype = None if dtype is None else as_dtype(dtype)
         self.options = Options.make(options)
         self.tp = find_communicator(tp, module)
@@ -90,7 +89,7 @@ class Compiled(Inspection):
     def _call_anew(self, args: Sequence[Any], kwargs: Mapping[str, Any], call: Call | None) -> Any:
         """A call whose arguments are matched with the plans, or brought into a form that a plan takes."""
         built, given, arrays, symbols = self._bind(args, kwargs)
-        if call is not None:
+        if call is not None and self._as_declared(args, kwargs):
             self._known.remember(call, built, symbols, arrays)
         writes = built.graph.writes
         for number, _ in writes:
@@ -112,7 +111,7 @@ class Compiled(Inspection):
         leaves, tree = flatten(arguments)
         plain = all(isinstance(x, Tensor | np.ndarray) for _, x in leaves)
         if self.declared and not (plain and tree == self.built[0][0]):
-            leaves, tree = flatten(_as_arrays(arguments, self.built[0][0], iter(self.built[0][1])))
+            leaves, tree = flatten(as_compiled(arguments, self.built[0][0], iter(self.built[0][1])))
         values = [(name, _adopted(name, x, self.target)) for name, x in leaves]
         given = [_owner(x, v) for (_, x), (_, v) in zip(leaves, values, strict=True) if is_array(v)]
         arrays = [_contiguous(v) for _, v in values if is_array(v)]
@@ -129,13 +128,17 @@ class Compiled(Inspection):
         self._matched[key] = (tree, built, symbols)
         return built, given, arrays, symbols
 
+    def _as_declared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the arrays of a call come in the order of its plan: the keys of a dict may come in another."""
+        return not self.declared or flatten(self.module.bind_arguments(args, kwargs))[1] == self.built[0][0]
+
     def _find(self, tree: Tree, values: list[tuple[str, Any]]) -> Built:
         """The plan that fits these arguments; a lazily traced module gets a new one."""
         problem: MonoplanError | None = None
         alone = False  # whether a plan for any size does not take these
         for known_tree, specs, built in self.built:
             try:
-                _match(tree, values, known_tree, specs, built)
+                match(tree, values, known_tree, specs, built)
                 return built
             except MonoplanError as error:
                 problem = error
@@ -166,7 +169,7 @@ class Compiled(Inspection):
             result: list[Any] = []
             for (_, v), s in zip(values, specs, strict=True):
                 if not isinstance(s, Spec):
-                    if not _same_constant(s, v):
+                    if not same_constant(s, v):
                         return None
                     result.append(s)
                     continue
@@ -232,12 +235,13 @@ class Compiled(Inspection):
 
 
 def compile(  # noqa: A001  (the public name)
-    module: Module, *specs: Any, target: str = "cpu", dtype: Any = None,
+    module: Module, *specs: Any, target: str | None = None, dtype: Any = None,
     options: Options | Mapping[str, Any] | None = None, source: str | os.PathLike[str] | None = None, tp: Any = None,
     **kw_specs: Any,
 ) -> Any:
     """A compiled form of a Module: traced now if specs are given, else at the first call.
 
+    `target`: cpu, cuda or reference; None: the device that a model was loaded for, and for other modules the CPU.
     `source`: an edited plan.c to build in place of the generated one. `tp`: a communicator (or "mpi"), for a model
     that is divided between several ranks: see docs/parallel.md.
     """
@@ -280,55 +284,6 @@ def _spec_of(name: str, v: Any) -> Any:
         return array_spec(v)
     except MonoplanError as error:
         raise ArgumentError(f"argument {name}: {error.what}", why=error.why, fix=error.fix) from None
-
-
-def _as_arrays(x: Any, tree: Tree, specs: Iterator[Any]) -> Any:
-    """Arguments with lists and numbers made arrays where a plan of this structure takes arrays."""
-    if tree.kind == "leaf":
-        spec = next(specs)
-        if not isinstance(spec, Spec) or not isinstance(x, list | tuple | int | float | np.generic):
-            return x
-        try:
-            made = np.asarray(x)
-            wanted = spec.type.dtype
-            if made.dtype.kind in "iub" or (made.dtype.kind == "f" and wanted.is_float):
-                return np.asarray(x, wanted.numpy)
-            return made
-        except (ValueError, OverflowError) as error:
-            raise ArgumentError(f"expected {spec.type}, got a {type(x).__name__}", why=str(error)) from None
-    if isinstance(x, dict) and tree.kind == "dict" and tuple(x) == tree.keys:
-        return {k: _as_arrays(x[k], t, specs) for k, t in zip(tree.keys, tree.children, strict=True)}
-    if type(x) in (list, tuple) and tree.kind == type(x).__name__ and len(x) == len(tree.children):
-        return type(x)(_as_arrays(v, t, specs) for v, t in zip(x, tree.children, strict=True))
-    for _ in range(_count_leaves(tree)):
-        next(specs)
-    return x
-
-
-def _count_leaves(tree: Tree) -> int:
-    return 1 if tree.kind == "leaf" else sum(map(_count_leaves, tree.children))
-
-
-def _match(tree: Tree, values: list[tuple[str, Any]], known: Tree, specs: list[Any], built: Built) -> None:
-    """Raises unless arguments have the structure, constants, types and sizes of a plan."""
-    if tree != known:
-        raise ArgumentError("the arguments are nested differently from those that were compiled")
-    arrays = []
-    for (name, v), s in zip(values, specs, strict=True):
-        if isinstance(s, Spec):
-            if not is_array(v):
-                raise ArgumentError(f"argument {name}: expected an array {s.type}, got {type(v).__name__}")
-            if v.dtype != s.type.dtype.numpy:
-                shown = f"dtype {v.dtype} with shape {list(v.shape)}"
-                raise ArgumentError(f"argument {name}: expected {s.type}, got {shown}")
-            arrays.append(v)
-        elif not _same_constant(s, v):
-            raise ArgumentError(f"argument {name}: this plan was compiled for {s!r}, got {v!r}")
-    built.check(arrays)
-
-
-def _same_constant(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and bool(exactly(a) == exactly(b))
 
 
 def _check_writeable(leaf: Any, name: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -37,18 +38,13 @@ INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the number of the signal, as shells
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; an error of ours is a message, and a traceback as well if MONOPLAN_DEBUG asks."""
+    _show_any_text()
     try:
         status = _run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()  # a closed pipe shows here, where it can still be handled
         return status
     except MonoplanError as error:
-        if debug_level() >= 1:
-            import traceback
-
-            traceback.print_exc()
-        end_ranks(error, 1)
-        print(f"monoplan: {error}", file=sys.stderr)
-        return 1
+        return _failed(error)
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS or debug_level() >= 1:
             raise
@@ -60,10 +56,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         end_ranks(None, INTERRUPTED)
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our text has left. Python would complain once more when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_stdout()  # whoever read our text has left
         end_ranks(None, BROKEN_PIPE)
         return BROKEN_PIPE
+    except OSError as error:  # a path of the command line that can't be read or written, or a full disk
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _forget_stdout()
+        what = "a file can't be read or written"
+        return _failed(MonoplanError(what, where=error.filename, why=error.strerror or str(error)))
+
+
+def _failed(error: MonoplanError) -> int:
+    if debug_level() >= 1:
+        import traceback
+
+        traceback.print_exc()
+    end_ranks(error, 1)
+    print(f"monoplan: {error}", file=sys.stderr)
+    return 1
+
+
+def _show_any_text() -> None:
+    """Lets a model say what the terminal can't show: such characters become question marks."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _forget_stdout() -> None:
+    """After stdout failed: Python would complain once more when it flushes what is left at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: list[str]) -> int:

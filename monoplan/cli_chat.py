@@ -23,7 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answers each line of stdin until it ends; Ctrl-C stops an answer, and at the prompt the chat."""
+    """Answers each line of stdin until it ends; Ctrl-C stops an answer, and at the prompt the chat.
+
+    A conversation that outgrows the context loses its first turns; a line that is too long alone is left out.
+    """
     from monoplan.models.generation import Session
 
     timings = Timings()
@@ -34,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
     messages: list[dict[str, str]] = list(opening)
     comm = ranks(args)
     session, typed, status = Session(), from_first(comm, sys.stdin.isatty), 0
-    if typed and (comm is None or comm.rank == 0):
+    speaks = comm is None or comm.rank == 0
+    if typed and speaks:
         print(GREETING, file=sys.stderr)
     while True:
         try:
@@ -50,7 +54,13 @@ def run(args: argparse.Namespace) -> int:
         if not line:
             continue  # blank lines between piped turns
         messages.append({"role": "user", "content": line})
-        text, interrupted = _answer(llm, messages, session, timings, sampling(args))
+        ids, note = _fit(llm, messages, len(opening), args.max_tokens)
+        if note and speaks:
+            print(f"monoplan: {note}", file=sys.stderr)
+        if ids is None:
+            messages.pop()
+            continue
+        text, interrupted = _answer(llm, ids, session, timings, sampling(args))
         messages.append({"role": "assistant", "content": text})
         if interrupted and not typed:
             status = INTERRUPTED
@@ -71,12 +81,35 @@ def _read(typed: bool) -> str | None:
     return line.strip() if line else None
 
 
+def _fit(
+    llm: Any, messages: list[dict[str, str]], opening: int, max_tokens: int
+) -> tuple[list[int] | None, str]:
+    """The tokens of a conversation, None if its last line alone is too long for the model; and what to say of it.
+
+    Turns that leave no room for an answer are dropped from `messages`: the first ones, after the opening.
+    """
+    ids: list[int] = llm.tokenizer.chat(messages)
+    room, dropped = min(max_tokens, llm.max_length // 4), 0
+    if len(ids) + room <= llm.max_length:
+        return ids, ""
+    alone = llm.tokenizer.chat(messages[:opening] + messages[-1:])
+    if len(alone) > llm.max_length:
+        return None, f"the line is left out: it has {len(alone)} tokens, the context of the model {llm.max_length}"
+    while len(ids) + room > llm.max_length and len(messages) > opening + 1:
+        del messages[opening : opening + 2]  # a question and its answer
+        ids, dropped = llm.tokenizer.chat(messages), dropped + 1
+    if not dropped:
+        return ids, ""
+    first = "question is" if dropped == 1 else f"{dropped} questions are"
+    return ids, f"the first {first} forgotten: the context of the model is {llm.max_length} tokens"
+
+
 def _answer(
-    llm: Any, messages: list[dict[str, str]], session: Any, timings: Timings, settings: dict[str, Any]
+    llm: Any, ids: list[int], session: Any, timings: Timings, settings: dict[str, Any]
 ) -> tuple[str, bool]:
     """Streams one answer; gives its text and whether Ctrl-C cut it short."""
     interrupted = False
-    stream = llm.generate(llm.tokenizer.chat(messages), callback=timings.token, session=session, **settings)
+    stream = llm.generate(ids, callback=timings.token, session=session, **settings)
     timings.begin(len(stream.result.prompt_ids) - session.shared(stream.result.prompt_ids))
     try:
         for piece in stream:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from monoplan.cli_ranks import add_rank_argument, from_first, ranks
 from monoplan.ir.errors import ArgumentError
+from monoplan.options import TARGETS
 
 if TYPE_CHECKING:
     from monoplan.llm import CompiledLM
 
 DTYPES = ("bfloat16", "float32", "float16")
-TARGETS = ("cpu", "cuda", "reference")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:

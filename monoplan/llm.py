@@ -32,7 +32,7 @@ from monoplan.models.generation import (
     step_specs,
 )
 from monoplan.models.llama import LlamaForCausalLM
-from monoplan.options import Options
+from monoplan.options import Options, find_target
 from monoplan.parallel import find_communicator
 from monoplan.progress import progress
 from monoplan.runtime.shared_weights import sharing
@@ -51,13 +51,13 @@ class CompiledLM(GenerationMixin):
     """A compiled LlamaForCausalLM: call it as the model, or let it generate."""
 
     def __init__(
-        self, model: Module, *, target: str = "cpu", dtype: Any = None, options: Any = None, tp: Any = None
+        self, model: Module, *, target: str | None = None, dtype: Any = None, options: Any = None, tp: Any = None
     ) -> None:
         if not isinstance(model, LlamaForCausalLM):
             raise ArgumentError(f"CompiledLM needs a LlamaForCausalLM, got {type(model).__name__}")
         # A model of its own in another dtype: the tables of RoPE stay float32, whatever the weights are.
         self.model = model if dtype is None or as_dtype(dtype) == model.dtype else model.with_dtype(dtype)
-        self.config, self.dtype, self.target = model.config, self.model.dtype, target
+        self.config, self.dtype, self.target = model.config, self.model.dtype, find_target(target, model)
         self.name_or_path = model.name_or_path
         self.last_cache: KVCache | None = None
         self.tp = find_communicator(tp, self.model)
@@ -67,7 +67,7 @@ class CompiledLM(GenerationMixin):
         self.spare: dict[str, Any] = {}  # on a GPU: the cache of the last text, for the next one
         if made.tp_plan is None and self.tp is not None:
             made = dataclasses.replace(made, tp_plan=self.model.tp_plan)
-        self._arguments: dict[str, Any] = {"target": target, "options": made, "tp": self.tp}
+        self._arguments: dict[str, Any] = {"target": self.target, "options": made, "tp": self.tp}
         self._plans: dict[str, Any] = {}
         self._weights: dict[str, Any] = {}  # in device memory, for all plans
 
@@ -142,7 +142,7 @@ class CompiledLM(GenerationMixin):
         Positions that simply go on from the cache run the plan of generation; other positions and all_logits
         run a second plan, compiled when first needed.
         """
-        ids = np.asarray(input_ids, dtype=np.int64)
+        ids = _whole_numbers("input_ids", input_ids, np.int64)
         if ids.ndim != 2 or not ids.size:
             what = f"input_ids must be [batch, seq] with at least one token, got {list(ids.shape)}"
             raise ArgumentError(what)
@@ -152,11 +152,11 @@ class CompiledLM(GenerationMixin):
             raise ArgumentError(f"input_ids have {batch} rows, the cache {cache.batch}")
         if use_cache and past_key_values is None:
             self.last_cache = cache
-        valid = whole_rows(batch, seq) if num_valid is None else np.asarray(num_valid, dtype=np.int32)
+        valid = whole_rows(batch, seq) if num_valid is None else _whole_numbers("num_valid", num_valid, np.int32)
         if position_ids is None and not all_logits:
             return self.step(ids, cache, valid)["logits"]
         expected = np.asarray(cache.lengths).astype(np.int64)[:, None] + np.arange(seq)
-        positions = expected if position_ids is None else np.asarray(position_ids, dtype=np.int64)
+        positions = expected if position_ids is None else _whole_numbers("position_ids", position_ids, np.int64)
         if positions.shape not in ((seq,), (1, seq), (batch, seq)):
             what = f"position_ids must be [batch, seq] or [seq], got {list(positions.shape)}"
             raise ArgumentError(what, why=f"input_ids are {list(ids.shape)}")
@@ -265,6 +265,17 @@ class CompiledLM(GenerationMixin):
         tied = self.config.tie_word_embeddings
         table = 0 if tied else self.config.vocab_size * self.config.hidden_size
         return (self.num_parameters - table) * self.dtype.itemsize
+
+
+def _whole_numbers(name: str, value: Any, dtype: Any) -> Array:
+    """An argument as an array of integers: others are no token ids, and rounding them would hide a mistake."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # lists of unequal lengths
+        raise ArgumentError(f"{name} must be an array of integers", why=str(error)) from None
+    if array.dtype.kind not in "iu" and array.size:
+        raise ArgumentError(f"{name} must be an array of integers, got {array.dtype} {list(array.shape)}")
+    return array.astype(dtype, copy=False)
 
 
 def _check_valid(num_valid: Array, batch: int, seq: int) -> None:

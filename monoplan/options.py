@@ -43,6 +43,21 @@ class Options:
         return cls(**dict(given or {}))
 
 
+def known_target(name: Any) -> str:
+    """The name of a target; an error that lists the known ones if it is not one of them."""
+    if name not in TARGETS:
+        raise ArgumentError(f"unknown target {name!r}", fix="use one of " + ", ".join(TARGETS))
+    return str(name)
+
+
+def find_target(given: Any, module: Any) -> str:
+    """Where to run a module: what compile() was told, else the device that a model was loaded for, else the CPU."""
+    if given is None:
+        # A `device` of any other module is its author's, and may mean anything.
+        given = getattr(module, "device", "cpu") if hasattr(module, "generation_step") else "cpu"
+    return known_target(given)
+
+
 def debug_level() -> int:
     """MONOPLAN_DEBUG: 0 silent, 1 a line per compile, 2 passes, 3 near misses, 4 source."""
     text = os.environ.get("MONOPLAN_DEBUG", "0") or "0"

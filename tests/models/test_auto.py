@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monoplan.ir.errors import LoadError
+import monoplan as mp
+from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.models import AutoLlamaModel, LlamaForCausalLM
 from monoplan.models.safetensors import open_checkpoint, save_checkpoint
 from tests.models.support import tiny_checkpoint, tiny_config, tiny_tokenizer_files
@@ -125,3 +126,23 @@ def test_nothing_is_printed_unless_asked_for(tmp_path: Path, capfd: pytest.Captu
     assert capfd.readouterr() == ("", "")
     AutoLlamaModel.from_pretrained(directory, verbose=True)
     assert "parameters as float32 in" in capfd.readouterr().err
+
+
+def test_a_model_needs_a_path() -> None:
+    for path in (None, 5, b"model"):
+        with pytest.raises(ArgumentError, match="a model is loaded from a path, got"):
+            AutoLlamaModel.from_pretrained(path)  # type: ignore[arg-type]
+
+
+def test_the_device_is_where_the_model_is_compiled_for(tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path)
+    for device in ("cpu", "cuda", "reference"):
+        model = AutoLlamaModel.from_pretrained(tmp_path, device=device)
+        assert mp.compile(model).target == mp.compile(model, dtype="bfloat16").target == device
+        assert mp.compile(model, target="cpu").target == "cpu"
+    assert mp.compile(model, mp.spec(1, 3, dtype="int64")).target == "reference"
+    with pytest.raises(ArgumentError, match="unknown target 'tpu'\n.*cpu, cuda, reference"):
+        AutoLlamaModel.from_pretrained(tmp_path, device="tpu")
+    model.device = "tpu"
+    with pytest.raises(ArgumentError, match="unknown target 'tpu'"):
+        mp.compile(model)

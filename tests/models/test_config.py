@@ -175,6 +175,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"layer_types": ["full_attention", "chunked"]},
         "layer_types of a llama model must all be full_attention",
     ),
+    ({"layer_types": 5}, "layer_types of a llama model must all be full_attention, got 5"),
     ({"rope_scaling": {"type": "yarrn", "factor": 2}}, "unknown rope kind 'yarrn'"),
     ({"rope_scaling": {"type": ["yarn"]}}, "unknown rope kind"),
     ({"rope_scaling": "linear"}, "rope_scaling must be a dictionary"),

@@ -177,6 +177,11 @@ def test_the_context_ends_the_text(lm: Any) -> None:
         ([5, 100], {}, "token id 100 at position 1"),
         ([-1], {}, "token id -1"),
         (["a", "b"], {}, "generate takes one prompt"),
+        (None, {}, "a prompt is a text or a list of token ids\n.*None"),
+        (5, {}, "a prompt is a text or a list of token ids\n.*5"),
+        ("a", {"eos_token_id": 2.0}, "eos_token_id must be a token id or several\n.*2.0"),
+        ("a", {"eos_token_id": [[2]]}, "eos_token_id must be a token id or several"),
+        ("a", {"stop": 5}, "stop must be a text or several"),
         ("a", {"max_new_tokens": 0}, "max_new_tokens must be"),
         ("a", {"temperature": -1.0}, "temperature must be"),
         ("a", {"temperature": float("nan")}, "temperature must be"),
@@ -191,6 +196,22 @@ def test_the_context_ends_the_text(lm: Any) -> None:
 def test_wrong_arguments_are_reported_at_once(lm: Any, prompt: Any, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         lm.generate(prompt, **settings)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([], "there is no prompt to continue"),
+        ([None], "a prompt is a text or a list of token ids\n.*None"),
+        ([[5], [5, 1.5]], "a prompt is a text or a list of token ids"),
+        (None, "generate_batch takes a list of prompts\n.*None"),
+        ("a", "takes a list of prompts\n.*use generate for one"),
+        ([5, 6], "takes a list of prompts\n.*use generate for one"),
+    ],
+)
+def test_wrong_batches(lm: Any, prompts: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        lm.generate_batch(prompts)
 
 
 def test_a_model_without_a_tokenizer_takes_ids() -> None:
@@ -283,6 +304,10 @@ def test_wrong_calls_of_the_compiled_model(checkpoint: Path) -> None:
         ({"input_ids": [5, 6]}, "input_ids must be"),
         ({"input_ids": np.zeros((1, 0), int)}, "at least one token"),
         ({"input_ids": [[5, 100]]}, "100"),
+        ({"input_ids": np.array([[1.7]])}, "input_ids must be an array of integers, got float64"),
+        ({"input_ids": [[5], [6, 7]]}, "input_ids must be an array of integers"),
+        ({"input_ids": None}, "input_ids must be an array of integers"),
+        ({"input_ids": ids, "num_valid": [1.5]}, "num_valid must be an array of integers"),
         ({"input_ids": ids, "past_key_values": llm.new_cache(2)}, "1 rows, the cache 2"),
         ({"input_ids": ids, "position_ids": [[0, 1]]}, "position_ids must be"),
         ({"input_ids": ids, "num_valid": [5]}, "num_valid must be"),

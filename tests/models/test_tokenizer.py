@@ -1,4 +1,4 @@
-"""Tokenizers from tokenizer.json and GGUF metadata: ids, one BOS, chats, and text in whole characters."""
+"""Tokenizers from tokenizer.json and GGUF metadata: ids, one BOS, chats."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.models.gguf import open_gguf
 from monoplan.models.tokenizer import Tokenizer
 from monoplan.runtime.cache import read_roots
+from tests.models.vocabularies import ALPHABET, byte_level, pieces
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "smollm2" / "tokenizer.json"
-ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 CHATML = (
     "{% for message in messages %}\n"
     "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
@@ -26,41 +26,8 @@ CHATML = (
 )
 
 
-def byte_level(pre: str = "gpt-2", merges: tuple[str, ...] = (), **changes: Any) -> dict[str, Any]:
-    """Metadata of a byte-level vocabulary: 256 bytes, what the merges make, and two control tokens."""
-    tokens = ["<|end|>", "<|start|>", *ALPHABET, *(merge.replace(" ", "") for merge in merges)]
-    return {
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": np.array([3, 3] + [1] * (len(tokens) - 2), np.int32),
-        "tokenizer.ggml.merges": list(merges), "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.add_bos_token": False,
-    } | {f"tokenizer.{key}": value for key, value in changes.items()}  # fmt: skip
-
-
-def pieces(**changes: Any) -> dict[str, Any]:
-    """Metadata of a SentencePiece vocabulary with bytes to fall back on."""
-    words = ["▁", "a", "b", "c", "ab", "abc", "bc", "▁a", "▁ab", "é"]
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
-    scores = {"bc": -1.0, "▁a": -2.0, "ab": -3.0, "▁ab": -4.0, "abc": -5.0}
-    return {
-        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": np.array([2, 3, 3] + [6] * 256 + [1] * len(words), np.int32),
-        "tokenizer.ggml.scores": np.array([scores.get(token, -99.0) for token in tokens], np.float32),
-        "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.unknown_token_id": 0,
-    } | {f"tokenizer.{key}": value for key, value in changes.items()}  # fmt: skip
-
-
 def spelled(tokenizer: Tokenizer, text: str) -> list[str | None]:
     return [tokenizer.token(token) for token in tokenizer.encode(text, add_special_tokens=False)]
-
-
-def streamed(tokenizer: Tokenizer, ids: list[int]) -> str:
-    """Decode one by one and check that no piece has half a character in it."""
-    stream = tokenizer.stream()
-    parts = [stream.push(token) for token in ids]
-    assert not any("\ufffd" in part for part in parts)
-    return "".join(parts) + stream.finish()
 
 
 @pytest.mark.skipif(not GOLDEN.is_file(), reason="tests/golden/smollm2 is not there")
@@ -76,7 +43,8 @@ def test_smollm2_as_recorded() -> None:
         ids = tokenizer.encode(case["text"])
         assert ids == case["ids"], case["text"]
         assert tokenizer.decode(ids, skip_special_tokens=False) == case["text"]
-        assert streamed(tokenizer, ids) == tokenizer.decode(ids)
+        stream = tokenizer.stream()
+        assert "".join(map(stream.push, ids)) + stream.finish() == tokenizer.decode(ids)
     for case in golden["chats"]:
         assert tokenizer.chat_text(case["messages"], case["add_generation_prompt"]) == case["text"]
         assert tokenizer.chat(case["messages"], case["add_generation_prompt"]) == case["ids"]
@@ -166,81 +134,17 @@ def test_control_tokens_are_found_in_text_and_left_out_of_it() -> None:
     assert tokenizer.eos_ids == {0}
 
 
-TEXTS = [
-    "plain words",
-    "naïve café",
-    "日本語のテキスト",
-    "🙂🚀👨‍👩‍👧‍👦 and 🇫🇷",
-    "a\ufffdb",
-    "\n\n  spaces \t",
-    "",
-]
-
-
-@pytest.mark.parametrize("make", [byte_level, pieces])
-@pytest.mark.parametrize("text", TEXTS)
-def test_streaming_gives_the_same_text_in_whole_characters(make: Any, text: str) -> None:
-    tokenizer = Tokenizer.from_gguf(make())
-    ids = tokenizer.encode(text)
-    if "\ufffd" in text:
-        stream = tokenizer.stream()
-        assert "".join(map(stream.push, ids)) + stream.finish() == text
-    else:
-        assert streamed(tokenizer, ids) == text
-
-
-def test_streaming_waits_for_the_last_byte() -> None:
-    for tokenizer in (
-        Tokenizer.from_gguf(byte_level()),
-        Tokenizer.from_gguf(pieces(**{"ggml.add_space_prefix": False})),
-    ):
-        stream = tokenizer.stream()
-        ids = tokenizer.encode("a€€", add_special_tokens=False)
-        assert [stream.push(token) for token in ids] == ["a", "", "", "€", "", "", "€"]
-        # A text that ends inside a character: the rest comes as a replacement, once.
-        stream = tokenizer.stream()
-        assert [stream.push(token) for token in ids[:2]] == ["a", ""]
-        assert stream.finish() == "\ufffd" and stream.finish() == ""
-
-
-def test_streaming_bytes_that_never_become_a_character() -> None:
-    for make in (byte_level, pieces):
-        tokenizer = Tokenizer.from_gguf(make())
-        lead, letter = tokenizer.encode("é€", add_special_tokens=False)[-3], tokenizer.encode("a", False)[-1]
-        for ids in ([lead] * 9 + [letter], [lead] * 5, [letter, lead, lead, letter]):
-            stream = tokenizer.stream()
-            parts = [stream.push(token) for token in ids]
-            assert "".join(parts) + stream.finish() == tokenizer.decode(ids)
-        stream = tokenizer.stream()
-        assert any(stream.push(lead) for _ in range(9)), "it must not be held back for ever"
-
-
-def test_streaming_random_ids_equals_decoding_them_at_once() -> None:
-    random = np.random.default_rng(6)
-    tokenizer = Tokenizer.from_gguf(byte_level("gpt-2", ("Ã ©", "â Ĥ", "Ġ a")))
-    for _ in range(200):
-        ids = random.integers(0, tokenizer.vocab_size, random.integers(1, 30)).tolist()
-        stream = tokenizer.stream()
-        assert "".join(map(stream.push, ids)) + stream.finish() == tokenizer.decode(ids)
-
-
-def test_streaming_after_a_prompt_keeps_the_space() -> None:
-    tokenizer = Tokenizer.from_gguf(pieces())
-    prompt, rest = tokenizer.encode("abc"), tokenizer.encode("abc")[1:]
-    after = tokenizer.stream(prompt)
-    assert "".join(map(after.push, rest)) + after.finish() == " abc"
-    alone = tokenizer.stream()
-    assert "".join(map(alone.push, rest)) + alone.finish() == "abc"
-    between = tokenizer.stream()  # a control token has no text, but what follows is no beginning
-    assert "".join(map(between.push, [*rest, 2, *rest])) == "abc abc"
-
-
 def test_ids_out_of_range_are_named() -> None:
     tokenizer = Tokenizer.from_gguf(byte_level())
     for bad in (-1, tokenizer.vocab_size, 10**9):
         for use in (lambda bad=bad: tokenizer.decode([1, bad]), lambda bad=bad: tokenizer.stream().push(bad)):
             with pytest.raises(ArgumentError, match=f"token id {bad} is not in the vocabulary"):
                 use()
+    for bad in ("ab", [1.0], [None]):
+        with pytest.raises(ArgumentError, match="a token id is a whole number"):
+            tokenizer.decode(bad)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="decode takes a list of token ids"):
+        tokenizer.decode(5)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="can't be tokenized"):
         tokenizer.encode("half a pair: \ud83d")
     with pytest.raises(ArgumentError, match="can't be tokenized"):
@@ -382,6 +286,26 @@ def test_directory_add_bos_token(tmp_path: Path) -> None:
     assert Tokenizer.from_pretrained(save_directory(tmp_path, template_bos=False, config=config)).add_bos
     config = {"bos_token": None, "add_bos_token": True}
     assert not Tokenizer.from_pretrained(save_directory(tmp_path, config=config)).add_bos
+
+
+@pytest.mark.parametrize(
+    ("template", "model", "bos_id", "adds"),
+    [("<s> $A", {}, 256, True), ("<s> $A </s>", {"bos_token_id": 65}, 256, True), ("$A </s>", {}, None, False),
+     ("$A", {"bos_token_id": 256}, 256, False), ("$A", {"bos_token_id": 999}, None, False)],
+)  # fmt: skip
+def test_directory_without_a_tokenizer_config(
+    tmp_path: Path, template: str, model: dict[str, Any], bos_id: int | None, adds: bool
+) -> None:
+    """What tokenizer.json puts in front of a text is the BOS, as it is for transformers."""
+    core = Core.from_file(str(save_directory(tmp_path) / "tokenizer.json"))
+    ends = [(token, core.token_to_id(token)) for token in ("<s>", "</s>")]
+    core.post_processor = processors.TemplateProcessing(single=template, special_tokens=ends)
+    core.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    tokenizer = Tokenizer.from_pretrained(tmp_path)
+    assert (tokenizer.bos_id, tokenizer.add_bos) == (bos_id, adds)
+    assert tokenizer.encode("hello")[:-5] == ([256] if adds else [])
 
 
 def test_directory_ends_of_text_come_from_every_file(tmp_path: Path) -> None:

@@ -160,7 +160,9 @@ BAD_CALLS = [
     ((np.zeros((2, 3, 6)),), r"argument x: expected f32\[batch, seq, 6\], got dtype float64"),
     ((np.zeros((2, 3, 6), object),), "argument x: expected .* got dtype object"),
     (("text",), "argument x: expected an array .* got str"),
-    ((None,), "nested differently"),
+    ((None,), r"argument x: expected an array f32\[batch, seq, 6\], got None"),
+    (({"x": 1},), r"argument x: expected an array f32\[batch, seq, 6\], got a dict with x"),
+    (([[1.0], [2.0, 3.0]],), r"argument x: expected f32\[batch, seq, 6\], got a list"),
     ((), "x"),
     ((np.zeros((2, 3, 6), np.float32),) * 2, "argument"),
 ]  # fmt: skip

@@ -87,6 +87,25 @@ def test_chat_answers_each_line(model: Path) -> None:
     assert "generation" in done.stderr
 
 
+def test_chat_goes_on_after_a_line_that_is_too_long(model: Path) -> None:
+    command = ("chat", "-m", model, "-n", 4, "--temp", 0, "-q", *TARGET)
+    plain = monoplan(*command, stdin="Hi\nAnd?\n")
+    done = monoplan(*command, stdin=f"Hi\n{'a' * 200}\nAnd?\n")
+    assert done.returncode == 0 and done.stdout == plain.stdout and len(plain.stdout.splitlines()) == 2
+    assert "monoplan: the line is left out: it has 2" in done.stderr and "the context of the model 96" in done.stderr
+
+
+def test_chat_forgets_what_the_context_has_no_room_for(model: Path) -> None:
+    command = ("chat", "-m", model, "-n", 4, "--temp", 0, "-q", "--system", "S", *TARGET)
+    done = monoplan(*command, stdin=f"Hi\n{'a' * 30}\n{'b' * 30}\n")
+    assert done.returncode == 0, done.stderr
+    assert "monoplan: the first 2 questions are forgotten: the context of the model is 96 tokens" in done.stderr
+    alone = monoplan(*command, stdin=f"{'b' * 30}\n")
+    assert len(done.stdout.splitlines()) == 3 and done.stdout.endswith(alone.stdout) and alone.stderr == ""
+    wrong = monoplan("chat", "-m", model, "--temp", "-1", *TARGET, stdin="Hi\nHi\n")
+    assert wrong.returncode == 1 and wrong.stderr.count("temperature must be") == 1  # no line's fault
+
+
 def test_bench_prints_a_table_or_json(model: Path, inside: Any) -> None:
     common = ("bench", "-p", 16, "-n", 4, "-r", 2)
     table = monoplan(*common, "-m", model, *TARGET)
@@ -137,6 +156,48 @@ def test_errors_are_messages_and_exit_code_1(
     out, err = capfd.readouterr()
     assert status == 1 and message in err
     assert "Traceback" not in err and out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("compile", "MODEL", "-o", "/dev/null/x", *TARGET),
+        ("report", "MODEL", "--no-profile", "-o", "/dev/null/x", *TARGET),
+        ("golden", "record", "/dev/null/x", "MODEL", *TARGET),
+        ("bench", "-p", "4", "--profile", "/dev/null/x", "-m", "MODEL", *TARGET),
+    ],
+    ids=lambda arguments: str(arguments[0]),
+)
+def test_a_path_that_cannot_be_written_is_one_message(
+    model: Path, arguments: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    status = main([str(model) if a == "MODEL" else a for a in arguments])
+    err = capfd.readouterr().err
+    assert status == 1 and "monoplan: a file can't be read or written\n  where: /dev/null" in err
+    assert "why:   Not a directory" in err or "why:   File exists" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has /dev/full")
+def test_a_full_disk_is_one_message() -> None:
+    command = [sys.executable, "-m", "monoplan", "--version"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and "No space left" in done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+def test_what_the_terminal_cannot_show_is_replaced(tmp_path: Path) -> None:
+    model = tiny_checkpoint(tmp_path)
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    words = {word: token for word, token in tokenizer["model"]["vocab"].items() if len(word) > 1 or word == "?"}
+    letters = {chr(0x6500 + token): token for token in tokenizer["model"]["vocab"].values()}
+    tokenizer["model"]["vocab"] = letters | words
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    command = ("generate", "日本", "--raw", "-n", 8, "-q", "-m", model, *TARGET)
+    shown, hidden = (monoplan(*command, PYTHONIOENCODING=name) for name in ("utf-8", "latin-1"))
+    assert shown.returncode == hidden.returncode == 0 and hidden.stderr == ""
+    assert hidden.stdout == shown.stdout.encode("latin-1", "replace").decode() != shown.stdout
 
 
 def test_damaged_weights_are_one_message(model: Path, tmp_path: Path) -> None:
