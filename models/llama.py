@@ -58,7 +58,8 @@ class LlamaRotaryEmbedding(Module):
     two tables, one below the other, and a row that is longer than the original context reads the lower one.
     dynamic has frequencies of its own for each length beyond the trained one, so they are computed in the
     graph. What lies in a KV cache keeps the rotation it got. transformers takes one length for the whole
-    batch; here each row counts for itself, and so gives what it gives alone.
+    batch; here each row counts for itself, and so gives what it gives alone. A prompt is not cut into pieces
+    where they would get other angles (see decoding.pieces).
     """
 
     def __init__(self, config: LlamaConfig) -> None:

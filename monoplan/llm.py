@@ -179,7 +179,7 @@ class CompiledLM(GenerationMixin):
         choice = greedy_arrays(batch)
         make_room(past_key_values, valid)
         out: dict[str, Array] = {}
-        for ids, count in pieces(input_ids, valid, past_key_values, self.prefill_chunk):
+        for ids, count in pieces(input_ids, valid, past_key_values, self.prefill_chunk, self.config):
             out = self._call_plan("generation", past_key_values, input_ids=ids, num_valid=count, **choice)
         return out
 
