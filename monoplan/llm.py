@@ -155,12 +155,14 @@ class CompiledLM(GenerationMixin):
         valid = whole_rows(batch, seq) if num_valid is None else np.asarray(num_valid, dtype=np.int32)
         if position_ids is None and not all_logits:
             return self.step(ids, cache, valid)["logits"]
-        expected = np.asarray(cache.lengths).astype(np.int64)[:, None] + np.arange(seq)
+        _check_valid(valid, batch, seq)
+        counted = np.minimum(np.arange(seq), valid[:, None] - 1)  # padding repeats the last token's place in its row
+        expected = np.asarray(cache.lengths).astype(np.int64)[:, None] + counted
         positions = expected if position_ids is None else np.asarray(position_ids, dtype=np.int64)
         if positions.shape not in ((seq,), (1, seq), (batch, seq)):
             what = f"position_ids must be [batch, seq] or [seq], got {list(positions.shape)}"
             raise ArgumentError(what, why=f"input_ids are {list(ids.shape)}")
-        positions = np.broadcast_to(positions, ids.shape)
+        positions = np.take_along_axis(np.broadcast_to(positions, ids.shape), counted, axis=1)
         if not all_logits and np.array_equal(positions, expected):
             return self.step(ids, cache, valid)["logits"]
         logits: Array = self._run(
