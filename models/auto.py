@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from monoplan.frontend.parameter import Parameter
 from monoplan.ir.errors import LoadError
 from monoplan.models.checkpoint import Weights, open_model
 from monoplan.models.llama import LlamaForCausalLM
+from monoplan.models.parameter_shapes import parameter_shapes
 from monoplan.models.safetensors import save_checkpoint
 
 TIED = "lm_head.weight"
@@ -50,6 +52,10 @@ class AutoLlamaModel:
         begin = time.perf_counter()
         opened = open_model(model_path)
         config = opened.config if dtype is None else dataclasses.replace(opened.config, dtype=dtype)
+        # The model itself may be too large for any memory where the configuration does not belong to the weights.
+        # No checkpoint has more layers than tensors.
+        shapes = parameter_shapes(config, most_layers=len(opened.weights.names()) + 1)
+        _check_fit(shapes, config.tie_word_embeddings, opened.weights)
         with no_init():
             model = LlamaForCausalLM(config)
         load_weights(model, opened.weights)
@@ -70,22 +76,9 @@ def load_weights(model: Module, weights: Weights) -> None:
     weights are never in memory twice; or at the first eager call.
     """
     own = {name: t for name, t in model.state_dict().items() if isinstance(t, Parameter)}
-    names = [name for name in weights.names() if not _IGNORED.search(name)]
+    names = _names(weights)
     tied = TIED in own and any(own[TIED] is t for name, t in own.items() if name != TIED)
-    missing = [name for name in own if name not in names and not (tied and name == TIED)]
-    unexpected = [name for name in names if name not in own]
-    wrong = [
-        f"{name} is {list(weights.shape(name))}, not {list(own[name].full_shape)}"
-        for name in names if name in own and weights.shape(name) != own[name].full_shape
-    ]  # fmt: skip
-    problems = [
-        f"{label}: {_listed(found)}"
-        for label, found in (("missing", missing), ("unexpected", unexpected), ("wrong shape", wrong))
-        if found
-    ]  # fmt: skip
-    if problems:
-        what = "the weights do not fit the configuration"
-        raise LoadError(what, where=weights.path, why="; ".join(problems))
+    _check_fit({name: t.full_shape for name, t in own.items()}, tied, weights)
     if tied and TIED in names:
         # A second copy of the embedding is harmless; another matrix under that name is a wrong configuration.
         embedding = next(name for name, t in own.items() if t is own[TIED] and name != TIED)
@@ -97,6 +90,29 @@ def load_weights(model: Module, weights: Weights) -> None:
         names.remove(TIED)
     for name in names:
         own[name].defer(partial(weights.tensor, name))
+
+
+def _names(weights: Weights) -> list[str]:
+    return [name for name in weights.names() if not _IGNORED.search(name)]
+
+
+def _check_fit(own: Mapping[str, tuple[int, ...]], tied: bool, weights: Weights) -> None:
+    """Compares names and shapes with a checkpoint's headers; all that does not fit is in one error."""
+    given = dict.fromkeys(_names(weights))
+    missing = [name for name in own if name not in given and not (tied and name == TIED)]
+    unexpected = [name for name in given if name not in own]
+    wrong = [
+        f"{name} is {list(weights.shape(name))}, not {list(own[name])}"
+        for name in given if name in own and weights.shape(name) != own[name]
+    ]  # fmt: skip
+    problems = [
+        f"{label}: {_listed(found)}"
+        for label, found in (("missing", missing), ("unexpected", unexpected), ("wrong shape", wrong))
+        if found
+    ]  # fmt: skip
+    if problems:
+        what = "the weights do not fit the configuration"
+        raise LoadError(what, where=weights.path, why="; ".join(problems))
 
 
 def _listed(names: list[str]) -> str:

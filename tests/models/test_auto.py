@@ -81,6 +81,26 @@ def test_a_long_list_of_names_is_cut(tmp_path: Path) -> None:
         AutoLlamaModel.from_pretrained(directory)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 100_000}, "missing: model.layers.2.self_attn.q_proj.weight"),
+        ({"num_hidden_layers": 2**31 - 1}, "missing: model.layers.2.self_attn.q_proj.weight"),
+        ({"hidden_size": 2**30}, r"model.embed_tokens.weight is \[100, 32\], not \[100, 1073741824\]"),
+        ({"vocab_size": 2**31 - 1, "intermediate_size": 2**31 - 1}, "wrong shape: "),
+    ],
+    ids=str,
+)
+def test_sizes_that_no_memory_has_are_compared_before_the_model_is_made(
+    tmp_path: Path, changes: dict[str, int], message: str
+) -> None:
+    directory = tiny_checkpoint(tmp_path)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(LoadError, match=message):
+        AutoLlamaModel.from_pretrained(directory)
+
+
 def test_frequencies_of_old_checkpoints_are_ignored(tmp_path: Path) -> None:
     directory = tiny_checkpoint(tmp_path)
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
