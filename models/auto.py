@@ -23,7 +23,7 @@ from monoplan.ir.errors import LoadError
 from monoplan.models.checkpoint import Weights, open_model
 from monoplan.models.llama import LlamaForCausalLM
 from monoplan.models.parameter_shapes import parameter_shapes
-from monoplan.models.safetensors import save_checkpoint
+from monoplan.models.safetensors import FLOATS, save_checkpoint
 
 TIED = "lm_head.weight"
 # Old checkpoints store the frequencies of RoPE, which follow from the configuration.
@@ -82,7 +82,7 @@ def load_weights(model: Module, weights: Weights) -> None:
     if tied and TIED in names:
         # A second copy of the embedding is harmless; another matrix under that name is a wrong configuration.
         embedding = next(name for name, t in own.items() if t is own[TIED] and name != TIED)
-        if not np.array_equal(weights.tensor(TIED), weights.tensor(embedding)):
+        if not np.array_equal(weights.tensor(TIED), weights.tensor(embedding), equal_nan=True):
             raise LoadError(
                 f"{TIED} differs from {embedding}, but tie_word_embeddings is true", where=weights.path,
                 fix="set tie_word_embeddings to false in config.json",
@@ -97,7 +97,7 @@ def _names(weights: Weights) -> list[str]:
 
 
 def _check_fit(own: Mapping[str, tuple[int, ...]], tied: bool, weights: Weights) -> None:
-    """Compares names and shapes with a checkpoint's headers; all that does not fit is in one error."""
+    """Compares names, shapes and dtypes with a checkpoint's headers; all that does not fit is in one error."""
     given = dict.fromkeys(_names(weights))
     missing = [name for name in own if name not in given and not (tied and name == TIED)]
     unexpected = [name for name in given if name not in own]
@@ -105,14 +105,13 @@ def _check_fit(own: Mapping[str, tuple[int, ...]], tied: bool, weights: Weights)
         f"{name} is {list(weights.shape(name))}, not {list(own[name])}"
         for name in given if name in own and weights.shape(name) != own[name]
     ]  # fmt: skip
-    problems = [
-        f"{label}: {_listed(found)}"
-        for label, found in (("missing", missing), ("unexpected", unexpected), ("wrong shape", wrong))
-        if found
-    ]  # fmt: skip
+    # Codes of a quantized model would be taken for the values that they stand for.
+    integers = [f"{name} is {kind}" for name in given if name in own and (kind := weights.dtype(name)) not in FLOATS]
+    kinds = {"missing": missing, "unexpected": unexpected, "wrong shape": wrong, "not floating point": integers}
+    problems = [f"{label}: {_listed(found)}" for label, found in kinds.items() if found]
     if problems:
-        what = "the weights do not fit the configuration"
-        raise LoadError(what, where=weights.path, why="; ".join(problems))
+        what, fix = "the weights do not fit the configuration", "use a checkpoint in float32, bfloat16 or float16"
+        raise LoadError(what, where=weights.path, why="; ".join(problems), fix=fix if integers else "")
 
 
 def _listed(names: list[str]) -> str:

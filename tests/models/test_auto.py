@@ -117,6 +117,26 @@ def test_a_second_copy_of_a_tied_embedding_must_be_equal(tmp_path: Path) -> None
         AutoLlamaModel.from_pretrained(directory)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_second_copy_is_equal_where_both_are_not_numbers(tmp_path: Path, dtype: str) -> None:
+    directory = tiny_checkpoint(tmp_path, tie_word_embeddings=True, dtype=dtype)
+
+    def damage(state: dict[str, Any]) -> None:
+        state["model.embed_tokens.weight"][3, 4] = np.nan
+        state["lm_head.weight"] = state["model.embed_tokens.weight"].copy()
+
+    rewrite(directory, damage)
+    AutoLlamaModel.from_pretrained(directory)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bool", "int64", "uint8"])
+def test_weights_that_are_not_floating_point_are_refused(tmp_path: Path, dtype: str) -> None:
+    directory, name = tiny_checkpoint(tmp_path), "model.layers.1.mlp.up_proj.weight"
+    rewrite(directory, lambda state: state.update({name: state[name].astype(dtype)}))
+    with pytest.raises(LoadError, match=f"not floating point: {name} is {dtype}\n.*use a checkpoint in float32"):
+        AutoLlamaModel.from_pretrained(directory)
+
+
 def test_the_tokenizer_is_made_when_it_is_used(tmp_path: Path) -> None:
     LlamaForCausalLM.from_config(tiny_config()).save_pretrained(tmp_path)
     model = AutoLlamaModel.from_pretrained(tmp_path)  # there is no tokenizer.json yet
