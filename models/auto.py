@@ -24,6 +24,7 @@ from monoplan.models.checkpoint import Weights, open_model
 from monoplan.models.llama import LlamaForCausalLM
 from monoplan.models.parameter_shapes import parameter_shapes
 from monoplan.models.safetensors import FLOATS, save_checkpoint
+from monoplan.models.tokenizer import MissingTokenizer
 
 TIED = "lm_head.weight"
 # Old checkpoints store the frequencies of RoPE, which follow from the configuration.
@@ -45,9 +46,10 @@ class AutoLlamaModel:
     ) -> LlamaForCausalLM:  # fmt: skip
         """The model with its weights in `dtype` (float32, bfloat16, float16; None: the checkpoint's own).
 
-        Weights that are in `dtype` already stay mapped files. Loading that takes over a second shows a bar on
-        stderr (progress=False: never); `verbose` says there what was loaded. The tokenizer is made when it is
-        used first. `device` is where mp.compile(model) will run it.
+        The checkpoint's own is what config.json says, or else the dtype of most weights. Weights that are in `dtype`
+        already stay mapped files. Loading that takes over a second shows a bar on stderr (progress=False: never);
+        `verbose` says there what was loaded. The tokenizer is made when it is used first. `device` is where
+        mp.compile(model) will run it.
         """
         begin = time.perf_counter()
         opened = open_model(model_path)
@@ -137,7 +139,10 @@ def _save_tokenizer(model: LlamaForCausalLM, target: Path) -> None:
             if (source / name).is_file() and (source / name).resolve() != (target / name).resolve():
                 shutil.copyfile(source / name, target / name)
         return
-    tokenizer = model.tokenizer
+    try:
+        tokenizer = model.tokenizer
+    except MissingTokenizer:  # the model was loaded without one, and is saved without one
+        return
     if tokenizer is None:
         return
     tokenizer._core.save(str(target / "tokenizer.json"))  # the object of the tokenizers library writes itself

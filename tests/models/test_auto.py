@@ -49,6 +49,20 @@ def test_weights_come_in_the_dtype_that_was_asked_for(tmp_path: Path, dtype: str
     np.testing.assert_allclose(model(IDS).numpy().astype("f4"), exact(IDS).numpy(), rtol=0, atol=0.3)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_without_a_dtype_in_config_json_it_is_that_of_the_weights(tmp_path: Path, dtype: str) -> None:
+    directory = tiny_checkpoint(tmp_path, dtype=dtype)
+    # Norms are often kept in float32: what most weights have decides.
+    rewrite(directory, lambda s: s.update({n: a.astype("float32") for n, a in s.items() if "norm" in n}))
+    config = json.loads((directory / "config.json").read_text())
+    del config["torch_dtype"]
+    (directory / "config.json").write_text(json.dumps(config))
+    model = AutoLlamaModel.from_pretrained(directory)
+    assert model.config.dtype == dtype and {p.numpy().dtype.name for p in model.parameters()} == {dtype}
+    (directory / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
+    assert AutoLlamaModel.from_pretrained(directory).config.dtype == "float32"
+
+
 def test_weights_of_the_same_dtype_stay_in_the_file(tmp_path: Path) -> None:
     model = AutoLlamaModel.from_pretrained(tiny_checkpoint(tmp_path))
     for parameter in model.parameters():
@@ -157,6 +171,15 @@ def test_saving_takes_the_tokenizer_along(tmp_path: Path) -> None:
         assert other.tokenizer.encode("Hello") == model.tokenizer.encode("Hello")
         assert other.tokenizer.chat_template == model.tokenizer.chat_template
         assert other.tokenizer.eos_ids == model.tokenizer.eos_ids
+
+
+def test_a_model_that_came_without_a_tokenizer_is_saved_without_one(tmp_path: Path) -> None:
+    LlamaForCausalLM.from_config(tiny_config(), seed=2).save_pretrained(tmp_path / "one")
+    model = AutoLlamaModel.from_pretrained(tmp_path / "one")
+    model.save_pretrained(tmp_path / "two")
+    assert sorted(file.name for file in (tmp_path / "two").iterdir()) == ["config.json", "model.safetensors"]
+    again = AutoLlamaModel.from_pretrained(tmp_path / "two")
+    np.testing.assert_array_equal(again(IDS).numpy(), model(IDS).numpy())
 
 
 def test_nothing_is_printed_unless_asked_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
