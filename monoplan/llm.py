@@ -187,14 +187,25 @@ class CompiledLM(GenerationMixin):
 
     def step_arguments(self, input_ids: Any = None) -> dict[str, Any]:
         """All arguments of a greedy step from an empty cache: what verify, bisect and profile run on."""
-        few = np.arange(min(8, self.config.vocab_size), dtype=np.int64)[None]
-        ids = few if input_ids is None else np.asarray(input_ids, dtype=np.int64)
+        few = np.arange(min(8, self.config.vocab_size, self.max_length), dtype=np.int64)[None]
+        ids = self.prompt_array(few if input_ids is None else input_ids)
         cache = self.new_cache(len(ids), ids.shape[1])
         return {
             "input_ids": ids, "past_key_values": cache.without_limit(),
             "num_valid": np.full(len(ids), ids.shape[1], np.int32),
             **sampling_arrays(Settings(), [0.0] * len(ids)),
         }  # fmt: skip
+
+    def prompt_array(self, ids: Any, more: int = 0) -> Array:
+        """Token ids as int64 [batch, seq], which must have room in the context, with `more` tokens behind them."""
+        found = np.atleast_2d(np.asarray(ids, dtype=np.int64))
+        if found.ndim != 2 or not found.size:
+            raise ArgumentError(f"the prompt must be [batch, seq] with at least one token, got {list(found.shape)}")
+        if found.shape[1] + more > self.max_length:
+            behind = f" and {more} more behind it" if more else ""
+            what = f"the prompt has {found.shape[1]} tokens{behind}, the context of the model {self.max_length}"
+            raise ArgumentError(what, fix="shorten the prompt")
+        return found
 
     def verify(self, input_ids: Any = None, **options: Any) -> Any:
         """Compiled.verify for a step on these tokens [batch, seq] (default: a few)."""

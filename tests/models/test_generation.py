@@ -314,6 +314,16 @@ def test_wrong_calls_of_the_compiled_model(checkpoint: Path) -> None:
     assert llm(ids).shape == (1, 1, 100)
 
 
+def test_prompts_of_verify_and_profile_fit_the_context(checkpoint: Path) -> None:
+    llm = mp.compile(AutoLlamaModel.from_pretrained(checkpoint))
+    assert llm.step_arguments([5, 6])["input_ids"].shape == (1, 2)
+    for ids, message in (([[]], "at least one token"), ([[5] * 97], "has 97 tokens, the context of the model 96")):
+        with pytest.raises(ArgumentError, match=message):
+            llm.profile(ids)
+    with pytest.raises(ArgumentError, match="has 96 tokens and 1 more behind it, the context of the model 96"):
+        llm.prompt_array([5] * 96, more=1)
+
+
 def test_the_compiled_model_shows_its_plan(checkpoint: Path) -> None:
     llm = mp.compile(AutoLlamaModel.from_pretrained(checkpoint))
     assert "mp_run" in llm.source() and str(llm.plan)
