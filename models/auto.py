@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from monoplan.frontend.parameter import Parameter
 from monoplan.ir.errors import LoadError
 from monoplan.models.checkpoint import Weights, open_model
 from monoplan.models.llama import LlamaForCausalLM
-from monoplan.models.safetensors import save_checkpoint
+from monoplan.models.parameter_shapes import parameter_shapes
+from monoplan.models.safetensors import FLOATS, save_checkpoint
+from monoplan.models.tokenizer import MissingTokenizer
 from monoplan.options import known_target
 
 TIED = "lm_head.weight"
@@ -44,14 +47,19 @@ class AutoLlamaModel:
     ) -> LlamaForCausalLM:  # fmt: skip
         """The model with its weights in `dtype` (float32, bfloat16, float16; None: the checkpoint's own).
 
-        Weights that are in `dtype` already stay mapped files. Loading that takes over a second shows a bar on
-        stderr (progress=False: never); `verbose` says there what was loaded. The tokenizer is made when it is
-        used first. `device` (cpu, cuda or reference) is where mp.compile(model) runs it unless told otherwise.
+        The checkpoint's own is what config.json says, or else the dtype of most weights. Weights that are in `dtype`
+        already stay mapped files. Loading that takes over a second shows a bar on stderr (progress=False: never);
+        `verbose` says there what was loaded. The tokenizer is made when it is used first. `device` (cpu, cuda or
+        reference) is where mp.compile(model) runs it unless told otherwise.
         """
         target = known_target(str(device))
         begin = time.perf_counter()
         opened = open_model(model_path)
         config = opened.config if dtype is None else dataclasses.replace(opened.config, dtype=dtype)
+        # The model itself may be too large for any memory where the configuration does not belong to the weights.
+        # No checkpoint has more layers than tensors.
+        shapes = parameter_shapes(config, most_layers=len(opened.weights.names()) + 1)
+        _check_fit(shapes, config.tie_word_embeddings, opened.weights)
         with no_init():
             model = LlamaForCausalLM(config)
         load_weights(model, opened.weights)
@@ -72,26 +80,13 @@ def load_weights(model: Module, weights: Weights) -> None:
     weights are never in memory twice; or at the first eager call.
     """
     own = {name: t for name, t in model.state_dict().items() if isinstance(t, Parameter)}
-    names = [name for name in weights.names() if not _IGNORED.search(name)]
+    names = _names(weights)
     tied = TIED in own and any(own[TIED] is t for name, t in own.items() if name != TIED)
-    missing = [name for name in own if name not in names and not (tied and name == TIED)]
-    unexpected = [name for name in names if name not in own]
-    wrong = [
-        f"{name} is {list(weights.shape(name))}, not {list(own[name].full_shape)}"
-        for name in names if name in own and weights.shape(name) != own[name].full_shape
-    ]  # fmt: skip
-    problems = [
-        f"{label}: {_listed(found)}"
-        for label, found in (("missing", missing), ("unexpected", unexpected), ("wrong shape", wrong))
-        if found
-    ]  # fmt: skip
-    if problems:
-        what = "the weights do not fit the configuration"
-        raise LoadError(what, where=weights.path, why="; ".join(problems))
+    _check_fit({name: t.full_shape for name, t in own.items()}, tied, weights)
     if tied and TIED in names:
         # A second copy of the embedding is harmless; another matrix under that name is a wrong configuration.
         embedding = next(name for name, t in own.items() if t is own[TIED] and name != TIED)
-        if not np.array_equal(weights.tensor(TIED), weights.tensor(embedding)):
+        if not np.array_equal(weights.tensor(TIED), weights.tensor(embedding), equal_nan=True):
             raise LoadError(
                 f"{TIED} differs from {embedding}, but tie_word_embeddings is true", where=weights.path,
                 fix="set tie_word_embeddings to false in config.json",
@@ -99,6 +94,28 @@ def load_weights(model: Module, weights: Weights) -> None:
         names.remove(TIED)
     for name in names:
         own[name].defer(partial(weights.tensor, name))
+
+
+def _names(weights: Weights) -> list[str]:
+    return [name for name in weights.names() if not _IGNORED.search(name)]
+
+
+def _check_fit(own: Mapping[str, tuple[int, ...]], tied: bool, weights: Weights) -> None:
+    """Compares names, shapes and dtypes with a checkpoint's headers; all that does not fit is in one error."""
+    given = dict.fromkeys(_names(weights))
+    missing = [name for name in own if name not in given and not (tied and name == TIED)]
+    unexpected = [name for name in given if name not in own]
+    wrong = [
+        f"{name} is {list(weights.shape(name))}, not {list(own[name])}"
+        for name in given if name in own and weights.shape(name) != own[name]
+    ]  # fmt: skip
+    # Codes of a quantized model would be taken for the values that they stand for.
+    integers = [f"{name} is {kind}" for name in given if name in own and (kind := weights.dtype(name)) not in FLOATS]
+    kinds = {"missing": missing, "unexpected": unexpected, "wrong shape": wrong, "not floating point": integers}
+    problems = [f"{label}: {_listed(found)}" for label, found in kinds.items() if found]
+    if problems:
+        what, fix = "the weights do not fit the configuration", "use a checkpoint in float32, bfloat16 or float16"
+        raise LoadError(what, where=weights.path, why="; ".join(problems), fix=fix if integers else "")
 
 
 def _listed(names: list[str]) -> str:
@@ -124,7 +141,10 @@ def _save_tokenizer(model: LlamaForCausalLM, target: Path) -> None:
             if (source / name).is_file() and (source / name).resolve() != (target / name).resolve():
                 shutil.copyfile(source / name, target / name)
         return
-    tokenizer = model.tokenizer
+    try:
+        tokenizer = model.tokenizer
+    except MissingTokenizer:  # the model was loaded without one, and is saved without one
+        return
     if tokenizer is None:
         return
     tokenizer._core.save(str(target / "tokenizer.json"))  # the object of the tokenizers library writes itself

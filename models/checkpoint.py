@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -11,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monoplan.ir.errors import ArgumentError, LoadError
-from monoplan.models.config import LlamaConfig
+from monoplan.models.config import DTYPES, LlamaConfig, read_json
 from monoplan.models.tokenizer import Tokenizer
 
 
@@ -105,9 +108,20 @@ def _open_gguf(path: Path) -> OpenModel:
 def _open_directory(path: Path) -> OpenModel:
     from monoplan.models.safetensors import open_checkpoint
 
-    config = LlamaConfig.from_pretrained(path)
+    data = read_json(path / "config.json")
+    config, weights = LlamaConfig.from_dict(data, where=path / "config.json"), open_checkpoint(path)
+    if data.get("dtype", data.get("torch_dtype")) is None:
+        config = dataclasses.replace(config, dtype=_own_dtype(weights))
 
     def tokenizer() -> Tokenizer:
         return Tokenizer.from_pretrained(path, vocab_size=config.vocab_size)
 
-    return OpenModel(config, open_checkpoint(path), tokenizer)
+    return OpenModel(config, weights, tokenizer)
+
+
+def _own_dtype(weights: Weights) -> str:
+    """The element type of most numbers in a checkpoint; float32 where it is one that no model has."""
+    counts: Counter[str] = Counter()
+    for name in weights.names():
+        counts[weights.dtype(name).name] += math.prod(weights.shape(name))
+    return next((name for name, _ in counts.most_common(1) if name in DTYPES), "float32")

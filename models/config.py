@@ -360,7 +360,7 @@ def _refuse_unsupported(data: Mapping[str, Any], family: str) -> None:
 def _qwen_windows(data: Mapping[str, Any], layers: Any) -> dict[str, Any]:
     window = data.get("sliding_window", 4096) if data.get("use_sliding_window", False) else None
     kinds, full = data.get("layer_types"), data.get("max_window_layers", 28)
-    if kinds is None and window is not None and _is_size(layers):
+    if kinds is None and window is not None and _is_size(layers) and layers < 2**20:  # no model has so many layers
         if not isinstance(full, int):
             raise LoadError(f"max_window_layers must be an integer, got {_short(full)}")
         count = min(max(full, 0), layers)

@@ -6,12 +6,16 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from monoplan.ir.errors import ArgumentError
+from monoplan.models.rope_scaling import table_key
+
+if TYPE_CHECKING:
+    from monoplan.models.config import LlamaConfig
 
 Array = NDArray[Any]
 HISTORY = 64  # what a history grows by: its size is then the same for many steps
@@ -83,11 +87,14 @@ def padded(rows: Sequence[Sequence[int]], multiple: int = 1) -> tuple[Array, Arr
     return ids, counts
 
 
-def pieces(ids: Array, valid: Array, cache: Any, chunk: int) -> Iterator[tuple[Array, Array]]:
+def pieces(
+    ids: Array, valid: Array, cache: Any, chunk: int, config: LlamaConfig | None = None
+) -> Iterator[tuple[Array, Array]]:
     """A prompt [batch, seq] in equal pieces of at most `chunk` tokens, all rows counted; `cache` grows between them.
 
     Memory for activations is thus bounded, whatever the prompt. A row that ends before the last piece gives its last
-    token again, so that the last piece has the results of all rows.
+    token again, so that the last piece has the results of all rows. A prompt stays whole where the RoPE of `config`
+    would turn the tokens of a shorter piece by other angles than those of the whole.
     """
     batch, seq = ids.shape
     count = -(-seq // max(chunk // batch, 1))
@@ -95,8 +102,11 @@ def pieces(ids: Array, valid: Array, cache: Any, chunk: int) -> Iterator[tuple[A
     if count == 1 and 1 <= min(numbers) and max(numbers) <= seq:  # all in one, as every single token is
         yield np.ascontiguousarray(ids), valid.astype(np.int32, copy=False)
         return
+    starts = cache.lengths.numpy()
+    ends = starts + valid
+    if config is not None and not _may_be_cut(config, starts, ends):
+        count = 1
     width = -(-seq // count)
-    ends = cache.lengths.numpy() + valid
     for at in range(0, seq, width):
         piece = ids[:, at : at + width]
         left = np.minimum(valid - at, piece.shape[1])
@@ -106,6 +116,15 @@ def pieces(ids: Array, valid: Array, cache: Any, chunk: int) -> Iterator[tuple[A
             piece = piece.copy()
             piece[over, 0] = ids[over, valid[over] - 1]
         yield np.ascontiguousarray(piece), np.where(over, 1, left).astype(np.int32)
+
+
+def _may_be_cut(config: LlamaConfig, starts: Array, ends: Array) -> bool:
+    """Whether tokens get the same angles in every piece of a row: those of dynamic and longrope follow its length."""
+    # A key that is the same for the shortest beginning and for the whole is the same for all between them.
+    return all(
+        table_key(config, start + 1) == table_key(config, end)
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+    )
 
 
 def sampling_arrays(

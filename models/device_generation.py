@@ -82,7 +82,7 @@ class DeviceRoad:
         before = self.cache.lengths.numpy()
         self.cache.reserve(int((before + valid).max() - before.max()))
         chosen: tuple[list[int], list[float]] = ([], [])
-        for piece, count in pieces(ids, valid, self.cache, self.lm.prefill_chunk):
+        for piece, count in pieces(ids, valid, self.cache, self.lm.prefill_chunk, self.lm.config):
             lengths = self.cache.lengths.numpy()
             chosen = self._run({"input_ids": piece, "num_valid": count, "lengths": lengths, **choice})
             self.cache.lengths = Tensor((lengths + count).astype(np.int32))

@@ -21,6 +21,7 @@ from monoplan.frontend.tracer import spec
 from monoplan.ir.errors import ArgumentError
 from monoplan.models.decoding import Array, Generation, Row, Settings, is_whole
 from monoplan.models.host_generation import HostRoad
+from monoplan.models.rope_scaling import context_length
 from monoplan.models.tokenizer import MissingTokenizer
 
 if TYPE_CHECKING:
@@ -155,10 +156,8 @@ class GenerationMixin:
 
     @property
     def max_length(self) -> int:
-        """The longest sequence, prompt and answer together: dynamic RoPE stretches the trained length."""
-        rope = self.config.rope_scaling or {}
-        factor = rope["factor"] if rope.get("rope_type") == "dynamic" else 1
-        return int(self.config.max_position_embeddings * max(factor, 1))
+        """The longest sequence, prompt and answer together."""
+        return context_length(self.config)
 
     def generate(
         self, prompt: Prompt, max_new_tokens: int = 128, *, callback: Callback | None = None,

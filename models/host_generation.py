@@ -43,7 +43,7 @@ class HostRoad:
         if self.settings.temperature > 0:
             self.choice["random_val"][:] = self._draw()
         out: dict[str, Array] = {}
-        for ids, valid in pieces(self.ids, self.valid, self.cache, self.lm.prefill_chunk):
+        for ids, valid in pieces(self.ids, self.valid, self.cache, self.lm.prefill_chunk, self.lm.config):
             out = self.lm._run_step(input_ids=ids, past_key_values=self.cache, num_valid=valid, **self.choice)
         self.step += 1
         return out["token"].tolist(), out["logprob"].tolist()

@@ -43,6 +43,7 @@ KINDS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         frozenset(),
     ),
 }
+MOST_POSITIONS = 2**31 - 1  # lengths are int32
 ALIASES = {"su": "longrope"}
 # Notes that writers leave in the dictionary and that no formula reads.
 HARMLESS = frozenset({"type", "rope_type", "rope_theta", "partial_rotary_factor", "finetuned"})
@@ -158,6 +159,22 @@ def table_key(config: LlamaConfig, seq_len: int) -> int:
         original = int(parameters["original_max_position_embeddings"])
         return original + 1 if seq_len > original else 0
     return 0
+
+
+def context_length(config: LlamaConfig) -> int:
+    """Return how long a sequence may be, which transformers leaves to the user.
+
+    linear, dynamic and yarn are added to a finished model, whose max_position_embeddings stay: they stretch them by
+    their factor. yarn and longrope say what they stretch, so the result is right as well where the configuration
+    already has the longer context. That of llama3 always has it: its factor is a constant of the formula alone.
+    """
+    rope, longest = config.rope_scaling or {"rope_type": "default"}, config.max_position_embeddings
+    stretched = 0.0
+    if rope["rope_type"] in ("linear", "dynamic"):
+        stretched = longest * rope["factor"]
+    elif rope["rope_type"] in ("yarn", "longrope"):
+        stretched = rope["original_max_position_embeddings"] * rope.get("factor", 1.0)
+    return max(longest, int(min(stretched, MOST_POSITIONS)))
 
 
 def _power(base: float, exponents: Array) -> Array:

@@ -27,6 +27,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "U64": np.dtype(np.uint64), "U32": np.dtype(np.uint32), "U16": np.dtype(np.uint16),
     "U8": np.dtype(np.uint8),
 }  # fmt: skip
+FLOATS = frozenset(DTYPES[kind] for kind in ("F64", "F32", "F16", "BF16"))  # what weights may be
 
 
 @dataclass(frozen=True)

@@ -80,10 +80,12 @@ def _profile(llm: CompiledLM, prompt: int, file: str) -> int:
     """Where the time of a prompt and of one token goes."""
     from monoplan.model_argument import step_arguments
 
-    ids = _ids(llm, min(prompt, llm.max_length - 1))
-    for past in (False, True):
+    count = min(prompt, llm.max_length - 1)
+    ids = _ids(llm, max(count, 1))
+    # Without a prompt the one token is the first of all.
+    for name, past in (("prompt", False), ("one token", True)) if count > 0 else (("one token", False),):
         profile = llm.compiled.profile(**step_arguments(llm, ids, past=past))
-        print(f"{'one token' if past else 'prompt'}: {profile}")
+        print(f"{name}: {profile}")
     if file:
         print(f"trace of one token in {profile.save(file)}", file=sys.stderr)
     return 0

@@ -155,12 +155,14 @@ class CompiledLM(GenerationMixin):
         valid = whole_rows(batch, seq) if num_valid is None else _whole_numbers("num_valid", num_valid, np.int32)
         if position_ids is None and not all_logits:
             return self.step(ids, cache, valid)["logits"]
-        expected = np.asarray(cache.lengths).astype(np.int64)[:, None] + np.arange(seq)
+        _check_valid(valid, batch, seq)
+        counted = np.minimum(np.arange(seq), valid[:, None] - 1)  # padding repeats the last token's place in its row
+        expected = np.asarray(cache.lengths).astype(np.int64)[:, None] + counted
         positions = expected if position_ids is None else _whole_numbers("position_ids", position_ids, np.int64)
         if positions.shape not in ((seq,), (1, seq), (batch, seq)):
             what = f"position_ids must be [batch, seq] or [seq], got {list(positions.shape)}"
             raise ArgumentError(what, why=f"input_ids are {list(ids.shape)}")
-        positions = np.broadcast_to(positions, ids.shape)
+        positions = np.take_along_axis(np.broadcast_to(positions, ids.shape), counted, axis=1)
         if not all_logits and np.array_equal(positions, expected):
             return self.step(ids, cache, valid)["logits"]
         logits: Array = self._run(
@@ -179,20 +181,31 @@ class CompiledLM(GenerationMixin):
         choice = greedy_arrays(batch)
         make_room(past_key_values, valid)
         out: dict[str, Array] = {}
-        for ids, count in pieces(input_ids, valid, past_key_values, self.prefill_chunk):
+        for ids, count in pieces(input_ids, valid, past_key_values, self.prefill_chunk, self.config):
             out = self._call_plan("generation", past_key_values, input_ids=ids, num_valid=count, **choice)
         return out
 
     def step_arguments(self, input_ids: Any = None) -> dict[str, Any]:
         """All arguments of a greedy step from an empty cache: what verify, bisect and profile run on."""
-        few = np.arange(min(8, self.config.vocab_size), dtype=np.int64)[None]
-        ids = few if input_ids is None else np.asarray(input_ids, dtype=np.int64)
+        few = np.arange(min(8, self.config.vocab_size, self.max_length), dtype=np.int64)[None]
+        ids = self.prompt_array(few if input_ids is None else input_ids)
         cache = self.new_cache(len(ids), ids.shape[1])
         return {
             "input_ids": ids, "past_key_values": cache.without_limit(),
             "num_valid": np.full(len(ids), ids.shape[1], np.int32),
             **sampling_arrays(Settings(), [0.0] * len(ids)),
         }  # fmt: skip
+
+    def prompt_array(self, ids: Any, more: int = 0) -> Array:
+        """Token ids as int64 [batch, seq], which must have room in the context, with `more` tokens behind them."""
+        found = np.atleast_2d(np.asarray(ids, dtype=np.int64))
+        if found.ndim != 2 or not found.size:
+            raise ArgumentError(f"the prompt must be [batch, seq] with at least one token, got {list(found.shape)}")
+        if found.shape[1] + more > self.max_length:
+            behind = f" and {more} more behind it" if more else ""
+            what = f"the prompt has {found.shape[1]} tokens{behind}, the context of the model {self.max_length}"
+            raise ArgumentError(what, fix="shorten the prompt")
+        return found
 
     def verify(self, input_ids: Any = None, **options: Any) -> Any:
         """Compiled.verify for a step on these tokens [batch, seq] (default: a few)."""

@@ -55,7 +55,8 @@ def add_model_argument(parser: argparse.ArgumentParser, *, inputs: bool = True) 
             metavar="NAME=N",
             help="the value of a symbolic size; may be repeated",
         )
-        add("--prompt", default=DEFAULT_PROMPT, help="what a checkpoint reads (default: %(default)r)")
+        read = "what a checkpoint reads (default: %(default)r, or random ids if it has no tokenizer)"
+        add("--prompt", default=DEFAULT_PROMPT, help=read)
         add("--seed", type=int, default=0, help="of random inputs (default: %(default)s)")
 
 
@@ -98,7 +99,7 @@ def step_arguments(llm: Any, ids: Any, *, past: bool = False) -> dict[str, Any]:
     from monoplan.frontend.kv_cache import KVCache
     from monoplan.models.decoding import Settings, sampling_arrays
 
-    given = np.atleast_2d(np.asarray(ids, dtype=np.int64))
+    given = llm.prompt_array(ids, more=int(past))
     batch, seq = given.shape
     cache = llm.new_cache(batch, seq + 1)
     if past:
@@ -112,10 +113,16 @@ def step_arguments(llm: Any, ids: Any, *, past: bool = False) -> dict[str, Any]:
 
 
 def _prompt_ids(llm: Any, prompt: str) -> Any:
-    if llm.tokenizer is not None:
-        return llm.tokenizer.encode(prompt)
+    from monoplan.models.tokenizer import MissingTokenizer
+
+    try:
+        if llm.tokenizer is not None:
+            return llm.tokenizer.encode(prompt)
+    except MissingTokenizer:
+        if prompt != DEFAULT_PROMPT:  # a text that somebody wants is not to be replaced by another
+            raise
     rng = np.random.default_rng(0)
-    return rng.integers(0, llm.config.vocab_size, 8)
+    return rng.integers(0, llm.config.vocab_size, min(8, llm.max_length - 1) or 1)
 
 
 def _load_file(path: Path) -> ModuleType:

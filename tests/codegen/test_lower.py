@@ -10,6 +10,7 @@ import pytest
 from monoplan.build import build_graph_executable
 from monoplan.codegen.plan import make_plan
 from monoplan.codegen.target import cpu_target
+from monoplan.ir.arrays import aligned
 from monoplan.ir.builder import build_graph
 from monoplan.ir.dims import symbol
 from monoplan.ir.errors import CompileError
@@ -17,6 +18,7 @@ from monoplan.ir.graph import Graph, Value
 from monoplan.ir.interpreter import interpret
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.types import tensor_type
+from monoplan.runtime import cpu_frame
 from tests.tolerances import check
 
 B, S = symbol("b"), symbol("s")
@@ -191,7 +193,32 @@ def test_updates_follow_each_other() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
-def test_sizes_of_zero() -> None:
+@pytest.fixture
+def fenced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a plan gets of memory has a fence behind it; a list of the fences, which must stay 0xA5."""
+    fences: list[Any] = []
+
+    def allocate(shape: Any, dtype: Any) -> Any:
+        kind = np.dtype(dtype)
+        size = int(np.prod(shape)) * kind.itemsize
+        memory = aligned((size + 4096,), np.uint8)
+        memory[size:] = 0xA5
+        fences.append(memory[size:])
+        return memory[:size].view(kind).reshape(shape)
+
+    def outputs(layout: Any, inputs: Any) -> list[Any]:
+        found = made(layout, inputs)
+        for number, shape, dtype in layout.fresh:
+            found[number] = allocate(shape, dtype)
+        return found
+
+    made = cpu_frame.Layout.outputs
+    monkeypatch.setattr(cpu_frame.Layout, "outputs", outputs)
+    monkeypatch.setattr(cpu_frame, "aligned", allocate)
+    return fences
+
+
+def test_sizes_of_zero(fenced: list[Any]) -> None:
     """An empty batch, and dimensions of static size 0, run through every family without touching memory."""
 
     def forward(x: Value, e: Value, w: Value) -> list[Value]:
@@ -211,3 +238,19 @@ def test_sizes_of_zero() -> None:
     run = build_graph_executable(graph, params)
     for b in (0, 2):
         compare(graph, arrays(graph, b=b), params, run)
+    assert fenced and all((fence == 0xA5).all() for fence in fenced)
+
+
+def test_products_of_no_rows_write_nothing(fenced: list[Any]) -> None:
+    """Every epilogue: one row is a special case, and none is not to be taken for it."""
+
+    def forward(x: Value, w: Value) -> list[Value]:
+        product = op("linear", op("rms_norm", x), w)
+        return [product, op("linear_argmax", x, w), op("silu", product)]
+
+    graph = build_graph("no_rows", forward, {"x": tensor_type("f32", "b", 16)}, {"w": tensor_type("f32", 40, 16)})
+    params = {"w": np.ones((40, 16), np.float32)}
+    run = build_graph_executable(graph, params)
+    for run.executable.threads in (1, 3):
+        compare(graph, arrays(graph, b=0), params, run)
+    assert fenced and all((fence == 0xA5).all() for fence in fenced)

@@ -50,6 +50,20 @@ def test_weights_come_in_the_dtype_that_was_asked_for(tmp_path: Path, dtype: str
     np.testing.assert_allclose(model(IDS).numpy().astype("f4"), exact(IDS).numpy(), rtol=0, atol=0.3)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_without_a_dtype_in_config_json_it_is_that_of_the_weights(tmp_path: Path, dtype: str) -> None:
+    directory = tiny_checkpoint(tmp_path, dtype=dtype)
+    # Norms are often kept in float32: what most weights have decides.
+    rewrite(directory, lambda s: s.update({n: a.astype("float32") for n, a in s.items() if "norm" in n}))
+    config = json.loads((directory / "config.json").read_text())
+    del config["torch_dtype"]
+    (directory / "config.json").write_text(json.dumps(config))
+    model = AutoLlamaModel.from_pretrained(directory)
+    assert model.config.dtype == dtype and {p.numpy().dtype.name for p in model.parameters()} == {dtype}
+    (directory / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
+    assert AutoLlamaModel.from_pretrained(directory).config.dtype == "float32"
+
+
 def test_weights_of_the_same_dtype_stay_in_the_file(tmp_path: Path) -> None:
     model = AutoLlamaModel.from_pretrained(tiny_checkpoint(tmp_path))
     for parameter in model.parameters():
@@ -82,6 +96,26 @@ def test_a_long_list_of_names_is_cut(tmp_path: Path) -> None:
         AutoLlamaModel.from_pretrained(directory)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 100_000}, "missing: model.layers.2.self_attn.q_proj.weight"),
+        ({"num_hidden_layers": 2**31 - 1}, "missing: model.layers.2.self_attn.q_proj.weight"),
+        ({"hidden_size": 2**30}, r"model.embed_tokens.weight is \[100, 32\], not \[100, 1073741824\]"),
+        ({"vocab_size": 2**31 - 1, "intermediate_size": 2**31 - 1}, "wrong shape: "),
+    ],
+    ids=str,
+)
+def test_sizes_that_no_memory_has_are_compared_before_the_model_is_made(
+    tmp_path: Path, changes: dict[str, int], message: str
+) -> None:
+    directory = tiny_checkpoint(tmp_path)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(LoadError, match=message):
+        AutoLlamaModel.from_pretrained(directory)
+
+
 def test_frequencies_of_old_checkpoints_are_ignored(tmp_path: Path) -> None:
     directory = tiny_checkpoint(tmp_path)
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
@@ -95,6 +129,26 @@ def test_a_second_copy_of_a_tied_embedding_must_be_equal(tmp_path: Path) -> None
     AutoLlamaModel.from_pretrained(directory)
     rewrite(directory, lambda s: s.update({"lm_head.weight": s["model.embed_tokens.weight"] + 1}))
     with pytest.raises(LoadError, match="differs from model.embed_tokens.weight"):
+        AutoLlamaModel.from_pretrained(directory)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_second_copy_is_equal_where_both_are_not_numbers(tmp_path: Path, dtype: str) -> None:
+    directory = tiny_checkpoint(tmp_path, tie_word_embeddings=True, dtype=dtype)
+
+    def damage(state: dict[str, Any]) -> None:
+        state["model.embed_tokens.weight"][3, 4] = np.nan
+        state["lm_head.weight"] = state["model.embed_tokens.weight"].copy()
+
+    rewrite(directory, damage)
+    AutoLlamaModel.from_pretrained(directory)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bool", "int64", "uint8"])
+def test_weights_that_are_not_floating_point_are_refused(tmp_path: Path, dtype: str) -> None:
+    directory, name = tiny_checkpoint(tmp_path), "model.layers.1.mlp.up_proj.weight"
+    rewrite(directory, lambda state: state.update({name: state[name].astype(dtype)}))
+    with pytest.raises(LoadError, match=f"not floating point: {name} is {dtype}\n.*use a checkpoint in float32"):
         AutoLlamaModel.from_pretrained(directory)
 
 
@@ -118,6 +172,15 @@ def test_saving_takes_the_tokenizer_along(tmp_path: Path) -> None:
         assert other.tokenizer.encode("Hello") == model.tokenizer.encode("Hello")
         assert other.tokenizer.chat_template == model.tokenizer.chat_template
         assert other.tokenizer.eos_ids == model.tokenizer.eos_ids
+
+
+def test_a_model_that_came_without_a_tokenizer_is_saved_without_one(tmp_path: Path) -> None:
+    LlamaForCausalLM.from_config(tiny_config(), seed=2).save_pretrained(tmp_path / "one")
+    model = AutoLlamaModel.from_pretrained(tmp_path / "one")
+    model.save_pretrained(tmp_path / "two")
+    assert sorted(file.name for file in (tmp_path / "two").iterdir()) == ["config.json", "model.safetensors"]
+    again = AutoLlamaModel.from_pretrained(tmp_path / "two")
+    np.testing.assert_array_equal(again(IDS).numpy(), model(IDS).numpy())
 
 
 def test_nothing_is_printed_unless_asked_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

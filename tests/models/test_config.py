@@ -226,3 +226,8 @@ def test_a_missing_config_json(tmp_path: Path) -> None:
         LlamaConfig.from_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
     assert LlamaConfig.from_pretrained(tmp_path) == LlamaConfig.from_dict(SMALL)
+
+
+def test_a_number_of_layers_that_no_model_has_makes_no_list() -> None:
+    config = LlamaConfig.from_dict({"model_type": "qwen2", "use_sliding_window": True, "num_hidden_layers": 2**31 - 1})
+    assert config.layer_types is None  # the weights will not fit it, and say so

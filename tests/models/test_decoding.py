@@ -101,3 +101,41 @@ def test_tensors_of_lengths_are_not_shared() -> None:
     cache.lengths = Tensor(np.array([3, 4], np.int32))
     list(pieces(np.zeros((2, 5), np.int64), np.array([5, 1], np.int32), cache, 4))
     assert cache.lengths.numpy().tolist() == [3, 4]
+
+
+LONGROPE = {
+    "rope_type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0],
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+BY_LENGTH = {  # angles of these follow the length from 32 tokens on
+    "dynamic": {"max_position_embeddings": 32, "rope_scaling": {"rope_type": "dynamic", "factor": 8.0}},
+    "longrope": {"max_position_embeddings": 256, "rope_scaling": LONGROPE},
+}
+
+
+@pytest.mark.parametrize("kind", BY_LENGTH)
+def test_a_prompt_stays_whole_where_its_angles_follow_its_length(kind: str, rng: np.random.Generator) -> None:
+    lm = LlamaForCausalLM.from_config(tiny_config(**BY_LENGTH[kind]), seed=2)
+    whole, parts = mp.compile(lm), mp.compile(lm, options={"prefill_chunk": 16})
+    rows = [rng.integers(0, lm.config.vocab_size, n).tolist() for n in (100, 40, 5)]
+    alone = [whole(np.array([row]))[0] for row in rows]
+    ids, valid = padded(rows)
+    np.testing.assert_allclose(parts(ids, num_valid=valid), alone, rtol=1e-4, atol=1e-5)
+    want = [whole.generate_ids(row, 4) for row in rows]
+    assert [r.ids for r in parts.generate_batch(rows, 4)] == want
+    lm.prefill_chunk = 16
+    assert [r.ids for r in lm.generate_batch(rows, 4)] == want
+
+
+@pytest.mark.parametrize(
+    ("kind", "start", "count", "number"),
+    [
+        ("dynamic", 0, 32, 2), ("dynamic", 0, 33, 1), ("dynamic", 40, 32, 1),
+        ("longrope", 0, 32, 2), ("longrope", 0, 33, 1), ("longrope", 31, 32, 1), ("longrope", 32, 32, 2),
+    ],
+)  # fmt: skip
+def test_prompts_are_still_cut_where_the_angles_stay_the_same(kind: str, start: int, count: int, number: int) -> None:
+    cache = KVCache(1, 1, 1, 1)
+    cache.advance(start)
+    found = pieces(np.zeros((1, count), np.int64), np.array([count]), cache, 16, tiny_config(**BY_LENGTH[kind]))
+    assert len(list(found)) == number

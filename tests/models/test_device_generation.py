@@ -185,6 +185,15 @@ def test_prompts_in_pieces(device: Any) -> None:
             assert [r.ids for r in one.generate_batch(prompts, 4)] == want
 
 
+def test_prompts_stay_whole_where_their_angles_follow_their_length(device: Any) -> None:
+    lm = tiny_lm(max_position_embeddings=8, rope_scaling={"rope_type": "dynamic", "factor": 8.0}, initializer_range=0.3)
+    prompts = [list(range(1, 30)), list(range(20, 40))]
+    on_device, through_host = roads(lm, prefill_chunk=6)
+    want = [lm.generate_ids(prompt, 5) for prompt in prompts]
+    for one in (on_device, through_host):
+        assert [r.ids for r in one.generate_batch(prompts, 5)] == want
+
+
 def test_caches_are_freed_with_their_texts(device: Any) -> None:
     before = _caches()  # of other tests
     stays, _ = roads(tiny_lm())

@@ -297,6 +297,27 @@ def test_calls_of_the_compiled_model(checkpoint: Path) -> None:
     assert cache.lengths.numpy().tolist() == [24] and cache.capacity >= 24
 
 
+@pytest.mark.parametrize("kind", ["default", "dynamic"])
+def test_padding_is_no_position(kind: str) -> None:
+    rope = None if kind == "default" else {"rope_type": kind, "factor": 4.0}
+    model = LlamaForCausalLM.from_config(tiny_config(max_position_embeddings=16, rope_scaling=rope), seed=2)
+    llm, ids = mp.compile(model), np.arange(5, 25)[None] % 90
+    last = llm.max_length - 2  # padding goes beyond the context, and beyond the trained length of dynamic
+    caches = [llm.new_cache(1), model.new_cache(1)]
+    found = []
+    for run, cache in zip((llm, model), caches, strict=True):
+        run(np.full((1, last), 7), past_key_values=cache)
+        padded = run(ids[:, :8], past_key_values=cache, num_valid=np.array([2], np.int32), all_logits=True)
+        found.append(np.asarray(padded)[:, :2])
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-4)
+    assert caches[0].lengths.numpy().tolist() == [llm.max_length]
+    alone = llm(ids[:, :14], all_logits=True)
+    valid, places = np.array([14], np.int32), np.arange(20)[None]
+    for positions in (None, np.minimum(places, 15)):  # what a caller says of padding does not count either
+        padded = llm(np.where(places < 14, ids, 0), positions, num_valid=valid, all_logits=True)
+        np.testing.assert_allclose(padded[:, :14], alone, rtol=0, atol=1e-4)
+
+
 def test_wrong_calls_of_the_compiled_model(checkpoint: Path) -> None:
     llm = mp.compile(AutoLlamaModel.from_pretrained(checkpoint))
     ids = np.array([[5, 6, 7, 8]])
@@ -316,6 +337,16 @@ def test_wrong_calls_of_the_compiled_model(checkpoint: Path) -> None:
         with pytest.raises(mp.MonoplanError, match=message):
             llm(**arguments)
     assert llm(ids).shape == (1, 1, 100)
+
+
+def test_prompts_of_verify_and_profile_fit_the_context(checkpoint: Path) -> None:
+    llm = mp.compile(AutoLlamaModel.from_pretrained(checkpoint))
+    assert llm.step_arguments([5, 6])["input_ids"].shape == (1, 2)
+    for ids, message in (([[]], "at least one token"), ([[5] * 97], "has 97 tokens, the context of the model 96")):
+        with pytest.raises(ArgumentError, match=message):
+            llm.profile(ids)
+    with pytest.raises(ArgumentError, match="has 96 tokens and 1 more behind it, the context of the model 96"):
+        llm.prompt_array([5] * 96, more=1)
 
 
 def test_the_compiled_model_shows_its_plan(checkpoint: Path) -> None:

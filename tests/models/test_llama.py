@@ -202,3 +202,18 @@ def test_another_dtype_leaves_the_model_as_it_is(model: LlamaForCausalLM) -> Non
     np.testing.assert_allclose(
         half(ids_of([5, 6])).numpy().astype("f4"), model(ids_of([5, 6])).numpy(), rtol=0, atol=0.2
     )
+
+
+@pytest.mark.parametrize("kind", ["yarn", "longrope"])
+def test_a_stretched_context_is_usable_to_its_end(kind: str, rng: np.random.Generator) -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [1.5, 2.0, 3.0, 4.0]} if kind == "longrope" else {}
+    rope = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 32, **factors}
+    # transformers limits neither, and takes the same angles for both: it divides by the original length.
+    added, included = (
+        LlamaForCausalLM.from_config(tiny_config(max_position_embeddings=n, rope_scaling=rope)) for n in (32, 128)
+    )
+    ids = rng.integers(0, 90, (1, 128))
+    np.testing.assert_array_equal(added(ids).numpy(), included(ids).numpy())
+    np.testing.assert_allclose(mp.compile(added)(ids), added(ids).numpy(), rtol=0, atol=1e-4)
+    with pytest.raises(ArgumentError, match="the context of the model 128"):
+        added.generate([5] * 129)

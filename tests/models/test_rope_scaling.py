@@ -12,7 +12,7 @@ import pytest
 
 from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.models.config import LlamaConfig
-from monoplan.models.rope_scaling import inverse_frequencies, rope_tables, table_key
+from monoplan.models.rope_scaling import context_length, inverse_frequencies, rope_tables, table_key
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "llama").glob("*.npz"))
 FACTORS = [1.0 + 0.1 * i for i in range(16)]
@@ -162,3 +162,26 @@ def test_bad_parameters(rope: dict[str, Any], message: str) -> None:
 def test_old_name_of_longrope() -> None:
     scaling = model(**{**LONGROPE, "type": "su"}, original_max_position_embeddings=1024).rope_scaling
     assert scaling is not None and scaling["rope_type"] == "longrope"
+
+
+@pytest.mark.parametrize(
+    ("rope", "length"),
+    [
+        ({}, 4096),
+        ({"type": "linear", "factor": 4.0}, 16384),
+        ({"type": "linear", "factor": 0.5}, 4096),
+        ({"type": "dynamic", "factor": 2.5}, 10240),
+        ({"type": "dynamic", "factor": 1e30}, 2**31 - 1),
+        ({"type": "yarn", "factor": 4.0}, 16384),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, 4096),  # it is in 4096 already
+        ({"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 1024}, 8192),
+        ({"type": "yarn", "original_max_position_embeddings": 1024}, 4096),
+        ({**LONGROPE, "original_max_position_embeddings": 1024}, 4096),
+        ({**LONGROPE, "factor": 4.0}, 16384),
+        ({"type": "llama3", "factor": 32, "low_freq_factor": 1, "high_freq_factor": 4,
+          "original_max_position_embeddings": 1024}, 4096),
+    ],
+    ids=lambda value: str(value)[:50],
+)  # fmt: skip
+def test_context_that_scaling_gives(rope: dict[str, Any], length: int) -> None:
+    assert context_length(model(**rope)) == length

@@ -117,6 +117,12 @@ def test_bench_prints_a_table_or_json(model: Path, inside: Any) -> None:
     assert found["tests"][1]["bytes_per_s"] > 0 and len(found["tests"][0]["samples"]) == 2
 
 
+def test_a_profile_without_a_prompt_is_that_of_the_first_token(inside: Any) -> None:
+    assert inside("bench", "-p", 0, "--profile").startswith("one token: ")
+    both = inside("bench", "-p", 4, "--profile")
+    assert both.startswith("prompt: ") and "\none token: " in both
+
+
 def test_compile_dumps_the_plan(model: Path, tmp_path: Path) -> None:
     done = monoplan("compile", model, "-o", tmp_path / "out", *TARGET)
     assert done.returncode == 0, done.stderr
@@ -143,6 +149,7 @@ def test_doctor_and_cache(tmp_path: Path) -> None:
         (("generate", "Hi", "-m", "/nowhere/at/all"), "there is no such model"),
         (("generate", "", "--raw", "-m", "MODEL", *TARGET), "the prompt is empty"),
         (("generate", "a" * 200, "--raw", "-m", "MODEL", *TARGET), "the context of the model"),
+        (("verify", "MODEL", "--prompt", "a" * 200, *TARGET), "201 tokens, the context of the model 96"),
         (("generate", "Hi", "-p", "Hi", "-m", "MODEL"), "the prompt is given twice"),
         (("generate", "Hi", "-m", "MODEL", "--temp", "-1", *TARGET), "temperature must be"),
         (("generate", "Hi", "-m", "MODEL", "-t", "0"), "--threads must be"),

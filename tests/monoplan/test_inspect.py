@@ -12,7 +12,8 @@ from monoplan.cli import main
 from monoplan.examples import example_inputs, sizes_for
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.parser import parse_graph
-from tests.models.support import tiny_checkpoint
+from monoplan.models import LlamaForCausalLM
+from tests.models.support import tiny_checkpoint, tiny_config
 
 OWN = """
 import numpy as np
@@ -107,6 +108,13 @@ def test_what_is_wrong_with_a_request_is_said(own: Path, run: Any, tmp_path: Pat
     other = tmp_path / "other_one.py"
     other.write_text("def model(): return 3\n")
     assert "gave a int, not a Module" in run("inspect", other, status=1)
+
+
+def test_verify_needs_no_tokenizer(run: Any, tmp_path: Path) -> None:
+    LlamaForCausalLM.from_config(tiny_config()).save_pretrained(tmp_path)
+    assert "GenerationStep on cpu" in run("verify", tmp_path, "--dtype", "float32")
+    # A text that was asked for is not replaced by random ids.
+    assert "there is no tokenizer.json" in run("verify", tmp_path, "--dtype", "float32", "--prompt", "Hi", status=1)
 
 
 def test_verify_and_bisect(own: Path, run: Any, tmp_path: Path) -> None:
