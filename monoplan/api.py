@@ -23,7 +23,7 @@ from monoplan.ir.dims import Expr, equal, symbol
 from monoplan.ir.errors import ArgumentError, MonoplanError
 from monoplan.ir.printer import print_graph
 from monoplan.ir.sizes import SizeError
-from monoplan.ir.types import TensorType, as_dtype
+from monoplan.ir.types import TensorType, as_dtype, as_weight_dtype
 from monoplan.known_calls import KEPT, Call, KnownCalls, read_only
 from monoplan.options import TARGETS, Options, debug_level
 from monoplan.parallel import find_communicator
@@ -62,7 +62,7 @@ class Compiled(Inspection):
         if target not in TARGETS:
             raise ArgumentError(f"unknown target {target!r}", fix="use one of " + ", ".join(TARGETS))
         self.module, self.target = module, target
-        self.dtype = None if dtype is None else as_dtype(dtype)
+        self.dtype = None if dtype is None else as_weight_dtype(dtype)
         self.options = Options.make(options)
         self.tp = find_communicator(tp, module)
         self.stats = Stats()
@@ -239,6 +239,7 @@ def compile(  # noqa: A001  (the public name)
     if hasattr(module, "generation_step") and not specs and not kw_specs:
         from monoplan.llm import CompiledLM
 
+        dtype = None if dtype is None else as_weight_dtype(dtype)
         return CompiledLM(module, target=target, dtype=dtype, options=options, tp=tp)
     return Compiled(module, *specs, target=target, dtype=dtype, options=options, tp=tp, **kw_specs)
 

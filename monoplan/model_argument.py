@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from monoplan.ir.errors import ArgumentError
+from monoplan.ir.types import FLOATS, as_weight_dtype
 
 DEFAULT_PROMPT = "Once upon a time"
 HELP = "a checkpoint (directory or .gguf), or file.py[:Name] or module:name with model() and specs()"
@@ -43,7 +44,8 @@ def add_model_argument(parser: argparse.ArgumentParser, *, inputs: bool = True) 
     """MODEL, how it is compiled, and what it is run with."""
     add = parser.add_argument
     add("model", metavar="MODEL", nargs="?", help=HELP + " (default: SmolLM2-135M-Instruct, fetched at first use)")
-    add("--dtype", help="of the weights (default: the file's own; bfloat16 for checkpoints)")
+    floats = ", ".join(d.name for d in FLOATS)
+    add("--dtype", metavar="TYPE", help=f"of the weights: {floats} (default: the file's own; bfloat16 for checkpoints)")
     add("--target", choices=("cpu", "cuda", "reference"), default="cpu", help="where to run (default: %(default)s)")
     add("-t", "--threads", type=int, metavar="N", help="on the CPU (default: as many as run at once)")
     if inputs:
@@ -63,6 +65,8 @@ def open_model(args: argparse.Namespace, **options: Any) -> Opened:
     """The model of the command line, compiled."""
     if args.threads is not None and args.threads < 1:
         raise ArgumentError(f"--threads must be 1 or more, got {args.threads}")
+    if args.dtype is not None:
+        as_weight_dtype(args.dtype)
     settings = {"threads": args.threads, **options}
     text: str | None = args.model
     if text is None:

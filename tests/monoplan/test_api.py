@@ -237,6 +237,14 @@ def test_dtype_of_the_weights() -> None:
     assert "bf16[4, 6]" in fast.ir("trace") and block.weight.dtype.name == "f32"
 
 
+@pytest.mark.parametrize("dtype", ["int8", "bool", np.uint8, "fp4"])
+def test_weights_are_not_cut_to_whole_numbers(dtype: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"dtype[\s\S]*use one of f64, f32, f16, bf16$"):
+        mp.compile(Block(), *SPECS, dtype=dtype)
+    with pytest.raises(ArgumentError, match="use one of f64, f32, f16, bf16$"):
+        Block().to(dtype)
+
+
 # -- state ------------------------------------------------------------------------------------------------------
 
 
