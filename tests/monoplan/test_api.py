@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,21 @@ def test_inside(tmp_path: Path) -> None:
         assert {"00_trace.ir", "kernels.txt", "plan.txt", "plan.c", "build.sh", "build.log"} <= names
         assert (folder / "plan.c").read_text() == again.source()
         assert "$ " in (folder / "build.log").read_text()
+
+
+def test_a_dumped_folder_builds(tmp_path: Path) -> None:
+    folder = mp.compile(Block(), *SPECS).dump(tmp_path)
+    done = subprocess.run(["sh", str(folder / "build.sh")], capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr
+    assert (folder / "plan.so").stat().st_size > 0
+
+
+def test_a_second_dump_leaves_no_stages_of_the_first(tmp_path: Path) -> None:
+    mp.compile(Block(), *SPECS).dump(tmp_path)
+    (tmp_path / "07_other-pass.ir").write_text("of another graph")
+    (tmp_path / "notes.ir").write_text("the user's own")
+    mp.compile(Block(), *SPECS, options={"passes": ()}).dump(tmp_path)
+    assert sorted(p.name for p in tmp_path.glob("*.ir")) == ["00_trace.ir", "notes.ir"]
 
 
 def test_target_reference() -> None:
