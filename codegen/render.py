@@ -105,7 +105,7 @@ def number_symbols(plan: Plan) -> contextvars.Token[Mapping[str, int]]:
 def headers(target: str) -> tuple[tuple[str, str], ...]:
     """Names and texts of the headers that generated source includes."""
     folder = HERE / "include" / target
-    return tuple((p.name, p.read_text()) for p in sorted(folder.iterdir()) if p.suffix in (".h", ".cuh"))
+    return tuple((p.name, p.read_text("utf-8")) for p in sorted(folder.iterdir()) if p.suffix in (".h", ".cuh"))
 
 
 def render_cpu(plan: Plan, version: str) -> Source:

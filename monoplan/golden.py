@@ -62,14 +62,14 @@ class Golden:
         _save(self.folder / "outputs.npz", outputs)
         if inputs:
             _save(self.folder / "inputs.npz", subject.inputs)
-        (self.folder / "plan.ir").write_text(print_graph(subject.final))
-        (self.folder / "golden.json").write_text(json.dumps(meta, indent=1) + "\n")
+        (self.folder / "plan.ir").write_text(print_graph(subject.final), "utf-8")
+        (self.folder / "golden.json").write_text(json.dumps(meta, indent=1) + "\n", "utf-8")
         return self.folder
 
     def meta(self) -> dict[str, Any]:
         """What golden.json says; raises when there is none."""
         try:
-            found: dict[str, Any] = json.loads((self.folder / "golden.json").read_text())
+            found: dict[str, Any] = json.loads((self.folder / "golden.json").read_text("utf-8"))
         except FileNotFoundError:
             raise GoldenError(
                 f"there is no golden in {self.folder}",
@@ -141,7 +141,7 @@ class Golden:
         return found
 
     def _check_ir(self, subject: Subject) -> None:
-        old = (self.folder / "plan.ir").read_text().splitlines()
+        old = (self.folder / "plan.ir").read_text("utf-8").splitlines()
         new = print_graph(subject.final).splitlines()
         lines = list(difflib.unified_diff(old, new, "golden", "now", lineterm="", n=1))
         if lines:

@@ -320,7 +320,8 @@ def plan_build(
             log = compile_parts(folder, parts, whole, compiler)
         else:
             log = _compile(compiler, whole[:-1], folder / "plan.c", folder / "plan.so", whole[-1:])
-        (folder / "build.sh").write_text(f'#!/bin/sh\ncd "$(dirname "$0")" && {shlex.join(log.command)}\n')
+        script = f'#!/bin/sh\ncd "$(dirname "$0")" && {shlex.join(log.command)}\n'
+        (folder / "build.sh").write_text(script, "utf-8", errors="surrogateescape")  # paths are the user's
         (folder / "build.log").write_text(log.text, "utf-8")
 
     return key, build
