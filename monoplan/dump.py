@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from monoplan.ir.errors import ArgumentError
 from monoplan.ir.printer import print_graph
 
 if TYPE_CHECKING:
@@ -13,6 +14,18 @@ if TYPE_CHECKING:
 
 
 def dump(built: Built, folder: Path) -> Path:
+    """Writes the files; raises ArgumentError where the folder does not take them."""
+    try:
+        return _write(built, folder)
+    except OSError as error:
+        raise ArgumentError(
+            f"can't write the dump to {folder}",
+            why=str(error),
+            fix="name a folder that can be written: MONOPLAN_DUMP, options={'dump': ...} or dump(folder)",
+        ) from None
+
+
+def _write(built: Built, folder: Path) -> Path:
     """Numbered files: IR after each stage that changed something, kernels, plan, source, headers, how it was built.
 
     Ranks that share a model write to folders of their own inside it.

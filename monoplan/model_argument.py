@@ -14,7 +14,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import inspect
 import sys
+import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,7 +159,7 @@ def _own(module: ModuleType, name: str, args: argparse.Namespace, settings: dict
     if not hasattr(module, wanted):
         raise ArgumentError(f"{where} has no {wanted}", fix="define model() and specs(), or give file.py:Name")
     found = getattr(module, wanted)
-    made = found if isinstance(found, Module) else found()
+    made = found if isinstance(found, Module) else _called(found, wanted, where)
     if not isinstance(made, Module):
         raise ArgumentError(f"{wanted} of {where} gave a {type(made).__name__}, not a Module")
     specs = getattr(module, "specs", None) or getattr(made, "specs", None)
@@ -177,6 +180,21 @@ def _own(module: ModuleType, name: str, args: argparse.Namespace, settings: dict
         return _own_arguments(module, made, compiled, args)
 
     return Opened(compiled, arguments, {"call": arguments}, label)
+
+
+def _called(found: Any, name: str, where: str) -> Any:
+    """What a class or function gives without arguments; an error inside of it is the user's own, and stays."""
+    try:
+        inspect.signature(found).bind()
+    except TypeError as error:
+        raise ArgumentError(
+            f"{name} of {where} can't be called without arguments",
+            why=str(error),
+            fix="define a function in the file that makes the Module: def model(): return ...",
+        ) from None
+    except ValueError:
+        pass  # a builtin that does not tell its parameters
+    return found()
 
 
 def _own_arguments(module: ModuleType, made: Any, compiled: Any, args: argparse.Namespace) -> dict[str, Any]:
@@ -217,10 +235,13 @@ def parse_sizes(texts: list[str]) -> dict[str, int]:
     return found
 
 
-def load_npz(path: str) -> dict[str, np.ndarray[Any, Any]]:
+def load_npz(path: str | Path) -> dict[str, np.ndarray[Any, Any]]:
     """The arrays of a file by name."""
     try:
-        with np.load(path) as data:
+        data = np.load(path)
+        if isinstance(data, np.ndarray):
+            raise ValueError("it holds one array without a name; np.savez writes names")
+        with data:
             return {k: data[k] for k in data.files}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:  # the last: cut short
         raise ArgumentError(f"can't read the arrays of {path}", why=str(error)) from None

@@ -228,6 +228,12 @@ def test_a_dumped_folder_builds(tmp_path: Path) -> None:
     assert (folder / "plan.so").stat().st_size > 0
 
 
+def test_a_dump_that_can_not_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ArgumentError, match=r"can't write the dump to .*file[\s\S]*MONOPLAN_DUMP"):
+        mp.compile(Block(), *SPECS, options={"dump": str(tmp_path / "file")})
+
+
 def test_a_second_dump_leaves_no_stages_of_the_first(tmp_path: Path) -> None:
     mp.compile(Block(), *SPECS).dump(tmp_path)
     (tmp_path / "07_other-pass.ir").write_text("of another graph")

@@ -157,6 +157,23 @@ def test_missing_and_damaged_goldens_fail(tmp_path: Path, x: Any) -> None:
         Golden(tmp_path).meta()
 
 
+@pytest.mark.parametrize("keep", [0, 100, None])
+def test_a_damaged_file_of_the_golden_is_named(recorded: Golden, x: Any, keep: int | None) -> None:
+    recorded.record(compiled().subject(x), inputs=True)
+    for name in ("outputs.npz", "inputs.npz", "plan.ir"):
+        whole = (recorded.folder / name).read_bytes()
+        if keep is None and name != "inputs.npz":  # those need not be kept
+            (recorded.folder / name).unlink()
+        elif name == "plan.ir":
+            (recorded.folder / name).write_bytes(b"\xff")
+        else:
+            (recorded.folder / name).write_bytes(whole[:keep] if keep is not None else b"PK\x05\x06" + bytes(18))
+        with pytest.raises(GoldenError, match=rf"{name} is missing or damaged(.|\n)*record it again"):
+            recorded.stored_inputs(1, [x.dtype])
+            recorded.check(compiled().subject(x), ir=True)
+        (recorded.folder / name).write_bytes(whole)
+
+
 def test_half_precision_survives_the_file(tmp_path: Path) -> None:
     fast = mp.compile(Block(), mp.spec("batch", 12, dtype="bfloat16"), dtype="bfloat16")
     x = np.ones((2, 12), fast._latest().graph.inputs[0].type.dtype.numpy)
