@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -73,9 +74,22 @@ def is_pristine() -> bool:
 def keep_bytecode(folder: Path) -> None:
     """Lets compiled templates lie in a folder: jinja2's parser and compiler cost more than all rendering."""
     from jinja2 import FileSystemBytecodeCache
+    from jinja2.bccache import Bucket
 
-    folder.mkdir(parents=True, exist_ok=True)
-    environment().bytecode_cache = FileSystemBytecodeCache(str(folder))
+    class BestEffort(FileSystemBytecodeCache):
+        """A folder that can't be read or written (a full disk) costs time, and nothing else."""
+
+        def load_bytecode(self, bucket: Bucket) -> None:
+            with contextlib.suppress(OSError):
+                super().load_bytecode(bucket)
+
+        def dump_bytecode(self, bucket: Bucket) -> None:
+            with contextlib.suppress(OSError):
+                super().dump_bytecode(bucket)
+
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    environment().bytecode_cache = BestEffort(str(folder))
 
 
 def _symbols_used(k: Kernel) -> list[str]:
@@ -91,7 +105,7 @@ def number_symbols(plan: Plan) -> contextvars.Token[Mapping[str, int]]:
 def headers(target: str) -> tuple[tuple[str, str], ...]:
     """Names and texts of the headers that generated source includes."""
     folder = HERE / "include" / target
-    return tuple((p.name, p.read_text()) for p in sorted(folder.iterdir()) if p.suffix in (".h", ".cuh"))
+    return tuple((p.name, p.read_text("utf-8")) for p in sorted(folder.iterdir()) if p.suffix in (".h", ".cuh"))
 
 
 def render_cpu(plan: Plan, version: str) -> Source:

@@ -70,11 +70,16 @@ def user_location() -> Loc:
     while frame is not None:
         name = frame.f_code.co_filename
         if not is_internal(name):
-            return Loc(path, name, frame.f_lineno)
+            return Loc(path, _writable(name), frame.f_lineno)
         if frame.f_back is None:
             break
         frame = frame.f_back
     return Loc(path)
+
+
+def _writable(filename: str) -> str:
+    """A name that UTF-8 files can hold: in an ASCII locale Python keeps other bytes as lone surrogates."""
+    return filename if filename.isascii() else os.fsencode(filename).decode("utf-8", errors="replace")
 
 
 def is_internal(filename: str) -> bool:

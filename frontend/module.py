@@ -15,7 +15,7 @@ from monoplan.frontend.parameter import Parameter, from_blob
 from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.ir.graph import Loc
-from monoplan.ir.types import as_dtype, bf16
+from monoplan.ir.types import as_weight_dtype, bf16
 
 M = TypeVar("M", bound="Module")
 # By the function that a class has as forward: reading a signature takes longer than many a small plan.
@@ -253,7 +253,7 @@ class Module:
         """Floating point parameters and persistent buffers in another element type, in place."""
         if isinstance(dtype, str) and dtype == "cpu":
             return self
-        target = as_dtype(dtype)
+        target = as_weight_dtype(dtype)
         for module in self.modules():
             for table in (module._parameters, module._buffers):
                 for name, t in table.items():

@@ -126,7 +126,7 @@ class Tracer:
         return self._add_param(id(array), f"constant_{len(self.params)}", Tensor(array))
 
     def _add_param(self, key: int, path: str, tensor: Tensor) -> Value:
-        value = Value(tensor.type, self.builder.fresh(path))
+        value = Value(tensor.type, self.builder.fresh(_value_name(path)))  # the path stands beside it, as it is
         self.params[key] = (Param(value, path), tensor)
         return value
 
@@ -207,8 +207,7 @@ def trace(module: Module, *specs: Any, **kwargs: Any) -> Trace:
     places: list[int] = []  # leaf number of each input
     for at, (name, leaf) in enumerate(leaves):
         if isinstance(leaf, Spec):
-            stem = re.sub(r"[^\w.$-]", "_", name)
-            filled[at] = Tensor.traced(Value(leaf.type, tracer.builder.fresh(stem)))
+            filled[at] = Tensor.traced(Value(leaf.type, tracer.builder.fresh(_value_name(name))))
             places.append(at)
     inputs = [filled[at]._value for at in places]
     arguments = unflatten(in_tree, filled)
@@ -322,6 +321,11 @@ def _restore(tables: Sequence[tuple[Module, dict[str, Any], dict[str, Any]]]) ->
                 now.clear()
                 now.update(before)  # type: ignore[arg-type]
     return found
+
+
+def _value_name(name: str) -> str:
+    """A user's name as one that IR text can hold: children may be called `a b`, `a[0]` or `a,b`."""
+    return re.sub(r"[^\w.$-]", "_", name)
 
 
 def _is_tensor(x: Any) -> bool:

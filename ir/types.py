@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from monoplan.ir.dims import Dim, as_dim, equal, format_dim
-from monoplan.ir.errors import TypeRuleError
+from monoplan.ir.errors import ArgumentError, TypeRuleError
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,19 @@ def as_dtype(spec: Any) -> DType:
         except (TypeError, KeyError):
             pass
     raise TypeRuleError(f"{spec!r} is not an element type", fix="use one of " + ", ".join(DTYPES))
+
+
+def as_weight_dtype(spec: Any) -> DType:
+    """A DType that weights may be converted to: a floating point one, since an integer type would round them away."""
+    fix = "use one of " + ", ".join(d.name for d in FLOATS)
+    try:
+        found = as_dtype(spec)
+    except TypeRuleError as error:
+        raise ArgumentError(f"dtype: {error.what}", fix=fix) from None
+    if not found.is_float:
+        why = f"{found} would cut weights to whole numbers"
+        raise ArgumentError(f"dtype={spec!r}: weights must be of a floating point type", why=why, fix=fix)
+    return found
 
 
 def promote(*dtypes: DType) -> DType:

@@ -25,7 +25,7 @@ from monoplan.ir.dims import Expr, equal, symbol, symbols_of
 from monoplan.ir.errors import ArgumentError, MonoplanError
 from monoplan.ir.printer import print_graph
 from monoplan.ir.sizes import SizeError
-from monoplan.ir.types import TensorType, as_dtype
+from monoplan.ir.types import TensorType, as_dtype, as_weight_dtype
 from monoplan.known_calls import KEPT, Call, KnownCalls, check_shared, read_only
 from monoplan.options import Options, debug_level, find_target
 from monoplan.parallel import find_communicator
@@ -62,7 +62,7 @@ class Compiled(Inspection):
         if not isinstance(module, Module):
             raise ArgumentError(f"compile needs a monoplan.nn.Module, got {type(module).__name__}")
         self.module, self.target = module, find_target(target, module)
-        self.dtype = None if dtype is None else as_dtype(dtype)
+        self.dtype = None if dtype is None else as_weight_dtype(dtype)
         self.options = Options.make(options)
         self.tp = find_communicator(tp, module)
         self.stats = Stats()
@@ -250,6 +250,7 @@ def compile(  # noqa: A001  (the public name)
     if hasattr(module, "generation_step") and not specs and not kw_specs:
         from monoplan.llm import CompiledLM
 
+        dtype = None if dtype is None else as_weight_dtype(dtype)
         return CompiledLM(module, target=target, dtype=dtype, options=options, tp=tp)
     return Compiled(module, *specs, target=target, dtype=dtype, options=options, tp=tp, **kw_specs)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from monoplan.dump import dump
 from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import Parameter
 from monoplan.frontend.pytree import Tree
@@ -126,29 +127,8 @@ class Built:
         return "\n".join(lines) + "\n"
 
     def dump(self, folder: Path) -> Path:
-        """Numbered files: IR after each stage that changed something, kernels, plan, source, build command and log.
-
-        Ranks that share a model write to folders of their own inside it.
-        """
-        if self.tp is not None and self.tp.size > 1:
-            folder = folder / f"rank{self.tp.rank}"
-        folder.mkdir(parents=True, exist_ok=True)
-        for i, s in enumerate(self.stages):
-            if s.changed:
-                head = f"// {s.name}: {s.rule} ({s.rewrites} rewrites, {s.seconds * 1e3:.1f} ms)\n"
-                (folder / f"{i:02d}_{s.name}.ir").write_text(head + print_graph(s.graph, locs=True))
-        if self.executable is None:
-            return folder
-        lines = [f"{step.number}: {step.kernel.family} {step.schedule}" for step, _ in self.plan.steps()]
-        (folder / "kernels.txt").write_text("\n".join(lines) + "\n")
-        (folder / "plan.txt").write_text(str(self.plan))
-        suffix = "c" if self.target == "cpu" else "cu"
-        (folder / f"plan.{suffix}").write_text(self.source_text)
-        for name in ("build.sh", "build.log"):
-            made = Path(self.executable.entry.path) / name
-            if made.exists():
-                (folder / name).write_text(made.read_text())
-        return folder
+        """Every stage, the plan, the source and how it was built, as files in a folder."""
+        return dump(self, folder)
 
 
 def build(

@@ -90,6 +90,7 @@ def _forget_stdout() -> None:
 
 
 def _run(argv: list[str]) -> int:
+    _prepare_output()
     parser = argparse.ArgumentParser(
         prog="monoplan", description="A language model as one compiled plan.", allow_abbrev=False
     )
@@ -115,6 +116,14 @@ def _run(argv: list[str]) -> int:
         return 0
     status: int = module.run(args)
     return status
+
+
+def _prepare_output() -> None:
+    """Text always goes somewhere: nowhere if stdout is closed, with `?` for what the terminal's encoding lacks."""
+    if sys.stdout is None:  # `monoplan doctor >&-`
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+    elif isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def debug_level() -> int:

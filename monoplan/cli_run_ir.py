@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from monoplan.model_argument import load_npz, parse_sizes
 
     try:
-        text = Path(args.file).read_text()
+        text = Path(args.file).read_text("utf-8")
     except OSError as error:
         raise ArgumentError(f"can't read {args.file}", why=error.strerror or str(error)) from None
     graph = parse_graph(text)

@@ -34,6 +34,8 @@ def example_inputs(graph: Graph, sizes: Mapping[str, int] | None = None, seed: i
     """An array for each input of a graph."""
     full = sizes_for(graph, sizes)
     limits = _limits(graph, full)
+    if seed < 0:
+        raise ArgumentError(f"the seed of random inputs must be 0 or more, got {seed}")
     rng = np.random.default_rng(seed)
     return [random_array(v.type, rng, full, limits.get(v, OTHER)) for v in graph.inputs]
 

@@ -12,6 +12,7 @@ import difflib
 import hashlib
 import json
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.ir.errors import MonoplanError
+from monoplan.ir.errors import ArgumentError, MonoplanError
 from monoplan.ir.printer import print_graph
 from monoplan.ir.tolerances import EPSILON, UNITS, compare
 from monoplan.ir.types import as_dtype
@@ -30,6 +31,7 @@ from monoplan.runtime.walk import roundings
 Array = np.ndarray[Any, Any]
 FORMAT = 1
 DIFF_LINES = 40
+_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
 class GoldenError(MonoplanError, AssertionError):
@@ -60,14 +62,14 @@ class Golden:
         _save(self.folder / "outputs.npz", outputs)
         if inputs:
             _save(self.folder / "inputs.npz", subject.inputs)
-        (self.folder / "plan.ir").write_text(print_graph(subject.final))
-        (self.folder / "golden.json").write_text(json.dumps(meta, indent=1) + "\n")
+        (self.folder / "plan.ir").write_text(print_graph(subject.final), "utf-8")
+        (self.folder / "golden.json").write_text(json.dumps(meta, indent=1) + "\n", "utf-8")
         return self.folder
 
     def meta(self) -> dict[str, Any]:
         """What golden.json says; raises when there is none."""
         try:
-            found: dict[str, Any] = json.loads((self.folder / "golden.json").read_text())
+            found: dict[str, Any] = json.loads((self.folder / "golden.json").read_text("utf-8"))
         except FileNotFoundError:
             raise GoldenError(
                 f"there is no golden in {self.folder}",
@@ -92,6 +94,8 @@ class Golden:
             self._check_ir(subject)
         if source and meta["source"] != _source_hash(subject):
             changed = self._since(subject, meta)
+            if meta["kernels"] == _kernel_hashes(subject):
+                changed.append("no kernel changed, but the plan function that calls them did")
             raise GoldenError(
                 "\n  ".join([f"{subject.name} has another source than its golden ({self.folder})", *changed])
             )
@@ -102,19 +106,29 @@ class Golden:
             return [f"it has {len(subject.final.outputs)} outputs, the golden {len(rows)}"]
         if meta["inputs"] != _input_hashes(subject):
             return ["the inputs are not those that the golden was recorded with: fix their seed, or record again"]
-        outputs = subject.run()
+        recorded = self._stored("outputs.npz", len(rows))
         problems = []
-        with np.load(self.folder / "outputs.npz") as data:
-            for i, (row, got) in enumerate(zip(rows, outputs, strict=True)):
-                dtype, want = as_dtype(row["dtype"]), data[str(i)]
-                if got.dtype != dtype.numpy or list(got.shape) != row["shape"]:
-                    now = f"{as_dtype(got.dtype)}{list(got.shape)}"
-                    problems.append(f"{row['name']}: now {now}, recorded {row['dtype']}{row['shape']}")
-                    continue
-                difference = compare(got, want, dtype, "model", epsilon=row["epsilon"])
-                if not difference.ok:
-                    problems.append(f"{row['name']}: {difference}")
+        for row, got, want in zip(rows, subject.run(), recorded, strict=True):
+            dtype = as_dtype(row["dtype"])
+            if got.dtype != dtype.numpy or list(got.shape) != row["shape"]:
+                now = f"{as_dtype(got.dtype)}{list(got.shape)}"
+                problems.append(f"{row['name']}: now {now}, recorded {row['dtype']}{row['shape']}")
+                continue
+            difference = compare(got, want, dtype, "model", epsilon=row["epsilon"])
+            if not difference.ok:
+                problems.append(f"{row['name']}: {difference}")
         return problems
+
+    def _stored(self, name: str, count: int) -> list[Array]:
+        """The arrays of a file of the golden, in their order."""
+        from monoplan.model_argument import load_npz
+
+        try:
+            found = load_npz(self.folder / name)
+            return [found[str(i)] for i in range(count)]
+        except (ArgumentError, KeyError) as error:
+            why = error.why if isinstance(error, ArgumentError) else f"it has no array {error}"
+            raise GoldenError(f"{self.folder / name} is missing or damaged", why=why, fix="record it again") from None
 
     def _since(self, subject: Subject, meta: Mapping[str, Any]) -> list[str]:
         """What changed since the golden was recorded."""
@@ -137,7 +151,11 @@ class Golden:
         return found
 
     def _check_ir(self, subject: Subject) -> None:
-        old = (self.folder / "plan.ir").read_text().splitlines()
+        try:
+            old = (self.folder / "plan.ir").read_text("utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            path = self.folder / "plan.ir"
+            raise GoldenError(f"{path} is missing or damaged", why=str(error), fix="record it again") from None
         new = print_graph(subject.final).splitlines()
         lines = list(difflib.unified_diff(old, new, "golden", "now", lineterm="", n=1))
         if lines:
@@ -148,11 +166,10 @@ class Golden:
 
     def stored_inputs(self, count: int, dtypes: Sequence[Any]) -> list[Array] | None:
         """The recorded inputs in their own types; None if they were not kept."""
-        path = self.folder / "inputs.npz"
-        if not path.exists():
+        if not (self.folder / "inputs.npz").exists():
             return None
-        with np.load(path) as data:
-            return [data[str(i)].astype(dtypes[i], copy=False) for i in range(count)]
+        found = self._stored("inputs.npz", count)
+        return [a.astype(dtype, copy=False) for a, dtype in zip(found, dtypes, strict=True)]
 
 
 def _bisected(subject: Subject) -> Any:
@@ -202,11 +219,19 @@ def _stage_hashes(subject: Subject) -> list[list[str]]:
 def _kernel_hashes(subject: Subject) -> dict[str, str]:
     if subject.executable is None:
         return {}
-    return {f.name: _sha(f.text.encode()) for f in subject.executable.source.functions}
+    built = subject.executable.text
+    # A kernel of an edited source (MONOPLAN_OVERRIDE) is not where it was: then the whole text stands for it.
+    texts = {f.name: f.text if f.text in built else built for f in subject.executable.source.functions}
+    return {name: _sha(_code(text).encode()) for name, text in texts.items()}
 
 
 def _source_hash(subject: Subject) -> str:
-    return "" if subject.executable is None else _sha(subject.executable.text.encode())
+    return "" if subject.executable is None else _sha(_code(subject.executable.text).encode())
+
+
+def _code(source: str) -> str:
+    """C or CUDA without comments: they hold paths and lines, which differ from one checkout to another."""
+    return _COMMENT.sub("", source)
 
 
 def _save(path: Path, arrays: Sequence[Array]) -> None:

@@ -14,7 +14,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import inspect
 import sys
+import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from monoplan.ir.errors import ArgumentError
+from monoplan.ir.types import FLOATS, as_weight_dtype
 
 DEFAULT_PROMPT = "Once upon a time"
 HELP = "a checkpoint (directory or .gguf), or file.py[:Name] or module:name with model() and specs()"
@@ -43,7 +47,8 @@ def add_model_argument(parser: argparse.ArgumentParser, *, inputs: bool = True) 
     """MODEL, how it is compiled, and what it is run with."""
     add = parser.add_argument
     add("model", metavar="MODEL", nargs="?", help=HELP + " (default: SmolLM2-135M-Instruct, fetched at first use)")
-    add("--dtype", help="of the weights (default: the file's own; bfloat16 for checkpoints)")
+    floats = ", ".join(d.name for d in FLOATS)
+    add("--dtype", metavar="TYPE", help=f"of the weights: {floats} (default: the file's own; bfloat16 for checkpoints)")
     add("--target", choices=("cpu", "cuda", "reference"), default="cpu", help="where to run (default: %(default)s)")
     add("-t", "--threads", type=int, metavar="N", help="on the CPU (default: as many as run at once)")
     if inputs:
@@ -64,6 +69,8 @@ def open_model(args: argparse.Namespace, **options: Any) -> Opened:
     """The model of the command line, compiled."""
     if args.threads is not None and args.threads < 1:
         raise ArgumentError(f"--threads must be 1 or more, got {args.threads}")
+    if args.dtype is not None:
+        as_weight_dtype(args.dtype)
     settings = {"threads": args.threads, **options}
     text: str | None = args.model
     if text is None:
@@ -159,7 +166,7 @@ def _own(module: ModuleType, name: str, args: argparse.Namespace, settings: dict
     if not hasattr(module, wanted):
         raise ArgumentError(f"{where} has no {wanted}", fix="define model() and specs(), or give file.py:Name")
     found = getattr(module, wanted)
-    made = found if isinstance(found, Module) else found()
+    made = found if isinstance(found, Module) else _called(found, wanted, where)
     if not isinstance(made, Module):
         raise ArgumentError(f"{wanted} of {where} gave a {type(made).__name__}, not a Module")
     specs = getattr(module, "specs", None) or getattr(made, "specs", None)
@@ -180,6 +187,21 @@ def _own(module: ModuleType, name: str, args: argparse.Namespace, settings: dict
         return _own_arguments(module, made, compiled, args)
 
     return Opened(compiled, arguments, {"call": arguments}, label)
+
+
+def _called(found: Any, name: str, where: str) -> Any:
+    """What a class or function gives without arguments; an error inside of it is the user's own, and stays."""
+    try:
+        inspect.signature(found).bind()
+    except TypeError as error:
+        raise ArgumentError(
+            f"{name} of {where} can't be called without arguments",
+            why=str(error),
+            fix="define a function in the file that makes the Module: def model(): return ...",
+        ) from None
+    except ValueError:
+        pass  # a builtin that does not tell its parameters
+    return found()
 
 
 def _own_arguments(module: ModuleType, made: Any, compiled: Any, args: argparse.Namespace) -> dict[str, Any]:
@@ -220,10 +242,13 @@ def parse_sizes(texts: list[str]) -> dict[str, int]:
     return found
 
 
-def load_npz(path: str) -> dict[str, np.ndarray[Any, Any]]:
+def load_npz(path: str | Path) -> dict[str, np.ndarray[Any, Any]]:
     """The arrays of a file by name."""
     try:
-        with np.load(path) as data:
+        data = np.load(path)
+        if isinstance(data, np.ndarray):
+            raise ValueError("it holds one array without a name; np.savez writes names")
+        with data:
             return {k: data[k] for k in data.files}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:  # the last: cut short
         raise ArgumentError(f"can't read the arrays of {path}", why=str(error)) from None

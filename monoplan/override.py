@@ -13,6 +13,10 @@ from pathlib import Path
 
 from monoplan.ir.errors import ArgumentError, CompileError
 
+# What the runtime calls by name: the one function of a C plan, the kernels of a CUDA plan.
+_ENTRY = re.compile(
+    r'^int (mp_run_plan)\(|^extern "C" __global__ void(?:\s+__launch_bounds__\([^)]*\))?\s+(\w+)\(', re.MULTILINE
+)
 _STEP = re.compile(r"^[ \t]*/\* (\d+: %(?:[^*]|\*(?!/))*)\*/", re.MULTILINE)
 
 
@@ -27,7 +31,7 @@ def override_text(source: str | None, name: str, generated: str, suffix: str = "
     if own.is_file():
         found = own
     elif general.is_file():
-        if not general.read_text().startswith(f"/* {name}:"):
+        if not _read(general).startswith(f"/* {name}:"):
             return None  # it belongs to another plan of the process
         found = general
     elif not Path(folder).is_dir():
@@ -44,13 +48,20 @@ def override_text(source: str | None, name: str, generated: str, suffix: str = "
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
-    except OSError as error:
-        raise ArgumentError(f"can't read the source {path}", why=error.strerror or str(error)) from None
+        return path.read_text("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ArgumentError(f"can't read the source {path}", why=str(error)) from None
 
 
 def _checked(text: str, path: Path, generated: str) -> str:
-    """Raises when the edited source has the steps of another graph."""
+    """Raises when the edited source is no plan, or has the steps of another graph."""
+    present = _entries(text)
+    if missing := [name for name in _entries(generated) if name not in present]:
+        raise CompileError(
+            f"{path} is not a source of this plan",
+            why=f"it has no function {missing[0]}, which the plan is started by",
+            fix="edit what MONOPLAN_DUMP=folder writes",
+        )
     theirs, ours = _steps(text), _steps(generated)
     for a, b in zip(theirs, ours, strict=False):
         if a != b:
@@ -60,13 +71,17 @@ def _checked(text: str, path: Path, generated: str) -> str:
                 why=f"it says `{a}`, the plan has `{b}`",
                 fix="dump the plan again and repeat the edit",
             )
-    if theirs and len(theirs) != len(ours):
+    if len(theirs) != len(ours):
         raise CompileError(
             f"{path} was written for another graph",
-            why=f"it has {len(theirs)} steps, the plan {len(ours)}",
+            why=f"it has {len(theirs)} steps, the plan {len(ours)} (counted by the comments above their calls)",
             fix="dump the plan again and repeat the edit",
         )
     return text
+
+
+def _entries(text: str) -> list[str]:
+    return [a or b for a, b in _ENTRY.findall(text)]
 
 
 def _steps(text: str) -> list[str]:

@@ -148,9 +148,22 @@ def _temporary_root() -> Path:
     with _state.lock:
         pid = os.getpid()
         if pid not in _state.temporary:
-            _state.temporary[pid] = private_directory(None)
-            (_state.temporary[pid] / "plans").mkdir()
+            try:
+                made = private_directory(None)
+                (made / "plans").mkdir()
+            except OSError as error:
+                raise _no_place(error, None) from error
+            _state.temporary[pid] = made
         return _state.temporary[pid]
+
+
+def _no_place(error: OSError, root: Path | None) -> CompileError:
+    return CompileError(
+        f"there is no place to build a plan: neither {_wanted_root()} nor a temporary directory",
+        where=root,
+        why=error.strerror or str(error),
+        fix="make room there, or set MONOPLAN_CACHE_DIR (or TMPDIR) to a directory that can be written",
+    )
 
 
 def private_directory(base: str | None) -> Path:
@@ -172,18 +185,27 @@ def get_or_build(key: BuildKey, build: Callable[[Path], None]) -> Entry:
         entry = _lookup(root, key)
         if entry is not None:
             return entry
-    root = cache_root()
-    try:
-        entry = _build_in(root, key, build)
-    except (OSError, CompileError) as error:
-        if root in _state.temporary.values() or not _place_at_fault(error):
-            raise
-        _leave(root, getattr(error, "strerror", None) or "the compiler could not write there")
-        root = _temporary_root()
-        entry = _build_in(root, key, build)
+    entry = _build_somewhere(key, build)
+    root = entry.path.parents[1]
     _sweep(root)
     prune(cap, root)
     return entry
+
+
+def _build_somewhere(key: BuildKey, build: Callable[[Path], None]) -> Entry:
+    root = cache_root()
+    while True:
+        try:
+            return _build_in(root, key, build)
+        except (OSError, CompileError) as error:
+            if not _place_at_fault(error):
+                raise
+            if root in _state.temporary.values():
+                if isinstance(error, OSError):
+                    raise _no_place(error, root) from error
+                raise
+            _leave(root, getattr(error, "strerror", None) or "the compiler could not write there")
+            root = _temporary_root()
 
 
 def _lookup(root: Path, key: BuildKey) -> Entry | None:

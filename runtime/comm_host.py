@@ -13,7 +13,7 @@ def host() -> str:
     """The host, as far as memory and process numbers are shared: containers have processes of their own."""
     about = [socket.gethostname()]
     with contextlib.suppress(OSError):
-        about += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
+        about += [Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip(), os.readlink("/proc/self/ns/pid")]
     return " ".join(about)
 
 

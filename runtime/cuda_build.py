@@ -54,7 +54,7 @@ def build(source: str, target: Target, parts: Sequence[str] = ()) -> cache.Entry
         (folder / "build.log").write_text(f"{version} {' '.join(flags)}\n" + "".join(log for _, log in made), "utf-8")
         arch = f"{target.isa}{'a' if target.capability >= 90 else ''}"
         (folder / "build.sh").write_text(
-            f'#!/bin/sh\ncd "$(dirname "$0")" && nvcc -std=c++17 -arch={arch} -cubin -o whole.cubin plan.cu\n'
+            f'#!/bin/sh\ncd "$(dirname "$0")" && nvcc -std=c++17 -arch={arch} -cubin -o whole.cubin plan.cu\n', "utf-8"
         )
 
     return cache.get_or_build(key, make)

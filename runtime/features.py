@@ -262,7 +262,7 @@ class _Trial:
 
     def _run_in(self, folder: Path, arch: str, flags: tuple[str, ...]) -> int:
         source, program = folder / "probe.c", folder / "probe"
-        source.write_text(_ARM_PROBE if arch == "aarch64" else _X86_PROBE)
+        source.write_text(_ARM_PROBE if arch == "aarch64" else _X86_PROBE, "utf-8")
         toolchain.compile_program(source, program, ("-O0", *flags), self.compiler)
         return subprocess.run([str(program)], timeout=30, capture_output=True).returncode
 
@@ -330,7 +330,7 @@ def sysctl(*keys: str, names: bool = False) -> str:
     """Output of macOS's sysctl for `keys`; empty where there is none."""
     command = ["sysctl", *(() if names else ("-n",)), *keys]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
+        return subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=10).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
 

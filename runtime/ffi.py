@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import tempfile
-from pathlib import Path
+import io
 from typing import Any
 
 from monoplan.runtime import toolchain
@@ -32,8 +31,10 @@ def _parsed(cdef: str) -> str:
 
     ffi = cffi.FFI()
     ffi.cdef(cdef)
-    with tempfile.TemporaryDirectory(prefix="monoplan-") as folder:
-        path = Path(folder) / "declarations.py"
-        # Not ffi.emit_python_code, which prints. To redirect sys.stdout meanwhile would take it from other threads too.
-        recompiler.make_py_source(ffi, "monoplan_declarations", str(path), verbose=False)
-        return path.read_text()
+    # Not ffi.emit_python_code, which prints and needs a file: a full disk must not matter here.
+    made = recompiler.Recompiler(ffi, "monoplan_declarations", target_is_python=True)
+    made.collect_type_table()
+    made.collect_step_tables()
+    text = io.StringIO()
+    made.write_source_to_f(text, None)
+    return text.getvalue()

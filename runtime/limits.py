@@ -167,7 +167,7 @@ def _ffi() -> Any:
 
 @functools.cache
 def _library() -> Any:
-    source = (Path(__file__).resolve().parent / "limits.c").read_text()
+    source = (Path(__file__).resolve().parent / "limits.c").read_text("utf-8")
     key, build = toolchain.plan_build(source, flags_for(host_target()), target=features.detect().key, abi=ABI)
     library, _ = toolchain.load(key, build, _ffi().dlopen)
     return library
@@ -178,7 +178,7 @@ def last_level_cache(root: Path = Path("/")) -> int:
     sizes = []
     for path in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*/size")):
         try:
-            text = path.read_text().strip()
+            text = path.read_text("utf-8").strip()
         except OSError:
             continue
         unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)

@@ -96,7 +96,7 @@ def _library() -> tuple[Any, Any] | None:
     ffi = declared(CDEF)
     try:
         found = features.detect()
-        source = (Path(__file__).resolve().parent / "packing.c").read_text()
+        source = (Path(__file__).resolve().parent / "packing.c").read_text("utf-8")
         key, build = toolchain.plan_build(source, features.compile_flags(found), target=found.key, abi=ABI)
         library, _ = toolchain.load(key, build, ffi.dlopen)
     except MonoplanError:

@@ -156,7 +156,7 @@ class Profile:
 
     def save(self, path: str | Path) -> Path:
         """Writes the Chrome trace."""
-        Path(path).write_text(json.dumps(self.chrome_trace()))
+        Path(path).write_text(json.dumps(self.chrome_trace()), "utf-8")
         return Path(path)
 
 

@@ -38,7 +38,7 @@ ARRAYS = np.load(HERE / "inputs.npz")
 
 
 def run(name):
-    graph = parse_graph((HERE / name).read_text())
+    graph = parse_graph((HERE / name).read_text("utf-8"))
     return interpret(graph, [ARRAYS[v.name] for v in graph.inputs], exact=True)
 
 
@@ -70,7 +70,7 @@ from monoplan.options import Options
 HERE = Path(__file__).resolve().parent
 ARRAYS = np.load(HERE / "inputs.npz")
 
-graph = parse_graph((HERE / "graph.ir").read_text())
+graph = parse_graph((HERE / "graph.ir").read_text("utf-8"))
 inputs = [ARRAYS[v.name].astype(v.type.dtype.numpy) for v in graph.inputs]
 params = {{p.path: ARRAYS[p.value.name].astype(p.value.type.dtype.numpy) for p in graph.params}}
 source = None if "--fresh" in sys.argv else str(HERE / "{file}")
@@ -89,8 +89,8 @@ sys.exit(1 if wrong else 0)
 def write_pass_folder(into: Path, subject: Subject, name: str, region: Region, node: Node) -> Path | None:
     """before.ir and after.ir hold just the ops behind the wrong value; the whole graphs lie beside them."""
     into.mkdir(parents=True, exist_ok=True)
-    (into / "whole_before.ir").write_text(print_graph(region.old, locs=True))
-    (into / "whole_after.ir").write_text(print_graph(region.new, locs=True))
+    (into / "whole_before.ir").write_text(print_graph(region.old, locs=True), "utf-8")
+    (into / "whole_after.ir").write_text(print_graph(region.new, locs=True), "utf-8")
     # A value inside rolled layers can't be cut out of the graph: then the whole loop is repeated.
     inside = node.turn is not None
     arrays: dict[str, Array] = {}
@@ -100,12 +100,12 @@ def write_pass_folder(into: Path, subject: Subject, name: str, region: Region, n
         ops: list[Op] = list((*graph.setup, *graph.ops)) if inside else region.ops(new=new)
         outputs = graph.outputs if inside else (value,)
         part = cut(graph.name, ops, outputs, graph if inside else None)
-        (into / file).write_text(print_graph(part, locs=True))
+        (into / file).write_text(print_graph(part, locs=True), "utf-8")
         wanted = {v for v in part.inputs if v.name not in arrays}
         found = _values(subject, graph, wanted)
         arrays.update({v.name: a.astype(np.float64) if v.type.dtype.is_float else a for v, a in found.items()})
     np.savez(into / "inputs.npz", **arrays)  # type: ignore[arg-type]
-    (into / "repro.py").write_text(_PASS_SCRIPT.format(value=node.name(), name=name))
+    (into / "repro.py").write_text(_PASS_SCRIPT.format(value=node.name(), name=name), "utf-8")
     return into
 
 
@@ -152,22 +152,22 @@ def write_kernel_folder(into: Path, subject: Subject, fault: KernelFault) -> Pat
     ops = _with_views(fault.node.op, graph, weights)
     part = cut(fault.node.op.name, ops, fault.node.op.results, is_weight=weights.__contains__)
     into.mkdir(parents=True, exist_ok=True)
-    (into / "graph.ir").write_text(print_graph(part, locs=True))
+    (into / "graph.ir").write_text(print_graph(part, locs=True), "utf-8")
     arrays = _actual(subject, fault.node, {*part.inputs, *(p.value for p in part.params)})
     np.savez(into / "inputs.npz", **{v.name: _storable(a) for v, a in arrays.items()})  # type: ignore[arg-type]
     target = subject.target
     file = "plan.cu" if target == "cuda" else "plan.c"
     try:
-        (into / file).write_text(_with_edits(_render(part, subject), subject, fault))
+        (into / file).write_text(_with_edits(_render(part, subject), subject, fault), "utf-8")
     except MonoplanError as error:  # the op does not stand alone: its IR and inputs are still there
-        (into / file).write_text(f"/* {error} */\n")
+        (into / file).write_text(f"/* {error} */\n", "utf-8")
     if target == "cpu":
         for name, text in headers("cpu"):
-            (into / name).write_text(text)
+            (into / name).write_text(text, "utf-8")
     threads = f", threads={subject.executable.threads}" if target == "cpu" else ""
     family = fault.step.kernel.family
     script = _KERNEL_SCRIPT.format(family=family, threads=threads, file=file, target=target)
-    (into / "repro.py").write_text(script)
+    (into / "repro.py").write_text(script, "utf-8")
     return into
 
 

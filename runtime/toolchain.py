@@ -41,7 +41,13 @@ _INSTALL = """install one of:
            Fedora, RHEL     dnf install gcc
            macOS            xcode-select --install
          or set CC to the compiler to use"""
-_OPENMP_PROBE = "#include <omp.h>\nint probe(void) { return omp_get_max_threads(); }\n"
+_OPENMP_PROBE = """#ifdef _OPENMP
+#include <omp.h>
+int probe(void) { return omp_get_max_threads(); }
+#else
+int probe(void) { return 1; }
+#endif
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,20 +157,47 @@ def _fact_path(root: Path, name: str, key: str) -> Path:
 
 def has_openmp(compiler: Compiler, *, fresh: bool = False) -> bool:
     """Whether -fopenmp compiles and links; `fresh` asks again where the known answer is no."""
-    return _openmp(compiler, _signature(compiler.command), fresh)
+    try:
+        return _openmp(compiler, _signature(compiler.command), fresh)
+    except _Undecided:
+        return False  # for now: the next plan asks again
 
 
-@functools.cache
+class _Undecided(Exception):
+    """No probe was built, neither with OpenMP nor without: that says nothing about OpenMP."""
+
+
+@functools.cache  # which does not keep exceptions
 def _openmp(compiler: Compiler, signature: str, fresh: bool) -> bool:
     fact = recall("openmp", signature)
     if fact is None or (fresh and not fact["works"]):
-        with tempfile.TemporaryDirectory(prefix="monoplan-") as folder:
-            (Path(folder) / "probe.c").write_text(_OPENMP_PROBE)
-            command = [*compiler.command, "-fPIC", "-shared", "-fopenmp", "probe.c", "-o", "probe.so"]
-            code, _ = run(command, Path(folder), None)
-        fact = {"works": code == 0}
+        fact = {"works": _openmp_links(compiler)}
         remember("openmp", signature, fact, None if fact["works"] else DAY)
     return bool(fact["works"])
+
+
+def _openmp_links(compiler: Compiler) -> bool:
+    """Builds the probe; "no" needs a compiler that can build it without OpenMP, and then fails with it once more.
+
+    A full disk or too little memory fails the same way as a missing libgomp, and would cost a day of single threads.
+    """
+
+    def status(folder: Path, *flags: str) -> int:
+        command = [*compiler.command, "-fPIC", "-shared", *flags, "probe.c", "-o", "probe.so"]
+        return run(command, folder, folder)[0]
+
+    for place in dict.fromkeys((None, cache.cache_root())):
+        with (
+            contextlib.suppress(OSError),
+            tempfile.TemporaryDirectory(prefix="monoplan-", dir=place) as name,
+        ):
+            folder = Path(name)
+            (folder / "probe.c").write_text(_OPENMP_PROBE, "utf-8")
+            if status(folder, "-fopenmp") == 0:
+                return True
+            if status(folder) == 0 and (again := status(folder, "-fopenmp")) >= 0:
+                return again == 0
+    raise _Undecided
 
 
 def build_flags(flags: Sequence[str], compiler: Compiler | None = None) -> tuple[str, ...]:
@@ -184,8 +217,11 @@ def compile_shared(
 
 
 def compile_parts(folder: Path, parts: Sequence[str], flags: Sequence[str], compiler: Compiler) -> BuildLog:
-    """Compiles parts of folder/plan.c side by side, links them to folder/plan.so; the log's command is the whole's."""
-    *front, library = build_flags(flags, compiler)
+    """Compiles parts of folder/plan.c side by side, links them to folder/plan.so; the log's command is the whole's.
+
+    `flags` are those of build_flags.
+    """
+    *front, library = flags
     names = [f"part{i}" for i in range(len(parts))]
     for name, text in zip(names, parts, strict=True):
         (folder / f"{name}.c").write_text(text, "utf-8")
@@ -273,14 +309,19 @@ def plan_build(
     `parts` are translation units that together are the source: they are compiled side by side.
     """
     compiler = find_compiler()
-    key = cache.BuildKey(source, tuple(headers), compiler.identity, build_flags(flags, compiler), target, abi)
+    whole = build_flags(flags, compiler)  # asked once: the binary must be what the key says
+    key = cache.BuildKey(source, tuple(headers), compiler.identity, whole, target, abi)
 
     def build(folder: Path) -> None:
+        if "-fopenmp" not in whole:
+            text = f"plans run on one thread: {compiler.path} does not compile and link with -fopenmp"
+            cache.warn_once("openmp", f"{text}; once that is repaired, `monoplan doctor` asks again")
         if len(parts) > 1:
-            log = compile_parts(folder, parts, flags, compiler)
+            log = compile_parts(folder, parts, whole, compiler)
         else:
-            log = compile_shared(folder / "plan.c", folder / "plan.so", flags, compiler)
-        (folder / "build.sh").write_text(f'#!/bin/sh\ncd "$(dirname "$0")" && {shlex.join(log.command)}\n')
+            log = _compile(compiler, whole[:-1], folder / "plan.c", folder / "plan.so", whole[-1:])
+        script = f'#!/bin/sh\ncd "$(dirname "$0")" && {shlex.join(log.command)}\n'
+        (folder / "build.sh").write_text(script, "utf-8", errors="surrogateescape")  # paths are the user's
         (folder / "build.log").write_text(log.text, "utf-8")
 
     return key, build

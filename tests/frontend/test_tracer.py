@@ -104,6 +104,19 @@ def test_names_of_arguments() -> None:
     run(odd, X[0, :2])
 
 
+def test_names_of_parameters_survive_as_text() -> None:
+    names = ["a b", "a:b", "a[0]", "a,b", 'a"b', "a_b", "größe", "%x", "a\\b", "a\nb"]
+    module = Call(lambda x: [module._modules[name](x) for name in names])
+    for name in names:
+        module.add_module(name, nn.Linear(4, 4))
+    graph = trace(module, spec("n", 4)).graph
+    assert [p.path for p in graph.params] == [f"{name}.{leaf}" for name in names for leaf in ("weight", "bias")]
+    text = print_graph(graph, locs=True)
+    again = parse_graph(text)
+    assert print_graph(again, locs=True) == text and [p.path for p in again.params] == [p.path for p in graph.params]
+    assert "%a_b.weight_1" in text  # names that become equal are told apart
+
+
 def test_shared_parameters_are_one() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

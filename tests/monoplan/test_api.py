@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,27 @@ def test_inside(tmp_path: Path) -> None:
         assert "$ " in (folder / "build.log").read_text()
 
 
+def test_a_dumped_folder_builds(tmp_path: Path) -> None:
+    folder = mp.compile(Block(), *SPECS).dump(tmp_path)
+    done = subprocess.run(["sh", str(folder / "build.sh")], capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr
+    assert (folder / "plan.so").stat().st_size > 0
+
+
+def test_a_dump_that_can_not_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ArgumentError, match=r"can't write the dump to .*file[\s\S]*MONOPLAN_DUMP"):
+        mp.compile(Block(), *SPECS, options={"dump": str(tmp_path / "file")})
+
+
+def test_a_second_dump_leaves_no_stages_of_the_first(tmp_path: Path) -> None:
+    mp.compile(Block(), *SPECS).dump(tmp_path)
+    (tmp_path / "07_other-pass.ir").write_text("of another graph")
+    (tmp_path / "notes.ir").write_text("the user's own")
+    mp.compile(Block(), *SPECS, options={"passes": ()}).dump(tmp_path)
+    assert sorted(p.name for p in tmp_path.glob("*.ir")) == ["00_trace.ir", "notes.ir"]
+
+
 def test_target_reference() -> None:
     block = Block()
     slow = mp.compile(block, *SPECS, target="reference")
@@ -237,6 +259,14 @@ def test_dtype_of_the_weights() -> None:
     fast = mp.compile(block, *SPECS, dtype="bfloat16")
     np.testing.assert_allclose(fast(x), eager(block, x).numpy(), rtol=0.05, atol=0.05)
     assert "bf16[4, 6]" in fast.ir("trace") and block.weight.dtype.name == "f32"
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bool", np.uint8, "fp4"])
+def test_weights_are_not_cut_to_whole_numbers(dtype: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"dtype[\s\S]*use one of f64, f32, f16, bf16$"):
+        mp.compile(Block(), *SPECS, dtype=dtype)
+    with pytest.raises(ArgumentError, match="use one of f64, f32, f16, bf16$"):
+        Block().to(dtype)
 
 
 # -- state ------------------------------------------------------------------------------------------------------

@@ -135,6 +135,12 @@ def test_the_reference_target_says_the_same(inside: Any) -> None:
     assert inside(*common, "--target", "reference") == inside(*common, "-t", 1)
 
 
+def test_stdout_may_be_closed() -> None:
+    command = [sys.executable, "-m", "monoplan", "doctor"]
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_doctor_and_cache(tmp_path: Path) -> None:
     doctor = monoplan("doctor", MONOPLAN_CACHE_DIR=str(tmp_path))
     assert doctor.returncode == 0 and "python" in doctor.stdout

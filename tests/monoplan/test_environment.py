@@ -71,7 +71,7 @@ def test_a_missing_compiler(tmp_path: Path) -> None:
 def test_a_compiler_that_fails(tmp_path: Path) -> None:
     """The message holds what the compiler said, its command and the path of the source, which is kept."""
     edited = tmp_path / "plan.c"
-    edited.write_text("#error this is wrong\n")
+    edited.write_text("#error this is wrong\n" + mp.compile(Block(), *SPECS).source())
     with pytest.raises(CompileError, match="this is wrong") as caught:
         mp.compile(Block(), *SPECS, options={"source": str(edited)})
     text = str(caught.value)

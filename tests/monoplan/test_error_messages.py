@@ -14,6 +14,7 @@ import monoplan as mp
 from monoplan import nn
 from monoplan.ir.errors import MonoplanError
 from monoplan.ir.parser import parse_graph
+from monoplan.override import override_text
 
 HERE = Path(__file__).name
 
@@ -96,13 +97,41 @@ def test_a_missing_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 def test_a_compiler_that_fails_shows_command_message_and_source(tmp_path: Path) -> None:
-    (tmp_path / "plan.c").write_text("int mp_run_plan(void) { return nothing; }\n")
+    source = mp.compile(nn.Linear(5, 3), mp.spec("n", 5)).source()
+    (tmp_path / "plan.c").write_text(source.replace("\nint mp_run_plan(", "\nint more = nothing;\nint mp_run_plan("))
     text = message(lambda: mp.compile(nn.Linear(5, 3), mp.spec("n", 5), source=tmp_path / "plan.c"))
     assert text.startswith("the C compiler failed with status 1:")
     assert "nothing" in text and "undeclared" in text
     where = next(line for line in text.splitlines() if line.startswith("  where: ")).removeprefix("  where: ")
     assert Path(where).read_text() == (tmp_path / "plan.c").read_text()
     assert " -shared " in text and "plan.c -o plan.so" in text
+
+
+def test_an_override_that_is_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def text_for(source: str) -> str:
+        (tmp_path / "Linear").mkdir(exist_ok=True)
+        (tmp_path / "Linear" / "plan.c").write_text(source, "utf-8")
+        return message(lambda: mp.compile(nn.Linear(5, 3), mp.spec("n", 5)))
+
+    source = mp.compile(nn.Linear(5, 3), mp.spec("n", 5)).source()
+    monkeypatch.setenv("MONOPLAN_OVERRIDE", str(tmp_path))
+    text = text_for("int x;\n")
+    assert text.startswith(f"{tmp_path / 'Linear' / 'plan.c'} is not a source of this plan\n")
+    assert "it has no function mp_run_plan" in text and "MONOPLAN_DUMP" in text
+    assert "it has 0 steps, the plan 1" in text_for("int mp_run_plan(void) { return 0; }\n")
+    (tmp_path / "Linear" / "plan.c").write_bytes(b"\xff\xfe")
+    assert "can't read the source" in message(lambda: mp.compile(nn.Linear(5, 3), mp.spec("n", 5)))
+    (tmp_path / "Linear" / "plan.c").write_text(source + "/* edited */\n", "utf-8")
+    assert mp.compile(nn.Linear(5, 3), mp.spec("n", 5))(np.zeros((2, 5), "f4")).shape == (2, 3)
+
+
+def test_an_override_of_a_gpu_plan_has_its_kernels(tmp_path: Path) -> None:
+    kernel = 'extern "C" __global__ void __launch_bounds__(256)\nlinear_0(const float *x)\n{\n}\n'
+    (tmp_path / "plan.cu").write_text(kernel)
+    assert override_text(str(tmp_path / "plan.cu"), "g", kernel + "// generated\n", "cu") == kernel
+    other = kernel.replace("linear_0", "linear_1")
+    text = message(lambda: override_text(str(tmp_path / "plan.cu"), "g", other, "cu"))
+    assert "it has no function linear_1" in text
 
 
 def test_an_unwritable_cache_directory_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:

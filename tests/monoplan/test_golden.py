@@ -100,6 +100,50 @@ def test_other_ir_or_source_is_an_error_only_if_asked(recorded: Golden, x: Any) 
         recorded.check(other, source=True)
 
 
+MOVED = """
+import monoplan as mp
+from monoplan import nn
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = 2.0
+
+    def forward(self, x):
+        return x * self.factor
+
+def model(): return Scale()
+def specs(): return mp.spec("n")
+"""
+
+
+def test_the_source_is_the_same_in_another_checkout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its comments hold paths and lines, which say nothing about the code."""
+    for name, text in (("a", MOVED), ("b_is_longer", "# moved down\n\n" + MOVED)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "moved_one.py").write_text(text)
+    golden = str(tmp_path / "golden")
+    assert main(["golden", "record", golden, str(tmp_path / "a" / "moved_one.py")]) == 0
+    assert main(["golden", "check", golden, str(tmp_path / "b_is_longer" / "moved_one.py"), "--source", "--ir"]) == 0
+    meta = json.loads((tmp_path / "golden" / "golden.json").read_text())
+    (kernel,) = meta["kernels"]
+    meta["source"], meta["kernels"] = "other", {kernel: "other"}
+    (tmp_path / "golden" / "golden.json").write_text(json.dumps(meta))
+    assert main(["golden", "check", golden, "--source"]) == 1
+    assert f"kernels whose source changed: {kernel}" in capsys.readouterr().err
+
+
+def test_an_edited_kernel_is_named(recorded: Golden, x: Any, tmp_path: Path) -> None:
+    fast = compiled()
+    name = fast._latest().source.functions[0].name
+    edit = fast.source().replace(f"{name}_finish(mp_run *run MP_UNUSED", f"{name}_finish(mp_run *run")
+    (tmp_path / "plan.c").write_text(edit)
+    assert (tmp_path / "plan.c").read_text() != fast.source()
+    edited = mp.compile(Block(), mp.spec("batch", 12), source=tmp_path / "plan.c").subject(x)
+    with pytest.raises(GoldenError, match=rf"another source than its golden(.|\n)*source changed: .*{name}"):
+        recorded.check(edited, source=True)
+
+
 def test_other_inputs_are_not_compared(recorded: Golden, x: Any) -> None:
     with pytest.raises(GoldenError, match="the inputs are not those that the golden was recorded with"):
         recorded.check(compiled().subject(x + 1))
@@ -111,6 +155,23 @@ def test_missing_and_damaged_goldens_fail(tmp_path: Path, x: Any) -> None:
     (tmp_path / "golden.json").write_text("{")
     with pytest.raises(GoldenError, match="is damaged"):
         Golden(tmp_path).meta()
+
+
+@pytest.mark.parametrize("keep", [0, 100, None])
+def test_a_damaged_file_of_the_golden_is_named(recorded: Golden, x: Any, keep: int | None) -> None:
+    recorded.record(compiled().subject(x), inputs=True)
+    for name in ("outputs.npz", "inputs.npz", "plan.ir"):
+        whole = (recorded.folder / name).read_bytes()
+        if keep is None and name != "inputs.npz":  # those need not be kept
+            (recorded.folder / name).unlink()
+        elif name == "plan.ir":
+            (recorded.folder / name).write_bytes(b"\xff")
+        else:
+            (recorded.folder / name).write_bytes(whole[:keep] if keep is not None else b"PK\x05\x06" + bytes(18))
+        with pytest.raises(GoldenError, match=rf"{name} is missing or damaged(.|\n)*record it again"):
+            recorded.stored_inputs(1, [x.dtype])
+            recorded.check(compiled().subject(x), ir=True)
+        (recorded.folder / name).write_bytes(whole)
 
 
 def test_half_precision_survives_the_file(tmp_path: Path) -> None:

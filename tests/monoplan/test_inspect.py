@@ -102,12 +102,18 @@ def test_what_is_wrong_with_a_request_is_said(own: Path, run: Any, tmp_path: Pat
     assert "has no Missing" in run("inspect", f"{own}:Missing", status=1)
     assert "there is no file" in run("inspect", tmp_path / "no.py", status=1)
     assert "there is no Python module no.such" in run("inspect", "no.such:thing", status=1)
+    assert "dtype='int8': weights must be of a floating" in run("verify", own, "--dtype", "int8", status=1)
     empty = tmp_path / "empty_one.py"
     empty.write_text("from monoplan import nn\ndef model(): return nn.Linear(2, 2)\n")
     assert "has no specs()" in run("inspect", empty, status=1)
     other = tmp_path / "other_one.py"
     other.write_text("def model(): return 3\n")
     assert "gave a int, not a Module" in run("inspect", other, status=1)
+    (tmp_path / "needy_one.py").write_text("class Needy:\n    def __init__(self, dim): pass\n")
+    text = run("verify", f"{tmp_path / 'needy_one.py'}:Needy", status=1)
+    assert "can't be called without arguments" in text and "'dim'" in text and "def model()" in text
+    assert "join of" in run("verify", "os.path:join", status=1)
+    assert "is not a callable object" in run("verify", "os:path", status=1)
 
 
 def test_verify_needs_no_tokenizer(run: Any, tmp_path: Path) -> None:
@@ -126,6 +132,11 @@ def test_verify_and_bisect(own: Path, run: Any, tmp_path: Path) -> None:
     assert "batch=1, seq=2: ok" in run("verify", own, "--inputs", tmp_path / "in.npz")
     assert "--size 'seq' is not NAME=NUMBER" in run("verify", own, "--size", "seq", status=1)
     assert "has no symbol 'rows'" in run("verify", own, "--size", "rows=1", status=1)
+    assert "seed of random inputs must be 0 or more, got -5" in run("verify", own, "--seed", "-5", status=1)
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "in.npz").read_bytes()[:200])
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    for name in ("cut.npz", "one.npy", "missing.npz"):
+        assert "can't read the arrays of" in run("verify", own, "--inputs", tmp_path / name, status=1)
     np.savez(tmp_path / "odd.npz", idz=np.array([[1, 10]]))
     assert "'idz', which is no input" in run("verify", own, "--inputs", tmp_path / "odd.npz", status=1)
 

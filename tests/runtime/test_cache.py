@@ -332,8 +332,18 @@ def test_disk_trouble_everywhere_is_reported() -> None:
     def full_disk(folder: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.warns(RuntimeWarning), pytest.raises(OSError, match="No space"):
+    with pytest.warns(RuntimeWarning), pytest.raises(CompileError, match=r"no place to build(.|\n)*No space"):
         cache.get_or_build(KEY, full_disk)
+    with pytest.raises(CompileError, match=r"no place to build(.|\n)*No space(.|\n)*MONOPLAN_CACHE_DIR"):
+        cache.get_or_build(KEY, full_disk)  # in the temporary place at once
+
+
+def test_no_temporary_directory_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MONOPLAN_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.warns(RuntimeWarning), pytest.raises(CompileError, match=r"no place to build(.|\n)*No such file"):
+        cache.get_or_build(KEY, build)
 
 
 def test_read_only_cache_still_hits(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

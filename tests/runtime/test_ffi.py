@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from monoplan.runtime import ffi
+
+
+def test_declarations_need_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where TMPDIR is full."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name in ("builtins.open", "tempfile.mkdtemp", "os.rename"):
+        monkeypatch.setattr(name, full)
+    assert "mp_alone" in ffi._parsed("int mp_alone(void);")
 
 
 def test_threads_parse_and_standard_output_stays(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,7 +68,7 @@ def test_interrupt_kills_all_compilers_that_work_side_by_side(tmp_path: Path, mo
     monkeypatch.setattr(toolchain, "has_openmp", lambda *_, **__: False)
     monkeypatch.setattr(processes, "_wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        toolchain.compile_parts(tmp_path, ("", "", ""), (), compiler)
+        toolchain.compile_parts(tmp_path, ("", "", ""), toolchain.build_flags((), compiler), compiler)
     for pid in pids.read_text().split():
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
