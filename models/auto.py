@@ -20,12 +20,12 @@ from monoplan.frontend.init import no_init
 from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import Parameter
 from monoplan.ir.errors import LoadError
+from monoplan.ir.targets import known_target
 from monoplan.models.checkpoint import Weights, open_model
 from monoplan.models.llama import LlamaForCausalLM
 from monoplan.models.parameter_shapes import parameter_shapes
 from monoplan.models.safetensors import FLOATS, save_checkpoint
 from monoplan.models.tokenizer import MissingTokenizer
-from monoplan.options import known_target
 
 TIED = "lm_head.weight"
 # Old checkpoints store the frequencies of RoPE, which follow from the configuration.

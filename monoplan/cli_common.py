@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from monoplan.cli_ranks import add_rank_argument, from_first, ranks
 from monoplan.ir.errors import ArgumentError
-from monoplan.options import TARGETS
+from monoplan.ir.targets import TARGETS
 
 if TYPE_CHECKING:
     from monoplan.llm import CompiledLM

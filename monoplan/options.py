@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monoplan.ir.errors import ArgumentError
-
-TARGETS = ("cpu", "cuda", "reference")
+from monoplan.ir.targets import known_target
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,6 @@ class Options:
         if unknown:
             raise ArgumentError(f"unknown options: {', '.join(unknown)}", fix="known ones: " + ", ".join(sorted(known)))
         return cls(**dict(given or {}))
-
-
-def known_target(name: Any) -> str:
-    """The name of a target; an error that lists the known ones if it is not one of them."""
-    if name not in TARGETS:
-        raise ArgumentError(f"unknown target {name!r}", fix="use one of " + ", ".join(TARGETS))
-    return str(name)
 
 
 def find_target(given: Any, module: Any) -> str:
