@@ -78,7 +78,7 @@ class Difference:
     max_abs: float
     max_rel: float
     max_ulp: float  # in units of the last place of the element type
-    strange: int  # NaN or infinity where the exact value is finite, or the other way round
+    strange: int  # elements that are NaN or infinite on either side, also where both agree
     place: tuple[int, ...]  # of the worst element
     got: Any
     want: Any
@@ -129,9 +129,9 @@ def compare(
     place = tuple(int(i) for i in np.unravel_index(int(np.argmax(np.where(wrong, error - allowed, -1.0))), a.shape))
     if not wrong.any():
         place = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), a.shape))
-    strange = int((np.isinf(error)).sum()) if d.is_float else 0
     finite = np.where(np.isinf(error), 0.0, error)
     with np.errstate(all="ignore"):
+        strange = int((~np.isfinite(a.astype(np.float64)) | ~np.isfinite(exact)).sum()) if d.is_float else 0
         rel = np.where(size > 0, finite / np.where(size > 0, size, 1.0), 0.0)
         ulp = finite / _spacing(size, d) if d.is_float else finite
     return Difference(

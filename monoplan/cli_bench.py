@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monoplan.cli_common import Timings, add_model_arguments, load, peak_memory
+from monoplan.ir.errors import ArgumentError
 
 if TYPE_CHECKING:
     from monoplan.llm import CompiledLM
@@ -40,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
 
         print(measure_target("cuda", 1) if args.target == "cuda" else measure(args.threads, fresh=True))
         return 0
+    if args.repetitions < 1:
+        raise ArgumentError(f"--repetitions must be 1 or more, got {args.repetitions}")
     timings = Timings()
     llm = load(args, timings)
     if args.tune is not None:
@@ -101,7 +104,7 @@ def _row(llm: CompiledLM, name: str, count: int, run_once: Any, times: int, band
     count = min(count, llm.max_length)
     run_once(llm, min(count, 8))  # the first run touches every page of the weights
     speeds = []
-    for _ in range(max(times, 1)):
+    for _ in range(times):
         begin = time.perf_counter()
         run_once(llm, count)
         speeds.append(count / (time.perf_counter() - begin))

@@ -53,6 +53,6 @@ def find_target(given: Any, module: Any) -> str:
 def debug_level() -> int:
     """MONOPLAN_DEBUG: 0 silent, 1 a line per compile, 2 passes, 3 near misses, 4 source."""
     text = os.environ.get("MONOPLAN_DEBUG", "0") or "0"
-    if not text.isdigit():
+    if not text.isdigit() or int(text) > 4:
         raise ArgumentError(f"MONOPLAN_DEBUG={text!r} is not a number from 0 to 4")
     return int(text)

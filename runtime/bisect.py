@@ -6,6 +6,7 @@ something. When all graphs agree, the kernels are judged one by one on the input
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,7 @@ class Finding:
             if text:
                 lines += [f"  {title}:", *("    " + line for line in text.rstrip("\n").splitlines())]
         if self.folder is not None:
-            lines.append(f"  to repeat it alone: python {self.folder / 'repro.py'}")
+            lines.append(f"  to repeat it alone: python {shlex.quote(str(self.folder / 'repro.py'))}")
         if self.advice:
             lines.append(f"  {self.advice}")
         return "\n".join(lines) + "\n"

@@ -21,13 +21,13 @@ import shutil
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 
 from monoplan.ir.errors import ArgumentError, CompileError
+from monoplan.runtime.warn import warn
 
 DEFAULT_MAX_BYTES = 2_000_000_000
 RECENT_SECONDS = 600
@@ -141,7 +141,7 @@ def warn_once(topic: str, text: str) -> None:
         if topic in _state.warned:
             return
         _state.warned.add(topic)
-    warnings.warn(f"monoplan: {text}", RuntimeWarning, stacklevel=4)
+    warn(text)
 
 
 def _temporary_root() -> Path:
@@ -158,12 +158,9 @@ def _temporary_root() -> Path:
 
 
 def _no_place(error: OSError, root: Path | None) -> CompileError:
-    return CompileError(
-        f"there is no place to build a plan: neither {_wanted_root()} nor a temporary directory",
-        where=root,
-        why=error.strerror or str(error),
-        fix="make room there, or set MONOPLAN_CACHE_DIR (or TMPDIR) to a directory that can be written",
-    )
+    what = f"there is no place to build a plan: neither {_wanted_root()} nor a temporary directory"
+    fix = "make room there, or set MONOPLAN_CACHE_DIR (or TMPDIR) to a directory that can be written"
+    return CompileError(what, where=root, why=error.strerror or str(error), fix=fix)
 
 
 def private_directory(base: str | None) -> Path:
@@ -201,9 +198,7 @@ def _build_somewhere(key: BuildKey, build: Callable[[Path], None]) -> Entry:
             if not _place_at_fault(error):
                 raise
             if root in _state.temporary.values():
-                if isinstance(error, OSError):
-                    raise _no_place(error, root) from error
-                raise
+                raise (_no_place(error, root) if isinstance(error, OSError) else error) from None
             _leave(root, getattr(error, "strerror", None) or "the compiler could not write there")
             root = _temporary_root()
 
@@ -219,8 +214,7 @@ def _lookup(root: Path, key: BuildKey) -> Entry | None:
             os.utime(path / "meta.json")  # the clock of the LRU; its content is not touched
         return _entry(path, key, hit=True)
     if os.path.exists(path):  # else another process cleared it while we read: an ordinary miss
-        text = f"monoplan: damaged cache entry {path} ({problem}): rebuilt"
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
+        warn(f"damaged cache entry {path} ({problem}): rebuilt")
         discard(path)
     return None
 
@@ -248,7 +242,7 @@ def _build_in(root: Path, key: BuildKey, build: Callable[[Path], None]) -> Entry
         _write_sources(temp, key)
         build(temp)
         if not (temp / FILE_NAMES[key.language][1]).is_file():
-            raise CompileError(f"the build made no {FILE_NAMES[key.language][1]}", where=temp)
+            raise CompileError(f"the build made no {FILE_NAMES[key.language][1]}")
         _write_meta(temp, key)
         _publish(temp, plans / key.digest(), key)
     except (FileNotFoundError, CompileError) as error:

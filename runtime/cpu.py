@@ -25,6 +25,7 @@ from monoplan.runtime import cache, features, toolchain
 from monoplan.runtime.comm import Communicator
 from monoplan.runtime.cpu_frame import Frame, Layout
 from monoplan.runtime.ffi import declared
+from monoplan.runtime.warn import context_of_caller
 
 Array = np.ndarray[Any, Any]
 ABI = 1
@@ -83,7 +84,7 @@ class CpuExecutable:
         self.ffi = declared(self.declarations)
         if callable(params):
             with ThreadPoolExecutor(1) as beside:
-                loaded = beside.submit(self._load)
+                loaded = beside.submit(context_of_caller().run, self._load)
                 self.params = list(params())
                 self.library, self.entry = loaded.result()
         else:

@@ -17,7 +17,6 @@ import subprocess
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import TypeVar
 from monoplan.ir.errors import CompileError
 from monoplan.runtime import cache
 from monoplan.runtime.processes import BuildLog, run, run_all
+from monoplan.runtime.warn import warn
 
 T = TypeVar("T")
 
@@ -34,6 +34,7 @@ BASE_FLAGS = (
 )  # fmt: skip
 LIBRARIES = ("-lm",)
 MESSAGE_LINES = 30
+VERSION_SECONDS = 30  # for the answer to --version
 DAY = 86400.0  # a negative fact is asked again after this: the user may have installed what was missing
 
 _INSTALL = """install one of:
@@ -94,7 +95,10 @@ def _identify(words: Sequence[str]) -> Compiler:
     if path is None:
         raise CompileError(f"{words[0] if words else 'the empty command'} is not an executable on PATH")
     command = (os.path.abspath(path), *words[1:])
-    return _identify_signed(command, _signature(command))
+    found = _identify_signed(command, _signature(command))
+    if found is None:
+        raise CompileError(f"{shlex.join(command)} --version did not end within {VERSION_SECONDS} s")
+    return found
 
 
 def _signature(command: tuple[str, ...]) -> str:
@@ -105,12 +109,15 @@ def _signature(command: tuple[str, ...]) -> str:
 
 
 @functools.cache
-def _identify_signed(command: tuple[str, ...], signature: str) -> Compiler:
+def _identify_signed(command: tuple[str, ...], signature: str) -> Compiler | None:
+    """The compiler; None for one that does not answer, which is worth no second wait."""
     fact = recall("compiler", signature)
     if fact is None:
         try:
-            code, log = run([*command, "--version"], Path.cwd(), None, timeout=30)
-        except (OSError, subprocess.TimeoutExpired) as error:
+            code, log = run([*command, "--version"], Path.cwd(), None, timeout=VERSION_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
+        except OSError as error:
             raise CompileError(f"{shlex.join(command)} --version does not run: {error}") from error
         lines = (log.stdout + log.stderr).strip().splitlines()
         if code != 0 or not lines:
@@ -320,6 +327,14 @@ def plan_build(
             log = compile_parts(folder, parts, whole, compiler)
         else:
             log = _compile(compiler, whole[:-1], folder / "plan.c", folder / "plan.so", whole[-1:])
+        if not (folder / "plan.so").is_file():
+            kept = _keep(folder / "plan.c")
+            raise CompileError(
+                f"the C compiler {shlex.join(compiler.command)} reported no error, but made no plan.so",
+                where=kept,
+                why=f"cd {shlex.quote(str(kept.parent))} && {shlex.join(log.command)}",
+                fix="set CC to a C compiler, or unset it to search cc, gcc and clang",
+            )
         script = f'#!/bin/sh\ncd "$(dirname "$0")" && {shlex.join(log.command)}\n'
         (folder / "build.sh").write_text(script, "utf-8", errors="surrogateescape")  # paths are the user's
         (folder / "build.log").write_text(log.text, "utf-8")
@@ -350,8 +365,7 @@ def load(
             continue  # cleared between the lookup and the load
         if not entry.hit:
             break  # just built, whole, and still refused everywhere
-        text = f"monoplan: cache entry {entry.path} does not load ({errors[0]}): rebuilt"
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        warn(f"cache entry {entry.path} does not load ({errors[0]}): rebuilt")
         cache.discard(entry.path)
     raise CompileError("the compiled plan can't be loaded", why="; ".join(errors))
 

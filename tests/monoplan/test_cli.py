@@ -159,6 +159,7 @@ def test_doctor_and_cache(tmp_path: Path) -> None:
         (("generate", "Hi", "-p", "Hi", "-m", "MODEL"), "the prompt is given twice"),
         (("generate", "Hi", "-m", "MODEL", "--temp", "-1", *TARGET), "temperature must be"),
         (("generate", "Hi", "-m", "MODEL", "-t", "0"), "--threads must be"),
+        (("bench", "-m", "MODEL", "-r", "0", *TARGET), "--repetitions must be 1 or more, got 0"),
         (("generate", "-f", "/nowhere/at/all", "-m", "MODEL"), "can't read the prompt"),
     ],
 )

@@ -11,11 +11,27 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-_BLOCK = re.compile(r"<!-- walk: (\S+) -->\n```\w+\n(.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"<!-- walk: (\S+) -->\n```\w+\n(.*?)```(?:\n```\n(.*?)```)?", re.DOTALL)
 
 
-def blocks() -> dict[str, str]:
-    return dict(_BLOCK.findall((ROOT / "docs" / "debugging.md").read_text()))
+def blocks() -> dict[str, tuple[str, str]]:
+    """By name: the commands, and what they print according to the page."""
+    page = (ROOT / "docs" / "debugging.md").read_text("utf-8")
+    return {name: (commands, printed) for name, commands, printed in _BLOCK.findall(page)}
+
+
+def lines_not_printed(promised: str, out: str) -> list[str]:
+    """Lines of the page that the commands did not print, in that order; `...` is anything, columns may be wider."""
+    missing, rest = [], out.splitlines()
+    for line in promised.splitlines():
+        words = [".*" if word == "..." else re.escape(word).replace(re.escape("..."), ".*") for word in line.split()]
+        pattern = re.compile(r"\s*" + r"\s+".join(words) + r"\s*")
+        at = next((i for i, printed in enumerate(rest) if pattern.fullmatch(printed)), None)
+        if at is None:
+            missing.append(line)
+        else:
+            rest = rest[at + 1 :]
+    return missing
 
 
 @pytest.fixture
@@ -36,14 +52,17 @@ def shell(tmp_path: Path) -> subprocess.Popen[str]:
 def test_the_walk(shell: subprocess.Popen[str], tmp_path: Path) -> None:
     found = blocks()
     assert list(found) == ["block.py", "plant", "1", "2", "3", "4", "5"]
-    (tmp_path / "block.py").write_text(found["block.py"])
-    script = [found["plant"]]
+    block = found["block.py"][0]
+    (tmp_path / "block.py").write_text(block)
+    script = [found["plant"][0]]
     for number in "12345":
-        script += [f"echo '=== {number}'", found[number], 'echo "status $?"']
+        script += [f"echo '=== {number}'", found[number][0], 'echo "status $?"']
     out, _ = shell.communicate("\n".join(script), timeout=300)
     steps = dict(re.findall(r"=== (\d)\n(.*?)(?==== |\Z)", out, re.DOTALL))
     assert set(steps) == set("12345"), out
-    wrong = next(i for i, line in enumerate(found["block.py"].splitlines(), 1) if "return x +" in line)
+    for number in "12345":
+        assert found[number][1] and lines_not_printed(found[number][1], steps[number]) == [], steps[number]
+    wrong = next(i for i, line in enumerate(block.splitlines(), 1) if "return x +" in line)
 
     assert "WRONG in 1 of 1" in steps["1"] and "status 1" in steps["1"]
     assert "Block is built from edited/Block/plan.c" in steps["1"]

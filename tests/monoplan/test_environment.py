@@ -55,6 +55,8 @@ def test_environment_variables(tmp_path: Path) -> None:
     assert "mp_run_plan" in levels[3]
     bad = run_python(PROGRAM, tmp_path / "cache", MONOPLAN_DEBUG="loud")
     assert bad.returncode and "MONOPLAN_DEBUG='loud' is not a number" in bad.stderr
+    bad = run_python(PROGRAM, tmp_path / "cache", MONOPLAN_DEBUG="9")
+    assert bad.returncode and "MONOPLAN_DEBUG='9' is not a number from 0 to 4" in bad.stderr
     more = PROGRAM + "    print(fast.built[0][2].executable.threads)"
     threads = run_python(more, tmp_path / "cache", MONOPLAN_NUM_THREADS="3")
     assert threads.stdout.splitlines()[-1] == "3"

@@ -143,10 +143,36 @@ def test_an_unwritable_cache_directory_is_one_warning(monkeypatch: pytest.Monkey
         warnings.simplefilter("always")
         fast = mp.compile(nn.Linear(6, 3), mp.spec("n", 6))
         mp.compile(nn.Linear(7, 3), mp.spec("n", 7))
+    assert [w.filename for w in seen if "cache directory" in str(w.message)] == [__file__]
     assert fast(np.zeros((1, 6), "f4")).shape == (1, 3)
     (text,) = [str(w.message) for w in seen if "cache directory" in str(w.message)]
     assert text.startswith("monoplan: cache directory /proc/no/such can't be used (")
     assert text.endswith("); using a temporary one")
+
+
+def test_a_warning_of_a_thread_of_ours_names_the_users_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler runs beside the packing of the weights, in a thread whose stack ends before the user's code."""
+    monkeypatch.setenv("MONOPLAN_CACHE_DIR", str(tmp_path))
+    mp.compile(nn.Linear(6, 3), mp.spec("n", 6))
+    for binary in tmp_path.glob("plans/*/plan.so"):
+        binary.unlink()  # this process has it mapped: it must not be changed in place
+        binary.write_bytes(b"damaged")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        mp.compile(nn.Linear(6, 3), mp.spec("n", 6))
+    assert [w.filename for w in seen if "damaged cache entry" in str(w.message)] == [__file__]
+
+
+def test_a_compiler_that_makes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = tmp_path / "cc"
+    silent.write_text("#!/bin/sh\necho fake 1.0\n")
+    silent.chmod(0o755)
+    monkeypatch.setenv("CC", str(silent))
+    monkeypatch.setenv("MONOPLAN_CACHE_DIR", str(tmp_path / "cache"))
+    text = message(lambda: mp.compile(nn.Linear(5, 3), mp.spec("n", 5)))
+    assert text.startswith(f"the C compiler {silent} reported no error, but made no plan.so\n  where: ")
+    assert Path(text.partition("  where: ")[2].splitlines()[0]).read_text("utf-8").startswith("/* Linear:")
+    assert "set CC to a C compiler" in text
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ def test_names_a_wrong_pass(number: int, monkeypatch: pytest.MonkeyPatch, tmp_pa
         assert found.node in (f"%{names[0]}", f"%{names[0]}[0]"), found
     assert "llama.py" in found.where or "generation.py" in found.where
     assert found.folder is not None
+    assert "python 'a b/repro.py'" in str(Finding("pass", "found", folder=Path("a b")))  # a line to paste
     for file in ("before.ir", "after.ir", "whole_before.ir", "whole_after.ir", "inputs.npz", "repro.py"):
         assert (found.folder / file).exists()
     if number in (0, 11, len(PIPELINE) - 1):

@@ -117,6 +117,19 @@ def test_cc_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         toolchain.find_compiler()
 
 
+def test_a_compiler_that_hangs_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mycc"
+    path.write_text("#!/bin/sh\nexec sleep 60\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("CC", str(path))
+    monkeypatch.setattr(toolchain, "VERSION_SECONDS", 0.2)
+    before = processes.compiler_runs()
+    for _ in range(2):
+        with pytest.raises(CompileError, match=r"CC=.*mycc(.|\n)*--version did not end within 0.2 s"):
+            toolchain.find_compiler()
+    assert processes.compiler_runs() == before + 1
+
+
 def test_cc_with_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrapper = tmp_path / "my wrapper"
     script(wrapper, "")

@@ -79,7 +79,9 @@ def test_a_wrong_number_is_shown_with_its_place(fast: Any, x: Any) -> None:
 
 def test_nan_and_infinity_count(fast: Any, x: Any) -> None:
     x[1, 3] = np.nan
-    assert fast.verify(x).ok  # the exact result is NaN as well
+    found = fast.verify(x)
+    assert found.ok  # the exact result is NaN as well
+    assert found.outputs[0].difference.strange == 24  # a row of it, which the table shows
     subject = fast.subject(np.zeros((1, 24), "f4"))
     got = subject.run()
     got[0][0, 5] = np.inf
