@@ -21,7 +21,7 @@ def dump(built: Built, folder: Path) -> Path:
         raise ArgumentError(
             f"can't write the dump to {folder}",
             why=str(error),
-            fix="name a folder that can be written: MONOPLAN_DUMP, options={'dump': ...} or dump(folder)",
+            fix="name a folder that can be written (-o, MONOPLAN_DUMP, options={'dump': ...} or dump(folder))",
         ) from None
 
 

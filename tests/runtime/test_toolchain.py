@@ -60,6 +60,7 @@ def plan(source: str = SOURCE, flags: tuple[str, ...] = ()) -> tuple[cache.Build
 
 
 @needs_compiler
+@pytest.mark.filterwarnings("ignore:monoplan. plans run on one thread")  # a clang without OpenMP
 @pytest.mark.parametrize("name", COMPILERS)
 def test_real_compiler_from_cc(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("CC", name)
@@ -193,6 +194,7 @@ def test_key_follows_flags_and_compiler(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @needs_compiler
+@pytest.mark.filterwarnings("ignore:monoplan. plans run on one thread")  # a clang without OpenMP
 @pytest.mark.parametrize("name", COMPILERS)
 def test_failing_compile_shows_all_that_helps(root: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("CC", name)
