@@ -38,7 +38,7 @@ INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the number of the signal, as shells
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; an error of ours is a message, and a traceback as well if MONOPLAN_DEBUG asks."""
-    _show_any_text()
+    _prepare_output()
     try:
         status = _run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()  # a closed pipe shows here, where it can still be handled
@@ -78,19 +78,12 @@ def _failed(error: MonoplanError) -> int:
     return 1
 
 
-def _show_any_text() -> None:
-    """Lets a model say what the terminal can't show: such characters become question marks."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
-        sys.stdout.reconfigure(errors="replace")
-
-
 def _forget_stdout() -> None:
     """After stdout failed: Python would complain once more when it flushes what is left at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: list[str]) -> int:
-    _prepare_output()
     parser = argparse.ArgumentParser(
         prog="monoplan", description="A language model as one compiled plan.", allow_abbrev=False
     )
@@ -119,10 +112,10 @@ def _run(argv: list[str]) -> int:
 
 
 def _prepare_output() -> None:
-    """Text always goes somewhere: nowhere if stdout is closed, with `?` for what the terminal's encoding lacks."""
+    """Text always goes somewhere: nowhere if stdout is closed, with `?` for what the terminal can't show."""
     if sys.stdout is None:  # `monoplan doctor >&-`
         sys.stdout = open(os.devnull, "w", encoding="utf-8")
-    elif isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
+    elif isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="replace")
 
 
