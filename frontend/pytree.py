@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from monoplan.frontend.tensor import Tensor
+from monoplan.ir.opdef import exactly
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,6 @@ def outline(x: Any, arrays: list[Any]) -> Any:
     if own is None:
         raise NoOutline
     return own(x, arrays)
-
-
-def exactly(x: Any) -> Any:
-    """A constant for comparison: 0.0 and -0.0 differ, NaN equals itself."""
-    return x.hex() if type(x) is float and (x == 0.0 or x != x) else x
 
 
 def with_constants(tree: Tree, leaves: Sequence[Any], is_leaf: Callable[[Any], bool]) -> Tree:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from monoplan.ir.errors import TypeRuleError
-from monoplan.ir.types import DType, TensorType, bf16, f16, f32
+from monoplan.ir.types import DType, TensorType, as_dtype, bf16, f16, f32, promote
 
 Array = np.ndarray[Any, Any]
 # A rule gets operand types (None where absent) by position and attributes by name; it gives one type or more.
@@ -156,10 +156,10 @@ def op(
 
 def _as_one_type(operands: Sequence[Array | None]) -> Sequence[Array | None]:
     """Operands in the type that promotion gives, where numpy's would be another: u64 beside signed integers is i64."""
-    kinds = {a.dtype.str[1:] for a in operands if a is not None}
-    if "u8" not in kinds or not any(kind[0] == "i" for kind in kinds) or any(kind[0] == "f" for kind in kinds):
+    common = promote(*(as_dtype(a.dtype) for a in operands if a is not None))
+    if not common.is_integer:
         return operands
-    return [None if a is None else a.astype(np.int64) for a in operands]
+    return [None if a is None else a.astype(common.numpy, copy=False) for a in operands]
 
 
 def _widen(a: Array, exact: bool) -> Array:
@@ -212,3 +212,8 @@ def dtype_attr(dtype: Any) -> DType:
     from monoplan.ir.types import as_dtype
 
     return as_dtype(dtype)
+
+
+def exactly(x: Any) -> Any:
+    """A constant for comparison: 0.0 and -0.0 differ, NaN equals itself."""
+    return x.hex() if type(x) is float and (x == 0.0 or x != x) else x

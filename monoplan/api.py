@@ -121,8 +121,7 @@ class Compiled(Inspection):
         if known is not None and known[0] == tree:
             return known[1], given, arrays, known[2]
         with self._lock:  # two threads that need the same new plan make one
-            built = self._find(tree, values)
-        symbols = built.check(arrays)
+            built, symbols = self._find(tree, values)
         if len(self._matched) >= KEPT:
             self._matched.clear()
         self._matched[key] = (tree, built, symbols)
@@ -132,14 +131,13 @@ class Compiled(Inspection):
         """Whether the arrays of a call come in the order of its plan: the keys of a dict may come in another."""
         return not self.declared or flatten(self.module.bind_arguments(args, kwargs))[1] == self.built[0][0]
 
-    def _find(self, tree: Tree, values: list[tuple[str, Any]]) -> Built:
-        """The plan that fits these arguments; a lazily traced module gets a new one."""
+    def _find(self, tree: Tree, values: list[tuple[str, Any]]) -> tuple[Built, dict[str, int]]:
+        """The plan that fits these arguments, and its symbols' values; a lazily traced module gets a new one."""
         problem: MonoplanError | None = None
         alone = False  # whether a plan for any size does not take these
         for known_tree, specs, built in self.built:
             try:
-                match(tree, values, known_tree, specs, built)
-                return built
+                return built, match(tree, values, known_tree, specs, built)
             except MonoplanError as error:
                 problem = error
                 alone = alone or isinstance(error, SizeError)
@@ -151,8 +149,7 @@ class Compiled(Inspection):
         for candidate in ([wider] if wider else []) + [specs]:
             try:
                 built = self._build(unflatten(tree, candidate))
-                built.check([v for _, v in values if is_array(v)])
-                return built
+                return built, built.check([v for _, v in values if is_array(v)])
             except MonoplanError:
                 if candidate is specs:
                     raise

@@ -9,9 +9,10 @@ import numpy as np
 
 from monoplan.build import Built
 from monoplan.foreign import is_array
-from monoplan.frontend.pytree import Tree, exactly
+from monoplan.frontend.pytree import Tree
 from monoplan.frontend.tracer import Spec
 from monoplan.ir.errors import ArgumentError
+from monoplan.ir.opdef import exactly
 
 
 def as_compiled(x: Any, tree: Tree, specs: Iterator[Any], name: str = "") -> Any:
@@ -47,8 +48,10 @@ def _count_leaves(tree: Tree) -> int:
     return 1 if tree.kind == "leaf" else sum(map(_count_leaves, tree.children))
 
 
-def match(tree: Tree, values: list[tuple[str, Any]], known: Tree, specs: list[Any], built: Built) -> None:
-    """Raises unless arguments have the structure, constants, types and sizes of a plan."""
+def match(
+    tree: Tree, values: list[tuple[str, Any]], known: Tree, specs: list[Any], built: Built
+) -> dict[str, int]:
+    """The values of a plan's symbols; raises unless arguments have its structure, constants, types and sizes."""
     if tree != known:
         problem = _difference(tree, known, iter(values), iter(specs))
         assert problem is not None, "trees that differ do so somewhere"
@@ -64,7 +67,7 @@ def match(tree: Tree, values: list[tuple[str, Any]], known: Tree, specs: list[An
             arrays.append(v)
         elif not same_constant(s, v):
             raise ArgumentError(f"argument {name}: this plan was compiled for {s!r}, got {v!r}")
-    built.check(arrays)
+    return built.check(arrays)
 
 
 def same_constant(a: Any, b: Any) -> bool:

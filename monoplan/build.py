@@ -272,6 +272,7 @@ class GraphExecutable:
 
     graph: Graph
     executable: Any
+    questions: tuple[Question, ...]
 
     def __call__(self, inputs: Sequence[Array]) -> list[Array]:
         wanted = self.graph.inputs
@@ -279,7 +280,7 @@ class GraphExecutable:
             names = ", ".join(f"{v.name}: {v.type}" for v in wanted)
             raise ArgumentError(f"{self.graph.name} takes {len(wanted)} inputs ({names}), got {len(inputs)}")
         symbols = bind_symbols(wanted, [a.shape for a in inputs])
-        for question in questions(self.graph):
+        for question in self.questions:
             question.check(symbols)
         written = {i for i, _ in self.graph.writes}
         given = []
@@ -299,7 +300,7 @@ def build_graph_executable(
     if missing := [p.path for p in graph.params if p.path not in arrays]:
         raise ArgumentError(f"{graph.name}: no values for the parameters {', '.join(missing)}")
     made = make_executable(graph, lambda path: arrays[path], target, options or Options())
-    return GraphExecutable(graph, made)
+    return GraphExecutable(graph, made, questions(graph))
 
 
 def _built(

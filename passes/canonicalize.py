@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from monoplan.ir.builder import make_op
 from monoplan.ir.dims import Expr, equal
 from monoplan.ir.graph import Graph, Op, Value, definitions
+from monoplan.ir.opdef import exactly
 from monoplan.passes.manager import Notes, Pass
 from monoplan.passes.pattern import param_values
 from monoplan.passes.rebuild import Overwrites, builder_for, drop_dead, rebuilt, substitute
@@ -124,7 +124,7 @@ def merge_equal_ops(graph: Graph, notes: Notes) -> Graph:
             if own or any(r in overwrites for r in old.results):
                 kept.append(op)
                 continue
-            key = (op.opdef, op.operands, tuple(map(_exactly, op.attrs.values())), tuple(r.type for r in op.results))
+            key = (op.opdef, op.operands, tuple(map(_same, op.attrs.values())), tuple(r.type for r in op.results))
             first = seen.setdefault(key, op)
             if first is op:
                 kept.append(op)
@@ -140,9 +140,9 @@ def merge_equal_ops(graph: Graph, notes: Notes) -> Graph:
     return drop_dead(graph.replace(setup=tuple(setup), ops=tuple(ops), outputs=outputs))
 
 
-def _exactly(v: Any) -> Any:
-    """An attribute for comparison: 0.0 and -0.0 differ, and so do 1 and True."""
-    return (v, type(v), math.copysign(1.0, v)) if isinstance(v, float | int) else v
+def _same(v: Any) -> Any:
+    """An attribute for comparison: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+    return type(v), exactly(v)
 
 
 DCE = Pass("dce", "drops ops whose results nobody reads", dce)
