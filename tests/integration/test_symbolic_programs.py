@@ -28,7 +28,7 @@ CHANGES: dict[str, Callable[[Any, int, int], Any]] = {
     "turned": lambda z, a, b: z.transpose(0, 1),
     "sums so far": lambda z, a, b: F.cumsum(z, a % 2),
     "shares": lambda z, a, b: F.softmax(z, -1),
-    "normed": lambda z, a, b: z / (1 + z.abs().sum(dim=-1, keepdim=True)),
+    "normed": lambda z, a, b: z / (1 + F.abs(z).sum(dim=-1, keepdim=True)),
     "moved": lambda z, a, b: z * b + a,
     "chosen": lambda z, a, b: F.where(z > 0.25, z, z * 0.5),
     "product": lambda z, a, b: z @ z.transpose(0, 1),
@@ -59,17 +59,13 @@ class Program(nn.Module):
         return [x, *found]
 
 
-SOUND = (1, 4, 5, 8, 9, 10, 11, 13, 14, 15, 18, 20)  # of the others some fit no size
-
-
-@pytest.mark.parametrize("seed", [*SOUND, *(pytest.param(s, marks=pytest.mark.nightly) for s in range(21, 120))])
+@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(s, marks=pytest.mark.nightly) for s in range(12, 120))])
 def test_any_size(seed: int) -> None:
     """Slices that Python would end earlier are refused; nothing else is, and nothing is computed wrong."""
     module = Program(seed)
     try:
         fast = mp.compile(module, mp.spec("n", "m"), mp.spec("m"))
     except mp.MonoplanError:
-        assert seed not in SOUND
         for rows, columns in SIZES:  # then no size does
             with pytest.raises(mp.MonoplanError):
                 module(Tensor(np.zeros((rows, columns), np.float32)), Tensor(np.zeros(columns, np.float32)))
