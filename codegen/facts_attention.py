@@ -38,6 +38,8 @@ def attention(k: Attention, s: AttentionSchedule) -> Facts:
     found["many_rows"] = f"{c_dim(k.batch * k.seq)} >= {TILE_ROWS}"
     pairs = s.pairs and found["k_vectors"] and kk.dtype == bf16 and k.head_dim % (2 * s.lanes) == 0
     found["k_pairs"], found["v_pairs"] = pairs, s.pairs and found["v_vectors"] and v.dtype == bf16 and s.wide % 2 == 0
+    if s.few_tiles:
+        found |= {"v_pairs": True, "k_next": kk.pointer("b1", "g1", "key1", "0")}
     found["value_block"] = -(-k.value_dim // s.block) * s.block
     return {"attn": found}
 

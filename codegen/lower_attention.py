@@ -54,7 +54,7 @@ def _scratch(lo: Lowerer, k: Attention) -> tuple[Operand, ...]:
     if s.has_few and not s.simple:
         few = k.seq if isinstance(k.seq, int) else s.few
         width = -(-k.value_dim // s.lanes) * s.lanes + 2
-        shape = (k.batch * few * k.heads * (k.keys // s.chunk + 1), width)
+        shape = (k.batch * few * k.heads * (k.keys // s.least + 1), width)
         found.append(Operand("partial", lo.fresh(f32, shape, "scratch"), written=True))
     if s.has_many and s.tiles:
         for name, dim in (("k_tiles", k.head_dim), ("v_tiles", k.value_dim)):

@@ -10,8 +10,9 @@ from monoplan.codegen.target import Target
 from monoplan.ir.types import bf16, f32
 
 FEW = 2  # queries that read the cache key by key: more share a pass over blocks of keys
-CHUNK = 256  # keys of one task when queries are few: enough of them to share out, little that is done once for each
+LEAST, CHUNK = 256, 1024  # keys of one task when queries are few: enough tasks to share out, little that is done once for each
 NEAR_BYTES, FAR_BYTES = 1024, 16384  # of keys or values, before they are read: measured on a Xeon
+TILES_NEAR_BYTES = 4096  # the same where tile units read 32 rows at a time
 NEON_NEAR_BYTES = 2048  # and on Neoverse-N1 cores
 LOG2E = 1.4426950408889634
 
@@ -20,7 +21,7 @@ LOG2E = 1.4426950408889634
 class AttentionSchedule:
     """The variants of an attention kernel.
 
-    Few queries: tasks of `chunk` keys; `rows` keys meet the group's queries at a time, values are summed `wide` vectors
+    Few queries: tasks of `least` to `chunk` keys; `rows` keys meet the group's queries at a time, values are summed `wide` vectors
     at a time. Many queries: strips of `columns` (query, head) pairs against blocks of `keys`, in register tiles of
     `block` rows and `vectors` vectors; or, on bf16 tile units, strips of 32.
     """
@@ -33,6 +34,9 @@ class AttentionSchedule:
     part: int  # queries, or more, that a thread may have for itself there: as products have it
     gives_tiles: bool  # y is made as bf16 tiles when rows are many: see hand_over
     few: int
+    few_tiles: bool  # few queries run on tile units as well
+    few_heads: int  # heads that a row of scores has room for there
+    least: int
     chunk: int
     rows: int
     wide: int
@@ -61,13 +65,18 @@ def choose_attention(k: Attention, target: Target) -> AttentionSchedule:
     row = k.head_dim * keys.dtype.itemsize
     near = NEON_NEAR_BYTES if target.isa == "neon" else NEAR_BYTES
     tiles = on_tiles(k, target)
+    few_tiles = tiles and few_on_tiles(k)
+    ahead, far = max(1, near // row), max(1, FAR_BYTES // row)
+    if few_tiles:  # whole blocks of 32 rows
+        ahead, far = (max(n, size // row // 32) * 32 for n, size in ((1, TILES_NEAR_BYTES), (2, FAR_BYTES)))
     block, vectors = {16: (8, 3), 8: (4, 3)}.get(target.lanes, (4, 4 if many else 2))
     columns = -(-48 // (vectors * target.lanes)) * vectors * target.lanes
     return AttentionSchedule(
         simple=simple, has_few=count is None or count <= FEW, has_many=count is None or count > FEW, lanes=target.lanes,
-        tiles=tiles, part=TILE_PART, gives_tiles=k.operand("y").view.buffer.tiled > 0, few=FEW, chunk=CHUNK,
-        rows=rows, wide=wide, pairs=target.isa != "neon" and target.lanes > 1, ahead=max(1, near // row),
-        far=max(1, FAR_BYTES // row),
+        tiles=tiles, part=TILE_PART, gives_tiles=k.operand("y").view.buffer.tiled > 0, few=FEW,
+        few_tiles=few_tiles, few_heads=4 if group <= 4 else 8, least=LEAST, chunk=CHUNK if group <= 8 else LEAST,
+        rows=rows, wide=wide, pairs=target.isa != "neon" and target.lanes > 1, ahead=ahead,
+        far=far,
         columns=32 if tiles else columns, keys=128 if tiles else 64, block=block, vectors=vectors,
     )  # fmt: skip
 
@@ -80,3 +89,10 @@ def on_tiles(k: Attention, target: Target) -> bool:
     types = q.dtype in (bf16, f32) and keys.dtype == bf16 and values.dtype == bf16
     stored = not keys.view.is_virtual and not values.view.is_virtual
     return target.has_tiles and plain and whole and types and stored
+
+
+def few_on_tiles(k: Attention) -> bool:
+    """Whether few queries do so too: rows of the cache that lie as tiles can load them, enough heads that share a key (with
+    one or two of them vectors have as little to do), and not more than the rows of a tile can take twice."""
+    dense = all(k.operand(n).view.strides[3] == 1 for n in ("k", "v"))
+    return dense and 3 <= k.heads // k.kv_heads <= 8 and k.head_dim <= 128 and k.value_dim <= 128

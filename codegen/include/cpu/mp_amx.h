@@ -9,18 +9,29 @@
 /* Not inlined: compiling would take longer than running. */
 #define MP_EMULATED static __attribute__((noinline, unused))
 static _Thread_local uint32_t mp_emulated[8][16][16];
+static _Thread_local struct { int rows, bytes; } mp_emulated_shape[8];
 
-static inline void mp_tiles_begin(void) {}
+MP_EMULATED void mp_tiles_shape(int rows, int bytes)
+{
+    for (int i = 0; i < 8; ++i) {
+        mp_emulated_shape[i].rows = i < 6 ? rows : 16;
+        mp_emulated_shape[i].bytes = i < 6 ? bytes : 64;
+    }
+    memset(mp_emulated, 0, sizeof mp_emulated);
+}
 static inline void mp_tiles_end(void) { memset(mp_emulated, 0xff, sizeof mp_emulated); }
 MP_EMULATED void mp_tile_zero(int i) { memset(mp_emulated[i], 0, sizeof mp_emulated[i]); }
 MP_EMULATED void mp_tile_load(int i, const void *p, int64_t stride)
 {
-    for (int r = 0; r < 16; ++r) memcpy(mp_emulated[i][r], (const char *)p + r * stride, 64);
+    mp_tile_zero(i);
+    for (int r = 0; r < mp_emulated_shape[i].rows; ++r)
+        memcpy(mp_emulated[i][r], (const char *)p + r * stride, (size_t)mp_emulated_shape[i].bytes);
 }
 MP_EMULATED void mp_tile_stream(int i, const void *p, int64_t stride) { mp_tile_load(i, p, stride); }
 MP_EMULATED void mp_tile_store(int i, void *p, int64_t stride)
 {
-    for (int r = 0; r < 16; ++r) memcpy((char *)p + r * stride, mp_emulated[i][r], 64);
+    for (int r = 0; r < mp_emulated_shape[i].rows; ++r)
+        memcpy((char *)p + r * stride, mp_emulated[i][r], (size_t)mp_emulated_shape[i].bytes);
 }
 /* c[m][n] += sum over pairs of a[m][pair] · b[pair][n], each of two bf16 */
 MP_EMULATED void mp_tile_dot(int c, int a, int b)
@@ -48,14 +59,15 @@ MP_EMULATED void mp_tile_dot(int c, int a, int b)
 #elif defined(__AMX_BF16__) || defined(__AMXBF16__) /* the second: clang before 16 */
 #include <immintrin.h>
 
-static inline void mp_tiles_begin(void)
+/* Tiles 0 to 5 have `rows` rows of `bytes` bytes, tiles 6 and 7 are whole; all become 0. */
+static inline void mp_tiles_shape(const int rows, const int bytes)
 {
     struct { uint8_t palette, start, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } shape;
     memset(&shape, 0, sizeof shape);
     shape.palette = 1;
     for (int i = 0; i < 8; ++i) {
-        shape.bytes[i] = 64;
-        shape.rows[i] = 16;
+        shape.bytes[i] = (uint16_t)(i < 6 ? bytes : 64);
+        shape.rows[i] = (uint8_t)(i < 6 ? rows : 16);
     }
     __asm__ volatile("ldtilecfg %0" ::"m"(shape) : "memory");
 }
@@ -70,6 +82,8 @@ static inline void mp_tiles_end(void) { _tile_release(); }
 #endif
 
 #if defined(MP_TILES)
+static inline void mp_tiles_begin(void) { mp_tiles_shape(16, 64); }
+
 /* `count` floats (16 or 32) in bf16, for a row of a tile. Tile units take subnormal numbers as 0, and so may this. */
 MP_FN void mp_tile_round(mp_bf16 *to, const float *from, const int count)
 {
