@@ -35,6 +35,7 @@ class Blocking:
     slots: int  # groups whose sums wait; for tile units, panels
     sums: int  # floats that each thread keeps for them
     unit: int = 1  # tile units: panels whose sums are finished together
+    piece: int = 1  # and those that a thread takes at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ def blocking(target: Target, layout: str, depth: int) -> Blocking:
     chunk = -(-CHUNK // block) * block
     slice_ = -(-depth // -(-max(depth, 1) // (SLICE_BYTES // (panel * abreast * 4))))
     strip = max(1, STRIP_BYTES // (chunk * 4) // slice_) * slice_
-    slots = 2 if strip >= depth else max(2, WAITING // panels)
+    slots = 1 if strip >= depth else max(2, WAITING // panels)
     return Blocking(block, PART, abreast, chunk, slice_, strip, slots, slots * panels * chunk * panel)
 
 
@@ -132,9 +133,10 @@ def _tile_blocking(depth: int, unit: int) -> Blocking:
     """32 x 32 sums at a time."""
     slice_ = -(-depth // (max(1, round(depth / TILE_SLICE)) * 32)) * 32
     strip = depth if depth <= TILE_STRIP else TILE_STRIP // 2 // slice_ * slice_
-    slots = 2 * unit if strip >= depth else max(2, WAITING // unit) * unit
+    # Whole strips: panels in which one part of the slots is at work while the sums in the other one are finished.
+    slots, piece = (2 * unit, unit) if strip >= depth else (max(2, WAITING // unit) * unit,) * 2
     waiting = 0 if slice_ >= depth and unit == 1 else slots * TILE_CHUNK * 32
-    return Blocking(32, TILE_PART, 1, TILE_CHUNK, slice_, strip, slots, waiting + 2 * 1024, unit)
+    return Blocking(32, TILE_PART, 1, TILE_CHUNK, slice_, strip, slots, waiting + 2 * 1024, unit, piece)
 
 
 def choose_linear(k: Linear, target: Target) -> LinearSchedule:

@@ -63,12 +63,16 @@ typedef struct {
     int64_t room;             /* bytes of one exchange */
 } mp_args;
 
+enum { MP_MOST_PARTS = 16 };
+
 /* One call of the plan, shared by all threads of its parallel region. */
 typedef struct {
     const mp_args *args;
     _Alignas(64) atomic_int arrived;
     _Alignas(64) atomic_int turn;
     _Alignas(64) atomic_int taken;  /* pieces of the current kernel's work that were not dealt out beforehand */
+    atomic_int ready[MP_MOST_PARTS]; /* threads that have prepared what the work on a part of the rows needs */
+    _Alignas(64) atomic_int pieces[MP_MOST_PARTS]; /* of that work which somebody has */
     _Alignas(64) atomic_int failed; /* a lock on *error */
     mp_error *error;
     const void *const *parts; /* what the ranks gave in the last exchange */
@@ -81,6 +85,16 @@ typedef struct {
     int streams;
 } mp_next;
 
+/* Work that is shared out by counters begins anew after each barrier. */
+static inline void mp_begin_anew(mp_run *run)
+{
+    atomic_store_explicit(&run->taken, 0, memory_order_relaxed);
+    for (int i = 0; i < MP_MOST_PARTS; ++i) {
+        atomic_store_explicit(&run->ready[i], 0, memory_order_relaxed);
+        atomic_store_explicit(&run->pieces[i], 0, memory_order_relaxed);
+    }
+}
+
 /* Waits until all T threads are here. Who waits asks for weights that it will read next: the memory is never idle because
  * a core is. Spins first: phases are microseconds long; then gives the core away. */
 static void __attribute__((unused, noinline)) mp_meet(mp_run *run, int T, const mp_next next)
@@ -90,11 +104,14 @@ static void __attribute__((unused, noinline)) mp_meet(mp_run *run, int T, const 
     int64_t asked = 0;
     for (; asked < FIRST && asked < most; asked += 64)
         for (int j = 0; j < next.streams; ++j) __builtin_prefetch(next.first + j * next.panel + asked, 0, 3);
-    if (T == 1) return;
+    if (T == 1) {
+        mp_begin_anew(run);
+        return;
+    }
     const int turn = atomic_load_explicit(&run->turn, memory_order_relaxed);
     if (atomic_fetch_add_explicit(&run->arrived, 1, memory_order_acq_rel) == T - 1) {
         atomic_store_explicit(&run->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&run->taken, 0, memory_order_relaxed);
+        mp_begin_anew(run);
         atomic_store_explicit(&run->turn, turn + 1, memory_order_release);
         return;
     }
@@ -112,6 +129,16 @@ MP_INLINE void mp_barrier(mp_run *run, int T) { mp_meet(run, T, (mp_next){0, 0, 
 
 /* The number of the next piece of work that nobody has; counts from 0 after each barrier. */
 static inline int mp_take(mp_run *run) { return atomic_fetch_add_explicit(&run->taken, 1, memory_order_relaxed); }
+
+/* Rows in parts, each of which belongs to one thread or several: they prepare it and take its pieces first, but a thread that
+ * has none left helps the others, since cores are not equally fast: some share their units with a neighbour. */
+static inline void mp_prepared(mp_run *run, int part) { atomic_fetch_add_explicit(&run->ready[part], 1, memory_order_release); }
+static inline void mp_await(mp_run *run, int part, int owners)
+{
+    for (int spin = 0; atomic_load_explicit(&run->ready[part], memory_order_acquire) < owners;)
+        if (++spin > 4000) sched_yield();
+}
+static inline int mp_piece(mp_run *run, int part) { return atomic_fetch_add_explicit(&run->pieces[part], 1, memory_order_relaxed); }
 
 /* Keeps the error of the lowest step and place, so that it is the same for any number of threads; the plan runs
  * on with clamped values and reports at its end. */
@@ -150,6 +177,7 @@ MP_INLINE int64_t mp_share(int64_t n, int t, int T) { return n * t / T; }
 MP_INLINE int mp_parts(int T, int64_t most)
 {
     int parts = T;
+    if (most > MP_MOST_PARTS) most = MP_MOST_PARTS;
     while (parts > 1 && (parts > most || T % parts)) --parts;
     return parts;
 }
