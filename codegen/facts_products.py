@@ -11,9 +11,10 @@ from monoplan.codegen.kernels import Linear, Operand
 from monoplan.codegen.schedule_linear import TILE_ROWS, LinearSchedule
 from monoplan.codegen.views import View
 from monoplan.ir.expr import Arg, Call
-from monoplan.ir.types import f32, i64
+from monoplan.ir.types import bf16, f32, i64
 
 Facts = dict[str, Any]
+SOME = 4  # rows of heads that are finished at a time
 
 
 def linear(k: Linear, s: LinearSchedule) -> Facts:
@@ -43,23 +44,33 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
     }
     if s.tiles:
         units = s.groups if k.epilogue == "heads" else -(-k.columns // s.panel)  # panels that only pad are left out
-        found |= {"w_name": "tiles", "tile_rows": TILE_ROWS, "units": units}
+        found |= {"w_name": "tiles", "tile_rows": TILE_ROWS, "units": units, "asked": _asked(k, s)}
+        # Heads: so many rows at a time, and so often, that sums are finished while those of the next head are made.
+        steps = min(k.depth, s.blocking.strip) // 32 * s.blocking.unit
+        found |= {"some": SOME, "every": max(1, min(8, steps * SOME // 32))}
     # The epilogue and the nest for many rows are functions of their own: they take the kernel's arguments along.
     inner = ("x", "w", "norm_weight", "norm_bias", "xt", "partial", "found")
     found |= _pass_on(k, "finish", [o for o in k.pointers if o.name not in inner])
     found |= _pass_on(k, "many", [o for o in k.pointers if o.name != "found"])
-    found["finish"] = _epilogue(k, s.panel, s.panels)
+    found["finish"] = _epilogue(k, s, s.panels)
     if s.tiles:
-        found["unit"] = {**_epilogue(k, s.panel, s.blocking.unit), "short": _short(k, s)}
+        found["unit"] = {**_epilogue(k, s, s.blocking.unit), "short": _short(k, s)}
     if k.epilogue == "argmax":
         found["store_best"] = y.store("best", i64, "r")
     return found
 
 
-def _epilogue(k: Linear, panel: int, panels: int) -> Facts:
+def _asked(k: Linear, s: LinearSchedule) -> list[str]:
+    """Where the epilogue of row `row` and panel `p` reads: from far away, as the residual stream is."""
+    dense = [e for e in k.group("e") if not e.view.is_virtual and e.view.strides[-1] == 1 and e.dtype == f32]
+    return [e.pointer("row", f"p * {s.panel}") for e in dense if k.epilogue == "pointwise"]
+
+
+def _epilogue(k: Linear, s: LinearSchedule, panels: int) -> Facts:
     """What becomes of the sums of one row and so many panels."""
+    panel = s.panel
     if k.epilogue == "heads":
-        return _heads(k)
+        return _heads(k, s)
     gated = k.epilogue == "gated"
     columns, each = (k.columns // 2, panel // 2) if gated else (k.columns, panel * panels)
     bias = k.operand("bias") if k.has("bias") else None
@@ -106,7 +117,7 @@ def _choose_block(blocks: Sequence[int]) -> str:
     return text
 
 
-def _heads(k: Linear) -> Facts:
+def _heads(k: Linear, s: LinearSchedule) -> Facts:
     y, kc, vc = k.operand("y"), k.operand("k_cache"), k.operand("v_cache")
     table = k.operand("sin")
     first, second = ("2 * i", "2 * i + 1") if k.algo == "gpt_j" else ("i", "i + HALF")
@@ -115,7 +126,11 @@ def _heads(k: Linear) -> Facts:
         norms.append({"condition": "head < HEADS", "weight": k.operand("q_norm").at("j")})
     if k.has("k_norm"):
         norms.append({"condition": "head >= HEADS && head < HEADS + KV", "weight": k.operand("k_norm").at("j")})
+    # Machines with tile units have an instruction that rounds rows of bf16.
+    caches = [o for o in (kc, vc) if s.tiles and o.dtype == bf16 and o.view.strides[-1] == 1 and k.head_dim % 16 == 0]
+    rows = [o.pointer("b0", "kv", "at", "0") for o in caches] if len(caches) == 2 else []
     return {
+        "cache_rows": rows, "round": 32 if k.head_dim % 32 == 0 else 16,
         "has_bias": k.has("bias"), "head_bias": k.operand("bias").at("(head * DIM + j)") if k.has("bias") else "",
         "head_norms": norms, "qk_eps": c_literal(k.qk_eps, f32), "position": k.operand("positions").at("b0", "s0"),
         "table_rows": table.shape[0], "sin": table.at("angle", "i"), "cos": k.operand("cos").at("angle", "i"),

@@ -10,7 +10,7 @@ from monoplan.codegen.target import Target
 from monoplan.ir.types import bf16, f32
 
 FEW = 2  # queries that read the cache key by key: more share a pass over blocks of keys
-LEAST, CHUNK = 256, 1024  # keys of one task when queries are few: enough tasks to share out, little that is done once for each
+LEAST, CHUNK = 256, 1024  # keys of one task when queries are few: enough tasks to share out, little done once for each
 NEAR_BYTES, FAR_BYTES = 1024, 16384  # of keys or values, before they are read: measured on a Xeon
 TILES_NEAR_BYTES = 4096  # the same where tile units read 32 rows at a time
 NEON_NEAR_BYTES = 2048  # and on Neoverse-N1 cores
@@ -21,9 +21,9 @@ LOG2E = 1.4426950408889634
 class AttentionSchedule:
     """The variants of an attention kernel.
 
-    Few queries: tasks of `least` to `chunk` keys; `rows` keys meet the group's queries at a time, values are summed `wide` vectors
-    at a time. Many queries: strips of `columns` (query, head) pairs against blocks of `keys`, in register tiles of
-    `block` rows and `vectors` vectors; or, on bf16 tile units, strips of 32.
+    Few queries: tasks of `least` to `chunk` keys; `rows` keys meet the group's queries at a time, values are summed
+    `wide` vectors at a time. Many queries: strips of `columns` (query, head) pairs against blocks of `keys`, in
+    register tiles of `block` rows and `vectors` vectors; or, on bf16 tile units, strips of 32.
     """
 
     simple: bool  # f64: one plain loop for everything
@@ -92,7 +92,7 @@ def on_tiles(k: Attention, target: Target) -> bool:
 
 
 def few_on_tiles(k: Attention) -> bool:
-    """Whether few queries do so too: rows of the cache that lie as tiles can load them, enough heads that share a key (with
-    one or two of them vectors have as little to do), and not more than the rows of a tile can take twice."""
+    """Whether few queries do so too: rows of the cache that lie as tiles can load them, enough heads that share a key
+    (with one or two of them vectors have as little to do), and not more than the rows of a tile can take twice."""
     dense = all(k.operand(n).view.strides[3] == 1 for n in ("k", "v"))
     return dense and 3 <= k.heads // k.kv_heads <= 8 and k.head_dim <= 128 and k.value_dim <= 128

@@ -72,6 +72,8 @@ CASES = {
     "gqa": AttentionCase(8, 2, 64, 64, 400),
     "gqa_half": AttentionCase(8, 2, 64, 64, 400, "bf16"),
     "group_of_3": AttentionCase(9, 3, 64, 64, 400, "bf16", "bf16"),
+    "group_of_8": AttentionCase(16, 2, 128, 96, 340, "bf16", layout="bhsd", calls=((1, (339, 32, 0)), (2, (30, 254)))),
+    "long": AttentionCase(24, 8, 32, 32, 4200, "bf16", calls=((1, (4199, 2100, 5)),)),
     "one_head": AttentionCase(1, 1, 32, 96, 303, "bf16"),
     "group_of_7": AttentionCase(7, 1, 80, 48, 310, "f16"),
     "odd_sizes": AttentionCase(6, 2, 20, 13, 301),
