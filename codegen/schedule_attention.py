@@ -14,6 +14,7 @@ LEAST, CHUNK = 256, 1024  # keys of one task when queries are few: enough tasks 
 NEAR_BYTES, FAR_BYTES = 1024, 16384  # of keys or values, before they are read: measured on a Xeon
 TILES_NEAR_BYTES = 4096  # the same where tile units read 32 rows at a time
 NEON_NEAR_BYTES = 2048  # and on Neoverse-N1 cores
+TILE_KEYS = 128  # keys of a block on tile units: the scores of two blocks, the sums and the queries fit into L1
 LOG2E = 1.4426950408889634
 
 
@@ -77,7 +78,7 @@ def choose_attention(k: Attention, target: Target) -> AttentionSchedule:
         few_tiles=few_tiles, few_heads=4 if group <= 4 else 8, least=LEAST, chunk=CHUNK if group <= 8 else LEAST,
         rows=rows, wide=wide, pairs=target.isa != "neon" and target.lanes > 1, ahead=ahead,
         far=far,
-        columns=32 if tiles else columns, keys=128 if tiles else 64, block=block, vectors=vectors,
+        columns=32 if tiles else columns, keys=TILE_KEYS if tiles else 64, block=block, vectors=vectors,
     )  # fmt: skip
 
 

@@ -195,6 +195,7 @@ CASES = {
     "_epilogue_heads": ("linear", QKV),
     "attention": ("attention", ATTENTION.format("f32", 5, 8)),
     "_attention_few": ("attention", ATTENTION.format("f32", 2, 8)),
+    "_attention_join": ("attention", ATTENTION.format("f32", 2, 8)),
     "_attention_strip": ("attention", ATTENTION.format("f32", 5, 8)),
     "_attention_simple": ("attention", ATTENTION.format("f64", 5, 8)),
     "gather": (
@@ -227,6 +228,7 @@ CASES = {
 # The same for templates that only machines with tile units use: here they are emulated.
 TILES = {
     "_attention_tiles": ("attention", ATTENTION.format("bf16", 5, 32)),
+    "_attention_few_tiles": ("attention", ATTENTION.format("bf16", 2, 32).replace("[1, 2, 2,", "[1, 6, 2,")),
     "_linear_tiles": (
         "linear",
         'graph g(%x: bf16[50, 64]) {\n  param %w: bf16[40, 64] = "w"\n'
@@ -253,6 +255,8 @@ _OTHER = {
     "_linear_tiles": ("g, first, r, sums", "g, first, 0, sums"),
     "_epilogue_tiles": ("mp_vstore(made, ", "mp_vstore(made, 3.0f + 2.0f * "),
     "attention": ("line % KV", "0 * line"),
+    "_attention_few": ("+= one * wide[d]", "-= one * wide[d]"),
+    "_attention_few_tiles": ("total[n] = added[n]", "total[n] = 2.0f * added[n]"),
 }
 
 

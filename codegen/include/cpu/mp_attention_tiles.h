@@ -115,9 +115,9 @@ MP_FN mp_vec mp_vramp(float start)
     return start + (mp_vec){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 }
 
-/* c[32][32] (+)= a · b in steps of 32: a as [32 rows][32], which stays in L1; b from further away, with the load that leaves
- * L1 alone, as [16 pairs][32 columns][2]. The sums stay in tiles from `opens` to `closes`, whatever happens in between. */
-MP_FN void mp_tiles_step(const mp_bf16 *a, const uint32_t *b, float *c, const int64_t ldc, const int opens, const int add,
+/* c[32][32] (+)= a · b in steps of 32: a as 32 rows of 32, lda apart, which stay in L1; b from further away, with the load that
+ * leaves L1 alone, as [16 pairs][32 columns][2]. The sums stay in tiles from `opens` to `closes`, whatever happens in between. */
+MP_FN void mp_tiles_step(const mp_bf16 *a, const int64_t lda, const uint32_t *b, float *c, const int64_t ldc, const int opens, const int add,
                          const int closes)
 {
     const int64_t row = ldc * 4;
@@ -133,8 +133,8 @@ MP_FN void mp_tiles_step(const mp_bf16 *a, const uint32_t *b, float *c, const in
         mp_tile_load(2, c + 16 * ldc, row);
         mp_tile_load(3, c + 16 * ldc + 16, row);
     }
-    mp_tile_load(4, a, 64);
-    mp_tile_load(5, a + 512, 64);
+    mp_tile_load(4, a, lda * 2);
+    mp_tile_load(5, a + 16 * lda, lda * 2);
     mp_tile_stream(6, b, 128);
     mp_tile_stream(7, b + 16, 128);
     mp_tile_dot(0, 4, 6);
