@@ -45,7 +45,7 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
     if s.tiles:
         units = s.groups if k.epilogue == "heads" else -(-k.columns // s.panel)  # panels that only pad are left out
         found |= {"w_name": "tiles", "tile_rows": TILE_ROWS, "units": units, "asked": _asked(k, s)}
-        # Heads: so many rows at a time, and so often, that sums are finished while those of the next head are made.
+        # Heads: so many rows at a time, and so often, that the next head's steps suffice (the rest is finished then).
         steps = min(k.depth, s.blocking.strip) // 32 * s.blocking.unit
         found |= {"some": SOME, "every": max(1, min(8, steps * SOME // 32))}
     # The epilogue and the nest for many rows are functions of their own: they take the kernel's arguments along.

@@ -150,7 +150,7 @@ def number_steps(lowered: Lowered, arena: Arena, target: Target) -> tuple[Step |
     def make(kernel: Kernel, always: bool) -> Step:
         nonlocal counter
         numbered = replace(kernel, step=counter)
-        # A product takes its last pieces of work from a counter that a barrier sets to 0.
+        # A product takes its work, or the last of it, from counters that a barrier sets to 0.
         barrier = state.enter(kernel) or always or (isinstance(kernel, Linear) and target.is_cpu)
         step = Step(counter, numbered, choose(numbered, target), barrier)
         counter += 1

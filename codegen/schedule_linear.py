@@ -133,7 +133,8 @@ def _tile_blocking(depth: int, unit: int) -> Blocking:
     """32 x 32 sums at a time."""
     slice_ = -(-depth // (max(1, round(depth / TILE_SLICE)) * 32)) * 32
     strip = depth if depth <= TILE_STRIP else TILE_STRIP // 2 // slice_ * slice_
-    # Whole strips: panels in which one part of the slots is at work while the sums in the other one are finished.
+    # Whole strips: one half of the slots is at work while the sums in the other one are finished. Else a piece takes
+    # all slots, after the last sums of the piece before.
     slots, piece = (2 * unit, unit) if strip >= depth else (max(2, WAITING // unit) * unit,) * 2
     waiting = 0 if slice_ >= depth and unit == 1 else slots * TILE_CHUNK * 32
     return Blocking(32, TILE_PART, 1, TILE_CHUNK, slice_, strip, slots, waiting + 2 * 1024, unit, piece)

@@ -139,3 +139,21 @@ def check_nan(case: AttentionCase) -> None:
             assert np.isnan(got[0, first:, half : 2 * half]).any(-1).all()
             assert not np.isnan(got[0, :first]).any() and not np.isnan(got[0, :, :half]).any()
             assert not np.isnan(got[1]).any()
+
+
+def check_unseen(case: AttentionCase) -> None:
+    """A NaN that lies before the window of every query reaches none, though it lies in a block that they read."""
+    run = build_graph_executable(case.graph())
+    inputs = case.arrays(40, (200, 200))
+    for cache in inputs[1:3]:
+        cache[:, :, 150] = np.nan
+    assert not np.isnan(run(inputs)[0]).any()
+
+
+def check_neighbours(case: AttentionCase) -> None:
+    """A query has the same bits alone and beside the next one, also where that one's keys are dealt out otherwise."""
+    run = build_graph_executable(case.graph())
+    q, k, v, past = case.arrays(2, (2046, 4094, 255))
+    both = run([q, k, v, past])[0]
+    np.testing.assert_array_equal(run([np.ascontiguousarray(q[:, :1]), k, v, past])[0], both[:, :1])
+    np.testing.assert_array_equal(run([np.ascontiguousarray(q[:, 1:]), k, v, past + 1])[0], both[:, 1:])

@@ -16,7 +16,7 @@ from monoplan.ir.interpreter import interpret
 from monoplan.ir.parser import parse_graph
 from monoplan.ir.types import bf16
 from monoplan.runtime.features import detect, levels, machine, read_cpu
-from tests.codegen.attention_cases import CASES, check_case, check_nan, check_pieces
+from tests.codegen.attention_cases import CASES, check_case, check_nan, check_neighbours, check_pieces, check_unseen
 from tests.tolerances import check
 
 PIECES = ("gqa", "group_of_3", "window")
@@ -52,13 +52,17 @@ def test_other_instruction_sets(isa: str) -> None:
     program = """
         import sys
         from concurrent.futures import ThreadPoolExecutor
-        from tests.codegen.attention_cases import CASES, check_case, check_nan, check_pieces
+        from tests.codegen.attention_cases import (
+            CASES, check_case, check_nan, check_neighbours, check_pieces, check_unseen,
+        )
         from tests.codegen.test_attention import check_columns
         with ThreadPoolExecutor(2) as threads:  # compilers side by side
             list(threads.map(check_case, CASES.values()))
         for name in sys.argv[1:]:
             check_pieces(CASES[name])
         check_nan(CASES["gqa_half"])
+        check_unseen(CASES["window"])
+        check_neighbours(CASES["long"])
         check_columns()
     """
     env = {**os.environ, "MONOPLAN_ISA": isa, "PYTHONPATH": str(ROOT)}
@@ -89,3 +93,11 @@ def test_one_query_has_the_same_bits_in_any_batch() -> None:
 @pytest.mark.parametrize("name", ["gqa", "gqa_half"])
 def test_a_nan_that_is_seen_is_not_lost(name: str) -> None:
     check_nan(CASES[name])
+
+
+def test_a_nan_before_the_window_reaches_nobody() -> None:
+    check_unseen(CASES["window"])
+
+
+def test_one_query_has_the_same_bits_beside_another() -> None:
+    check_neighbours(CASES["long"])

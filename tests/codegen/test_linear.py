@@ -22,7 +22,7 @@ from monoplan.codegen.schedule_linear import PART, TILE_PART
 from monoplan.ir.builder import build_graph
 from monoplan.ir.interpreter import interpret
 from monoplan.ir.opdef import REGISTRY
-from monoplan.ir.types import DTYPES, tensor_type
+from monoplan.ir.types import DTYPES, bf16, tensor_type
 from monoplan.models import LlamaConfig, LlamaForCausalLM
 from monoplan.runtime import toolchain
 from monoplan.runtime.cpu import host_target
@@ -142,6 +142,35 @@ def check_heads() -> None:
             assert np.abs(got - want).max() < 0.03 * np.abs(want).max(), (threads, batch, count)
 
 
+def check_wide_heads(depth: int, heads: int, kv_heads: int, dim: int, rows: int) -> None:
+    """On tile units: more k than a strip has, a last piece of one head, and another piece after it."""
+    types = {"x": tensor_type("f32", "b", "s", depth), "positions": tensor_type("i64", "b", "s"),
+             "k": tensor_type("bf16", "b", kv_heads, rows, dim), "v": tensor_type("bf16", "b", kv_heads, rows, dim),
+             "lengths": tensor_type("i32", "b")}  # fmt: skip
+    params = {"w": tensor_type("bf16", (heads + 2 * kv_heads) * dim, depth),
+              "sin": tensor_type("f32", rows, dim // 2), "cos": tensor_type("f32", rows, dim // 2)}  # fmt: skip
+
+    def forward(x: Any, positions: Any, k: Any, v: Any, lengths: Any, w: Any, sin: Any, cos: Any) -> Any:
+        op = REGISTRY["qkv_rope_cache"]
+        return list(op(x, w, positions, sin, cos, k, v, lengths, heads=heads, kv_heads=kv_heads, algo="gpt_neox"))
+
+    graph, rng = build_graph("heads", forward, types, params), np.random.default_rng(dim)
+    angles = rng.standard_normal((rows, dim // 2))
+    arrays = {"w": (rng.standard_normal(((heads + 2 * kv_heads) * dim, depth)) * depth**-0.5).astype(bf16.numpy),
+              "sin": np.sin(angles).astype(np.float32), "cos": np.cos(angles).astype(np.float32)}  # fmt: skip
+    run = build_graph_executable(graph, arrays)
+    (step,) = (s for s, _ in run.executable.plan.steps() if s.kernel.family == "linear")
+    nest = step.schedule.blocking
+    assert nest.strip < depth and (heads + 2 * kv_heads) * nest.unit % nest.piece == nest.unit < nest.piece
+    cache = np.zeros((1, kv_heads, rows, dim), bf16.numpy)
+    x = rng.standard_normal((1, rows, depth)).astype(bf16.numpy).astype(np.float32)
+    inputs = [x, np.arange(rows)[None], cache, cache.copy(), np.zeros(1, np.int32)]
+    exact = interpret(graph, inputs, arrays, exact=True)
+    for run.executable.threads in (1, 2, 3):
+        for got, want in zip(run([a.copy() for a in inputs]), exact, strict=True):
+            check(np.asarray(got).astype(bf16.numpy), want, "bf16", "matmul", 4.0)
+
+
 def check_all() -> None:
     jobs: list[Callable[[], None]] = [
         lambda: check_pair(96, 1120),
@@ -154,6 +183,7 @@ def check_all() -> None:
     if host_target().has_tiles:
         jobs = [check_heads, lambda: check_pair(64, 96, "mul(tanh(x0), x1)"), *jobs]
         jobs += [lambda: check_strips(2304, 560), lambda: check_strips(2560, 560)]  # one slice to a strip, and two
+        jobs += [lambda: check_wide_heads(2176, 7, 1, 64, 288), lambda: check_wide_heads(2112, 3, 1, 128, 330)]
     with ThreadPoolExecutor(2) as threads:  # compilers side by side
         list(threads.map(lambda job: job(), jobs))
 

@@ -63,7 +63,7 @@ typedef struct {
     int64_t room;             /* bytes of one exchange */
 } mp_args;
 
-enum { MP_MOST_PARTS = 16 };
+enum { MP_MOST_PARTS = 64 };
 
 /* One call of the plan, shared by all threads of its parallel region. */
 typedef struct {
@@ -86,10 +86,10 @@ typedef struct {
 } mp_next;
 
 /* Work that is shared out by counters begins anew after each barrier. */
-static inline void mp_begin_anew(mp_run *run)
+static inline void mp_begin_anew(mp_run *run, const int T)
 {
     atomic_store_explicit(&run->taken, 0, memory_order_relaxed);
-    for (int i = 0; i < MP_MOST_PARTS; ++i) {
+    for (int i = 0; i < T && i < MP_MOST_PARTS; ++i) {
         atomic_store_explicit(&run->ready[i], 0, memory_order_relaxed);
         atomic_store_explicit(&run->pieces[i], 0, memory_order_relaxed);
     }
@@ -105,13 +105,13 @@ static void __attribute__((unused, noinline)) mp_meet(mp_run *run, int T, const 
     for (; asked < FIRST && asked < most; asked += 64)
         for (int j = 0; j < next.streams; ++j) __builtin_prefetch(next.first + j * next.panel + asked, 0, 3);
     if (T == 1) {
-        mp_begin_anew(run);
+        mp_begin_anew(run, T);
         return;
     }
     const int turn = atomic_load_explicit(&run->turn, memory_order_relaxed);
     if (atomic_fetch_add_explicit(&run->arrived, 1, memory_order_acq_rel) == T - 1) {
         atomic_store_explicit(&run->arrived, 0, memory_order_relaxed);
-        mp_begin_anew(run);
+        mp_begin_anew(run, T);
         atomic_store_explicit(&run->turn, turn + 1, memory_order_release);
         return;
     }
