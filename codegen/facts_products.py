@@ -8,13 +8,12 @@ from typing import Any
 from monoplan.codegen.expressions import c_dim, c_literal
 from monoplan.codegen.facts_attention import symbol_args, symbol_params
 from monoplan.codegen.kernels import Linear, Operand
-from monoplan.codegen.schedule_linear import TILE_ROWS, LinearSchedule
+from monoplan.codegen.schedule_linear import TILE_ROWS, TILE_SOME, LinearSchedule
 from monoplan.codegen.views import View
 from monoplan.ir.expr import Arg, Call
 from monoplan.ir.types import bf16, f32, i64
 
 Facts = dict[str, Any]
-SOME = 4  # rows of heads that are finished at a time
 
 
 def linear(k: Linear, s: LinearSchedule) -> Facts:
@@ -44,10 +43,7 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
     }
     if s.tiles:
         units = s.groups if k.epilogue == "heads" else -(-k.columns // s.panel)  # panels that only pad are left out
-        found |= {"w_name": "tiles", "tile_rows": TILE_ROWS, "units": units, "asked": _asked(k, s)}
-        # Heads: so many rows at a time, and so often, that the next head's steps suffice (the rest is finished then).
-        steps = min(k.depth, s.blocking.strip) // 32 * s.blocking.unit
-        found |= {"some": SOME, "every": max(1, min(8, steps * SOME // 32))}
+        found |= {"w_name": "tiles", "tile_rows": TILE_ROWS, "units": units, "asked": _asked(k, s), "some": TILE_SOME}
     # The epilogue and the nest for many rows are functions of their own: they take the kernel's arguments along.
     inner = ("x", "w", "norm_weight", "norm_bias", "xt", "partial", "found")
     found |= _pass_on(k, "finish", [o for o in k.pointers if o.name not in inner])

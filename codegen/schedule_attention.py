@@ -76,8 +76,7 @@ def choose_attention(k: Attention, target: Target) -> AttentionSchedule:
         simple=simple, has_few=count is None or count <= FEW, has_many=count is None or count > FEW, lanes=target.lanes,
         tiles=tiles, part=TILE_PART, gives_tiles=k.operand("y").view.buffer.tiled > 0, few=FEW,
         few_tiles=few_tiles, few_heads=4 if group <= 4 else 8, least=LEAST, chunk=CHUNK if group <= 8 else LEAST,
-        rows=rows, wide=wide, pairs=target.isa != "neon" and target.lanes > 1, ahead=ahead,
-        far=far,
+        rows=rows, wide=wide, pairs=target.isa != "neon" and target.lanes > 1, ahead=ahead, far=far,
         columns=32 if tiles else columns, keys=TILE_KEYS if tiles else 64, block=block, vectors=vectors,
     )  # fmt: skip
 

@@ -19,6 +19,7 @@ PART, TILE_PART = 96, 192  # rows for which it pays that a thread reads all weig
 WAITING = 16  # panels whose sums wait between strips: with a strip of x they fill half of L2
 UNIT_BYTES, NEAR_BYTES, FAR_BYTES = 512, 1024, 8192  # one row: read at a time from a panel, asked for into L1, into L2
 NEON_NEAR_BYTES, NEON_FAR_BYTES = 512, 1024  # Neoverse-N1 cores look ahead themselves: f32 is 7 % faster so
+TILE_SOME = 4  # rows of heads that are finished at a time between tile steps
 TILE_UNIT_BYTES = 1024  # one row, panels for tile units: half of both tiles
 
 
@@ -36,6 +37,7 @@ class Blocking:
     sums: int  # floats that each thread keeps for them
     unit: int = 1  # tile units: panels whose sums are finished together
     piece: int = 1  # and those that a thread takes at a time
+    every: int = 0  # heads on tile units: steps after which TILE_SOME rows are finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,10 @@ def _tile_blocking(depth: int, unit: int) -> Blocking:
     # all slots, after the last sums of the piece before.
     slots, piece = (2 * unit, unit) if strip >= depth else (max(2, WAITING // unit) * unit,) * 2
     waiting = 0 if slice_ >= depth and unit == 1 else slots * TILE_CHUNK * 32
-    return Blocking(32, TILE_PART, 1, TILE_CHUNK, slice_, strip, slots, waiting + 2 * 1024, unit, piece)
+    final = 2 * 1024 if unit == 1 else 0
+    # The next head's steps should suffice for all rows of this one; those that are left are finished then.
+    every = max(1, min(8, min(depth, strip) // 32 * unit * TILE_SOME // 32))
+    return Blocking(32, TILE_PART, 1, TILE_CHUNK, slice_, strip, slots, waiting + final, unit, piece, every)
 
 
 def choose_linear(k: Linear, target: Target) -> LinearSchedule:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from jinja2 import ChoiceLoader, DictLoader
 
 from monoplan.codegen import render
+from monoplan.runtime import cache
 
 
 @pytest.fixture
@@ -20,3 +22,12 @@ def templates() -> Iterator[dict[str, str]]:
     yield planted
     environment.loader = honest
     environment.cache.clear()
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty build cache of the test's own."""
+    monkeypatch.setenv("MONOPLAN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("MONOPLAN_CACHE_MAX_BYTES", raising=False)
+    monkeypatch.setattr(cache, "_state", cache._State())
+    return tmp_path / "cache"

@@ -1,4 +1,4 @@
-"""The build cache under races, kills, damage, full and read-only places."""
+"""The build cache under races, kills and damage."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import os
 import re
 import signal
 import stat
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 import warnings
@@ -21,52 +18,9 @@ import pytest
 
 from monoplan.ir.errors import ArgumentError, CompileError
 from monoplan.runtime import cache
+from tests.runtime.cache_support import KEY, build, never, plans, start_child, truncate
 
-IMPORT_ROOT = Path(cache.__file__).parents[2]  # where `import monoplan` was found
-KEY = cache.BuildKey("int f(void);", (("vec/v.h", "#pragma once\n"),), "cc 1", ("-O3",), "test", 1)
-
-# A child process: builds KEY in MONOPLAN_CACHE_DIR; `{body}` is what happens inside build(folder).
-CHILD = """
-import os, sys, time
-from pathlib import Path
-from monoplan.runtime import cache
-key = cache.BuildKey("int f(void);", (("vec/v.h", "#pragma once\\n"),), "cc 1", ("-O3",), "test", 1)
-def build(folder):
-    {body}
-    (folder / "plan.so").write_bytes(b"binary" * 1000)
-entry = cache.get_or_build(key, build)
-assert "unread" in sys.argv or entry.binary.read_bytes() == b"binary" * 1000
-print("hit" if entry.hit else "built")
-"""
-
-
-def build(folder: Path) -> None:
-    (folder / "plan.so").write_bytes(b"binary" * 1000)
-    (folder / "build.log").write_text("the log\n")
-
-
-def never(folder: Path) -> None:
-    raise AssertionError("built although the entry was there")
-
-
-@pytest.fixture(autouse=True)
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MONOPLAN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("MONOPLAN_CACHE_MAX_BYTES", raising=False)
-    monkeypatch.setattr(cache, "_state", cache._State())
-    return tmp_path / "cache"
-
-
-def start_child(body: str, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", CHILD.format(body=body), *arguments],
-        env={**os.environ, "PYTHONPATH": str(IMPORT_ROOT)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
-def plans(root: Path) -> list[str]:
-    return sorted(p.name for p in (root / "plans").iterdir())
+pytestmark = pytest.mark.usefixtures("root")
 
 
 def fake_entry(name: str, size: int, age: float) -> cache.Entry:
@@ -203,10 +157,6 @@ def test_old_directory_of_a_live_process_stays(root: Path) -> None:
     assert plans(root) == [mine.name]
 
 
-def truncate(path: Path) -> None:
-    (path / "plan.so").write_bytes((path / "plan.so").read_bytes()[:10])
-
-
 def flip(path: Path) -> None:
     data = bytearray((path / "plan.so").read_bytes())
     data[500] ^= 1
@@ -271,104 +221,6 @@ def test_loser_of_the_race_takes_the_winners_entry(root: Path) -> None:
     entry = cache.get_or_build(KEY, slower)
     assert not entry.hit and entry.binary.read_bytes() == b"binary" * 1000
     assert plans(root) == [KEY.digest()]
-
-
-@pytest.mark.parametrize("place", ["file/below", "/proc/monoplan", "/proc", "file"])
-def test_unusable_place_falls_to_a_temporary_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    if place.startswith("/proc") and sys.platform != "linux":
-        pytest.skip("needs /proc")
-    (tmp_path / "file").write_text("not a directory")
-    monkeypatch.setenv("MONOPLAN_CACHE_DIR", str(tmp_path / place))
-    with pytest.warns(RuntimeWarning) as caught:
-        first = cache.get_or_build(KEY, build)
-        second = cache.get_or_build(KEY, never)
-        cache.get_or_build(replace(KEY, abi=2), build)
-    assert len(caught) == 1 and place in str(caught[0].message) and "temporary" in str(caught[0].message)
-    assert second.hit and second.path == first.path
-    assert stat.S_IMODE(cache.cache_root().stat().st_mode) == 0o700
-    assert cache.info().temporary and cache.info().entries == 2
-
-
-def test_temporary_root_is_removed_at_exit(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "tmp").mkdir()
-    code = "from monoplan.runtime import cache; print(cache.cache_root())"
-    environ = {"MONOPLAN_CACHE_DIR": str(tmp_path / "file/x"), "TMPDIR": str(tmp_path / "tmp")}
-    environ = {**os.environ, "PYTHONPATH": str(IMPORT_ROOT), **environ}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith(str(tmp_path / "tmp"))
-    assert "RuntimeWarning" in done.stderr and not list((tmp_path / "tmp").iterdir())
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
-def test_disk_trouble_during_the_build(root: Path, code: int) -> None:
-    def full_disk(folder: Path) -> None:
-        if folder.is_relative_to(root):
-            raise OSError(code, os.strerror(code))
-        build(folder)
-
-    with pytest.warns(RuntimeWarning, match=re.escape(os.strerror(code))):
-        entry = cache.get_or_build(KEY, full_disk)
-    assert not entry.path.is_relative_to(root) and entry.binary.exists()
-    assert plans(root) == []
-    assert cache.get_or_build(KEY, never).hit
-
-
-def test_disk_trouble_that_only_the_compiler_saw(root: Path) -> None:
-    def full_disk(folder: Path) -> None:
-        if folder.is_relative_to(root):
-            raise CompileError("the C compiler failed: plan.s: No space left on device")
-        build(folder)
-
-    with pytest.warns(RuntimeWarning, match="compiler could not write"):
-        assert cache.get_or_build(KEY, full_disk).binary.exists()
-
-
-def test_disk_trouble_everywhere_is_reported() -> None:
-    def full_disk(folder: Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.warns(RuntimeWarning), pytest.raises(CompileError, match=r"no place to build(.|\n)*No space"):
-        cache.get_or_build(KEY, full_disk)
-    with pytest.raises(CompileError, match=r"no place to build(.|\n)*No space(.|\n)*MONOPLAN_CACHE_DIR"):
-        cache.get_or_build(KEY, full_disk)  # in the temporary place at once
-
-
-def test_no_temporary_directory_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("MONOPLAN_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
-    with pytest.warns(RuntimeWarning), pytest.raises(CompileError, match=r"no place to build(.|\n)*No such file"):
-        cache.get_or_build(KEY, build)
-
-
-def test_read_only_cache_still_hits(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache.get_or_build(KEY, build)
-
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    with monkeypatch.context() as patch:  # permission bits do not stop root
-        patch.setattr(os, "utime", refuse)
-        patch.setattr(os, "access", lambda *_: False)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert cache.get_or_build(KEY, never).path.is_relative_to(root)
-        with pytest.warns(RuntimeWarning, match="not writable"):
-            assert not cache.get_or_build(replace(KEY, abi=2), build).path.is_relative_to(root)
-        assert cache.get_or_build(KEY, never).path.is_relative_to(root)
-
-
-def test_damaged_entry_of_a_read_only_cache(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    truncate(cache.get_or_build(KEY, build).path)
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    monkeypatch.setattr(cache, "discard", lambda path: False)
-    with pytest.warns(RuntimeWarning):
-        assert not cache.get_or_build(KEY, build).path.is_relative_to(root)
 
 
 def test_build_directory_removed_by_a_stranger(root: Path) -> None:
@@ -460,21 +312,3 @@ def test_info_and_clear(root: Path) -> None:
     assert info.entries == 1 and info.nbytes > 6000
     assert cache.clear() == (1, info.nbytes)
     assert sorted(p.name for p in root.iterdir()) == ["plans"] and plans(root) == []
-
-
-def test_fork_does_not_remove_the_parents_temporary_root(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    code = """
-        import os, sys, warnings
-        warnings.simplefilter("ignore")
-        from monoplan.runtime import cache
-        mine = cache.cache_root()
-        pid = os.fork()
-        if pid == 0:
-            assert cache.cache_root() != mine
-            sys.exit(0)  # runs the exit handlers of the parent, in the child
-        assert os.waitpid(pid, 0)[1] == 0
-        assert mine.is_dir()
-    """
-    environ = {**os.environ, "PYTHONPATH": str(IMPORT_ROOT), "MONOPLAN_CACHE_DIR": str(tmp_path / "file/x")}
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environ, check=True, timeout=60)

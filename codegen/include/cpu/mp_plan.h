@@ -194,13 +194,6 @@ MP_INLINE int mp_owner(int64_t block, int parts)
     return (int)(block / parts % 2 ? parts - 1 - block % parts : block % parts);
 }
 
-/* Sums of a few panels that wait for what follows them: rows of the blocks of a part, from block i0 on. */
-typedef struct {
-    const float *sums;
-    int64_t g, i0, row, rows;
-    int part, parts;
-} mp_waiting;
-
 /* A barrier before which weights are asked for: those that thread t reads first of `groups`, of panels side by side. */
 MP_INLINE void
 mp_barrier_before(mp_run *run, const void *w, int64_t groups, int64_t group, int64_t panel, int streams, int t, int T)
