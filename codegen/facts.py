@@ -34,6 +34,8 @@ from monoplan.ir.types import DType, bf16, f32, f64, product
 
 Facts = dict[str, Any]
 
+_GATHER_AHEAD = 64  # cache lines that a gather from packed weights asks for before it reads them
+
 
 def facts(kernel: Kernel, schedule: Any) -> Facts:
     """The extra names of a kernel's template."""
@@ -165,29 +167,31 @@ def matmul(k: Matmul) -> Facts:
 
 def gather(k: Gather) -> Facts:
     outer, inner = names("o", k.outer), names("i", k.inner)
-    x = k.operand("x")
+    x, asked = k.operand("x"), ""
     if k.packed:
-        value = load(x.dtype, f"x[{_packed_index(x, k.depth)}]")
+        value = load(x.dtype, f"x[{_packed_index(x, k.depth, 'i0')}]")
+        if x.view.buffer.layout.startswith("tiles"):  # two elements in a line, and lines that no core sees coming
+            asked = f"if (i0 % 2 == 0) mp_soon(x + {_packed_index(x, k.depth, f'(i0 + {2 * _GATHER_AHEAD})')}, 64);"
     else:
         value = x.at(*outer, "at", *inner)
     tail = k.body.c([value, *(e.at(*outer, *inner) for e in k.group("e"))])
     return {"lookup": {
         "outer_size": product(k.outer), "inner_size": product(k.inner), "index": k.operand("index").at(*outer),
-        "statement": k.operand("y").store(tail, k.body.dtype, *outer, *inner),
+        "statement": k.operand("y").store(tail, k.body.dtype, *outer, *inner), "asked": asked,
     }}
 
 
-def _packed_index(x: Operand, depth: int) -> str:
-    """Where column i0 of row `at` lies in a packed weight."""
+def _packed_index(x: Operand, depth: int, i: str) -> str:
+    """Where column i of row `at` lies in a packed weight."""
     layout = x.view.buffer.layout
     panel, _, _ = parse_layout(layout)
     if layout.startswith("tiles"):
-        tile = f"i0 / 32 * 1024 + at % {panel} / 16 * 512"
-        return f"at / {panel} * {panel * depth} + {tile} + i0 % 32 / 2 * 32 + at % 16 * 2 + i0 % 2"
+        tile = f"{i} / 32 * 1024 + at % {panel} / 16 * 512"
+        return f"at / {panel} * {panel * depth} + {tile} + {i} % 32 / 2 * 32 + at % 16 * 2 + {i} % 2"
     column = f"at % {panel}"
     if x.dtype == bf16:  # beside the column half a panel away
         column = f"(at % {panel} * 2 - (at % {panel} >= {panel // 2}) * {panel - 1})"
-    return f"at / {panel} * {panel * depth} + i0 * {panel} + {column}"
+    return f"at / {panel} * {panel * depth} + {i} * {panel} + {column}"
 
 
 def rope(k: Rope) -> Facts:

@@ -15,6 +15,9 @@ from monoplan.ir.types import bf16, f32, i64
 
 Facts = dict[str, Any]
 
+# Where the sums of block i and panel p wait on tile units: see Blocking.
+_WAITING = {"slices": "i", "heads": "((slot + p - p0) * BLOCKS + i)", "strips": "((p - p0) * BLOCKS + i)"}
+
 
 def linear(k: Linear, s: LinearSchedule) -> Facts:
     x, w, y = k.operand("x"), k.operand("w"), k.operand("y")
@@ -43,7 +46,8 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
     }
     if s.tiles:
         units = s.groups if k.epilogue == "heads" else -(-k.columns // s.panel)  # panels that only pad are left out
-        found |= {"w_name": "tiles", "tile_rows": TILE_ROWS, "units": units, "asked": _asked(k, s), "some": TILE_SOME}
+        found |= {"w_name": "tiles", "tile_rows": TILE_ROWS, "units": units, "asked": _asked(k, s), "some": TILE_SOME,
+                  "place": _WAITING[s.blocking.waits]}  # fmt: skip
     # The epilogue and the nest for many rows are functions of their own: they take the kernel's arguments along.
     inner = ("x", "w", "norm_weight", "norm_bias", "xt", "partial", "found")
     found |= _pass_on(k, "finish", [o for o in k.pointers if o.name not in inner])

@@ -19,6 +19,7 @@ PART, TILE_PART = 96, 192  # rows for which it pays that a thread reads all weig
 WAITING = 16  # panels whose sums wait between strips: with a strip of x they fill half of L2
 UNIT_BYTES, NEAR_BYTES, FAR_BYTES = 512, 1024, 8192  # one row: read at a time from a panel, asked for into L1, into L2
 NEON_NEAR_BYTES, NEON_FAR_BYTES = 512, 1024  # Neoverse-N1 cores look ahead themselves: f32 is 7 % faster so
+TILE_LEAST = 4  # panels that a thread takes at a time in the end where x passes in strips, which come from far away
 TILE_SOME = 4  # rows of heads that are finished at a time between tile steps
 TILE_UNIT_BYTES = 1024  # one row, panels for tile units: half of both tiles
 
@@ -36,7 +37,9 @@ class Blocking:
     slots: int  # groups whose sums wait; for tile units, panels
     sums: int  # floats that each thread keeps for them
     unit: int = 1  # tile units: panels whose sums are finished together
-    piece: int = 1  # and those that a thread takes at a time
+    waits: str = ""  # what sums wait for: other `slices` of a panel, the rest of their `heads`, other `strips`
+    piece: int = 1  # groups, or units, that a thread takes at a time
+    least: int = 1  # and in the end
     every: int = 0  # heads on tile units: steps after which TILE_SOME rows are finished
 
 
@@ -135,14 +138,20 @@ def _tile_blocking(depth: int, unit: int) -> Blocking:
     """32 x 32 sums at a time."""
     slice_ = -(-depth // (max(1, round(depth / TILE_SLICE)) * 32)) * 32
     strip = depth if depth <= TILE_STRIP else TILE_STRIP // 2 // slice_ * slice_
-    # Whole strips: one half of the slots is at work while the sums in the other one are finished. Else a piece takes
-    # all slots, after the last sums of the piece before.
-    slots, piece = (2 * unit, unit) if strip >= depth else (max(2, WAITING // unit) * unit,) * 2
+    # Heads of whole strips: half of the slots is at work while the sums in the other half are finished. Strips: a piece
+    # takes all slots, after the last sums of the piece before.
+    if strip < depth:
+        waits, piece, slots = "strips", max(2, WAITING // unit), max(2, WAITING // unit) * unit
+    else:
+        waits, piece, slots = ("heads", 1, 2 * unit) if unit > 1 else ("slices", 1, 1)
     waiting = 0 if slice_ >= depth and unit == 1 else slots * TILE_CHUNK * 32
+    least = max(1, TILE_LEAST // unit) if waits == "strips" else 1
     final = 2 * 1024 if unit == 1 else 0
     # The next head's steps should suffice for all rows of this one; those that are left are finished then.
     every = max(1, min(8, min(depth, strip) // 32 * unit * TILE_SOME // 32))
-    return Blocking(32, TILE_PART, 1, TILE_CHUNK, slice_, strip, slots, waiting + final, unit, piece, every)
+    return Blocking(
+        32, TILE_PART, 1, TILE_CHUNK, slice_, strip, slots, waiting + final, unit, waits, piece, least, every
+    )
 
 
 def choose_linear(k: Linear, target: Target) -> LinearSchedule:

@@ -140,6 +140,28 @@ static inline void mp_await(mp_run *run, int part, int owners)
 }
 static inline int mp_piece(mp_run *run, int part) { return atomic_fetch_add_explicit(&run->pieces[part], 1, memory_order_relaxed); }
 
+typedef struct {
+    int64_t first, count;
+} mp_span;
+
+/* Several of a part's `all` pieces at once, none of which anybody has: up to `most`, but fewer towards the end, so that nobody
+ * waits long for who took the last ones. They lie in one line of `line` pieces. The count is 0 when there are none left. */
+static inline mp_span mp_some(mp_run *run, int part, int owners, int64_t all, int64_t line, int64_t least, int64_t most)
+{
+    const int64_t fair = (all + owners - 1) / owners;
+    if (least > fair) least = fair;
+    int first = atomic_load_explicit(&run->pieces[part], memory_order_relaxed);
+    while (first < all) {
+        int64_t count = (all - first) / (2 * owners), rest = line - first % line;
+        if (count < least) count = least;
+        if (count > most) count = most;
+        if (count > rest) count = rest;
+        if (atomic_compare_exchange_weak_explicit(&run->pieces[part], &first, first + (int)count, memory_order_relaxed, memory_order_relaxed))
+            return (mp_span){first, count};
+    }
+    return (mp_span){first, 0};
+}
+
 /* Keeps the error of the lowest step and place, so that it is the same for any number of threads; the plan runs
  * on with clamped values and reports at its end. */
 static void __attribute__((unused, noinline))
