@@ -25,6 +25,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture(scope="module")
+def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """It writes for seconds: time enough to stop it."""
+    return tiny_checkpoint(tmp_path_factory.mktemp("long"), max_position_embeddings=1 << 14, initializer_range=0.2)
+
+
 def monoplan(*arguments: Any, stdin: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs the command line in a process of its own."""
     return subprocess.run(
@@ -244,9 +250,9 @@ def test_help_is_quick_and_lists_the_commands() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-def test_ctrl_c_stops_and_prints_the_timings(model: Path) -> None:
+def test_ctrl_c_stops_and_prints_the_timings(long_model: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "monoplan", "generate", "Once", "--raw", "-m", str(model), "-n", "90", *TARGET],
+        [sys.executable, "-m", "monoplan", "generate", "Once", "--raw", "-m", str(long_model), "-n", "16000", *TARGET],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout is not None
@@ -258,9 +264,9 @@ def test_ctrl_c_stops_and_prints_the_timings(model: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX pipes")
-def test_a_reader_that_leaves_is_no_error(model: Path) -> None:
+def test_a_reader_that_leaves_is_no_error(long_model: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "monoplan", "generate", "Once", "--raw", "-m", str(model), "-n", "90", *TARGET],
+        [sys.executable, "-m", "monoplan", "generate", "Once", "--raw", "-m", str(long_model), "-n", "16000", *TARGET],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout is not None and process.stderr is not None
