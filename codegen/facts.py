@@ -171,7 +171,8 @@ def gather(k: Gather) -> Facts:
     if k.packed:
         value = load(x.dtype, f"x[{_packed_index(x, k.depth, 'i0')}]")
         if x.view.buffer.layout.startswith("tiles"):  # two elements in a line, and lines that no core sees coming
-            asked = f"if (i0 % 2 == 0) mp_soon(x + {_packed_index(x, k.depth, f'(i0 + {2 * _GATHER_AHEAD})')}, 64);"
+            ahead = f"(i0 + {2 * _GATHER_AHEAD})"
+            asked = f"if (i0 % 2 == 0 && {ahead} < {k.depth}) mp_soon(x + {_packed_index(x, k.depth, ahead)}, 64);"
     else:
         value = x.at(*outer, "at", *inner)
     tail = k.body.c([value, *(e.at(*outer, *inner) for e in k.group("e"))])

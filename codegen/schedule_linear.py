@@ -38,7 +38,7 @@ class Blocking:
     sums: int  # floats that each thread keeps for them
     unit: int = 1  # tile units: panels whose sums are finished together
     waits: str = ""  # what sums wait for: other `slices` of a panel, the rest of their `heads`, other `strips`
-    piece: int = 1  # groups, or units, that a thread takes at a time
+    piece: int = 1  # units that a thread takes at a time
     least: int = 1  # and in the end
     every: int = 0  # heads on tile units: steps after which TILE_SOME rows are finished
 

@@ -73,7 +73,7 @@ static inline void mp_tiles_shape(const int rows, const int bytes)
 }
 static inline void mp_tiles_end(void) { _tile_release(); }
 /* A core whose other half is at work too (another program's, on a shared machine) runs tile instructions that follow each
- * other closely at a third of its speed. With eight others between them, even of no effect, it has up to 1.4 times that;
+ * other closely at a third of its speed. With eight others between them, even of no effect, it is 1.3 to 1.7 times as fast;
  * a core for itself does not notice them. */
 #define mp_tile_gap() __asm__ volatile(".rept 8\n\tnop\n\t.endr")
 /* The numbers of tiles are part of the instructions, so these are macros. mp_tile_stream leaves L1 to other data. */

@@ -148,8 +148,8 @@ typedef struct {
  * waits long for who took the last ones. They lie in one line of `line` pieces. The count is 0 when there are none left. */
 static inline mp_span mp_some(mp_run *run, int part, int owners, int64_t all, int64_t line, int64_t least, int64_t most)
 {
-    const int64_t fair = (all + owners - 1) / owners;
-    if (least > fair) least = fair;
+    const int64_t fair = all / owners; /* with little for each, small differences count */
+    if (least > fair / 4) least = fair / 4 > 1 ? fair / 4 : 1;
     int first = atomic_load_explicit(&run->pieces[part], memory_order_relaxed);
     while (first < all) {
         int64_t count = (all - first) / (2 * owners), rest = line - first % line;
