@@ -254,6 +254,7 @@ def test_ctrl_c_stops_and_prints_the_timings(long_model: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "monoplan", "generate", "Once", "--raw", "-m", str(long_model), "-n", "16000", *TARGET],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )  # fmt: skip
     assert process.stdout is not None
     process.stdout.read(1)  # it has begun to write
