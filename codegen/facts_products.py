@@ -39,15 +39,14 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
             [f"x + {c_dim(x.view.offset)}" if o.name == "x" else o.name for o in block] + [c_dim(x.view.strides[0])]
         ),
         "widen": w.dtype != f32, "choose_block": _choose_block(s.row_blocks),
-        "step": 2 if s.tiles else 1,
-        "offset": (lambda k: f"mp_tile_row({k})") if s.tiles else (lambda k: f"{k} * PANEL"),
         "register_tile": f"mp_tile_{s.blocking.block}x{s.vectors}x{s.blocking.abreast}",
-        "pitch": "16" if s.tiles else "PANEL", "fetch": "mp_fetch_tiles" if s.tiles else "mp_fetch_panel",
+        "own_rows": "float *xs = xt + (int64_t)t * K * MOST",
     }
     if s.tiles:
         units = s.groups if k.epilogue == "heads" else -(-k.columns // s.panel)  # panels that only pad are left out
-        found |= {"w_name": "tiles", "tile_rows": TILE_ROWS, "units": units, "asked": _asked(k, s), "some": TILE_SOME,
-                  "place": _WAITING[s.blocking.waits]}  # fmt: skip
+        found |= {"tile_rows": TILE_ROWS, "units": units, "asked": _asked(k, s), "some": TILE_SOME,
+                  "place": _WAITING[s.blocking.waits],
+                  "own_rows": "mp_bf16 *xs = (mp_bf16 *)xt + (int64_t)t * K * 3 * MOST"}  # fmt: skip
     # The epilogue and the nest for many rows are functions of their own: they take the kernel's arguments along.
     inner = ("x", "w", "norm_weight", "norm_bias", "xt", "partial", "found")
     found |= _pass_on(k, "finish", [o for o in k.pointers if o.name not in inner])

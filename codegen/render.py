@@ -179,10 +179,9 @@ def _barrier(plan: Plan, product: Step | None) -> str:
         return "mp_barrier(run, T);"
     w, s = product.kernel.operand("w"), product.schedule
     assert isinstance(s, LinearSchedule) and isinstance(product.kernel, Linear)
-    panel = product.kernel.depth * s.panel * w.dtype.itemsize  # bytes
-    streams = f"{c_dim(product.kernel.rows)} <= {s.row_blocks[-1]} ? {s.streams} : 0"
-    sizes = f"{s.groups - s.tail}, {s.panels * panel}, {panel}, {streams}"
-    return f"mp_barrier_before(run, {_pointer(plan, w)}, {sizes}, t, T);"
+    group = product.kernel.depth * s.width * w.dtype.itemsize  # bytes
+    bytes_ = f"{c_dim(product.kernel.rows)} <= {s.row_blocks[-1]} ? {group} : 0"
+    return f"mp_barrier_before(run, {_pointer(plan, w)}, {s.groups - s.tail}, {bytes_}, t, T);"
 
 
 def _pointer(plan: Plan, o: Operand) -> str:

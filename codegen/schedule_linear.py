@@ -17,11 +17,11 @@ TILE_ROWS = 16  # from so many rows on, tiles of bf16 in blocks of 32 rows fit w
 GROUP_BYTES = 1 << 20  # of a group's weights, where it has a choice: threads share the last groups of one row
 PART, TILE_PART = 96, 192  # rows for which it pays that a thread reads all weights, and shares no row with others
 WAITING = 16  # panels whose sums wait between strips: with a strip of x they fill half of L2
-UNIT_BYTES, NEAR_BYTES, FAR_BYTES = 512, 1024, 8192  # one row: read at a time from a panel, asked for into L1, into L2
-NEON_NEAR_BYTES, NEON_FAR_BYTES = 512, 1024  # Neoverse-N1 cores look ahead themselves: f32 is 7 % faster so
+NEAR_BYTES, FAR_BYTES = 4096, 32768  # few rows: how far ahead weights are asked for into L1 and into L2
+NEON_NEAR_BYTES, NEON_FAR_BYTES = 512, 1024  # Neoverse-N1 cores look ahead themselves: f32 is 20 % faster so
 TILE_LEAST = 4  # panels that a thread takes at a time in the end where x passes in strips, which come from far away
+TILE_FEW = (1, 4, 8)  # rows whose three parts are rows of one or two tiles
 TILE_SOME = 4  # rows of heads that are finished at a time between tile steps
-TILE_UNIT_BYTES = 1024  # one row, panels for tile units: half of both tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,8 @@ class LinearSchedule:
     groups: int
     row_blocks: tuple[int, ...]  # rows that a pass over the weights serves when they are few
     vectors: int  # vectors in a panel
-    streams: int  # panels read side by side when there is one row
-    narrow: int  # and within one group
-    unit: int  # rows of a panel that are read before the next panel's turn, when there is one row
-    line: int  # of them between two requests for what comes later
-    near: int  # rows by which a panel's data is asked for into L1 before it is read
+    line: int  # rows of a panel in a cache line, or 1
+    near: int  # rows by which a panel's data is asked for into L1 before it is read, when rows of x are few
     far: int  # and into L2
     blocking: Blocking
     tiles: bool = False  # many rows run on bf16 tile units
@@ -67,11 +64,6 @@ class LinearSchedule:
     def width(self) -> int:
         """Columns of a group, padding included."""
         return self.panel * self.panels
-
-    @property
-    def together(self) -> int:
-        """Groups that one row passes at once."""
-        return max(1, self.streams // self.panels)
 
     @property
     def tail(self) -> int:
@@ -91,7 +83,7 @@ def linear_layout(target: Target, weight: TensorType, epilogue: str, head_dim: i
     kind = f"{'tiles' if tiles else 'panel'}{target.panel}"
     if epilogue == "heads":
         return f"{kind}x{-(-head_dim // target.panel)}:heads{head_dim}"
-    wide = _side_by_side(target)
+    wide = _widest(target)
     if epilogue == "gated":
         return f"{kind}x{wide}:gated"
     assert isinstance(columns, int) and isinstance(depth, int)
@@ -99,8 +91,8 @@ def linear_layout(target: Target, weight: TensorType, epilogue: str, head_dim: i
     return f"{kind}x{_group(-(-columns // target.panel), wide, panel_bytes)}"
 
 
-def _side_by_side(target: Target) -> int:
-    """Panels for eight independent sums: they hide the latency of a fused multiply-add on every machine we know."""
+def _widest(target: Target) -> int:
+    """The most panels that make a group, which is finished at once: eight vectors."""
     return max(1, 8 * target.lanes // target.panel)
 
 
@@ -165,16 +157,11 @@ def choose_linear(k: Linear, target: Target) -> LinearSchedule:
         groups = -(-(k.columns // 2) // (panel // 2 * panels))
     else:
         groups = -(-k.columns // (panel * panels))
-    wide = _side_by_side(target)
-    narrow = max(n for n in range(1, min(wide, panels) + 1) if panels % n == 0)
-    streams = wide // panels * panels if panels < wide else narrow
-    row, vectors = panel * w.dtype.itemsize, panel // target.lanes
+    row = panel * w.dtype.itemsize
     tiles = layout.startswith("tiles")
-    ahead = (NEON_NEAR_BYTES, NEON_FAR_BYTES) if target.isa == "neon" else (NEAR_BYTES, FAR_BYTES)
-    unit, near, far = (max(2, nbytes // row) for nbytes in (TILE_UNIT_BYTES if tiles else UNIT_BYTES, *ahead))
-    line = max(2 if tiles else 1, 64 // row)  # a cache line, or one of each of two tiles
+    near, far = (NEON_NEAR_BYTES, NEON_FAR_BYTES) if target.isa == "neon" else (NEAR_BYTES, FAR_BYTES)
     return LinearSchedule(
-        panel, panels, groups, target.row_blocks, vectors, streams, narrow, max(unit, line), line, near, far,
-        blocking(target, layout, k.depth), tiles,
+        panel, panels, groups, TILE_FEW if tiles else target.row_blocks, panel // target.lanes, max(1, 64 // row),
+        near // row, far // row, blocking(target, layout, k.depth), tiles,
         k.operand("x").view.buffer.tiled > 0, k.operand("y").view.buffer.tiled > 0,
     )  # fmt: skip

@@ -1,8 +1,4 @@
 /* Loading weights at the speed of memory: panels transposed, floats rounded to bf16. */
-#if defined(__linux__)
-#define _GNU_SOURCE /* madvise */
-#include <sys/mman.h>
-#endif
 #include <stdint.h>
 #include <string.h>
 
@@ -41,17 +37,4 @@ void mp_round_bf16(const float *in, uint16_t *out, int64_t count)
         const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
         out[i] = (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : rounded);
     }
-}
-
-/* No huge pages under these bytes; where that does not make reading faster, nothing. */
-void mp_small_pages(void *begin, int64_t bytes)
-{
-#if defined(__linux__) && defined(__x86_64__)
-    const uintptr_t page = 4096, from = ((uintptr_t)begin + page - 1) & ~(page - 1);
-    const uintptr_t to = ((uintptr_t)begin + (uintptr_t)bytes) & ~(page - 1);
-    if (to > from) (void)madvise((void *)from, to - from, MADV_NOHUGEPAGE);
-#else
-    (void)begin;
-    (void)bytes;
-#endif
 }

@@ -15,13 +15,12 @@ from monoplan.runtime import features, toolchain
 from monoplan.runtime.ffi import declared
 
 Array = np.ndarray[Any, Any]
-ABI = 3
+ABI = 4
 CDEF = """
 void mp_transpose_16(const void *, void *, const int32_t *, int64_t, int64_t, int64_t);
 void mp_transpose_32(const void *, void *, const int32_t *, int64_t, int64_t, int64_t);
 void mp_cut_tiles(const void *, void *, int64_t, int64_t);
 void mp_round_bf16(const void *, void *, int64_t);
-void mp_small_pages(void *, int64_t);
 """
 
 
@@ -71,19 +70,6 @@ def converted(array: Array, dtype: np.dtype[Any]) -> Array:
     out = np.empty(source.shape, dtype)
     library.mp_round_bf16(_pointer(ffi, source), _pointer(ffi, out), source.size)
     return out
-
-
-def scatter_pages(a: Array) -> None:
-    """Asks for small pages under memory that nobody has touched yet, on CPUs that read weights faster from them.
-
-    Panels that are read side by side lie a power of two apart. numpy asks for huge pages, in which physical memory
-    keeps such distances, and the streams meet in its banks. On two cores of a Xeon one row of a product with K = 8192
-    got 0.80 of the read loop from huge pages and 0.98 from small ones (K = 2048: 0.92 and 1.01). Two Neoverse-N1
-    cores lose 2 % by small pages: packing.c leaves them alone.
-    """
-    native = _library() if a.nbytes >= 4 << 20 else None
-    if native is not None:
-        native[1].mp_small_pages(_pointer(native[0], a), a.nbytes)
 
 
 def _pointer(ffi: Any, a: Array) -> Any:

@@ -14,7 +14,7 @@ from monoplan.codegen.schedule_linear import parse_layout
 from monoplan.ir.arrays import aligned, drop_mapped_pages
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import run_op
-from monoplan.runtime.packing import converted, scatter_pages, transpose_panels
+from monoplan.runtime.packing import converted, transpose_panels
 from monoplan.runtime.threads import default_threads
 
 Array = np.ndarray[Any, Any]
@@ -93,7 +93,6 @@ def pack(w: Array, layout: str) -> Array:
         parts = [w]
     groups = -(-len(parts[0]) // each)
     out = aligned((groups, panels, depth, panel), w.dtype)
-    scatter_pages(out)
     for g in range(groups):
         rows = [_filled(p[g * each : (g + 1) * each].reshape(-1, depth), panels * panel // len(parts)) for p in parts]
         transpose_panels(_side_by_side([r.reshape(panels, -1, depth) for r in rows]), out[g], layout)

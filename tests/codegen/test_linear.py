@@ -18,7 +18,7 @@ from cffi import FFI
 import monoplan as mp
 from monoplan.build import build_graph_executable
 from monoplan.codegen.render import headers
-from monoplan.codegen.schedule_linear import PART, TILE_PART
+from monoplan.codegen.schedule_linear import PART, TILE_FEW, TILE_PART
 from monoplan.ir.builder import build_graph
 from monoplan.ir.interpreter import interpret
 from monoplan.ir.opdef import REGISTRY
@@ -54,10 +54,36 @@ def check_rows(dtype: str, depth: int, columns: int) -> None:
             same = [a.tobytes() == b.tobytes() for a, b in zip(got[-1], got[0], strict=True)]
             assert all(same), f"{rows} rows, {run.executable.threads} threads: other bits"
         product, best = got[0]
-        kept = dtype if host_target().has_tiles else "f32"  # tile units round x to bf16
+        kept = dtype if host_target().has_tiles and rows > TILE_FEW[-1] else "f32"  # tile units round many rows to bf16
         exact = interpret(graph, [x], {"w": w}, exact=True)[0]
         check(product.astype(DTYPES[kept].numpy), exact, kept, "matmul", 2.0)
         np.testing.assert_array_equal(best, product.argmax(-1))
+
+
+def check_few(dtype: str, depth: int, columns: int) -> None:
+    """A few rows lose nothing of x: each has the bits that it has by itself; what is not finite reaches what it should."""
+    types, params = {"x": tensor_type("f32", "n", depth)}, {"w": tensor_type(dtype, columns, depth)}
+    graph = build_graph("few", lambda x, w: REGISTRY["linear"](x, w), types, params)
+    rng = np.random.default_rng(columns)
+    w = (rng.standard_normal((columns, depth)) * depth**-0.5).astype(DTYPES[dtype].numpy)
+    w[3, 5], w[17, 0], w[columns - 1, depth - 1] = np.inf, -np.inf, np.nan
+    x = rng.standard_normal((8, depth)).astype(np.float32)
+    x[:, 0], x[:, 5], x[5] = 1.0, -2.5, 2.0 ** rng.integers(-20, 20, depth)  # numbers that are whole in bf16
+    x[1, 7], x[4, 7], x[6, 7], x[7] = np.inf, np.nan, np.finfo(np.float32).max, 1e-30 * x[7]
+    run = build_graph_executable(graph, {"w": w})
+    alone = []
+    with np.errstate(invalid="ignore"):
+        for row in x:
+            alone.append(run([row[None]])[0].copy())
+            exact = interpret(graph, [row[None]], {"w": w}, exact=True)[0]
+            known = np.isfinite(exact)
+            np.testing.assert_array_equal(alone[-1][~known], exact[~known].astype(np.float32))
+            size = np.linalg.norm(np.nan_to_num(row.astype(np.float64), posinf=0.0)) * depth**-0.5
+            check(alone[-1][known], exact[known], "f32", "matmul", 2.0 * size)
+    for count in range(2, len(x) + 1):
+        for first in range(len(x) - count + 1):
+            got = run([x[first : first + count]])[0]
+            assert got.tobytes() == np.concatenate(alone[first : first + count]).tobytes(), (first, count)
 
 
 def check_pair(depth: int, inner: int, expr: str = "swiglu(x0, x1)") -> None:
@@ -81,7 +107,7 @@ def check_pair(depth: int, inner: int, expr: str = "swiglu(x0, x1)") -> None:
     run = build_graph_executable(graph, arrays)
     handed = [b for b in run.executable.plan.arena.slot_of if b.tiled]
     assert len(handed) == host_target().has_tiles  # as tiles where there are tile units
-    for rows in (1, 12, 13, 15, 16, 17, 33, *ROWS):
+    for rows in (1, 8, 9, 12, 15, 16, 17, 33, *ROWS):
         x = rng.standard_normal((rows, depth)).astype(np.float32)
         got = []
         for run.executable.threads in THREADS:
@@ -178,6 +204,8 @@ def check_all() -> None:
         lambda: check_rows("bf16", 1088, 160),  # more than one slice of k for tile units
         lambda: check_rows("bf16", 64, 100),
         lambda: check_rows("f32", 40, 100),
+        lambda: check_few("bf16", 96, 100),
+        lambda: check_few("f32", 41, 100),
         lambda: check_gated(64, 36),
     ]
     if host_target().has_tiles:

@@ -78,11 +78,10 @@ typedef struct {
     const void *const *parts; /* what the ranks gave in the last exchange */
 } mp_run;
 
-/* Where thread t begins to read the next product's weights: so many panels side by side, and the bytes of each. */
+/* The weights that a thread reads next. */
 typedef struct {
     const char *first;
-    int64_t panel;
-    int streams;
+    int64_t bytes;
 } mp_next;
 
 /* Work that is shared out by counters begins anew after each barrier. */
@@ -99,11 +98,10 @@ static inline void mp_begin_anew(mp_run *run, const int T)
  * a core is. Spins first: phases are microseconds long; then gives the core away. */
 static void __attribute__((unused, noinline)) mp_meet(mp_run *run, int T, const mp_next next)
 {
-    enum { FIRST = 2 << 10, MOST = 512 << 10 }; /* bytes: of each panel into L1, of all of them into L2 */
-    const int64_t most = next.streams ? next.panel < MOST / next.streams ? next.panel : MOST / next.streams : 0;
+    enum { FIRST = 2 << 10, MOST = 512 << 10 }; /* bytes: into L1, into L2 */
+    const int64_t most = next.bytes < MOST ? next.bytes : MOST;
     int64_t asked = 0;
-    for (; asked < FIRST && asked < most; asked += 64)
-        for (int j = 0; j < next.streams; ++j) __builtin_prefetch(next.first + j * next.panel + asked, 0, 3);
+    for (; asked < FIRST && asked < most; asked += 64) __builtin_prefetch(next.first + asked, 0, 3);
     if (T == 1) {
         mp_begin_anew(run, T);
         return;
@@ -117,7 +115,7 @@ static void __attribute__((unused, noinline)) mp_meet(mp_run *run, int T, const 
     }
     for (int spin = 0; atomic_load_explicit(&run->turn, memory_order_acquire) == turn;) {
         if (asked < most) {
-            for (int j = 0; j < next.streams; ++j) __builtin_prefetch(next.first + j * next.panel + asked, 0, 2);
+            __builtin_prefetch(next.first + asked, 0, 2);
             asked += 64;
         } else if (++spin > 4000) {
             sched_yield();
@@ -125,7 +123,7 @@ static void __attribute__((unused, noinline)) mp_meet(mp_run *run, int T, const 
     }
 }
 
-MP_INLINE void mp_barrier(mp_run *run, int T) { mp_meet(run, T, (mp_next){0, 0, 0}); }
+MP_INLINE void mp_barrier(mp_run *run, int T) { mp_meet(run, T, (mp_next){0, 0}); }
 
 /* The number of the next piece of work that nobody has; counts from 0 after each barrier. */
 static inline int mp_take(mp_run *run) { return atomic_fetch_add_explicit(&run->taken, 1, memory_order_relaxed); }
@@ -216,11 +214,11 @@ MP_INLINE int mp_owner(int64_t block, int parts)
     return (int)(block / parts % 2 ? parts - 1 - block % parts : block % parts);
 }
 
-/* A barrier before which weights are asked for: those that thread t reads first of `groups`, of panels side by side. */
-MP_INLINE void
-mp_barrier_before(mp_run *run, const void *w, int64_t groups, int64_t group, int64_t panel, int streams, int t, int T)
+/* A barrier before a product of a few rows: thread t will read its share of `groups`, of so many bytes each; 0 if rows are many. */
+MP_INLINE void mp_barrier_before(mp_run *run, const void *w, int64_t groups, int64_t group, int t, int T)
 {
-    mp_meet(run, T, (mp_next){(const char *)w + mp_share(groups, t, T) * group, panel, streams});
+    const int64_t first = mp_share(groups, t, T), last = mp_share(groups, t + 1, T);
+    mp_meet(run, T, (mp_next){(const char *)w + first * group, (last - first) * group});
 }
 
 /* Python's //: rounds towards minus infinity; b > 0. */

@@ -46,24 +46,10 @@ MP_FN void mp_panel_bf16(const mp_bf16 *p, mp_vec *wide, const int V)
     for (int j = 0; j < V / 2; ++j) mp_vload2_bf16(p + 2 * j * MP_LANES, &wide[j], &wide[j + V / 2]);
 }
 
-/* A panel for tile units: [k / 32][16 columns][16 pairs of k][16 columns][2], two tiles for each 32 of k. p is where a pair
- * of rows begins in the first of its two tiles: V (two) vectors of row k, then V of row k + 1. */
-MP_FN void mp_panel_tiles(const mp_bf16 *p, mp_vec *wide, const int V)
-{
-    mp_vload2_bf16(p, &wide[0], &wide[V]);
-    mp_vload2_bf16(p + 512, &wide[1], &wide[V + 1]);
-}
-/* Where row k of such a panel begins, for even k. */
-MP_FN int64_t mp_tile_row(int64_t k) { return k / 32 * 1024 + k % 32 * 16; }
-
 /* Asks for `bytes` from p on, which will be read soon (locality 3: into L1) or later (2: into L2). */
 #define mp_fetch_panel(p, bytes, locality) do { \
         MP_FULLY \
         for (int at_ = 0; at_ < (int)(bytes); at_ += 64) __builtin_prefetch((const char *)(p) + at_, 0, locality); \
-    } while (0)
-#define mp_fetch_tiles(p, bytes, locality) do { /* half of them in each of two tiles */ \
-        mp_fetch_panel(p, (bytes) / 2, locality); \
-        mp_fetch_panel((p) + 512, (bytes) / 2, locality); \
     } while (0)
 
 /* out[p][r][j] (+)= sum over k of x[k][r] * w[p][k][j] for R rows and P panels of V vectors: one sum for each output, k in

@@ -1,0 +1,117 @@
+/* A few rows times panels of bf16 weights on tile units. An f32 number is the sum of three bf16 numbers, so a row of x is three
+ * rows of a tile, and their products with a weight are exact: nothing of x is lost, and few instructions stand between a
+ * core and its memory. */
+#ifndef MP_TILE_ROWS_H
+#define MP_TILE_ROWS_H
+
+#include "mp_amx.h"
+#include "mp_tile.h"
+
+/* 32 floats as three rows of a tile, `apart` elements from each other, that add up to them: each has the bits which those
+ * before it left over. An infinite number leaves nothing. */
+MP_FN void mp_thirds(mp_bf16 *to, const float *from, const int64_t apart)
+{
+    _Pragma("omp simd")
+    for (int i = 0; i < 32; ++i) {
+        const uint32_t u = mp_float_to_bits(from[i]);
+        const int finite = (u & 0x7f800000u) != 0x7f800000u;
+        const float rest = finite ? from[i] - mp_bits_to_float(u & 0xffff0000u) : 0.0f;
+        const float last = rest - mp_bits_to_float(mp_float_to_bits(rest) & 0xffff0000u);
+        to[i] = (mp_bf16)(u >> 16 | (from[i] != from[i] ? 0x40u : 0u));
+        to[apart + i] = (mp_bf16)(mp_float_to_bits(rest) >> 16);
+        to[2 * apart + i] = (mp_bf16)(mp_float_to_bits(last) >> 16);
+    }
+}
+
+/* Half a panel of w times row r of the R in xs, by itself. */
+static void __attribute__((unused, noinline))
+mp_half_panel(float *out, const mp_bf16 *xs, const mp_bf16 *w, const int64_t K, const int r, const int R)
+{
+    const int each = R < 4 ? R : 4;
+    float sums[16] = {0};
+    for (int64_t k = 0; k < K; ++k) {
+        const mp_bf16 *const x = xs + (k / 32 * 3 * R + r / 4 * 12 + r % 4) * 32 + k % 32;
+        const float v = mp_load_bf16(x[0]) + (mp_load_bf16(x[each * 32]) + mp_load_bf16(x[2 * each * 32]));
+        for (int n = 0; n < 16; ++n) sums[n] += v * mp_load_bf16(w[k / 32 * 1024 + k % 32 / 2 * 32 + 2 * n + k % 2]);
+    }
+    memcpy(out, sums, sizeof sums);
+}
+
+/* tile[32] = what tile units made of the three parts of row r, together: sums[half][part][row][16]. A part that is 0 times
+ * an infinite weight is no number where the whole may be one: such sums are made again. */
+MP_FN void mp_join_thirds(float *tile, const float *sums, const mp_bf16 *xs, const mp_bf16 *w, const int64_t K, const int r, const int R)
+{
+    const int each = (R < 4 ? R : 4) * 16;
+    for (int half = 0; half < 2; ++half, sums += 12 * 16, tile += 16, w += 512) {
+        float worst = 0.0f;
+        _Pragma("omp simd reduction(+ : worst)")
+        for (int n = 0; n < 16; ++n) {
+            tile[n] = sums[n] + (sums[each + n] + sums[2 * each + n]);
+            worst += tile[n] - tile[n];
+        }
+        if (worst == 0.0f) continue;
+        float again[16];
+        mp_half_panel(again, xs, w, K, r, R);
+        for (int n = 0; n < 16; ++n)
+            if (tile[n] != tile[n]) tile[n] = again[n];
+    }
+}
+
+/* Asks for a kilobyte that is read later, and for one that is read soon. */
+MP_FN void mp_fetch_twice(const mp_bf16 *later, const mp_bf16 *soon)
+{
+    MP_FULLY
+    for (int i = 0; i < 512; i += 32) {
+        __builtin_prefetch(later + i, 0, 2);
+        __builtin_prefetch(soon + i, 0, 3);
+    }
+}
+
+/* tile[R][32] = R rows (1, 4 or 8) times a panel of w; rows of tile are `width` apart. The rows lie in parts, as
+ * xs[k / 32][four rows][part][row][32]. What comes soon is asked for twice: into L2 `far` elements before it is needed, into
+ * L1 `near` elements before; past the end of a panel lies the one that is read next. */
+MP_FN void mp_rows_by_panel(float *tile, const int64_t width, const mp_bf16 *xs, const mp_bf16 *w, const int64_t K,
+                            const int R, const int64_t far, const int64_t near)
+{
+    _Alignas(64) float sums[4][12 * 16];
+    mp_tile_fence();
+    mp_tile_zero(0);
+    mp_tile_zero(1);
+    mp_tile_zero(2);
+    mp_tile_zero(3);
+    for (int64_t i = 0; i < K; i += 32) {
+        const mp_bf16 *const p = w + i * 32, *const x = xs + i * 3 * R;
+        mp_tile_load(4, x, 64);
+        if (R > 4) mp_tile_load(5, x + 12 * 32, 64);
+        mp_fetch_twice(p + far, p + near);
+        mp_tile_load(6, p, 64);
+        mp_fetch_twice(p + far + 512, p + near + 512);
+        mp_tile_load(7, p + 512, 64);
+        mp_tile_dot(0, 4, 6);
+        mp_tile_dot(1, 4, 7);
+        if (R > 4) {
+            mp_tile_dot(2, 5, 6);
+            mp_tile_dot(3, 5, 7);
+        }
+    }
+    mp_tile_store(0, sums[0], 64);
+    mp_tile_store(1, sums[1], 64);
+    if (R > 4) {
+        mp_tile_store(2, sums[2], 64);
+        mp_tile_store(3, sums[3], 64);
+    }
+    mp_tile_fence();
+    for (int r = 0; r < R; ++r) mp_join_thirds(tile + r * width, sums[r / 4 * 2] + r % 4 * 16, xs, w, K, r, R);
+}
+
+/* The same for the numbers of rows that there are; not inlined: all products of a plan share it. */
+static void __attribute__((unused, noinline)) MP_NOCLONE
+mp_few_by_panel(float *tile, const int64_t width, const mp_bf16 *xs, const mp_bf16 *w, const int64_t K,
+                const int R, const int64_t far, const int64_t near)
+{
+    if (R == 1) mp_rows_by_panel(tile, width, xs, w, K, 1, far, near);
+    else if (R == 4) mp_rows_by_panel(tile, width, xs, w, K, 4, far, near);
+    else mp_rows_by_panel(tile, width, xs, w, K, 8, far, near);
+}
+
+#endif
