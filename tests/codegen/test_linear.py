@@ -61,7 +61,7 @@ def check_rows(dtype: str, depth: int, columns: int) -> None:
 
 
 def check_few(dtype: str, depth: int, columns: int) -> None:
-    """A few rows lose nothing of x: each has the bits that it has by itself; what is not finite reaches what it should."""
+    """A few rows lose nothing of x: each has the bits that it has by itself; inf and NaN reach what they should."""
     types, params = {"x": tensor_type("f32", "n", depth)}, {"w": tensor_type(dtype, columns, depth)}
     graph = build_graph("few", lambda x, w: REGISTRY["linear"](x, w), types, params)
     rng = np.random.default_rng(columns)
