@@ -173,7 +173,11 @@ CASES = {
         "matmul",
         "graph g(%x: f32[2, 5, 7], %z: f32[2, 7, 3]) {\n  %y = matmul(%x, %z) : f32[2, 5, 3]\n  return %y\n}",
     ),
-    "linear": ("linear", LINEAR.replace("[5", "[3").format("%y = linear(%x, %w, _) : f32[3, 40]")),
+    "linear": (
+        "linear",
+        LINEAR.format('%y = linear_argmax(%x, %w, _, _, _) {norm="none", eps=0.0, keepdims=False} : i64[5]'),
+    ),
+    "_linear_few": ("linear", LINEAR.replace("[5", "[3").format("%y = linear(%x, %w, _) : f32[3, 40]")),
     "_linear_many": ("linear", LINEAR.replace("[5", "[50").format("%y = linear(%x, %w, _) : f32[50, 40]")),
     "_epilogue_pointwise": ("linear", LINEAR.format("%y = linear(%x, %w, _) : f32[5, 40]")),
     "_epilogue_gated": (
@@ -229,6 +233,11 @@ CASES = {
 TILES = {
     "_attention_tiles": ("attention", ATTENTION.format("bf16", 5, 32)),
     "_attention_few_tiles": ("attention", ATTENTION.format("bf16", 2, 32).replace("[1, 2, 2,", "[1, 6, 2,")),
+    "_linear_few_tiles": (
+        "linear",
+        'graph g(%x: f32[3, 64]) {\n  param %w: bf16[40, 64] = "w"\n'
+        "  %y = linear(%x, %w, _) : f32[3, 40]\n  return %y\n}",
+    ),
     "_linear_tiles": (
         "linear",
         'graph g(%x: bf16[50, 64]) {\n  param %w: bf16[40, 64] = "w"\n'
@@ -250,7 +259,8 @@ _STORED = re.compile(r"\{\{ ((?:\w+\.)?(?:\w*statement\w*|finish|store_\w+)) \}\
 _OTHER = {
     "_linear_norm": ("+= ", "-= 2 * "),
     "_epilogue_argmax": ("sum > top", "sum < top"),
-    "linear": ("+= mp_splat", "-= mp_splat"),
+    "_linear_few": ("+= mp_splat", "-= mp_splat"),
+    "_linear_few_tiles": ("values[j] = ", "values[j] = -"),
     "_linear_many": ("first + r, sums", "first, sums"),
     "_linear_tiles": ("g, first, r, sums", "g, first, 0, sums"),
     "_epilogue_tiles": ("mp_vstore(made, ", "mp_vstore(made, 3.0f + 2.0f * "),
