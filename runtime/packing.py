@@ -17,45 +17,45 @@ from monoplan.runtime.ffi import declared
 Array = np.ndarray[Any, Any]
 ABI = 4
 CDEF = """
-void mp_transpose_16(const void *, void *, const int32_t *, int64_t, int64_t, int64_t);
-void mp_transpose_32(const void *, void *, const int32_t *, int64_t, int64_t, int64_t);
-void mp_cut_tiles(const void *, void *, int64_t, int64_t);
+void mp_pack_16(const void *, const void *, void *, const int64_t *, int64_t, int64_t, int64_t);
+void mp_pack_32(const void *, const void *, void *, const int64_t *, int64_t, int64_t, int64_t);
+void mp_pack_tiles(const void *, const void *, void *, const int64_t *, int64_t, int64_t);
 void mp_round_bf16(const void *, void *, int64_t);
 """
 
 
-def transpose_panels(panels: Array, into: Array, layout: str) -> None:
-    """Panels [columns, depth] transposed to [depth, columns]; `tiles`: see _cut_tiles."""
-    if layout.startswith("tiles"):
-        _cut_tiles(panels, into)
-        return
-    count, columns, _ = panels.shape
-    order = np.arange(columns, dtype=np.int32)
-    if panels.dtype == bf16.numpy:
+def pack_rows(w: Array, rows: Array, into: Array, tiles: bool) -> None:
+    """Panels [depth, columns] into `into`, whose columns are these rows of w [rows, depth], in order; -1: zeros.
+
+    `tiles`: panels of 32 bf16 columns as [depth / 32][2][16 pairs of k][16 columns][2], which two tile loads read.
+    """
+    depth, columns = w.shape[1], into.shape[-1]
+    rows = rows.reshape(-1, columns)
+    if w.dtype == bf16.numpy and not tiles:
         # Columns lie beside those half a panel away, so that one load, a shift and a mask give two vectors.
-        order = order.reshape(2, -1).T.reshape(-1).copy()
+        rows = rows.reshape(-1, 2, columns // 2).swapaxes(1, 2).reshape(-1, columns)
     native = _library()
-    if native is None or panels.dtype.itemsize not in (2, 4) or not into.flags.c_contiguous:
-        into[:] = panels[:, order].swapaxes(1, 2)
+    if native is None or w.dtype.itemsize not in (2, 4):
+        _pack_slowly(w, rows, into, tiles)
         return
     ffi, library = native
-    source = np.ascontiguousarray(panels)
-    run = library.mp_transpose_16 if source.dtype.itemsize == 2 else library.mp_transpose_32
-    places = _pointer(ffi, source), _pointer(ffi, into), ffi.cast("int32_t *", address(order))
-    run(*places, count, columns, source.shape[2])
+    source, rows, none = np.require(w, None, ["C", "A"]), np.ascontiguousarray(rows, np.int64), np.zeros(depth, w.dtype)
+    places = *(_pointer(ffi, a) for a in (source, none, into)), ffi.cast("int64_t *", address(rows)), len(rows)
+    if tiles:
+        library.mp_pack_tiles(*places, depth // 2)
+    else:
+        (library.mp_pack_16 if w.dtype.itemsize == 2 else library.mp_pack_32)(*places, columns, depth)
 
 
-def _cut_tiles(panels: Array, into: Array) -> None:
-    """Panels of 32 bf16 columns as [depth / 32][2][16 pairs of k][16 columns][2]: what two tile loads read."""
-    count, _, depth = panels.shape
-    source = np.ascontiguousarray(panels).view(np.uint32)  # pairs of k
-    native = _library()
-    if native is not None and into.flags.c_contiguous:
-        ffi, library = native
-        library.mp_cut_tiles(_pointer(ffi, source), _pointer(ffi, into), count, depth // 2)
+def _pack_slowly(w: Array, rows: Array, into: Array, tiles: bool) -> None:
+    """The same without a compiler."""
+    panels = np.concatenate([w, np.zeros((1, w.shape[1]), w.dtype)])[rows]  # -1 is the last one
+    if not tiles:
+        into.reshape(len(rows), *into.shape[-2:])[:] = panels.swapaxes(1, 2)
         return
+    count, depth = len(rows), w.shape[1]
     out = into.reshape(-1).view(np.uint32).reshape(count, depth // 32, 2, 16, 16)
-    out[:] = source.reshape(count, 2, 16, depth // 32, 16).transpose(0, 3, 1, 4, 2)
+    out[:] = panels.view(np.uint32).reshape(count, 2, 16, depth // 32, 16).transpose(0, 3, 1, 4, 2)
 
 
 def converted(array: Array, dtype: np.dtype[Any]) -> Array:

@@ -14,7 +14,7 @@ from monoplan.codegen.schedule_linear import parse_layout
 from monoplan.ir.arrays import aligned, drop_mapped_pages
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import run_op
-from monoplan.runtime.packing import converted, transpose_panels
+from monoplan.runtime.packing import converted, pack_rows
 from monoplan.runtime.threads import default_threads
 
 Array = np.ndarray[Any, Any]
@@ -83,37 +83,26 @@ def pack(w: Array, layout: str) -> Array:
     """
     if layout == "rows":
         return np.require(w, None, ["C", "A"])  # aligned: a file mapped at an odd offset is not
-    panel, panels, group = parse_layout(layout)
-    depth, each = w.shape[1], panel * panels
-    if group.startswith("heads"):
-        parts, each = [w.reshape(-1, int(group.removeprefix("heads")), depth)], 1
-    elif group == "gated":
-        parts, each = [w[: len(w) // 2], w[len(w) // 2 :]], each // 2
-    else:
-        parts = [w]
-    groups = -(-len(parts[0]) // each)
-    out = aligned((groups, panels, depth, panel), w.dtype)
-    for g in range(groups):
-        rows = [_filled(p[g * each : (g + 1) * each].reshape(-1, depth), panels * panel // len(parts)) for p in parts]
-        transpose_panels(_side_by_side([r.reshape(panels, -1, depth) for r in rows]), out[g], layout)
+    rows = _rows_of_columns(len(w), layout)
+    panel, panels, _ = parse_layout(layout)
+    out = aligned((rows.size // (panel * panels), panels, w.shape[1], panel), w.dtype)
+    pack_rows(w, rows, out, layout.startswith("tiles"))
     return out
 
 
-def _side_by_side(parts: Sequence[Array]) -> Array:
-    """Parts [panels, columns, depth] joined to whole panels."""
-    if len(parts) == 1:
-        return parts[0]
-    raw = np.concatenate([p.view(f"u{p.dtype.itemsize}") for p in parts], 1)  # bf16 is slow to copy as itself
-    return raw.view(parts[0].dtype)
-
-
-def _filled(rows: Array, count: int) -> Array:
-    """Rows with zeros behind them: the last group, or a head that is smaller than its panels."""
-    if len(rows) == count:
-        return rows
-    padded = np.zeros((count, rows.shape[1]), rows.dtype)
-    padded[: len(rows)] = rows
-    return padded
+def _rows_of_columns(count: int, layout: str) -> Array:
+    """The row of a weight that each column of its panels is, of `count` rows; -1 where a group is filled up."""
+    panel, panels, group = parse_layout(layout)
+    if group.startswith("heads"):
+        dim = int(group.removeprefix("heads"))
+        rows = np.full((count // dim, panel * panels), -1, np.int64)
+        rows[:, :dim] = np.arange(count).reshape(-1, dim)
+        return rows.reshape(-1)
+    parts = 2 if group == "gated" else 1  # gates are the first half of each panel
+    each, columns = count // parts, panel // parts
+    groups = -(-each // (columns * panels))
+    inside = np.arange(groups * panels * columns).reshape(-1, 1, columns)
+    return np.where(inside < each, inside + np.arange(parts)[:, None] * each, -1).reshape(-1)
 
 
 def total_bytes(arrays: Mapping[str, Array] | Sequence[Array]) -> int:
