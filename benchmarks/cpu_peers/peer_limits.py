@@ -13,10 +13,12 @@ TRIES = 3  # their median counts
 class LimitsEngine(Engine):
     about = "monoplan.runtime.limits"
 
-    def __init__(self, threads: int) -> None:
-        from monoplan.runtime.limits import Probes
+    def __init__(self, threads: int, nbytes: int) -> None:
+        """The loop reads as many bytes as a token does, or far more than the last-level cache holds: of fewer, a larger
+        part than of the weights could stay there."""
+        from monoplan.runtime.limits import Probes, past_cache
 
-        self.probes = Probes(threads)
+        self.probes = Probes(threads, max(past_cache(), nbytes))
 
     def measure(self) -> dict[str, Any]:
         """Bytes and operations per second at this moment; tiles is None without such a unit."""
@@ -30,4 +32,4 @@ class LimitsEngine(Engine):
 
 
 def open_engine(job: Job, variant: str) -> LimitsEngine:
-    return LimitsEngine(job.threads)
+    return LimitsEngine(job.threads, job.work.weight_bytes)
