@@ -42,7 +42,7 @@ MP_EMULATED void mp_tile_dot(int c, int a, int b)
             low[k][n] = mp_bits_to_float(mp_emulated[b][k][n] << 16);
             high[k][n] = mp_bits_to_float(mp_emulated[b][k][n] & 0xffff0000u);
         }
-    for (int m = 0; m < 16; ++m) {
+    for (int m = 0; m < mp_emulated_shape[c].rows; ++m) {
         memcpy(sums, mp_emulated[c][m], sizeof sums);
         for (int k = 0; k < 16; ++k) {
             const uint32_t pair = mp_emulated[a][m][k];
