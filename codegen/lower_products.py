@@ -5,7 +5,7 @@ from __future__ import annotations
 from monoplan.codegen.expressions import compute_type
 from monoplan.codegen.kernels import Body, KVUpdate, Linear, Matmul, Norm, Operand, Reduce, Rope
 from monoplan.codegen.lower import Lowerer, expanded_rows, lowers, rows_by_columns
-from monoplan.codegen.schedule_linear import blocking, linear_layout
+from monoplan.codegen.schedule_linear import TILE_FEW, blocking, linear_layout
 from monoplan.codegen.views import View, whole
 from monoplan.ir.dims import Dim
 from monoplan.ir.expr import Arg, Call, parse_expr
@@ -93,7 +93,8 @@ def _scratch(lo: Lowerer, x: Value, weight: View) -> tuple[Operand, ...]:
         return ()
     assert isinstance(depth, int)
     b = blocking(lo.target, layout, depth)
-    each = max(b.block // 2 if layout.startswith("tiles") else b.block, lo.target.row_blocks[-1])  # floats for each k
+    tiles = layout.startswith("tiles")  # floats for each k: rows in bf16, or a few of them in three parts
+    each = max(b.block // 2, -(-3 * TILE_FEW[-1] // 2)) if tiles else max(b.block, lo.target.row_blocks[-1])
     count = (_rows(x) + (b.block - 1)) // b.block + lo_threads()
     sums = lo.fresh(f32, (lo_threads(), b.sums), "scratch")
     xt = lo.fresh(f32, (count, depth, each), "scratch")

@@ -56,7 +56,7 @@ class LinearSchedule:
     near: int  # rows by which a panel's data is asked for into L1 before it is read, when rows of x are few
     far: int  # and into L2
     blocking: Blocking
-    tiles: bool = False  # many rows run on bf16 tile units
+    tiles: bool = False  # on bf16 tile units
     takes_tiles: bool = False  # x comes as bf16 tiles when rows are many: see hand_over
     gives_tiles: bool = False  # y is made so
 

@@ -13,7 +13,7 @@ class Target:
     isa: str  # neon, avx2, avx512, amx, generic, scalar, tiles (amx emulated), sm_90 …
     lanes: int
     panel: int
-    row_blocks: tuple[int, ...]  # rows that one pass over a weight panel serves when they are few, ascending from 1
+    row_blocks: tuple[int, ...]  # rows that a pass over a panel serves with vectors when they are few, ascending from 1
     sums: int  # vectors of sums that the registers hold
     abreast: int  # vectors of columns that are read side by side for them
     cores: int = 0  # multiprocessors of a GPU

@@ -182,7 +182,8 @@ class GenerationMixin:
     ) -> list[Generation]:  # fmt: skip
         """Continues several prompts of any lengths together; each gets the tokens that it gets alone.
 
-        Arguments are those of `generate`. With a temperature, row r draws its own random numbers.
+        Arguments are those of `generate`. With a temperature, row r draws its own random numbers. (In bf16 on
+        tile units more than eight rows are rounded where fewer are not: near ties may then fall otherwise.)
         """
         given = _items(prompts, "generate_batch takes a list of prompts")
         if isinstance(prompts, str) or (given and _is_one(given)):

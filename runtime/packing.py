@@ -29,6 +29,7 @@ def pack_rows(w: Array, rows: Array, into: Array, tiles: bool) -> None:
 
     `tiles`: panels of 32 bf16 columns as [depth / 32][2][16 pairs of k][16 columns][2], which two tile loads read.
     """
+    assert into.flags.c_contiguous and rows.size * w.shape[1] == into.size
     depth, columns = w.shape[1], into.shape[-1]
     rows = rows.reshape(-1, columns)
     if w.dtype == bf16.numpy and not tiles:

@@ -70,6 +70,7 @@ def check_few(dtype: str, depth: int, columns: int) -> None:
     x = rng.standard_normal((8, depth)).astype(np.float32)
     x[:, 0], x[:, 5], x[5] = 1.0, -2.5, 2.0 ** rng.integers(-20, 20, depth)  # numbers that are whole in bf16
     x[1, 7], x[4, 7], x[6, 7], x[7] = np.inf, np.nan, np.finfo(np.float32).max, 1e-30 * x[7]
+    x.view(np.uint32)[4, 7] = 0x7F800001  # its last bit alone says that it is none
     run = build_graph_executable(graph, {"w": w})
     alone = []
     with np.errstate(invalid="ignore"):

@@ -19,7 +19,11 @@ MP_EMULATED void mp_tiles_shape(int rows, int bytes)
     }
     memset(mp_emulated, 0, sizeof mp_emulated);
 }
-static inline void mp_tiles_end(void) { memset(mp_emulated, 0xff, sizeof mp_emulated); }
+static inline void mp_tiles_end(void)
+{
+    memset(mp_emulated, 0xff, sizeof mp_emulated);
+    memset(mp_emulated_shape, 0, sizeof mp_emulated_shape);
+}
 MP_EMULATED void mp_tile_zero(int i) { memset(mp_emulated[i], 0, sizeof mp_emulated[i]); }
 MP_EMULATED void mp_tile_load(int i, const void *p, int64_t stride)
 {

@@ -1,6 +1,6 @@
-/* A few rows times panels of bf16 weights on tile units. An f32 number is the sum of three bf16 numbers, so a row of x is three
- * rows of a tile, and their products with a weight are exact: nothing of x is lost, and few instructions stand between a
- * core and its memory. */
+/* A few rows times panels of bf16 weights on tile units. An f32 number is the sum of three bf16 numbers, so a row of x is
+ * three rows of a tile, and their products with a weight are exact: few instructions stand between a core and its memory, and
+ * nothing of x is lost (but bits below 2^-126: tile units take subnormal numbers as 0). */
 #ifndef MP_TILE_ROWS_H
 #define MP_TILE_ROWS_H
 
@@ -23,38 +23,15 @@ MP_FN void mp_thirds(mp_bf16 *to, const float *from, const int64_t apart)
     }
 }
 
-/* Half a panel of w times row r of the R in xs, by itself. */
-static void __attribute__((unused, noinline))
-mp_half_panel(float *out, const mp_bf16 *xs, const mp_bf16 *w, const int64_t K, const int r, const int R)
+/* tile[32] = what tile units made of the three parts of a row, together: sums[half][part][rows][16]. Where the first part's
+ * sum is infinite or no number it is the result: a later part that is 0 makes NaN of a weight that is infinite. */
+MP_FN void mp_join_thirds(float *tile, const float *sums, const int rows)
 {
-    const int each = R < 4 ? R : 4;
-    float sums[16] = {0};
-    for (int64_t k = 0; k < K; ++k) {
-        const mp_bf16 *const x = xs + (k / 32 * 3 * R + r / 4 * 12 + r % 4) * 32 + k % 32;
-        const float v = mp_load_bf16(x[0]) + (mp_load_bf16(x[each * 32]) + mp_load_bf16(x[2 * each * 32]));
-        for (int n = 0; n < 16; ++n) sums[n] += v * mp_load_bf16(w[k / 32 * 1024 + k % 32 / 2 * 32 + 2 * n + k % 2]);
-    }
-    memcpy(out, sums, sizeof sums);
-}
-
-/* tile[32] = what tile units made of the three parts of row r, together: sums[half][part][row][16]. A part that is 0 times
- * an infinite weight is no number where the whole may be one: such sums are made again. */
-MP_FN void mp_join_thirds(float *tile, const float *sums, const mp_bf16 *xs, const mp_bf16 *w, const int64_t K, const int r, const int R)
-{
-    const int each = (R < 4 ? R : 4) * 16;
-    for (int half = 0; half < 2; ++half, sums += 12 * 16, tile += 16, w += 512) {
-        float worst = 0.0f;
-        _Pragma("omp simd reduction(+ : worst)")
+    for (int half = 0; half < 2; ++half, sums += 12 * 16, tile += 16)
         for (int n = 0; n < 16; ++n) {
-            tile[n] = sums[n] + (sums[each + n] + sums[2 * each + n]);
-            worst += tile[n] - tile[n];
+            const float first = sums[n], rest = sums[rows * 16 + n] + sums[2 * rows * 16 + n];
+            tile[n] = first - first == 0.0f ? first + rest : first;
         }
-        if (worst == 0.0f) continue;
-        float again[16];
-        mp_half_panel(again, xs, w, K, r, R);
-        for (int n = 0; n < 16; ++n)
-            if (tile[n] != tile[n]) tile[n] = again[n];
-    }
 }
 
 /* Asks for a kilobyte that is read later, and for one that is read soon. */
@@ -101,7 +78,7 @@ MP_FN void mp_rows_by_panel(float *tile, const int64_t width, const mp_bf16 *xs,
         mp_tile_store(3, sums[3], 64);
     }
     mp_tile_fence();
-    for (int r = 0; r < R; ++r) mp_join_thirds(tile + r * width, sums[r / 4 * 2] + r % 4 * 16, xs, w, K, r, R);
+    for (int r = 0; r < R; ++r) mp_join_thirds(tile + r * width, sums[r / 4 * 2] + r % 4 * 16, R < 4 ? R : 4);
 }
 
 /* The same for the numbers of rows that there are; not inlined: all products of a plan share it. */
