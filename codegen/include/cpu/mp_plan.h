@@ -214,7 +214,7 @@ MP_INLINE int mp_owner(int64_t block, int parts)
     return (int)(block / parts % 2 ? parts - 1 - block % parts : block % parts);
 }
 
-/* A barrier before a product of a few rows: thread t will read its share of `groups`, of so many bytes each; 0 if rows are many. */
+/* A barrier before a product of a few rows: thread t will read its share of `groups`, of `group` bytes each (0: of many rows). */
 MP_INLINE void mp_barrier_before(mp_run *run, const void *w, int64_t groups, int64_t group, int t, int T)
 {
     const int64_t first = mp_share(groups, t, T), last = mp_share(groups, t + 1, T);
