@@ -34,7 +34,6 @@ from monoplan.ir.types import DType, bf16, f32, f64, product
 
 Facts = dict[str, Any]
 
-_GATHER_AHEAD = 64  # cache lines that a gather from packed weights asks for before it reads them
 
 
 def facts(kernel: Kernel, schedule: Any) -> Facts:
@@ -167,28 +166,22 @@ def matmul(k: Matmul) -> Facts:
 
 def gather(k: Gather) -> Facts:
     outer, inner = names("o", k.outer), names("i", k.inner)
-    x, asked = k.operand("x"), ""
+    x = k.operand("x")
+    coded = k.packed and x.view.buffer.layout.startswith("tiles")
     if k.packed:
-        value = load(x.dtype, f"x[{_packed_index(x, k.depth, 'i0')}]")
-        if x.view.buffer.layout.startswith("tiles"):  # two elements in a line, and lines that no core sees coming
-            ahead = f"(i0 + {2 * _GATHER_AHEAD})"
-            asked = f"if (i0 % 2 == 0 && {ahead} < {k.depth}) mp_soon(x + {_packed_index(x, k.depth, ahead)}, 64);"
+        value = load(x.dtype, "row[i0]" if coded else f"x[{_packed_index(x, k.depth, 'i0')}]")
     else:
         value = x.at(*outer, "at", *inner)
     tail = k.body.c([value, *(e.at(*outer, *inner) for e in k.group("e"))])
     return {"lookup": {
         "outer_size": product(k.outer), "inner_size": product(k.inner), "index": k.operand("index").at(*outer),
-        "statement": k.operand("y").store(tail, k.body.dtype, *outer, *inner), "asked": asked,
+        "statement": k.operand("y").store(tail, k.body.dtype, *outer, *inner), "coded": coded,
     }}
 
 
 def _packed_index(x: Operand, depth: int, i: str) -> str:
     """Where column i of row `at` lies in a packed weight."""
-    layout = x.view.buffer.layout
-    panel, _, _ = parse_layout(layout)
-    if layout.startswith("tiles"):
-        tile = f"{i} / 32 * 1024 + at % {panel} / 16 * 512"
-        return f"at / {panel} * {panel * depth} + {tile} + {i} % 32 / 2 * 32 + at % 16 * 2 + {i} % 2"
+    panel, _, _ = parse_layout(x.view.buffer.layout)
     column = f"at % {panel}"
     if x.dtype == bf16:  # beside the column half a panel away
         column = f"(at % {panel} * 2 - (at % {panel} >= {panel // 2}) * {panel - 1})"

@@ -179,7 +179,7 @@ def _barrier(plan: Plan, product: Step | None) -> str:
         return "mp_barrier(run, T);"
     w, s = product.kernel.operand("w"), product.schedule
     assert isinstance(s, LinearSchedule) and isinstance(product.kernel, Linear)
-    group = product.kernel.depth * s.width * w.dtype.itemsize  # bytes
+    group = s.group_bytes(product.kernel.depth, w.dtype.itemsize)
     bytes_ = f"{c_dim(product.kernel.rows)} <= {s.row_blocks[-1]} ? {group} : 0"
     return f"mp_barrier_before(run, {_pointer(plan, w)}, {s.groups - s.tail}, {bytes_}, t, T);"
 

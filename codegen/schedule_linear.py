@@ -53,7 +53,7 @@ class LinearSchedule:
     row_blocks: tuple[int, ...]  # rows that a pass over the weights serves when they are few
     vectors: int  # vectors in a panel
     line: int  # rows of a panel in a cache line, or 1
-    near: int  # rows by which a panel's data is asked for into L1 before it is read, when rows of x are few
+    near: int  # rows (tiles: bytes) by which a panel is asked for into L1 before it is read, when rows of x are few
     far: int  # and into L2
     blocking: Blocking
     tiles: bool = False  # on bf16 tile units
@@ -65,6 +65,10 @@ class LinearSchedule:
         """Columns of a group, padding included."""
         return self.panel * self.panels
 
+    def group_bytes(self, depth: int, itemsize: int) -> int:
+        """Bytes of the weights of a group."""
+        return self.panels * (coded_panel_bytes(depth) if self.tiles else depth * self.panel * itemsize)
+
     @property
     def tail(self) -> int:
         """Groups that are not dealt out beforehand when rows are few."""
@@ -74,7 +78,7 @@ class LinearSchedule:
 def linear_layout(target: Target, weight: TensorType, epilogue: str, head_dim: int = 0) -> str:
     """How a weight is packed for an epilogue: `panel16x2`, with what a group means after a colon; on a GPU `rows`.
 
-    `tiles` in place of `panel`: each panel as bf16 tile units read it.
+    `tiles` in place of `panel`: each panel as bf16 tile units read it, in 12 bits (mp_coded.h).
     """
     if not target.is_cpu:  # row-major; rows that an epilogue needs together are neighbours
         return {"heads": f"rows:heads{head_dim}", "gated": "rows:gated"}.get(epilogue, "rows")
@@ -89,6 +93,11 @@ def linear_layout(target: Target, weight: TensorType, epilogue: str, head_dim: i
     assert isinstance(columns, int) and isinstance(depth, int)
     panel_bytes = depth * target.panel * weight.dtype.itemsize
     return f"{kind}x{_group(-(-columns // target.panel), wide, panel_bytes)}"
+
+
+def coded_panel_bytes(depth: int) -> int:
+    """Bytes of a panel for tile units: 32 columns in 12 bits, and a line that says how."""
+    return depth * 32 * 12 // 8 + 64
 
 
 def _widest(target: Target) -> int:
@@ -159,9 +168,10 @@ def choose_linear(k: Linear, target: Target) -> LinearSchedule:
         groups = -(-k.columns // (panel * panels))
     row = panel * w.dtype.itemsize
     tiles = layout.startswith("tiles")
+    ahead = 1 if tiles else row
     near, far = (NEON_NEAR_BYTES, NEON_FAR_BYTES) if target.isa == "neon" else (NEAR_BYTES, FAR_BYTES)
     return LinearSchedule(
         panel, panels, groups, TILE_FEW if tiles else target.row_blocks, panel // target.lanes, max(1, 64 // row),
-        near // row, far // row, blocking(target, layout, k.depth), tiles,
+        near // ahead, far // ahead, blocking(target, layout, k.depth), tiles,
         k.operand("x").view.buffer.tiled > 0, k.operand("y").view.buffer.tiled > 0,
     )  # fmt: skip

@@ -73,18 +73,81 @@ void mp_pack_16(const uint16_t *in, const uint16_t *none, uint16_t *out, const i
 }
 
 /* Panels of 32 columns and pairs of k, cut into tiles: out[p][k / 16][c / 16][k % 16][c % 16]. */
-void mp_pack_tiles(const uint32_t *in, const uint32_t *none, uint32_t *out, const int64_t *rows, int64_t panels, int64_t depth)
+static void pack_tiles(const uint32_t *in, const uint32_t *none, uint32_t *out, const int64_t *rows, int64_t depth)
 {
-    for (int64_t p = 0; p < panels; ++p, rows += 32, out += 32 * depth)
-        for (int64_t k0 = 0; k0 < depth; k0 += STEP)
-            for (int c = 0; c < 32; c += 4) {
-                const uint32_t *const row[4] = {ROW(c), ROW(c + 1), ROW(c + 2), ROW(c + 3)};
-                for (int64_t k = k0; k < depth && k < k0 + STEP; k += 4) {
-                    four r[4];
-                    for (int i = 0; i < 4; ++i) memcpy(&r[i], row[i] + k, sizeof r[i]);
-                    turn(r, out + k / 16 * 512 + c / 16 * 256 + k % 16 * 16 + c % 16, 64);
-                }
+    for (int64_t k0 = 0; k0 < depth; k0 += STEP)
+        for (int c = 0; c < 32; c += 4) {
+            const uint32_t *const row[4] = {ROW(c), ROW(c + 1), ROW(c + 2), ROW(c + 3)};
+            for (int64_t k = k0; k < depth && k < k0 + STEP; k += 4) {
+                four r[4];
+                for (int i = 0; i < 4; ++i) memcpy(&r[i], row[i] + k, sizeof r[i]);
+                turn(r, out + k / 16 * 512 + c / 16 * 256 + k % 16 * 16 + c % 16, 64);
             }
+        }
+}
+
+enum { TILE = 512, CODED = 768, BINADES = 15 };
+
+/* The exponent below the 15 that most of `count` numbers have (of several, the lowest): from one number in 33. */
+static int exponent_below(const uint16_t *w, int64_t count)
+{
+    int64_t found[2][256] = {{0}}, inside = 0, most = -1; /* two: equal neighbours do not wait for each other */
+    for (int64_t i = 0; i + 16 <= count; i += 528)
+        for (int j = 0; j < 16; j += 2) ++found[0][w[i + j] >> 7 & 255], ++found[1][w[i + j + 1] >> 7 & 255];
+    int below = 0;
+    for (int e = 1; e < 256; ++e) {
+        inside += found[0][e] + found[1][e];
+        if (e > BINADES) inside -= found[0][e - BINADES] + found[1][e - BINADES];
+        if (e >= BINADES && inside > most) most = inside, below = e - BINADES;
+    }
+    return below;
+}
+
+/* Puts the numbers of a tile into 12 bits each: mp_coded.h says how. Gives whether there are some that have no code. */
+static int encode_tile(const uint16_t *tile, uint8_t *out, const int below)
+{
+    uint16_t odd = 0;
+    for (int two = 0; two < 8; ++two) { /* rows */
+        uint8_t *const codes = out + two / 2 * 192, *const rest = codes + 64 + two % 2 * 64;
+        uint16_t v[64];
+        uint8_t code[64];
+        for (int i = 0; i < 8; ++i) memcpy(v + i * 8, tile + two * 64 + i % 2 * 32 + i / 2 * 8, 16);
+        for (int i = 0; i < 64; ++i) {
+            const uint16_t e = v[i] >> 7 & 255, d = (uint16_t)(e - below), inside = (uint16_t)(d - 1) < BINADES;
+            code[i] = (uint8_t)(inside ? d : 0);
+            rest[i] = (uint8_t)((v[i] >> 8 & 0x80) | (v[i] & 0x7f));
+            odd |= inside ? 0 : e;
+        }
+        for (int i = 0; i < 64; ++i) codes[i] = (uint8_t)(two % 2 ? codes[i] | code[i] << 4 : code[i]);
+    }
+    return odd != 0;
+}
+
+/* Panels of 32 columns of bf16 in 12 bits, [panels][depth / 32][2] tiles and a line each, then the lists of numbers that have
+ * no code, as far as they fit into `room` entries; gives how many there are. `tiles` is room for a panel. */
+int64_t mp_pack_coded(const uint32_t *in, const uint32_t *none, uint8_t *out, const int64_t *rows, int64_t panels, int64_t depth,
+                      uint16_t *tiles, int64_t room)
+{
+    const int64_t each = depth * 48 + 64;
+    uint32_t *const lists = (uint32_t *)(out + panels * each);
+    int64_t listed = 0;
+    for (int64_t p = 0; p < panels; ++p, rows += 32, out += each) {
+        pack_tiles(in, none, (uint32_t *)tiles, rows, depth / 2);
+        const int below = exponent_below(tiles, depth * 32);
+        const uint64_t line[8] = {(uint64_t)below, (uint64_t)((uint8_t *)(lists + 2 * listed) - out)};
+        memcpy(out + depth * 48, line, sizeof line);
+        for (int64_t at = 0; at <= depth * 32; at += TILE) {
+            const int last = at == depth * 32; /* the end of the list */
+            if (!last && !encode_tile(tiles + at, out + at / TILE * CODED, below)) continue;
+            for (int i = 0; i < (last ? 1 : TILE); ++i) {
+                const uint32_t v = last ? 0 : tiles[at + i], e = v >> 7 & 255;
+                if (!last && (e == 0 || e - (uint32_t)below - 1 < BINADES)) continue;
+                if (listed < room) lists[2 * listed] = last ? UINT32_MAX : (uint32_t)(at + i), lists[2 * listed + 1] = v;
+                ++listed;
+            }
+        }
+    }
+    return listed;
 }
 
 /* Round to nearest, ties to even; NaN stays NaN. */

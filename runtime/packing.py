@@ -8,55 +8,93 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.ir.arrays import address
+from monoplan.codegen.schedule_linear import coded_panel_bytes
+from monoplan.ir.arrays import address, aligned
 from monoplan.ir.errors import MonoplanError
 from monoplan.ir.types import bf16
 from monoplan.runtime import features, toolchain
 from monoplan.runtime.ffi import declared
 
 Array = np.ndarray[Any, Any]
-ABI = 4
+ABI = 5
 CDEF = """
 void mp_pack_16(const void *, const void *, void *, const int64_t *, int64_t, int64_t, int64_t);
 void mp_pack_32(const void *, const void *, void *, const int64_t *, int64_t, int64_t, int64_t);
-void mp_pack_tiles(const void *, const void *, void *, const int64_t *, int64_t, int64_t);
+int64_t mp_pack_coded(const void *, const void *, void *, const int64_t *, int64_t, int64_t, void *, int64_t);
 void mp_round_bf16(const void *, void *, int64_t);
 """
 
 
-def pack_rows(w: Array, rows: Array, into: Array, tiles: bool) -> None:
-    """Panels [depth, columns] into `into`, whose columns are these rows of w [rows, depth], in order; -1: zeros.
-
-    `tiles`: panels of 32 bf16 columns as [depth / 32][2][16 pairs of k][16 columns][2], which two tile loads read.
-    """
+def pack_rows(w: Array, rows: Array, into: Array) -> None:
+    """Panels [depth, columns] into `into`, whose columns are these rows of w [rows, depth], in order; -1: zeros."""
     assert into.flags.c_contiguous and rows.size * w.shape[1] == into.size
     depth, columns = w.shape[1], into.shape[-1]
     rows = rows.reshape(-1, columns)
-    if w.dtype == bf16.numpy and not tiles:
+    if w.dtype == bf16.numpy:
         # Columns lie beside those half a panel away, so that one load, a shift and a mask give two vectors.
         rows = rows.reshape(-1, 2, columns // 2).swapaxes(1, 2).reshape(-1, columns)
     native = _library()
     if native is None or w.dtype.itemsize not in (2, 4):
-        _pack_slowly(w, rows, into, tiles)
+        panels = np.concatenate([w, np.zeros((1, depth), w.dtype)])[rows]  # -1 is the last one
+        into.reshape(len(rows), depth, columns)[:] = panels.swapaxes(1, 2)
         return
     ffi, library = native
-    source, rows, none = np.require(w, None, ["C", "A"]), np.ascontiguousarray(rows, np.int64), np.zeros(depth, w.dtype)
-    places = *(_pointer(ffi, a) for a in (source, none, into)), ffi.cast("int64_t *", address(rows)), len(rows)
-    if tiles:
-        library.mp_pack_tiles(*places, depth // 2)
-    else:
-        (library.mp_pack_16 if w.dtype.itemsize == 2 else library.mp_pack_32)(*places, columns, depth)
+    w, rows, none = _ready(w, rows)
+    places = _places(ffi, w, none, into, rows)
+    (library.mp_pack_16 if w.dtype.itemsize == 2 else library.mp_pack_32)(*places, columns, depth)
 
 
-def _pack_slowly(w: Array, rows: Array, into: Array, tiles: bool) -> None:
+def pack_coded(w: Array, rows: Array) -> Array:
+    """Panels of 32 columns of bf16 for tile units, in 12 bits and without loss: mp_coded.h says how."""
+    depth, rows = w.shape[1], rows.reshape(-1, 32)
+    panels, room = len(rows), rows.size * w.shape[1] // 2048 + 2 * len(rows)
+    native = _library()
+    if native is None:
+        return _pack_coded_slowly(w, rows)
+    ffi, library = native
+    w, rows, none = _ready(w, rows)
+    tiles = aligned((depth * 32,), np.uint16)
+    while True:
+        out = aligned((panels * coded_panel_bytes(depth) + 8 * room,), np.uint8)
+        needed = int(library.mp_pack_coded(*_places(ffi, w, none, out, rows), depth, _pointer(ffi, tiles), room))
+        if needed <= room:
+            return out[: out.size - 8 * (room - needed)]
+        room = needed  # unusual weights: again, with space for the list
+
+
+def _pack_coded_slowly(w: Array, rows: Array) -> Array:
     """The same without a compiler."""
-    panels = np.concatenate([w, np.zeros((1, w.shape[1]), w.dtype)])[rows]  # -1 is the last one
-    if not tiles:
-        into.reshape(len(rows), *into.shape[-2:])[:] = panels.swapaxes(1, 2)
-        return
     count, depth = len(rows), w.shape[1]
-    out = into.reshape(-1).view(np.uint32).reshape(count, depth // 32, 2, 16, 16)
-    out[:] = panels.view(np.uint32).reshape(count, 2, 16, depth // 32, 16).transpose(0, 3, 1, 4, 2)
+    panels = np.concatenate([w, np.zeros((1, depth), w.dtype)])[rows].view(np.uint32)  # -1 is the last one
+    cut = panels.reshape(count, 2, 16, depth // 32, 16).transpose(0, 3, 1, 4, 2)  # [panel][k / 32][half][pair][column]
+    tiles = np.ascontiguousarray(cut).view(np.uint16).reshape(count, -1)
+    out = np.zeros((count, coded_panel_bytes(depth)), np.uint8)
+    lists: list[Array] = []
+    for p, w16 in enumerate(tiles):
+        e = w16 >> 7 & 255
+        some = [e[i : i + 16] for i in range(0, e.size - 15, 528)]
+        seen = np.bincount(np.concatenate(some), minlength=256)
+        below = int(np.argmax([seen[b + 1 : b + 16].sum() for b in range(241)]))
+        code = np.where((e > below) & (e <= below + 15), e - below, 0)
+        odd = np.flatnonzero((code == 0) & (e != 0))
+        # Two rows of a tile lie together, eight numbers of the one and eight of the other.
+        both = np.stack([code, w16 >> 8 & 0x80 | w16 & 0x7F]).reshape(2, -1, 2, 4, 8).swapaxes(2, 3).astype(np.uint8)
+        codes, rest = both[0].reshape(-1, 2, 64), both[1].reshape(-1, 128)
+        begins = (count - p) * out.shape[1] + 8 * sum(map(len, lists))
+        out[p, :-64] = np.concatenate([codes[:, 0] | codes[:, 1] << 4, rest], axis=1).reshape(-1)
+        out[p, -64:] = np.array([below, begins, *[0] * 6], np.uint64).view(np.uint8)
+        lists.append(np.array([*zip(odd, w16[odd], strict=True), (0xFFFFFFFF, 0)], np.uint32))
+    return np.concatenate([out.reshape(-1), *(one.reshape(-1).view(np.uint8) for one in lists)])
+
+
+def _ready(w: Array, rows: Array) -> tuple[Array, Array, Array]:
+    """A weight and the rows of its panels as C takes them, and a row of zeros."""
+    return np.require(w, None, ["C", "A"]), np.ascontiguousarray(rows, np.int64), np.zeros(w.shape[1], w.dtype)
+
+
+def _places(ffi: Any, w: Array, none: Array, into: Array, rows: Array) -> tuple[Any, ...]:
+    """What the functions that pack take first."""
+    return *(_pointer(ffi, a) for a in (w, none, into)), ffi.cast("int64_t *", address(rows)), len(rows)
 
 
 def converted(array: Array, dtype: np.dtype[Any]) -> Array:

@@ -14,7 +14,7 @@ from monoplan.codegen.schedule_linear import parse_layout
 from monoplan.ir.arrays import aligned, drop_mapped_pages
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import run_op
-from monoplan.runtime.packing import converted, pack_rows
+from monoplan.runtime.packing import converted, pack_coded, pack_rows
 from monoplan.runtime.threads import default_threads
 
 Array = np.ndarray[Any, Any]
@@ -79,14 +79,16 @@ def _run_setup(op: Op, value: Value, get: Callable[[Value], Array]) -> Array:
 def pack(w: Array, layout: str) -> Array:
     """A weight [rows, depth] in its kernel's layout: groups of panels, each panel [depth][columns].
 
-    Gated: the first half of each panel are gates, the second what they let through.
+    Gated: the first half of each panel are gates, the second what they let through. For tile units: see pack_coded.
     """
     if layout == "rows":
         return np.require(w, None, ["C", "A"])  # aligned: a file mapped at an odd offset is not
     rows = _rows_of_columns(len(w), layout)
+    if layout.startswith("tiles"):
+        return pack_coded(w, rows)
     panel, panels, _ = parse_layout(layout)
     out = aligned((rows.size // (panel * panels), panels, w.shape[1], panel), w.dtype)
-    pack_rows(w, rows, out, layout.startswith("tiles"))
+    pack_rows(w, rows, out)
     return out
 
 

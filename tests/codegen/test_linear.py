@@ -87,6 +87,33 @@ def check_few(dtype: str, depth: int, columns: int) -> None:
             assert got.tobytes() == np.concatenate(alone[first : first + count]).tobytes(), (first, count)
 
 
+def check_whole(dtype: str, depth: int, columns: int) -> None:
+    """Weights keep every bit, whatever their exponents: a row that is 1 at one place gives them, so does a lookup."""
+    types = {"x": tensor_type("f32", "n", depth), "ids": tensor_type("i64", columns)}
+
+    def forward(x: Any, ids: Any, w: Any) -> Any:
+        return [REGISTRY["linear"](x, w), REGISTRY["embedding"](ids, w)]
+
+    graph = build_graph("whole", forward, types, {"w": tensor_type(dtype, columns, depth)})
+    rng = np.random.default_rng(depth)
+    w = rng.standard_normal((columns, depth)).astype(DTYPES[dtype].numpy)
+    wild = rng.integers(0, 256, (columns // 2, depth * w.itemsize), np.uint8).view(w.dtype)
+    with np.errstate(invalid="ignore"):
+        w[: columns // 2] = np.where(np.isfinite(wild), wild, w.dtype.type(0))  # every exponent
+    w[-1], w[-2, 1::2], w[-40, 7], w[-40, -1] = -0.0, 0.0, 1e30, -1e-30
+    run = build_graph_executable(graph, {"w": w})
+    packed = run.executable.params
+    assert len(packed) == 1 and (packed[0].dtype == np.uint8) == (host_target().has_tiles and dtype == "bf16")
+    eye, ids = np.eye(depth, dtype=np.float32), np.arange(columns)[::-1]
+    want, least = w.T.astype(np.float32), np.finfo(np.float32).tiny
+    for rows in (1, 3, 8, 9, depth):
+        for first in range(0, depth - rows + 1, max(rows, depth // 5)):
+            product, found = run([eye[first : first + rows], ids])
+            part = want[first : first + rows]
+            np.testing.assert_array_equal(product, np.where((np.abs(part) < least) & (product == 0), product, part))
+            assert found.tobytes() == w[::-1].tobytes()
+
+
 def check_pair(depth: int, inner: int, expr: str = "swiglu(x0, x1)") -> None:
     """A gated product and the one behind it: what the first hands over, for few rows and for many."""
     types = {"x": tensor_type("f32", "n", depth)}
@@ -207,6 +234,8 @@ def check_all() -> None:
         lambda: check_rows("f32", 40, 100),
         lambda: check_few("bf16", 96, 100),
         lambda: check_few("f32", 41, 100),
+        lambda: check_whole("bf16", 608, 130),  # two slices of k for tile units
+        lambda: check_whole("f32", 40, 100),
         lambda: check_gated(64, 36),
     ]
     if host_target().has_tiles:

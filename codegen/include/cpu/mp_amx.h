@@ -59,6 +59,8 @@ MP_EMULATED void mp_tile_dot(int c, int a, int b)
         memcpy(mp_emulated[c][m], sums, sizeof sums);
     }
 }
+#define mp_tile_load_close mp_tile_load
+#define mp_tile_dot_close mp_tile_dot
 #define MP_TILES 1
 #elif defined(__AMX_BF16__) || defined(__AMXBF16__) /* the second: clang before 16 */
 #include <immintrin.h>
@@ -80,8 +82,11 @@ static inline void mp_tiles_end(void) { _tile_release(); }
  * other closely at a third of its speed. With eight others between them, even of no effect, it is 1.3 to 1.7 times as fast;
  * a core for itself does not notice them. */
 #define mp_tile_gap() __asm__ volatile(".rept 8\n\tnop\n\t.endr")
-/* The numbers of tiles are part of the instructions, so these are macros. mp_tile_stream leaves L1 to other data. */
+/* The numbers of tiles are part of the instructions, so these are macros. mp_tile_stream leaves L1 to other data. Those that
+ * are `close` have no gap: where other work stands between them anyway. */
 #define mp_tile_zero(i) _tile_zero(i)
+#define mp_tile_load_close(i, p, stride) _tile_loadd(i, p, stride)
+#define mp_tile_dot_close(c, a, b) _tile_dpbf16ps(c, a, b)
 #define mp_tile_load(i, p, stride) do { _tile_loadd(i, p, stride); mp_tile_gap(); } while (0)
 #define mp_tile_stream(i, p, stride) do { _tile_stream_loadd(i, p, stride); mp_tile_gap(); } while (0)
 #define mp_tile_store(i, p, stride) do { _tile_stored(i, p, stride); mp_tile_gap(); } while (0)

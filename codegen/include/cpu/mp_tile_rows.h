@@ -1,11 +1,10 @@
-/* A few rows times panels of bf16 weights on tile units. An f32 number is the sum of three bf16 numbers, so a row of x is
+/* A few rows times panels of coded bf16 weights on tile units. An f32 number is the sum of three bf16 numbers, so a row of x is
  * three rows of a tile, and their products with a weight are exact: few instructions stand between a core and its memory, and
  * nothing of x is lost (but bits below 2^-126: tile units take subnormal numbers as 0). */
 #ifndef MP_TILE_ROWS_H
 #define MP_TILE_ROWS_H
 
-#include "mp_amx.h"
-#include "mp_tile.h"
+#include "mp_coded.h"
 
 /* 32 floats as three rows of a tile, `apart` elements from each other, that add up to them: each has the bits which those
  * before it left over. An infinite number leaves nothing. */
@@ -34,42 +33,60 @@ MP_FN void mp_join_thirds(float *tile, const float *sums, const int rows)
         }
 }
 
-/* Asks for a kilobyte that is read later, and for one that is read soon. */
-MP_FN void mp_fetch_twice(const mp_bf16 *later, const mp_bf16 *soon)
+/* Asks for a coded tile that is read later, and for one that is read soon. */
+MP_FN void mp_fetch_twice(const uint8_t *later, const uint8_t *soon)
 {
     MP_FULLY
-    for (int i = 0; i < 512; i += 32) {
+    for (int i = 0; i < MP_CODED_TILE; i += 64) {
         __builtin_prefetch(later + i, 0, 2);
         __builtin_prefetch(soon + i, 0, 3);
     }
 }
 
 /* tile[R][32] = R rows (1, 4 or 8) times a panel of w; rows of tile are `width` apart. The rows lie in parts, as
- * xs[k / 32][four rows][part][row][32]. What comes soon is asked for twice: into L2 `far` elements before it is needed, into
- * L1 `near` elements before; past the end of a panel lies the one that is read next. */
-MP_FN void mp_rows_by_panel(float *tile, const int64_t width, const mp_bf16 *xs, const mp_bf16 *w, const int64_t K,
+ * xs[k / 32][four rows][part][row][32]. Weights are decoded two steps of 32 before they are needed, since tile loads wait for
+ * stores that are under way; between the tile instructions, which want others there. What comes soon is asked for twice: into
+ * L2 `far` bytes before it is decoded, into L1 `near` bytes before; past the end of a panel lies the one that is read next. */
+MP_FN void mp_rows_by_panel(float *tile, const int64_t width, const mp_bf16 *xs, const mp_coded w, const int64_t K,
                             const int R, const int64_t far, const int64_t near)
 {
+    enum { AHEAD = 2 };
     _Alignas(64) float sums[4][12 * 16];
-    mp_tile_fence();
+    _Alignas(64) mp_bf16 ready[4][1024];
+    const mp_exponents e = mp_exponents_above(w.below);
+    const int64_t steps = K / 32;
+    const mp_odd *odd = w.odd;
+    for (int i = 0; i < AHEAD && i < steps; ++i)
+        for (int half = 0; half < 2; ++half) mp_decode_tile(ready[i] + half * 512, w.codes + (2 * i + half) * MP_CODED_TILE, e);
+    odd = mp_put_odd(ready[0], odd, 0, AHEAD * 1024);
     mp_tile_zero(0);
     mp_tile_zero(1);
     mp_tile_zero(2);
     mp_tile_zero(3);
-    for (int64_t i = 0; i < K; i += 32) {
-        const mp_bf16 *const p = w + i * 32, *const x = xs + i * 3 * R;
-        mp_tile_load(4, x, 64);
-        if (R > 4) mp_tile_load(5, x + 12 * 32, 64);
+    for (int64_t i = 0; i < steps; ++i) {
+        const uint8_t *const p = w.codes + (i + AHEAD) * MP_CODED_STEP;
+        const mp_bf16 *const x = xs + i * 32 * 3 * R, *const now = ready[i % 4];
+        mp_bf16 *const later = ready[(i + AHEAD) % 4];
+        const int more = i + AHEAD < steps;
+        mp_tile_fence();
+        mp_tile_load_close(4, x, 64);
+        if (R > 4) mp_tile_load_close(5, x + 12 * 32, 64);
         mp_fetch_twice(p + far, p + near);
-        mp_tile_load(6, p, 64);
-        mp_fetch_twice(p + far + 512, p + near + 512);
-        mp_tile_load(7, p + 512, 64);
-        mp_tile_dot(0, 4, 6);
-        mp_tile_dot(1, 4, 7);
-        if (R > 4) {
-            mp_tile_dot(2, 5, 6);
-            mp_tile_dot(3, 5, 7);
+        mp_tile_load_close(6, now, 64);
+        if (more) mp_decode_tile(later, p, e);
+        mp_tile_fence();
+        mp_tile_load_close(7, now + 512, 64);
+        mp_fetch_twice(p + far + MP_CODED_TILE, p + near + MP_CODED_TILE);
+        mp_tile_fence();
+        mp_tile_dot_close(0, 4, 6);
+        if (R > 4) mp_tile_dot_close(2, 5, 6);
+        if (more) {
+            mp_decode_tile(later + 512, p + MP_CODED_TILE, e);
+            odd = mp_put_odd(later, odd, (i + AHEAD) * 1024, (i + AHEAD + 1) * 1024);
         }
+        mp_tile_fence();
+        mp_tile_dot_close(1, 4, 7);
+        if (R > 4) mp_tile_dot_close(3, 5, 7);
     }
     mp_tile_store(0, sums[0], 64);
     mp_tile_store(1, sums[1], 64);
@@ -83,7 +100,7 @@ MP_FN void mp_rows_by_panel(float *tile, const int64_t width, const mp_bf16 *xs,
 
 /* The same for the numbers of rows that there are; not inlined: all products of a plan share it. */
 static void __attribute__((unused, noinline)) MP_NOCLONE
-mp_few_by_panel(float *tile, const int64_t width, const mp_bf16 *xs, const mp_bf16 *w, const int64_t K,
+mp_few_by_panel(float *tile, const int64_t width, const mp_bf16 *xs, const mp_coded w, const int64_t K,
                 const int R, const int64_t far, const int64_t near)
 {
     if (R == 1) mp_rows_by_panel(tile, width, xs, w, K, 1, far, near);
