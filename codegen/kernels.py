@@ -94,11 +94,12 @@ class Kernel:
 
     @property
     def bytes(self) -> Dim:
-        """Bytes that must move once: the elements of every operand."""
+        """Bytes that must move once: the elements of every operand, of weights for tile units 12 bits of 16."""
         total: Dim = 0
         for o in self.operands:
             if not o.view.is_virtual:
-                total = total + _touched(o.view) * o.dtype.itemsize
+                size = _touched(o.view) * o.dtype.itemsize
+                total = total + (size * 3 // 4 if o.view.buffer.layout.startswith("tiles") else size)
         return total
 
     @property

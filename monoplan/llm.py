@@ -19,7 +19,7 @@ from monoplan.frontend.module import Module
 from monoplan.frontend.tensor import Tensor
 from monoplan.frontend.tracer import spec
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.types import as_dtype
+from monoplan.ir.types import as_dtype, bf16
 from monoplan.models.decoding import Array, Row, Settings, greedy_arrays, pieces, sampling_arrays, whole_rows
 from monoplan.models.generation import (
     GenerationMixin,
@@ -274,10 +274,14 @@ class CompiledLM(GenerationMixin):
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of weights that a token reads: all but the embedding, unless it is the head as well."""
+        """Bytes of weights that a token reads: all but the embedding, unless it is the head as well; of bf16 for tile
+        units 12 bits each."""
+        from monoplan.runtime.cpu import host_target
+
         tied = self.config.tie_word_embeddings
         table = 0 if tied else self.config.vocab_size * self.config.hidden_size
-        return (self.num_parameters - table) * self.dtype.itemsize
+        coded = self.target == "cpu" and self.dtype == bf16 and host_target().has_tiles
+        return (self.num_parameters - table) * (12 if coded else 8 * self.dtype.itemsize) // 8
 
 
 def _whole_numbers(name: str, value: Any, dtype: Any) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from monoplan.runtime import features, toolchain
 from monoplan.runtime.ffi import declared
 
 Array = np.ndarray[Any, Any]
+Make = Callable[[tuple[int, ...], Any], Array]  # of a shape and a type, at the begin of a cache line
 ABI = 5
 CDEF = """
 void mp_pack_16(const void *, const void *, void *, const int64_t *, int64_t, int64_t, int64_t);
@@ -44,7 +46,7 @@ def pack_rows(w: Array, rows: Array, into: Array) -> None:
     (library.mp_pack_16 if w.dtype.itemsize == 2 else library.mp_pack_32)(*places, columns, depth)
 
 
-def pack_coded(w: Array, rows: Array) -> Array:
+def pack_coded(w: Array, rows: Array, make: Make = aligned) -> Array:
     """Panels of 32 columns of bf16 for tile units, in 12 bits and without loss: mp_coded.h says how."""
     depth, rows = w.shape[1], rows.reshape(-1, 32)
     panels, room = len(rows), rows.size * w.shape[1] // 2048 + 2 * len(rows)
@@ -55,7 +57,7 @@ def pack_coded(w: Array, rows: Array) -> Array:
     w, rows, none = _ready(w, rows)
     tiles = aligned((depth * 32,), np.uint16)
     while True:
-        out = aligned((panels * coded_panel_bytes(depth) + 8 * room,), np.uint8)
+        out = make((panels * coded_panel_bytes(depth) + 8 * room,), np.uint8)
         needed = int(library.mp_pack_coded(*_places(ffi, w, none, out, rows), depth, _pointer(ffi, tiles), room))
         if needed <= room:
             return out[: out.size - 8 * (room - needed)]

@@ -11,10 +11,10 @@ import numpy as np
 
 from monoplan.codegen.lower import ParamUse
 from monoplan.codegen.schedule_linear import parse_layout
-from monoplan.ir.arrays import aligned, drop_mapped_pages
+from monoplan.ir.arrays import Pages, aligned, drop_mapped_pages
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import run_op
-from monoplan.runtime.packing import converted, pack_coded, pack_rows
+from monoplan.runtime.packing import Make, converted, pack_coded, pack_rows
 from monoplan.runtime.threads import default_threads
 
 Array = np.ndarray[Any, Any]
@@ -44,6 +44,7 @@ def prepare(
     for u in uses:
         counts[u.value] = counts.get(u.value, 0) + 1
     one_at_a_time = threading.Lock()
+    pages = Pages(sum(int(u.value.type.size) * u.value.type.dtype.itemsize for u in uses))
 
     def pack_one(u: ParamUse) -> Array:
         if counts[u.value] > 1 and u.value in made:
@@ -51,7 +52,7 @@ def prepare(
                 array = shared[u.value] = get(u.value)
         else:
             array = get(u.value)
-        packed = pack(array, u.layout)
+        packed = pack(array, u.layout, pages.take)
         if packed is not array:
             drop_mapped_pages(array)
         return packed
@@ -76,7 +77,7 @@ def _run_setup(op: Op, value: Value, get: Callable[[Value], Array]) -> Array:
     return made
 
 
-def pack(w: Array, layout: str) -> Array:
+def pack(w: Array, layout: str, make: Make = aligned) -> Array:
     """A weight [rows, depth] in its kernel's layout: groups of panels, each panel [depth][columns].
 
     Gated: the first half of each panel are gates, the second what they let through. For tile units: see pack_coded.
@@ -85,9 +86,9 @@ def pack(w: Array, layout: str) -> Array:
         return np.require(w, None, ["C", "A"])  # aligned: a file mapped at an odd offset is not
     rows = _rows_of_columns(len(w), layout)
     if layout.startswith("tiles"):
-        return pack_coded(w, rows)
+        return pack_coded(w, rows, make)
     panel, panels, _ = parse_layout(layout)
-    out = aligned((rows.size // (panel * panels), panels, w.shape[1], panel), w.dtype)
+    out = make((rows.size // (panel * panels), panels, w.shape[1], panel), w.dtype)
     pack_rows(w, rows, out)
     return out
 

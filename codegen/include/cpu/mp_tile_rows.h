@@ -46,9 +46,11 @@ MP_FN void mp_fetch_twice(const uint8_t *later, const uint8_t *soon)
 /* tile[R][32] = R rows (1, 4 or 8) times a panel of w; rows of tile are `width` apart. The rows lie in parts, as
  * xs[k / 32][four rows][part][row][32]. Weights are decoded two steps of 32 before they are needed, since tile loads wait for
  * stores that are under way; between the tile instructions, which want others there. What comes soon is asked for twice: into
- * L2 `far` bytes before it is decoded, into L1 `near` bytes before; past the end of a panel lies the one that is read next. */
-MP_FN void mp_rows_by_panel(float *tile, const int64_t width, const mp_bf16 *xs, const mp_coded w, const int64_t K,
-                            const int R, const int64_t far, const int64_t near)
+ * L2 `far` bytes before it is decoded, into L1 `near` bytes before; past the end of a panel lies the one that is read next. A
+ * function by itself: all products of a plan share it, and the compiler sees it once. */
+static void __attribute__((unused, noinline)) MP_NOCLONE
+mp_rows_by_panel(float *tile, const int64_t width, const mp_bf16 *xs, const mp_coded w, const int64_t K,
+                 const int R, const int64_t far, const int64_t near)
 {
     enum { AHEAD = 2 };
     _Alignas(64) float sums[4][12 * 16];
@@ -96,16 +98,6 @@ MP_FN void mp_rows_by_panel(float *tile, const int64_t width, const mp_bf16 *xs,
     }
     mp_tile_fence();
     for (int r = 0; r < R; ++r) mp_join_thirds(tile + r * width, sums[r / 4 * 2] + r % 4 * 16, R < 4 ? R : 4);
-}
-
-/* The same for the numbers of rows that there are; not inlined: all products of a plan share it. */
-static void __attribute__((unused, noinline)) MP_NOCLONE
-mp_few_by_panel(float *tile, const int64_t width, const mp_bf16 *xs, const mp_coded w, const int64_t K,
-                const int R, const int64_t far, const int64_t near)
-{
-    if (R == 1) mp_rows_by_panel(tile, width, xs, w, K, 1, far, near);
-    else if (R == 4) mp_rows_by_panel(tile, width, xs, w, K, 4, far, near);
-    else mp_rows_by_panel(tile, width, xs, w, K, 8, far, near);
 }
 
 #endif
