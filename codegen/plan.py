@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from monoplan.codegen.hand_over import handed_over
-from monoplan.codegen.kernels import Kernel, Linear
+from monoplan.codegen.kernels import Attention, Kernel, Linear
 from monoplan.codegen.lower import Loop, Lowered, ParamUse, lower
 from monoplan.codegen.memory import Arena, plan_arena
 from monoplan.codegen.moves import moved
@@ -150,8 +150,8 @@ def number_steps(lowered: Lowered, arena: Arena, target: Target) -> tuple[Step |
     def make(kernel: Kernel, always: bool) -> Step:
         nonlocal counter
         numbered = replace(kernel, step=counter)
-        # A product takes its work, or the last of it, from counters that a barrier sets to 0.
-        barrier = state.enter(kernel) or always or (isinstance(kernel, Linear) and target.is_cpu)
+        # Products and attention take their work, or the last of it, from counters that a barrier sets to 0.
+        barrier = state.enter(kernel) or always or (isinstance(kernel, Linear | Attention) and target.is_cpu)
         step = Step(counter, numbered, choose(numbered, target), barrier)
         counter += 1
         return step

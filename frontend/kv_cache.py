@@ -6,7 +6,6 @@ they become the graph's writes. Growing, cutting and selecting rows happen betwe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 from monoplan.frontend.functions import arange
 from monoplan.frontend.pytree import NoOutline
 from monoplan.frontend.tensor import Tensor, as_tensor, call
-from monoplan.ir.arrays import Pages
+from monoplan.ir.arrays import aligned
 from monoplan.ir.dims import Dim, Expr
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import as_dtype, i32, i64
@@ -52,9 +51,8 @@ class KVCache:
         self.limit = limit
         shape = (batch, kv_heads, capacity if limit is None else min(capacity, limit), head_dim)
         kind = as_dtype(dtype).numpy
-        pages = Pages(2 * layers * math.prod(shape) * kind.itemsize)
-        self.k: list[Tensor] = [Tensor(pages.take(shape, kind)) for _ in range(layers)]
-        self.v: list[Tensor] = [Tensor(pages.take(shape, kind)) for _ in range(layers)]
+        self.k: list[Tensor] = [Tensor(aligned(shape, kind, zero=True)) for _ in range(layers)]
+        self.v: list[Tensor] = [Tensor(aligned(shape, kind, zero=True)) for _ in range(layers)]
         self.lengths = Tensor(np.zeros(batch, np.int32))
 
     # -- in forward, eager and traced ---------------------------------------------------------------------
@@ -124,11 +122,10 @@ class KVCache:
         self._resize(capacity if self.limit is None else min(capacity, self.limit))
 
     def _resize(self, capacity: int) -> None:
-        pages = Pages(self.nbytes // self.capacity * capacity)
         for tensors in (self.k, self.v):
             for i, t in enumerate(tensors):
                 old = t.numpy()
-                grown = pages.take((*old.shape[:2], capacity, old.shape[3]), old.dtype)
+                grown = aligned((*old.shape[:2], capacity, old.shape[3]), old.dtype, zero=True)
                 grown[:, :, : old.shape[2]] = old
                 tensors[i] = Tensor(grown)  # one layer at a time: the old arrays are freed as we go
 

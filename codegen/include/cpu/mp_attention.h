@@ -105,12 +105,12 @@ MP_FN int64_t mp_split(int64_t i) { return i / (2 * MP_LANES) * (2 * MP_LANES) +
 /* What scores are measured from: their maximum, or 0 where there is none, so that -inf - base stays -inf. */
 MP_FN mp_vec mp_vbase(mp_vec top) { return mp_vchoose(MP_BITS(top == mp_splat(-INFINITY)), mp_splat(0.0f), top); }
 
-/* Keys of one task when queries are few: more in long contexts, since every task begins anew, but always enough tasks for
- * dozens of threads. It depends on nothing but the number of keys that the query sees, and so do its bits. */
+/* Keys of one task when queries are few: more in long contexts, since every task begins anew, but always a dozen tasks or
+ * more. It depends on nothing but the number of keys that the query sees, and so do its bits. */
 MP_FN int64_t mp_chunk(const int64_t keys, const int64_t lines, const int64_t least, const int64_t most)
 {
     int64_t chunk = least;
-    while (chunk < most && lines * keys >= 64 * chunk) chunk *= 2;
+    while (chunk < most && lines * keys >= 24 * chunk) chunk *= 2;
     return chunk;
 }
 
