@@ -35,7 +35,6 @@ from monoplan.ir.types import DType, bf16, f32, f64, product
 Facts = dict[str, Any]
 
 
-
 def facts(kernel: Kernel, schedule: Any) -> Facts:
     """The extra names of a kernel's template."""
     if isinstance(kernel, Linear):

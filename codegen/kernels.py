@@ -94,12 +94,11 @@ class Kernel:
 
     @property
     def bytes(self) -> Dim:
-        """Bytes that must move once: the elements of every operand, of weights for tile units 12 bits of 16."""
+        """Bytes that must move once: the elements of every operand."""
         total: Dim = 0
         for o in self.operands:
             if not o.view.is_virtual:
-                size = _touched(o.view) * o.dtype.itemsize
-                total = total + (size * 3 // 4 if o.view.buffer.layout.startswith("tiles") else size)
+                total = total + stored_bytes(o, _touched(o.view))
         return total
 
     @property
@@ -125,6 +124,12 @@ class Kernel:
     def group(self, prefix: str) -> list[Operand]:
         """Operands named prefix0, prefix1, …"""
         return [o for o in self.operands if o.name.startswith(prefix) and o.name[len(prefix) :].isdigit()]
+
+
+def stored_bytes(o: Operand, elements: Dim) -> Dim:
+    """Bytes of so many elements of an operand as it lies in memory: of weights for tile units 12 bits of 16."""
+    size = elements * o.dtype.itemsize
+    return size * 3 // 4 if o.view.buffer.layout.startswith("tiles") else size
 
 
 def _touched(v: View) -> Dim:

@@ -88,12 +88,12 @@ static void pack_tiles(const uint32_t *in, const uint32_t *none, uint32_t *out, 
 
 enum { TILE = 512, CODED = 768, BINADES = 15 };
 
-/* The exponent below the 15 that most of `count` numbers have (of several, the lowest): from one number in 33. */
+/* The exponent below the 15 that most of `count` numbers have (of several, the lowest): from every 17th row of the tiles. */
 static int exponent_below(const uint16_t *w, int64_t count)
 {
     int64_t found[2][256] = {{0}}, inside = 0, most = -1; /* two: equal neighbours do not wait for each other */
-    for (int64_t i = 0; i + 16 <= count; i += 528)
-        for (int j = 0; j < 16; j += 2) ++found[0][w[i + j] >> 7 & 255], ++found[1][w[i + j + 1] >> 7 & 255];
+    for (int64_t i = 0; i < count; i += 17 * 32)
+        for (int j = 0; j < 32; j += 2) ++found[0][w[i + j] >> 7 & 255], ++found[1][w[i + j + 1] >> 7 & 255];
     int below = 0;
     for (int e = 1; e < 256; ++e) {
         inside += found[0][e] + found[1][e];
@@ -123,31 +123,41 @@ static int encode_tile(const uint16_t *tile, uint8_t *out, const int below)
     return odd != 0;
 }
 
-/* Panels of 32 columns of bf16 in 12 bits, [panels][depth / 32][2] tiles and a line each, then the lists of numbers that have
- * no code, as far as they fit into `room` entries; gives how many there are. `tiles` is room for a panel. */
+/* A list of numbers that have no code, in which there is room for some; `count` goes on beyond it. */
+typedef struct {
+    uint32_t *list;
+    int64_t count, room;
+} odd_numbers;
+
+static void put(odd_numbers *odd, uint32_t at, uint32_t value)
+{
+    if (odd->count < odd->room) odd->list[2 * odd->count] = at, odd->list[2 * odd->count + 1] = value;
+    ++odd->count;
+}
+
+/* Panels of 32 columns of bf16 in 12 bits, each a line and [depth / 32][2] tiles, then the lists of numbers that have no code, as
+ * far as they fit into `room` entries; gives how many there are. `tiles` is room for a panel. */
 int64_t mp_pack_coded(const uint32_t *in, const uint32_t *none, uint8_t *out, const int64_t *rows, int64_t panels, int64_t depth,
                       uint16_t *tiles, int64_t room)
 {
     const int64_t each = depth * 48 + 64;
-    uint32_t *const lists = (uint32_t *)(out + panels * each);
-    int64_t listed = 0;
+    odd_numbers odd = {(uint32_t *)(out + panels * each), 0, room};
     for (int64_t p = 0; p < panels; ++p, rows += 32, out += each) {
         pack_tiles(in, none, (uint32_t *)tiles, rows, depth / 2);
         const int below = exponent_below(tiles, depth * 32);
-        const uint64_t line[8] = {(uint64_t)below, (uint64_t)((uint8_t *)(lists + 2 * listed) - out)};
-        memcpy(out + depth * 48, line, sizeof line);
-        for (int64_t at = 0; at <= depth * 32; at += TILE) {
-            const int last = at == depth * 32; /* the end of the list */
-            if (!last && !encode_tile(tiles + at, out + at / TILE * CODED, below)) continue;
-            for (int i = 0; i < (last ? 1 : TILE); ++i) {
-                const uint32_t v = last ? 0 : tiles[at + i], e = v >> 7 & 255;
-                if (!last && (e == 0 || e - (uint32_t)below - 1 < BINADES)) continue;
-                if (listed < room) lists[2 * listed] = last ? UINT32_MAX : (uint32_t)(at + i), lists[2 * listed + 1] = v;
-                ++listed;
+        uint8_t *const codes = out + 64;
+        const uint64_t line[8] = {(uint64_t)below, (uint64_t)((uint8_t *)(odd.list + 2 * odd.count) - codes)};
+        memcpy(out, line, sizeof line);
+        for (int64_t at = 0; at < depth * 32; at += TILE) {
+            if (!encode_tile(tiles + at, codes + at / TILE * CODED, below)) continue;
+            for (int i = 0; i < TILE; ++i) {
+                const uint32_t e = tiles[at + i] >> 7 & 255;
+                if (e != 0 && e - (uint32_t)below - 1 >= BINADES) put(&odd, (uint32_t)(at + i), tiles[at + i]);
             }
         }
+        put(&odd, UINT32_MAX, 0); /* the end of the list */
     }
-    return listed;
+    return odd.count;
 }
 
 /* Round to nearest, ties to even; NaN stays NaN. */

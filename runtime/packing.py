@@ -49,6 +49,7 @@ def pack_rows(w: Array, rows: Array, into: Array) -> None:
 def pack_coded(w: Array, rows: Array, make: Make = aligned) -> Array:
     """Panels of 32 columns of bf16 for tile units, in 12 bits and without loss: mp_coded.h says how."""
     depth, rows = w.shape[1], rows.reshape(-1, 32)
+    assert depth % 32 == 0 and w.dtype == bf16.numpy
     panels, room = len(rows), rows.size * w.shape[1] // 2048 + 2 * len(rows)
     native = _library()
     if native is None:
@@ -61,6 +62,7 @@ def pack_coded(w: Array, rows: Array, make: Make = aligned) -> Array:
         needed = int(library.mp_pack_coded(*_places(ffi, w, none, out, rows), depth, _pointer(ffi, tiles), room))
         if needed <= room:
             return out[: out.size - 8 * (room - needed)]
+        del out
         room = needed  # unusual weights: again, with space for the list
 
 
@@ -74,17 +76,16 @@ def _pack_coded_slowly(w: Array, rows: Array) -> Array:
     lists: list[Array] = []
     for p, w16 in enumerate(tiles):
         e = w16 >> 7 & 255
-        some = [e[i : i + 16] for i in range(0, e.size - 15, 528)]
-        seen = np.bincount(np.concatenate(some), minlength=256)
+        seen = np.bincount(e.reshape(-1, 32)[::17].reshape(-1), minlength=256)
         below = int(np.argmax([seen[b + 1 : b + 16].sum() for b in range(241)]))
         code = np.where((e > below) & (e <= below + 15), e - below, 0)
         odd = np.flatnonzero((code == 0) & (e != 0))
         # Two rows of a tile lie together, eight numbers of the one and eight of the other.
         both = np.stack([code, w16 >> 8 & 0x80 | w16 & 0x7F]).reshape(2, -1, 2, 4, 8).swapaxes(2, 3).astype(np.uint8)
         codes, rest = both[0].reshape(-1, 2, 64), both[1].reshape(-1, 128)
-        begins = (count - p) * out.shape[1] + 8 * sum(map(len, lists))
-        out[p, :-64] = np.concatenate([codes[:, 0] | codes[:, 1] << 4, rest], axis=1).reshape(-1)
-        out[p, -64:] = np.array([below, begins, *[0] * 6], np.uint64).view(np.uint8)
+        begins = (count - p) * out.shape[1] - 64 + 8 * sum(map(len, lists))
+        out[p, 64:] = np.concatenate([codes[:, 0] | codes[:, 1] << 4, rest], axis=1).reshape(-1)
+        out[p, :64] = np.array([below, begins, *[0] * 6], np.uint64).view(np.uint8)
         lists.append(np.array([*zip(odd, w16[odd], strict=True), (0xFFFFFFFF, 0)], np.uint32))
     return np.concatenate([out.reshape(-1), *(one.reshape(-1).view(np.uint8) for one in lists)])
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.codegen.kernels import Attention, Gather, Kernel, Linear, Rope
+from monoplan.codegen.kernels import Attention, Gather, Kernel, Linear, Rope, stored_bytes
 from monoplan.ir.dims import Dim, evaluate
 from monoplan.ir.printer import print_op
 from monoplan.ir.types import product
@@ -201,7 +201,8 @@ def kernel_cost(k: Kernel, sizes: Mapping[str, int], inputs: Sequence[Array]) ->
     if isinstance(k, Gather):
         table = k.operand("x")
         rows = product(d for d in (*k.outer, *k.inner))
-        moved += (_number(rows, sizes) - _elements(table, sizes)) * table.dtype.itemsize
+        taken, whole = (stored_bytes(table, n) for n in (_number(rows, sizes), _elements(table, sizes)))
+        moved += _number(taken, sizes) - _number(whole, sizes)
     if isinstance(k, Attention) and k.has("past"):
         keys, held = _number(k.keys, sizes), _held(k, sizes, inputs)
         if held is not None and keys:

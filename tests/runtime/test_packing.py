@@ -54,7 +54,8 @@ def read_coded(packed: Any, number: int, depth: int) -> Any:
     """A panel [depth, 32] of bf16 in 12 bits, as mp_coded.h describes it: written down once more, number by number."""
     size = depth * 48 + 64
     panel = packed[number * size : (number + 1) * size]
-    below, begins = (int(n) for n in panel[-64:-48].view(np.uint64))
+    below, begins = (int(n) for n in panel[:16].view(np.uint64))
+    panel = panel[64:]
     found = np.empty((depth, 32), np.uint16)
     for k in range(depth):
         for c in range(32):
@@ -63,7 +64,7 @@ def read_coded(packed: Any, number: int, depth: int) -> Any:
             at = column // 8 * 16 + row % 2 * 8 + column % 8
             code, rest = int(quarter[at]) >> 4 * (row // 2 % 2) & 15, int(quarter[64 + row // 2 % 2 * 64 + at])
             found[k, c] = (rest & 0x80) << 8 | (below + code if code else 0) << 7 | rest & 0x7F
-    odd = packed[number * size + begins :][: depth * 32 * 8 + 8].view(np.uint32).reshape(-1, 2)
+    odd = packed[number * size + 64 + begins :][: depth * 32 * 8 + 8].view(np.uint32).reshape(-1, 2)
     for place, value in odd[: np.flatnonzero(odd[:, 0] == 0xFFFFFFFF)[0]]:
         half, inside = divmod(int(place) % 1024, 512)
         found[int(place) // 1024 * 32 + inside // 32 * 2 + inside % 2, half * 16 + inside % 32 // 2] = value

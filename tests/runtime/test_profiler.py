@@ -11,7 +11,12 @@ import pytest
 
 import monoplan as mp
 from monoplan.codegen.kernels import Attention, Gather, Linear
+from monoplan.codegen.plan import make_plan
+from monoplan.codegen.target import cpu_target
+from monoplan.ir.builder import build_graph
 from monoplan.ir.errors import ArgumentError, CompileError
+from monoplan.ir.ops import REGISTRY
+from monoplan.ir.types import tensor_type
 from monoplan.runtime import limits
 from monoplan.runtime.probe import ProbedCpu, events, instrument
 from monoplan.runtime.profiler import kernel_cost
@@ -99,6 +104,18 @@ def test_costs_count_what_moves(llm: Any) -> None:
     assert kernel_cost(attention, wide, subject.inputs) == kernel_cost(attention, sizes, subject.inputs)
     linear = next(k for k in kernels if isinstance(k, Linear))
     assert kernel_cost(linear, sizes, subject.inputs)[1] == 2 * 4 * linear.depth * linear.columns
+
+
+def test_weights_for_tile_units_count_as_they_lie() -> None:
+    """12 bits of 16; a lookup takes rows of them, not the table."""
+    types = {"x": tensor_type("f32", 3, 64), "ids": tensor_type("i64", 2)}
+    graph = build_graph(
+        "tied", lambda x, ids, w: [REGISTRY["linear"](x, w), REGISTRY["embedding"](ids, w)], types,
+        {"w": tensor_type("bf16", 96, 64)},
+    )  # fmt: skip
+    kernels = {k.family: k for k in (s.kernel for s, _ in make_plan(graph, cpu_target("tiles", 64)).steps())}
+    assert kernel_cost(kernels["linear"], {}, [])[0] == 3 * 64 * 4 + 96 * 64 * 12 // 8 + 3 * 96 * 4
+    assert kernel_cost(kernels["gather"], {}, [])[0] == 2 * 64 * 12 // 8 + 2 * 8 + 2 * 64 * 2
 
 
 def test_bad_requests_are_refused(llm: Any) -> None:

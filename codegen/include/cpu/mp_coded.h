@@ -3,8 +3,8 @@
  * stand in a list. What a core reads is three quarters, and it has time to put the numbers together: memory is what it waits
  * for.
  *
- * A panel of K x 32: tiles of 16 pairs of k x 16 columns, two for each 32 of k; then a line that says `below` and where the list
- * begins. For each quarter of a tile, four rows, 64 bytes of codes and twice 64 of signs and fractions. They lie as an
+ * A panel of K x 32: a line that says `below` and where the list begins; then tiles of 16 pairs of k x 16 columns, two for each
+ * 32 of k. For each quarter of a tile, four rows, 64 bytes of codes and twice 64 of signs and fractions. They lie as an
  * interleaving of vectors puts them in place: 64 bytes are two rows, 8 numbers of the one, 8 of the other; their codes are the
  * lower halves of 64 bytes, those of the other two rows the upper ones. */
 #ifndef MP_CODED_H
@@ -29,15 +29,23 @@ typedef struct {
 /* Where row k of panel p lies, of a weight with K rows. */
 MP_FN const uint8_t *mp_coded_from(const mp_bf16 *w, const int64_t p, const int64_t k, const int64_t K)
 {
-    return (const uint8_t *)w + p * (K / 32 * MP_CODED_STEP + MP_CODED_LINE) + k / 32 * MP_CODED_STEP;
+    return (const uint8_t *)w + p * (K / 32 * MP_CODED_STEP + MP_CODED_LINE) + MP_CODED_LINE + k / 32 * MP_CODED_STEP;
 }
 
 MP_FN mp_coded mp_coded_panel(const mp_bf16 *w, const int64_t p, const int64_t K)
 {
-    const uint8_t *const panel = mp_coded_from(w, p, 0, K);
+    const uint8_t *const codes = mp_coded_from(w, p, 0, K);
     uint64_t line[2];
-    memcpy(line, mp_coded_from(w, p, K, K), sizeof line);
-    return (mp_coded){panel, (const mp_odd *)(panel + line[1]), (int)line[0]};
+    memcpy(line, codes - MP_CODED_LINE, sizeof line);
+    return (mp_coded){codes, (const mp_odd *)(codes + line[1]), (int)line[0]};
+}
+
+/* One number: place j of the first two rows of a quarter (half 0) or of the others. */
+MP_FN mp_bf16 mp_decode_one(const uint8_t *quarter, const int half, const int j, const int below)
+{
+    const unsigned code = quarter[j] >> half * 4 & 15, rest = quarter[64 + half * 64 + j];
+    const unsigned exponent = code ? (unsigned)below + code : 0;
+    return (mp_bf16)((rest & 0x80) << 8 | exponent << 7 | (rest & 0x7f));
 }
 
 /* How codes become exponents. */
@@ -73,11 +81,7 @@ MP_FN mp_exponents mp_exponents_above(const int below) { return below; }
 
 MP_FN void mp_decode_rows(mp_bf16 *to, const uint8_t *quarter, const int half, const mp_exponents below)
 {
-    for (int j = 0; j < 64; ++j) {
-        const unsigned code = quarter[j] >> half * 4 & 15, rest = quarter[64 + half * 64 + j];
-        const unsigned exponent = code ? (unsigned)below + code : 0;
-        to[half * 64 + j % 16 / 8 * 32 + j / 16 * 8 + j % 8] = (mp_bf16)((rest & 0x80) << 8 | exponent << 7 | (rest & 0x7f));
-    }
+    for (int j = 0; j < 64; ++j) to[half * 64 + j % 16 / 8 * 32 + j / 16 * 8 + j % 8] = mp_decode_one(quarter, half, j, below);
 }
 #endif
 
@@ -86,6 +90,12 @@ MP_FN void mp_decode_tile(mp_bf16 *tile, const uint8_t *from, const mp_exponents
 {
     MP_FULLY
     for (int i = 0; i < 8; ++i) mp_decode_rows(tile + i / 2 * 128, from + i / 2 * MP_CODED_QUARTER, i % 2, e);
+}
+
+/* The two tiles of 32 of k. */
+MP_FN void mp_decode_step(mp_bf16 *tiles, const uint8_t *from, const mp_exponents e)
+{
+    for (int half = 0; half < 2; ++half) mp_decode_tile(tiles + half * 512, from + half * MP_CODED_TILE, e);
 }
 
 /* Numbers of the list that stand before `end`, into tiles that begin at `first`; gives the rest of the list. */
@@ -157,17 +167,12 @@ static void __attribute__((unused, noinline)) mp_decode_column(mp_bf16 *to, cons
     for (int64_t k = 0; k < K; k += 32) {
         const uint8_t *const tile = from + k / 32 * MP_CODED_STEP;
         if (k + 32 * AHEAD < K) mp_soon(tile + AHEAD * MP_CODED_STEP, MP_CODED_TILE);
-        for (int i = 0; i < 32; ++i) {
-            const int row = i / 2, at = lane + row % 2 * 8 + place + i % 2;
-            const uint8_t *const quarter = tile + row / 4 * MP_CODED_QUARTER;
-            const unsigned code = quarter[at] >> row / 2 % 2 * 4 & 15, rest = quarter[64 + row / 2 % 2 * 64 + at];
-            const unsigned exponent = code ? (unsigned)w.below + code : 0;
-            to[k + i] = (mp_bf16)((rest & 0x80) << 8 | exponent << 7 | (rest & 0x7f));
-        }
+        for (int i = 0; i < 32; ++i) /* rows of pairs */
+            to[k + i] = mp_decode_one(tile + i / 8 * MP_CODED_QUARTER, i / 4 % 2, lane + i / 2 % 2 * 8 + place + i % 2, w.below);
     }
     for (const mp_odd *odd = w.odd; odd->at < K * 32; ++odd) {
-        const int64_t in_tile = odd->at % 512;
-        if (odd->at % 1024 / 512 * 16 + in_tile % 32 / 2 == c) to[odd->at / 1024 * 32 + in_tile / 32 * 2 + in_tile % 2] = (mp_bf16)odd->value;
+        const int64_t step = odd->at / 1024, half = odd->at / 512 % 2, pair = odd->at / 32 % 16;
+        if (half * 16 + odd->at % 32 / 2 == c) to[step * 32 + pair * 2 + odd->at % 2] = (mp_bf16)odd->value;
     }
 }
 

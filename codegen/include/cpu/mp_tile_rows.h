@@ -54,21 +54,20 @@ mp_rows_by_panel(float *tile, const int64_t width, const mp_bf16 *xs, const mp_c
 {
     enum { AHEAD = 2 };
     _Alignas(64) float sums[4][12 * 16];
-    _Alignas(64) mp_bf16 ready[4][1024];
+    _Alignas(64) mp_bf16 ready[4 * 1024];
     const mp_exponents e = mp_exponents_above(w.below);
     const int64_t steps = K / 32;
     const mp_odd *odd = w.odd;
-    for (int i = 0; i < AHEAD && i < steps; ++i)
-        for (int half = 0; half < 2; ++half) mp_decode_tile(ready[i] + half * 512, w.codes + (2 * i + half) * MP_CODED_TILE, e);
-    odd = mp_put_odd(ready[0], odd, 0, AHEAD * 1024);
+    for (int i = 0; i < AHEAD && i < steps; ++i) mp_decode_step(ready + i * 1024, w.codes + i * MP_CODED_STEP, e);
+    odd = mp_put_odd(ready, odd, 0, AHEAD * 1024);
     mp_tile_zero(0);
     mp_tile_zero(1);
     mp_tile_zero(2);
     mp_tile_zero(3);
     for (int64_t i = 0; i < steps; ++i) {
         const uint8_t *const p = w.codes + (i + AHEAD) * MP_CODED_STEP;
-        const mp_bf16 *const x = xs + i * 32 * 3 * R, *const now = ready[i % 4];
-        mp_bf16 *const later = ready[(i + AHEAD) % 4];
+        const mp_bf16 *const x = xs + i * 32 * 3 * R, *const now = ready + i % 4 * 1024;
+        mp_bf16 *const later = ready + (i + AHEAD) % 4 * 1024;
         const int more = i + AHEAD < steps;
         mp_tile_fence();
         mp_tile_load_close(4, x, 64);

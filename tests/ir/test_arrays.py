@@ -1,0 +1,51 @@
+"""Memory of arrays: where it begins, and whose it is."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from monoplan.ir import arrays
+from monoplan.ir.arrays import BLOCK, HUGE_PAGE, Pages, address, aligned, drop_mapped_pages
+
+
+@pytest.mark.parametrize("expected", [1000, 3 * HUGE_PAGE, BLOCK, 10 * BLOCK])
+def test_arrays_of_pages_are_zero_and_share_nothing(expected: int) -> None:
+    pages = Pages(expected)
+    shapes = [(3, 5), (1,), (0, 7), (64, 1024), (HUGE_PAGE // 4 + 3,), (2, 2 * HUGE_PAGE), (BLOCK // 8,), (9,)]
+    made = [pages.take(shape, np.float32) for shape in shapes]
+    for number, (a, shape) in enumerate(zip(made, shapes, strict=True)):
+        assert a.shape == shape and a.dtype == np.float32 and a.flags.c_contiguous and a.flags.writeable
+        assert address(a) % 64 == 0 or a.size == 0
+        assert not a.any()
+        a[...] = number
+    assert all((a == number).all() for number, a in enumerate(made))
+
+
+def test_they_live_as_long_as_one_of_them() -> None:
+    pages = Pages(BLOCK)
+    first, second = (pages.take((1000,), np.int64) for _ in range(2))
+    second[:] = 7
+    del pages, first
+    assert (second == 7).all()
+
+
+def test_a_system_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "HAS_HUGE_PAGES", False)
+    assert not Pages(BLOCK).take((100,), np.float32).any()
+
+
+def test_only_pages_of_files_are_dropped(tmp_path: Path) -> None:
+    """What belongs to no file could not be read again."""
+    ours, plain = Pages(BLOCK).take((HUGE_PAGE,), np.uint8), aligned((HUGE_PAGE,), np.uint8)
+    path = tmp_path / "file"
+    path.write_bytes(b"\x05" * HUGE_PAGE)
+    with path.open("rb") as f:
+        mapped = np.frombuffer(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    ours[:], plain[:] = 5, 5
+    for a in (ours, plain, mapped):
+        drop_mapped_pages(a)
+        assert (a == 5).all()
