@@ -9,16 +9,17 @@ if TYPE_CHECKING:
     from monoplan.codegen.render import Function
 
 LEAST = 24 << 10  # characters of a part: a smaller one takes longer to start than to compile
-MOST = 4
+FEWEST, MOST = 2, 4
 
 
-def parts(text: str, functions: Sequence[Function]) -> tuple[str, ...]:
+def parts(text: str, functions: Sequence[Function], cores: int = MOST) -> tuple[str, ...]:
     """Translation units that together are `text`; none where it is too small, or does not hold these functions.
 
-    Each has some of the kernels, with the lines of the whole; the last one also has what calls them. See MP_PARTS.
+    Each has some of the kernels, with the lines of the whole; the last one also has what calls them. See MP_PARTS. Not
+    more than there are cores: every part reads the headers anew, which takes a quarter of its time.
     """
     spans = [(text.find(f.text), f) for f in functions]
-    count = min(MOST, len(functions), sum(len(f.text) for f in functions) // LEAST)
+    count = min(max(FEWEST, min(cores, MOST)), len(functions), sum(len(f.text) for f in functions) // LEAST)
     if count < 2 or any(at < 0 for at, _ in spans):
         return ()
     spans.sort(key=lambda span: span[0])

@@ -25,6 +25,7 @@ from monoplan.runtime import cache, features, toolchain
 from monoplan.runtime.comm import Communicator
 from monoplan.runtime.cpu_frame import Frame, Layout
 from monoplan.runtime.ffi import declared
+from monoplan.runtime.threads import default_threads
 from monoplan.runtime.warn import context_of_caller
 
 Array = np.ndarray[Any, Any]
@@ -110,7 +111,7 @@ class CpuExecutable:
 
     def parts(self) -> tuple[str, ...]:
         """Translation units for compilers side by side, where the source is large."""
-        return parts(self.text, self.source.functions)
+        return parts(self.text, self.source.functions, default_threads().count)
 
     def build_headers(self) -> tuple[tuple[str, str], ...]:
         """Names and texts of the headers that the source includes."""

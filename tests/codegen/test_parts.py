@@ -42,6 +42,12 @@ def test_every_kernel_is_in_one_part(source: Source) -> None:
     assert max(sizes) < 2 * min(sizes)
 
 
+def test_no_more_parts_than_cores(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splitting, "LEAST", 1 << 10)
+    counts = [len(parts(source.text, source.functions, cores)) for cores in (1, 2, 3, 4, 64)]
+    assert counts == [splitting.FEWEST, 2, 3, 4, splitting.MOST]
+
+
 def test_lines_are_those_of_the_whole(source: Source) -> None:
     whole = source.text.splitlines()
     for part in parts(source.text, source.functions):
