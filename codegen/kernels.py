@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from monoplan.codegen.expressions import C_TYPES, c_dim, c_expr, c_index, c_literal, compute_type, convert, load
+from monoplan.codegen.target import CODED_BITS
 from monoplan.codegen.views import Buffer, View
 from monoplan.ir.dims import Dim, Expr, symbols_of
 from monoplan.ir.expr import Node, expr_dtype
@@ -127,9 +128,10 @@ class Kernel:
 
 
 def stored_bytes(o: Operand, elements: Dim) -> Dim:
-    """Bytes of so many elements of an operand as it lies in memory: of weights for tile units 12 bits of 16."""
-    size = elements * o.dtype.itemsize
-    return size * 3 // 4 if o.view.buffer.layout.startswith("tiles") else size
+    """Bytes of so many elements of an operand as it lies in memory."""
+    if o.view.buffer.layout.startswith("tiles"):
+        return elements * CODED_BITS // 8
+    return elements * o.dtype.itemsize
 
 
 def _touched(v: View) -> Dim:

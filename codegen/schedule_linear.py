@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from monoplan.codegen.kernels import Linear
-from monoplan.codegen.target import Target
+from monoplan.codegen.target import CODED_BITS, Target
 from monoplan.ir.types import TensorType, bf16
 
 CHUNK, TILE_CHUNK = 512, 256  # rows that share a pass over the weights
@@ -98,7 +98,7 @@ def linear_layout(target: Target, weight: TensorType, epilogue: str, head_dim: i
 
 def coded_panel_bytes(depth: int) -> int:
     """Bytes of a panel for tile units: 32 columns in 12 bits, and a line that says how."""
-    return depth * 32 * 12 // 8 + 64
+    return depth * 32 * CODED_BITS // 8 + 64
 
 
 def _widest(target: Target) -> int:

@@ -274,14 +274,14 @@ class CompiledLM(GenerationMixin):
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of weights that a token reads: all but the embedding, unless it is the head as well; of bf16 for tile
-        units 12 bits each."""
+        """Bytes of weights that a token reads: all but the embedding, unless it is the head as well."""
+        from monoplan.codegen.target import CODED_BITS
         from monoplan.runtime.cpu import host_target
 
         tied = self.config.tie_word_embeddings
         table = 0 if tied else self.config.vocab_size * self.config.hidden_size
         coded = self.target == "cpu" and self.dtype == bf16 and host_target().has_tiles
-        return (self.num_parameters - table) * (12 if coded else 8 * self.dtype.itemsize) // 8
+        return (self.num_parameters - table) * (CODED_BITS if coded else 8 * self.dtype.itemsize) // 8
 
 
 def _whole_numbers(name: str, value: Any, dtype: Any) -> Array:

@@ -50,7 +50,7 @@ def pack_coded(w: Array, rows: Array, make: Make = aligned) -> Array:
     """Panels of 32 columns of bf16 for tile units, in 12 bits and without loss: mp_coded.h says how."""
     depth, rows = w.shape[1], rows.reshape(-1, 32)
     assert depth % 32 == 0 and w.dtype == bf16.numpy
-    panels, room = len(rows), rows.size * w.shape[1] // 2048 + 2 * len(rows)
+    panels, room = len(rows), rows.size * depth // 2048 + 2 * len(rows)
     native = _library()
     if native is None:
         return _pack_coded_slowly(w, rows)

@@ -11,10 +11,11 @@ import numpy as np
 
 from monoplan.codegen.lower import ParamUse
 from monoplan.codegen.schedule_linear import parse_layout
-from monoplan.ir.arrays import Pages, aligned, drop_mapped_pages
+from monoplan.ir.arrays import aligned, drop_mapped_pages
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import run_op
 from monoplan.runtime.packing import Make, converted, pack_coded, pack_rows
+from monoplan.runtime.pages import Pages
 from monoplan.runtime.threads import default_threads
 
 Array = np.ndarray[Any, Any]

@@ -13,7 +13,8 @@
 #include "mp_amx.h"
 #include "mp_tile.h"
 
-enum { MP_CODED_QUARTER = 192, MP_CODED_TILE = 4 * MP_CODED_QUARTER, MP_CODED_STEP = 2 * MP_CODED_TILE, MP_CODED_LINE = 64 }; /* bytes */
+/* Bytes. */
+enum { MP_CODED_LINE = 64, MP_CODED_QUARTER = 192, MP_CODED_TILE = 4 * MP_CODED_QUARTER, MP_CODED_STEP = 2 * MP_CODED_TILE };
 
 /* A number whose exponent has no code: where in the panel's tiles it stands. The last one of a list is nowhere. */
 typedef struct {

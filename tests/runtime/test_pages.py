@@ -1,4 +1,4 @@
-"""Memory of arrays: where it begins, and whose it is."""
+"""Memory for weights: zeros that begin with a line, share nothing, and are nobody's file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from monoplan.ir import arrays
-from monoplan.ir.arrays import BLOCK, HUGE_PAGE, Pages, address, aligned, drop_mapped_pages
+from monoplan.ir.arrays import address, aligned, drop_mapped_pages
+from monoplan.runtime import pages as memory
+from monoplan.runtime.pages import BLOCK, HUGE_PAGE, Pages
 
 
 @pytest.mark.parametrize("expected", [1000, 3 * HUGE_PAGE, BLOCK, 10 * BLOCK])
@@ -34,7 +35,7 @@ def test_they_live_as_long_as_one_of_them() -> None:
 
 
 def test_a_system_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "HAS_HUGE_PAGES", False)
+    monkeypatch.setattr(memory, "HAS_HUGE_PAGES", False)
     assert not Pages(BLOCK).take((100,), np.float32).any()
 
 
