@@ -21,10 +21,10 @@ from pathlib import Path
 
 from cpu_peers.report import as_json, as_text, summary
 from cpu_peers.rounds import Plan, run
-from cpu_peers.worker import FAKES, PEERS
+from cpu_peers.worker import FAKES, LEVELS, PEERS
 from cpu_peers.workload import SHAPES, Workload
 
-USUAL = [peer for peer in PEERS if peer not in (*FAKES, "limits")]
+USUAL = [peer for peer in PEERS if peer not in (*FAKES, *LEVELS, "limits")]
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -34,7 +34,8 @@ def arguments() -> argparse.ArgumentParser:
     add("--dtype", choices=("bf16", "f32"), default="bf16")
     add("--threads", type=int, default=2)
     add("--cpus", type=int, nargs="+", metavar="N", help="CPUs that all peers run on (default: one of each core)")
-    add("--peers", nargs="+", choices=[*USUAL, *FAKES], default=USUAL, metavar="PEER", help=", ".join(USUAL))
+    add("--peers", nargs="+", choices=[*USUAL, *LEVELS, *FAKES], default=USUAL, metavar="PEER",
+        help=f"{', '.join(USUAL)} (default: all of these); {', '.join(LEVELS)}")  # fmt: skip
     add("--repeats", type=int, default=5, help="rounds (default: 5)")
     add("--contexts", type=int, nargs="+", default=[], metavar="N", help="context lengths at which decode is timed")
     add("--starts", type=int, default=0, metavar="N", help="cold and warm starts of each peer (default: none)")

@@ -19,7 +19,7 @@ PART, TILE_PART = 96, 192  # rows for which it pays that a thread reads all weig
 WAITING = 16  # panels whose sums wait between strips: with a strip of x they fill half of L2
 NEAR_BYTES, FAR_BYTES = 4096, 32768  # few rows: how far ahead weights are asked for into L1 and into L2
 NEON_NEAR_BYTES, NEON_FAR_BYTES = 512, 1024  # Neoverse-N1 cores look ahead themselves: f32 is 20 % faster so
-TILE_PIECE = 8  # panels that a thread takes at a time, so that it knows which one to decode next
+TILE_PIECE = 8  # panels that a thread takes at a time, so that it knows which one to ask for next
 TILE_LEAST = 4  # panels that a thread takes at a time in the end where x passes in strips, which come from far away
 TILE_FEW = (1, 4, 8)  # rows whose three parts are rows of one or two tiles
 TILE_SOME = 4  # rows of heads that are finished at a time between tile steps
@@ -85,25 +85,20 @@ def linear_layout(target: Target, weight: TensorType, epilogue: str, head_dim: i
         return {"heads": f"rows:heads{head_dim}", "gated": "rows:gated"}.get(epilogue, "rows")
     columns, depth = weight.shape
     tiles = target.has_tiles and weight.dtype == bf16 and isinstance(depth, int) and depth % 32 == 0
-    kind = f"{'tiles' if tiles else 'panel'}{target.panel}"
+    panel = target.narrow if weight.dtype.itemsize == 2 else target.panel
+    kind = f"{'tiles' if tiles else 'panel'}{panel}"
     if epilogue == "heads":
-        return f"{kind}x{-(-head_dim // target.panel)}:heads{head_dim}"
-    wide = _widest(target)
+        return f"{kind}x{-(-head_dim // panel)}:heads{head_dim}"
+    wide = max(1, 8 * target.lanes // panel)  # panels that are finished at once, at most: eight vectors
     if epilogue == "gated":
         return f"{kind}x{wide}:gated"
     assert isinstance(columns, int) and isinstance(depth, int)
-    panel_bytes = depth * target.panel * weight.dtype.itemsize
-    return f"{kind}x{_group(-(-columns // target.panel), wide, panel_bytes)}"
+    return f"{kind}x{_group(-(-columns // panel), wide, depth * panel * weight.dtype.itemsize)}"
 
 
 def coded_panel_bytes(depth: int) -> int:
     """Bytes of a panel for tile units: 32 columns in 12 bits, and a line that says how."""
     return depth * 32 * CODED_BITS // 8 + 64
-
-
-def _widest(target: Target) -> int:
-    """The most panels that make a group, which is finished at once: eight vectors."""
-    return max(1, 8 * target.lanes // target.panel)
 
 
 def _group(panels: int, wide: int, panel_bytes: int) -> int:
@@ -128,7 +123,8 @@ def blocking(target: Target, layout: str, depth: int) -> Blocking:
     vectors = panel // target.lanes
     fitting = [n for n in range(1, panels + 1) if panels % n == 0 and n * vectors <= max(target.abreast, vectors)]
     abreast = min(fitting, key=lambda n: (abs(4 - n * vectors), -n))  # about as many as rows
-    block = max(1, target.sums // (vectors * abreast))
+    side = vectors * abreast  # registers hold the sums, and what is read side by side
+    block = max(1, min(target.sums, target.sums + target.abreast - side) // side)
     chunk = -(-CHUNK // block) * block
     slice_ = -(-depth // -(-max(depth, 1) // (SLICE_BYTES // (panel * abreast * 4))))
     strip = max(1, STRIP_BYTES // (chunk * 4) // slice_) * slice_
@@ -167,12 +163,13 @@ def choose_linear(k: Linear, target: Target) -> LinearSchedule:
         groups = -(-(k.columns // 2) // (panel // 2 * panels))
     else:
         groups = -(-k.columns // (panel * panels))
-    row = panel * w.dtype.itemsize
+    row, vectors = panel * w.dtype.itemsize, panel // target.lanes
+    few = tuple(max(1, rows * target.panel // panel) for rows in target.row_blocks)  # as many sums in wider panels
     tiles = layout.startswith("tiles")
     ahead = 1 if tiles else row
     near, far = (NEON_NEAR_BYTES, NEON_FAR_BYTES) if target.isa == "neon" else (NEAR_BYTES, FAR_BYTES)
     return LinearSchedule(
-        panel, panels, groups, TILE_FEW if tiles else target.row_blocks, panel // target.lanes, max(1, 64 // row),
+        panel, panels, groups, TILE_FEW if tiles else few, vectors, max(1, 64 // row),
         near // ahead, far // ahead, blocking(target, layout, k.depth), tiles,
         k.operand("x").view.buffer.tiled > 0, k.operand("y").view.buffer.tiled > 0,
     )  # fmt: skip

@@ -9,13 +9,14 @@ CODED_BITS = 12  # of a bf16 weight for tile units: mp_coded.h
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A back end and its machine. `lanes` floats fit a vector; weights are packed in panels of `panel` columns."""
+    """A back end and its machine. `lanes` floats fit a vector; weights are packed in panels of columns."""
 
     name: str  # cpu, cuda
     isa: str  # neon, avx2, avx512, amx, generic, scalar, tiles (amx emulated), sm_90 …
     lanes: int
-    panel: int
-    row_blocks: tuple[int, ...]  # rows that a pass over a panel serves with vectors when they are few, ascending from 1
+    panel: int  # columns of a panel in f32
+    narrow: int  # and of weights of 16 bits
+    row_blocks: tuple[int, ...]  # rows that a pass over a panel of f32 serves when they are few, ascending from 1
     sums: int  # vectors of sums that the registers hold
     abreast: int  # vectors of columns that are read side by side for them
     cores: int = 0  # multiprocessors of a GPU
@@ -41,14 +42,14 @@ def cpu_target(isa: str, vector_bytes: int) -> Target:
     """The CPU target of an instruction set: register counts decide the block of rows."""
     lanes = max(vector_bytes // 4, 1)
     if isa in ("avx512", "amx", "tiles"):
-        return Target("cpu", isa, 16, 32, (1, 4, 12), 24, 6)
+        return Target("cpu", isa, 16, 32, 32, (1, 4, 12), 24, 6)
     if isa == "avx2":
-        return Target("cpu", isa, 8, 16, (1, 6), 12, 2)
+        return Target("cpu", isa, 8, 16, 32, (1, 6), 12, 2)
     if isa == "neon":
-        return Target("cpu", isa, 4, 16, (1, 4), 24, 4)
-    return Target("cpu", isa, lanes, 8, (1, 4), 8 if lanes > 1 else 32, 2)
+        return Target("cpu", isa, 4, 16, 16, (1, 4), 24, 4)
+    return Target("cpu", isa, lanes, 8, 8, (1, 4), *((8, 2) if lanes > 1 else (32, 8)))
 
 
 def cuda_target(capability: int, cores: int, shared: int, library: bool = False) -> Target:
     """The target of a GPU: compute capability (90 for sm_90), multiprocessors, shared memory of a block."""
-    return Target("cuda", f"sm_{capability}", 1, 1, (1,), 1, 1, cores, shared, library)
+    return Target("cuda", f"sm_{capability}", 1, 1, 1, (1,), 1, 1, cores, shared, library)

@@ -35,7 +35,7 @@ _FLAGS = {
     "amx": ("-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 }
 # What a level may have beyond its needs: name in /proc/cpuinfo -> compiler flag, or -march= extension.
-_X86_OPTIONS = {"avx512_bf16": "-mavx512bf16", "avx512_vnni": "-mavx512vnni"}
+_X86_OPTIONS = {"avx512_bf16": "-mavx512bf16", "avx512_vnni": "-mavx512vnni", "avx512vbmi": "-mavx512vbmi"}
 _ARM_OPTIONS = {
     "asimdhp": "fp16", "asimddp": "dotprod", "atomics": "lse", "asimdfhm": "fp16fml",
     "bf16": "bf16", "i8mm": "i8mm",
@@ -79,6 +79,10 @@ int main(int argc, char **argv) {
 #ifdef __AVX512VNNI__
     c = _mm512_dpbusd_epi32(c, c, c);
     if (_mm_extract_epi32(_mm512_castsi512_si128(c), 0) != 0x30003 + 18) return 3;
+#endif
+#ifdef __AVX512VBMI__
+    __m512i f = _mm512_permutexvar_epi8(_mm512_set1_epi8((char)argc), _mm512_set1_epi16(0x201));
+    if (_mm_extract_epi32(_mm512_castsi512_si128(f), 0) != 0x2020202) return 3;
 #endif
 #ifdef __AVX512BF16__
     __m512 e = _mm512_set1_ps((float)argc);

@@ -86,41 +86,48 @@ static void pack_tiles(const uint32_t *in, const uint32_t *none, uint32_t *out, 
         }
 }
 
-enum { TILE = 512, CODED = 768, BINADES = 15 };
+enum { TILE = 512, CODED = 768, CODES = 16 };
 
-/* The exponent below the 15 that most of `count` numbers have (of several, the lowest): from every 17th row of the tiles. */
-static int exponent_below(const uint16_t *w, int64_t count)
+/* The 16 upper bytes that most of `count` numbers have, the most frequent first (of several, the lowest), from every 17th row of
+ * the tiles. Where there are fewer, the rest are 0. */
+static void usual_bytes(const uint16_t *w, int64_t count, uint8_t *upper)
 {
-    int64_t found[2][256] = {{0}}, inside = 0, most = -1; /* two: equal neighbours do not wait for each other */
+    int64_t seen[2][256] = {{0}}; /* two: equal neighbours do not wait for each other */
+    int bytes[256], n = 0;
     for (int64_t i = 0; i < count; i += 17 * 32)
-        for (int j = 0; j < 32; j += 2) ++found[0][w[i + j] >> 7 & 255], ++found[1][w[i + j + 1] >> 7 & 255];
-    int below = 0;
-    for (int e = 1; e < 256; ++e) {
-        inside += found[0][e] + found[1][e];
-        if (e > BINADES) inside -= found[0][e - BINADES] + found[1][e - BINADES];
-        if (e >= BINADES && inside > most) most = inside, below = e - BINADES;
+        for (int j = 0; j < 32; j += 2) ++seen[0][w[i + j] >> 8], ++seen[1][w[i + j + 1] >> 8];
+    for (int b = 0; b < 256; ++b) {
+        seen[0][b] += seen[1][b];
+        if (seen[0][b]) bytes[n++] = b;
     }
-    return below;
+    memset(upper, 0, CODES);
+    for (int code = 0; code < CODES && code < n; ++code) {
+        int most = 0;
+        for (int i = 1; i < n; ++i)
+            if (seen[0][bytes[i]] > seen[0][bytes[most]]) most = i;
+        upper[code] = (uint8_t)bytes[most];
+        seen[0][bytes[most]] = 0;
+    }
 }
 
 /* Puts the numbers of a tile into 12 bits each: mp_coded.h says how. Gives whether there are some that have no code. */
-static int encode_tile(const uint16_t *tile, uint8_t *out, const int below)
+static int encode_tile(const uint16_t *tile, uint8_t *out, const uint8_t *upper)
 {
-    uint16_t odd = 0;
+    uint8_t odd = 0;
     for (int two = 0; two < 8; ++two) { /* rows */
-        uint8_t *const codes = out + two / 2 * 192, *const rest = codes + 64 + two % 2 * 64;
+        uint8_t *const codes = out + two / 2 * 192, *const lower = codes + 64 + two % 2 * 64;
         uint16_t v[64];
-        uint8_t code[64];
+        uint8_t high[64], code[64];
         for (int i = 0; i < 8; ++i) memcpy(v + i * 8, tile + two * 64 + i % 2 * 32 + i / 2 * 8, 16);
+        for (int i = 0; i < 64; ++i) high[i] = (uint8_t)(v[i] >> 8), lower[i] = (uint8_t)v[i], code[i] = CODES;
+        for (int c = CODES - 1; c >= 0; --c)
+            for (int i = 0; i < 64; ++i) code[i] = high[i] == upper[c] ? (uint8_t)c : code[i];
         for (int i = 0; i < 64; ++i) {
-            const uint16_t e = v[i] >> 7 & 255, d = (uint16_t)(e - below), inside = (uint16_t)(d - 1) < BINADES;
-            code[i] = (uint8_t)(inside ? d : 0);
-            rest[i] = (uint8_t)((v[i] >> 8 & 0x80) | (v[i] & 0x7f));
-            odd |= inside ? 0 : e;
+            odd |= code[i] & CODES;
+            codes[i] = (uint8_t)(two % 2 ? codes[i] | code[i] << 4 : code[i] & (CODES - 1));
         }
-        for (int i = 0; i < 64; ++i) codes[i] = (uint8_t)(two % 2 ? codes[i] | code[i] << 4 : code[i]);
     }
-    return odd != 0;
+    return odd;
 }
 
 /* A list of numbers that have no code, in which there is room for some; `count` goes on beyond it. */
@@ -144,16 +151,15 @@ int64_t mp_pack_coded(const uint32_t *in, const uint32_t *none, uint8_t *out, co
     odd_numbers odd = {(uint32_t *)(out + panels * each), 0, room};
     for (int64_t p = 0; p < panels; ++p, rows += 32, out += each) {
         pack_tiles(in, none, (uint32_t *)tiles, rows, depth / 2);
-        const int below = exponent_below(tiles, depth * 32);
-        uint8_t *const codes = out + 64;
-        const uint64_t line[8] = {(uint64_t)below, (uint64_t)((uint8_t *)(odd.list + 2 * odd.count) - codes)};
-        memcpy(out, line, sizeof line);
+        uint8_t *const upper = out, *const codes = out + 64;
+        const int64_t list = (uint8_t *)(odd.list + 2 * odd.count) - codes;
+        memset(out, 0, 64);
+        memcpy(out + CODES, &list, sizeof list);
+        usual_bytes(tiles, depth * 32, upper);
         for (int64_t at = 0; at < depth * 32; at += TILE) {
-            if (!encode_tile(tiles + at, codes + at / TILE * CODED, below)) continue;
-            for (int i = 0; i < TILE; ++i) {
-                const uint32_t e = tiles[at + i] >> 7 & 255;
-                if (e != 0 && e - (uint32_t)below - 1 >= BINADES) put(&odd, (uint32_t)(at + i), tiles[at + i]);
-            }
+            if (!encode_tile(tiles + at, codes + at / TILE * CODED, upper)) continue;
+            for (int i = 0; i < TILE; ++i)
+                if (!memchr(upper, tiles[at + i] >> 8, CODES)) put(&odd, (uint32_t)(at + i), tiles[at + i]);
         }
         put(&odd, UINT32_MAX, 0); /* the end of the list */
     }

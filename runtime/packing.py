@@ -18,7 +18,7 @@ from monoplan.runtime.ffi import declared
 
 Array = np.ndarray[Any, Any]
 Make = Callable[[tuple[int, ...], Any], Array]  # of a shape and a type, at the begin of a cache line
-ABI = 5
+ABI = 6
 CDEF = """
 void mp_pack_16(const void *, const void *, void *, const int64_t *, int64_t, int64_t, int64_t);
 void mp_pack_32(const void *, const void *, void *, const int64_t *, int64_t, int64_t, int64_t);
@@ -75,17 +75,17 @@ def _pack_coded_slowly(w: Array, rows: Array) -> Array:
     out = np.zeros((count, coded_panel_bytes(depth)), np.uint8)
     lists: list[Array] = []
     for p, w16 in enumerate(tiles):
-        e = w16 >> 7 & 255
-        seen = np.bincount(e.reshape(-1, 32)[::17].reshape(-1), minlength=256)
-        below = int(np.argmax([seen[b + 1 : b + 16].sum() for b in range(241)]))
-        code = np.where((e > below) & (e <= below + 15), e - below, 0)
-        odd = np.flatnonzero((code == 0) & (e != 0))
+        seen = np.bincount(w16.reshape(-1, 32)[::17].reshape(-1) >> 8, minlength=256)
+        upper = np.argsort(-seen, kind="stable")[:16].astype(np.uint8)
+        upper[seen[upper] == 0] = 0
+        known = w16[:, None] >> 8 == upper  # of each number, by codes
+        code, odd = known.argmax(1), np.flatnonzero(~known.any(1))
         # Two rows of a tile lie together, eight numbers of the one and eight of the other.
-        both = np.stack([code, w16 >> 8 & 0x80 | w16 & 0x7F]).reshape(2, -1, 2, 4, 8).swapaxes(2, 3).astype(np.uint8)
-        codes, rest = both[0].reshape(-1, 2, 64), both[1].reshape(-1, 128)
+        both = np.stack([code, w16 & 255]).reshape(2, -1, 2, 4, 8).swapaxes(2, 3).astype(np.uint8)
+        codes, lower = both[0].reshape(-1, 2, 64), both[1].reshape(-1, 128)
         begins = (count - p) * out.shape[1] - 64 + 8 * sum(map(len, lists))
-        out[p, 64:] = np.concatenate([codes[:, 0] | codes[:, 1] << 4, rest], axis=1).reshape(-1)
-        out[p, :64] = np.array([below, begins, *[0] * 6], np.uint64).view(np.uint8)
+        out[p, 64:] = np.concatenate([codes[:, 0] | codes[:, 1] << 4, lower], axis=1).reshape(-1)
+        out[p, :16], out[p, 16:24] = upper, np.array([begins], np.int64).view(np.uint8)
         lists.append(np.array([*zip(odd, w16[odd], strict=True), (0xFFFFFFFF, 0)], np.uint32))
     return np.concatenate([out.reshape(-1), *(one.reshape(-1).view(np.uint8) for one in lists)])
 

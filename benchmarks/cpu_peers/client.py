@@ -53,7 +53,10 @@ class Worker:
         self.anonymous = 0  # most bytes of memory of its own that were seen while it was watched
         threads = {name: str(job.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "MONOPLAN_NUM_THREADS")}
         caches = {"MONOPLAN_CACHE_DIR": job.cache / "monoplan", "TORCHINDUCTOR_CACHE_DIR": job.cache / "inductor"}
+        # Python's own cache is apart from those: an installed package comes with it.
+        caches["PYTHONPYCACHEPREFIX"] = job.work.folder / "bytecode"
         env = {**environment(), **threads, **{name: str(path) for name, path in caches.items()}}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)
         self.begin = time.perf_counter()
         with open(log or os.devnull, "ab") as errors:
             self.process = subprocess.Popen(

@@ -1,7 +1,8 @@
-"""monoplan as its users run it: a folder, `mp.compile`, calls with a cache."""
+"""monoplan as its users run it: a folder, `mp.compile`, calls with a cache; a variant is an instruction set."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from cpu_peers.engine import Ids, Job, StepEngine
@@ -26,6 +27,8 @@ class MonoplanEngine(StepEngine):
 
 
 def open_engine(job: Job, variant: str) -> MonoplanEngine:
+    if variant:
+        os.environ["MONOPLAN_ISA"] = variant  # before the plan's target is chosen
     import monoplan as mp
     from monoplan.models import AutoLlamaModel
 

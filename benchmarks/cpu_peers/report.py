@@ -113,7 +113,7 @@ def as_text(plan: Plan, outcome: Outcome, found: dict[str, dict[str, Any]]) -> s
     head = ["peer", "decode ms", "tokens/s", "of read bandwidth", f"prefill {PROMPT} tokens/s", "GFLOP/s",
             f"of {limit}", "peak memory / weights", "own memory / weights", "same tokens"]  # fmt: skip
     parts.append(table(head, rows))
-    others = {peer: f for peer, f in found.items() if peer != OURS}
+    others = {peer: f for peer, f in found.items() if not peer.startswith(OURS)}
     if OURS in found and others:
         parts.append(_against(found[OURS], others))
     if plan.contexts:

@@ -15,6 +15,8 @@ from typing import Any, TextIO
 
 PEERS = {  # name: module and the variant that its `open_engine` is told
     "monoplan": ("peer_monoplan", ""),
+    "monoplan-avx512": ("peer_monoplan", "avx512"),
+    "monoplan-avx2": ("peer_monoplan", "avx2"),
     "torch-eager": ("peer_torch", "transformers eager"),
     "torch-compile": ("peer_torch", "transformers compile"),
     "script-eager": ("peer_torch", "script eager"),
@@ -29,6 +31,7 @@ PEERS = {  # name: module and the variant that its `open_engine` is told
     "fake-missing": ("peer_fake", "missing"),
     "fake-failing": ("peer_fake", "failing"),
 }  # fmt: skip
+LEVELS = ("monoplan-avx512", "monoplan-avx2")  # beside each other, when they are asked for
 FAKES = ("fake", "fake-missing", "fake-failing")  # for the tests of the runner
 
 

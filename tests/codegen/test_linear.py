@@ -83,8 +83,9 @@ def check_few(dtype: str, depth: int, columns: int) -> None:
             check(alone[-1][known], exact[known], "f32", "matmul", 2.0 * size)
     for count in range(2, len(x) + 1):
         for first in range(len(x) - count + 1):
-            got = run([x[first : first + count]])[0]
-            assert got.tobytes() == np.concatenate(alone[first : first + count]).tobytes(), (first, count)
+            got, want = run([x[first : first + count]])[0], np.concatenate(alone[first : first + count])
+            got[np.isnan(got)] = want[np.isnan(want)] = np.nan  # of two NaN an x86 core keeps the first
+            assert got.tobytes() == want.tobytes(), (first, count)
 
 
 def check_whole(dtype: str, depth: int, columns: int) -> None:

@@ -54,7 +54,7 @@ def read_coded(packed: Any, number: int, depth: int) -> Any:
     """A panel [depth, 32] of bf16 in 12 bits, as mp_coded.h describes it: written down once more, number by number."""
     size = depth * 48 + 64
     panel = packed[number * size : (number + 1) * size]
-    below, begins = (int(n) for n in panel[:16].view(np.uint64))
+    upper, begins = panel[:16], int(panel[16:24].view(np.int64)[0])
     panel = panel[64:]
     found = np.empty((depth, 32), np.uint16)
     for k in range(depth):
@@ -62,8 +62,8 @@ def read_coded(packed: Any, number: int, depth: int) -> Any:
             row, column = k % 32 // 2, 2 * (c % 16) + k % 2  # of a tile, which has 16 x 32
             quarter = panel[(k // 32 * 2 + c // 16) * 768 + row // 4 * 192 :][:192]
             at = column // 8 * 16 + row % 2 * 8 + column % 8
-            code, rest = int(quarter[at]) >> 4 * (row // 2 % 2) & 15, int(quarter[64 + row // 2 % 2 * 64 + at])
-            found[k, c] = (rest & 0x80) << 8 | (below + code if code else 0) << 7 | rest & 0x7F
+            code, lower = int(quarter[at]) >> 4 * (row // 2 % 2) & 15, int(quarter[64 + row // 2 % 2 * 64 + at])
+            found[k, c] = int(upper[code]) << 8 | lower
     odd = packed[number * size + 64 + begins :][: depth * 32 * 8 + 8].view(np.uint32).reshape(-1, 2)
     for place, value in odd[: np.flatnonzero(odd[:, 0] == 0xFFFFFFFF)[0]]:
         half, inside = divmod(int(place) % 1024, 512)

@@ -1,12 +1,11 @@
-/* bf16 weights in 12 bits, of which nothing is lost. Nearly all exponents of a panel lie within 15 binades, so each number
- * keeps its sign and its 7 bits in a byte and the exponent as a code of 4 bits: 0 for 0, else `below` + code. The few others
- * stand in a list. What a core reads is three quarters, and it has time to put the numbers together: memory is what it waits
- * for.
+/* bf16 weights in 12 bits, of which nothing is lost. The upper byte of a number, its sign and most of its exponent, is nearly
+ * always one of 16 of its panel: a code of 4 bits says which, and the lower byte stays as it is. The few others stand in a
+ * list. What a core reads is three quarters, and it has time to put the numbers together: memory is what it waits for.
  *
- * A panel of K x 32: a line that says `below` and where the list begins; then tiles of 16 pairs of k x 16 columns, two for each
- * 32 of k. For each quarter of a tile, four rows, 64 bytes of codes and twice 64 of signs and fractions. They lie as an
- * interleaving of vectors puts them in place: 64 bytes are two rows, 8 numbers of the one, 8 of the other; their codes are the
- * lower halves of 64 bytes, those of the other two rows the upper ones. */
+ * A panel of K x 32: a line with the 16 upper bytes and where the list begins; then tiles of 16 pairs of k x 16 columns, two for
+ * each 32 of k. For each quarter of a tile, four rows, 64 bytes of codes and twice 64 lower bytes. They lie as an interleaving of
+ * vectors puts them in place: 64 bytes are two rows, 8 numbers of the one, 8 of the other; their codes are the lower halves of
+ * 64 bytes, those of the other two rows the upper ones. */
 #ifndef MP_CODED_H
 #define MP_CODED_H
 
@@ -16,15 +15,14 @@
 /* Bytes. */
 enum { MP_CODED_LINE = 64, MP_CODED_QUARTER = 192, MP_CODED_TILE = 4 * MP_CODED_QUARTER, MP_CODED_STEP = 2 * MP_CODED_TILE };
 
-/* A number whose exponent has no code: where in the panel's tiles it stands. The last one of a list is nowhere. */
+/* A number whose upper byte has no code: where in the panel's tiles it stands. The last one of a list is nowhere. */
 typedef struct {
     uint32_t at, value;
 } mp_odd;
 
 typedef struct {
-    const uint8_t *codes;
+    const uint8_t *upper, *codes;
     const mp_odd *odd;
-    int below;
 } mp_coded;
 
 /* Where row k of panel p lies, of a weight with K rows. */
@@ -35,68 +33,62 @@ MP_FN const uint8_t *mp_coded_from(const mp_bf16 *w, const int64_t p, const int6
 
 MP_FN mp_coded mp_coded_panel(const mp_bf16 *w, const int64_t p, const int64_t K)
 {
-    const uint8_t *const codes = mp_coded_from(w, p, 0, K);
-    uint64_t line[2];
-    memcpy(line, codes - MP_CODED_LINE, sizeof line);
-    return (mp_coded){codes, (const mp_odd *)(codes + line[1]), (int)line[0]};
+    const uint8_t *const codes = mp_coded_from(w, p, 0, K), *const upper = codes - MP_CODED_LINE;
+    uint64_t list;
+    memcpy(&list, upper + 16, sizeof list);
+    return (mp_coded){upper, codes, (const mp_odd *)(codes + list)};
 }
 
 /* One number: place j of the first two rows of a quarter (half 0) or of the others. */
-MP_FN mp_bf16 mp_decode_one(const uint8_t *quarter, const int half, const int j, const int below)
+MP_FN mp_bf16 mp_decode_one(const uint8_t *quarter, const int half, const int j, const uint8_t *upper)
 {
-    const unsigned code = quarter[j] >> half * 4 & 15, rest = quarter[64 + half * 64 + j];
-    const unsigned exponent = code ? (unsigned)below + code : 0;
-    return (mp_bf16)((rest & 0x80) << 8 | exponent << 7 | (rest & 0x7f));
+    return (mp_bf16)(upper[quarter[j] >> half * 4 & 15] << 8 | quarter[64 + half * 64 + j]);
 }
 
-/* How codes become exponents. */
+/* How codes become upper bytes. */
 #if defined(__AVX512BW__) && !defined(MP_TILES_EMULATED)
-typedef struct {
-    __m512i high, low; /* the upper and the lower byte of a bf16 with the exponent of each code */
-} mp_exponents;
+typedef __m512i mp_uppers;
 
-MP_FN mp_exponents mp_exponents_above(const int below)
+MP_FN mp_uppers mp_uppers_of(const uint8_t *upper)
 {
-    const __m512i code = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
-    const __m512i all = _mm512_maskz_add_epi8(_mm512_test_epi8_mask(code, code), code, _mm512_set1_epi8((char)below));
-    const __m512i high = _mm512_and_si512(_mm512_srli_epi16(all, 1), _mm512_set1_epi8(0x7f));
-    return (mp_exponents){high, _mm512_and_si512(_mm512_slli_epi16(all, 7), _mm512_set1_epi8((char)0x80))};
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)upper));
 }
 
 /* Two of the four rows of a quarter: the first ones (half 0) or the others. */
-MP_FN void mp_decode_rows(mp_bf16 *to, const uint8_t *quarter, const int half, const mp_exponents e)
+MP_FN void mp_decode_rows(mp_bf16 *to, const uint8_t *quarter, const int half, const mp_uppers upper)
 {
-    const __m512i lower = _mm512_set1_epi8(15), sign = _mm512_set1_epi8((char)0x80);
-    const __m512i codes = _mm512_loadu_si512(quarter), rest = _mm512_loadu_si512(quarter + 64 + half * 64);
-    const __m512i code = _mm512_and_si512(half ? _mm512_srli_epi16(codes, 4) : codes, lower);
-    /* sign & rest | exponent; ~sign & rest | exponent */
-    const __m512i high = _mm512_ternarylogic_epi64(sign, rest, _mm512_shuffle_epi8(e.high, code), 0xea);
-    const __m512i low = _mm512_ternarylogic_epi64(sign, rest, _mm512_shuffle_epi8(e.low, code), 0xae);
+    const __m512i codes = _mm512_loadu_si512(quarter), low = _mm512_loadu_si512(quarter + 64 + half * 64);
+    const __m512i code = half ? _mm512_srli_epi16(codes, 4) : codes;
+#if defined(__AVX512VBMI__)
+    const __m512i high = _mm512_permutexvar_epi8(code, upper); /* 16 bytes four times: two of the six bits do not matter */
+#else
+    const __m512i high = _mm512_shuffle_epi8(upper, _mm512_and_si512(code, _mm512_set1_epi8(15)));
+#endif
     _mm512_storeu_si512(to + half * 64, _mm512_unpacklo_epi8(low, high));
     _mm512_storeu_si512(to + half * 64 + 32, _mm512_unpackhi_epi8(low, high));
 }
 #else
-typedef int mp_exponents;
+typedef const uint8_t *mp_uppers;
 
-MP_FN mp_exponents mp_exponents_above(const int below) { return below; }
+MP_FN mp_uppers mp_uppers_of(const uint8_t *upper) { return upper; }
 
-MP_FN void mp_decode_rows(mp_bf16 *to, const uint8_t *quarter, const int half, const mp_exponents below)
+MP_FN void mp_decode_rows(mp_bf16 *to, const uint8_t *quarter, const int half, const mp_uppers upper)
 {
-    for (int j = 0; j < 64; ++j) to[half * 64 + j % 16 / 8 * 32 + j / 16 * 8 + j % 8] = mp_decode_one(quarter, half, j, below);
+    for (int j = 0; j < 64; ++j) to[half * 64 + j % 16 / 8 * 32 + j / 16 * 8 + j % 8] = mp_decode_one(quarter, half, j, upper);
 }
 #endif
 
 /* The 512 numbers of a tile. */
-MP_FN void mp_decode_tile(mp_bf16 *tile, const uint8_t *from, const mp_exponents e)
+MP_FN void mp_decode_tile(mp_bf16 *tile, const uint8_t *from, const mp_uppers upper)
 {
     MP_FULLY
-    for (int i = 0; i < 8; ++i) mp_decode_rows(tile + i / 2 * 128, from + i / 2 * MP_CODED_QUARTER, i % 2, e);
+    for (int i = 0; i < 8; ++i) mp_decode_rows(tile + i / 2 * 128, from + i / 2 * MP_CODED_QUARTER, i % 2, upper);
 }
 
 /* The two tiles of 32 of k. */
-MP_FN void mp_decode_step(mp_bf16 *tiles, const uint8_t *from, const mp_exponents e)
+MP_FN void mp_decode_step(mp_bf16 *tiles, const uint8_t *from, const mp_uppers upper)
 {
-    for (int half = 0; half < 2; ++half) mp_decode_tile(tiles + half * 512, from + half * MP_CODED_TILE, e);
+    for (int half = 0; half < 2; ++half) mp_decode_tile(tiles + half * 512, from + half * MP_CODED_TILE, upper);
 }
 
 /* Numbers of the list that stand before `end`, into tiles that begin at `first`; gives the rest of the list. */
@@ -106,39 +98,36 @@ MP_FN const mp_odd *mp_put_odd(mp_bf16 *tiles, const mp_odd *odd, const int64_t 
     return odd;
 }
 
-/* Rows of a panel from k on, which become tiles while those before them are at work. */
+/* Rows of a panel from k on, which become tiles one step of 32 after the other. */
 typedef struct {
-    mp_bf16 *tiles, *to;             /* where they begin, and where the next ones are put */
-    const uint8_t *from, *next, *end; /* what is decoded, the next quarter of a tile, and the end */
+    mp_bf16 *to;               /* where the next ones are put */
+    const uint8_t *from, *end; /* what is decoded next, and the end */
     const mp_odd *odd;
-    mp_exponents e;
-    int64_t k;
+    mp_uppers upper;
+    int64_t at; /* of the next ones in the panel's tiles */
 } mp_slice;
 
+/* Does nothing when all are decoded. A function by itself: all products of a plan share it. */
+static void __attribute__((unused, noinline)) mp_decode_next(mp_slice *s)
+{
+    if (s->from == s->end) return;
+    mp_decode_step(s->to, s->from, s->upper);
+    s->odd = mp_put_odd(s->to, s->odd, s->at, s->at + 1024);
+    s->to += 1024;
+    s->from += MP_CODED_STEP;
+    s->at += 1024;
+}
+
+/* At most `most` rows from k on. The first steps are decoded, since tile loads wait for stores that are under way. */
 MP_FN mp_slice mp_begin_slice(mp_bf16 *tiles, const mp_bf16 *w, const int64_t p, const int64_t k, const int64_t K, const int64_t most)
 {
+    enum { AHEAD = 2 };
     const mp_coded c = mp_coded_panel(w, p, K);
-    const uint8_t *const from = mp_coded_from(w, p, k, K), *const end = mp_coded_from(w, p, most < K - k ? k + most : K, K);
-    return (mp_slice){tiles, tiles, from, from, end, c.odd, mp_exponents_above(c.below), k};
-}
-
-/* Half of its next quarter of a tile: the first one, or the second, which ends it. */
-MP_FN void mp_decode_half(mp_slice *s, const int half)
-{
-    if (s->next == s->end) return;
-    mp_decode_rows(s->to, s->next, half, s->e);
-    s->to += half * 128;
-    s->next += half * MP_CODED_QUARTER;
-}
-
-/* All that is left of them, and the numbers that have no code. */
-static void __attribute__((unused, noinline)) mp_finish_slice(mp_slice *s)
-{
-    while (s->next != s->end)
-        for (int half = 0; half < 2; ++half) mp_decode_half(s, half);
-    const mp_odd *odd = s->odd;
-    while (odd->at < s->k * 32) ++odd;
-    mp_put_odd(s->tiles, odd, s->k * 32, s->k * 32 + (s->to - s->tiles));
+    const uint8_t *const end = mp_coded_from(w, p, most < K - k ? k + most : K, K);
+    mp_slice s = {tiles, mp_coded_from(w, p, k, K), end, c.odd, mp_uppers_of(c.upper), k * 32};
+    while (s.odd->at < s.at) ++s.odd;
+    for (int i = 0; i < AHEAD; ++i) mp_decode_next(&s);
+    return s;
 }
 
 /* The order in which slices are read: within a strip of k, by the panels [p0, p1) of a piece, by strips; then the next piece,
@@ -169,7 +158,7 @@ static void __attribute__((unused, noinline)) mp_decode_column(mp_bf16 *to, cons
         const uint8_t *const tile = from + k / 32 * MP_CODED_STEP;
         if (k + 32 * AHEAD < K) mp_soon(tile + AHEAD * MP_CODED_STEP, MP_CODED_TILE);
         for (int i = 0; i < 32; ++i) /* rows of pairs */
-            to[k + i] = mp_decode_one(tile + i / 8 * MP_CODED_QUARTER, i / 4 % 2, lane + i / 2 % 2 * 8 + place + i % 2, w.below);
+            to[k + i] = mp_decode_one(tile + i / 8 * MP_CODED_QUARTER, i / 4 % 2, lane + i / 2 % 2 * 8 + place + i % 2, w.upper);
     }
     for (const mp_odd *odd = w.odd; odd->at < K * 32; ++odd) {
         const int64_t step = odd->at / 1024, half = odd->at / 512 % 2, pair = odd->at / 32 % 16;

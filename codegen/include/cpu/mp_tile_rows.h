@@ -55,10 +55,10 @@ mp_rows_by_panel(float *tile, const int64_t width, const mp_bf16 *xs, const mp_c
     enum { AHEAD = 2 };
     _Alignas(64) float sums[4][12 * 16];
     _Alignas(64) mp_bf16 ready[4 * 1024];
-    const mp_exponents e = mp_exponents_above(w.below);
+    const mp_uppers upper = mp_uppers_of(w.upper);
     const int64_t steps = K / 32;
     const mp_odd *odd = w.odd;
-    for (int i = 0; i < AHEAD && i < steps; ++i) mp_decode_step(ready + i * 1024, w.codes + i * MP_CODED_STEP, e);
+    for (int i = 0; i < AHEAD && i < steps; ++i) mp_decode_step(ready + i * 1024, w.codes + i * MP_CODED_STEP, upper);
     odd = mp_put_odd(ready, odd, 0, AHEAD * 1024);
     mp_tile_zero(0);
     mp_tile_zero(1);
@@ -74,7 +74,7 @@ mp_rows_by_panel(float *tile, const int64_t width, const mp_bf16 *xs, const mp_c
         if (R > 4) mp_tile_load_close(5, x + 12 * 32, 64);
         mp_fetch_twice(p + far, p + near);
         mp_tile_load_close(6, now, 64);
-        if (more) mp_decode_tile(later, p, e);
+        if (more) mp_decode_tile(later, p, upper);
         mp_tile_fence();
         mp_tile_load_close(7, now + 512, 64);
         mp_fetch_twice(p + far + MP_CODED_TILE, p + near + MP_CODED_TILE);
@@ -82,7 +82,7 @@ mp_rows_by_panel(float *tile, const int64_t width, const mp_bf16 *xs, const mp_c
         mp_tile_dot_close(0, 4, 6);
         if (R > 4) mp_tile_dot_close(2, 5, 6);
         if (more) {
-            mp_decode_tile(later + 512, p + MP_CODED_TILE, e);
+            mp_decode_tile(later + 512, p + MP_CODED_TILE, upper);
             odd = mp_put_odd(later, odd, (i + AHEAD) * 1024, (i + AHEAD + 1) * 1024);
         }
         mp_tile_fence();
