@@ -56,6 +56,10 @@ class Engine:
         """Seconds of each step after a prompt, which is not timed; a step is a token in and a greedy token out."""
         raise NotImplementedError
 
+    def growth(self, prompts: list[list[int]], steps: int, capacities: list[int]) -> list[list[float]]:
+        """Seconds of each step after each of these prompts."""
+        return [self.decode(ids, steps, capacity) for ids, capacity in zip(prompts, capacities, strict=True)]
+
     def tokens(self, ids: list[int], count: int, capacity: int) -> list[int]:
         """The greedy continuation, by which the runner sees that all peers run the same model."""
         raise NotImplementedError

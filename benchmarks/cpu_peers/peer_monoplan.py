@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
+
+import numpy as np
 
 from cpu_peers.engine import Ids, Job, StepEngine
 from cpu_peers.workload import DTYPES
@@ -24,6 +27,21 @@ class MonoplanEngine(StepEngine):
 
     def step(self, ids: Ids) -> int:
         return int(self.llm.step(ids, self.cache)["token"][0])
+
+    def growth(self, prompts: list[list[int]], steps: int, capacities: list[int]) -> list[list[float]]:
+        """A step of each in turn, with a cache of its own: what others do on the machine touches all alike."""
+        tokens: list[int] = []
+        for ids, capacity in zip(prompts, capacities, strict=True):
+            self.reset(capacity)
+            tokens.append(self.step(np.asarray([ids], np.int64)))
+        seconds: list[list[float]] = [[] for _ in prompts]
+        for _ in range(steps):
+            for i, capacity in enumerate(capacities):
+                self.cache = self.caches[capacity]
+                begin = time.perf_counter()
+                tokens[i] = self.step(np.array([[tokens[i]]], np.int64))
+                seconds[i].append(time.perf_counter() - begin)
+        return seconds
 
 
 def open_engine(job: Job, variant: str) -> MonoplanEngine:

@@ -83,9 +83,15 @@ def growth(plan: Plan, seconds: dict[str, list[list[float]]], limits: Limits) ->
     """How decode grows with the context, beside the time to read its keys and values; a long prompt by a short one."""
     times = {tokens: pooled(seconds[f"decode {tokens}"]) for tokens in plan.contexts}
     predicted = plan.work.kv_bytes / median(found["read"] for pair in limits for found in pair)
-    slope = slope_of(times)
+    slope = paired_slope({tokens: seconds[f"decode {tokens}"] for tokens in plan.contexts})
     longer = pooled(seconds["prefill long"]) / LONG_PROMPT / (pooled(seconds["prefill"]) / PROMPT)
     return {"context_s": times, "slope_s": slope, "slope_over_predicted": slope / predicted, "long_prompt": longer}
+
+
+def paired_slope(rounds: dict[int, list[list[float]]]) -> float:
+    """The median slope of steps that ran side by side, one at each length: others on the machine slow down all."""
+    columns = {tokens: [second for each in found for second in each] for tokens, found in rounds.items()}
+    return median(slope_of(dict(zip(columns, step, strict=True))) for step in zip(*columns.values(), strict=True))
 
 
 def slope_of(times: dict[int, float]) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 from cpu_peers.client import PeerError, Worker
 from cpu_peers.engine import Job
 from cpu_peers.prepare import prepare
-from cpu_peers.workload import CAPACITY, CONTEXT, LONG_PROMPT, PROMPT, START_PROMPT, STEPS, Workload
+from cpu_peers.workload import CAPACITY, CONTEXT, GROWTH_STEPS, LONG_PROMPT, PROMPT, START_PROMPT, STEPS, Workload
 
 Say = Callable[[str], None]
 COMPARED = 8  # greedy tokens by which peers are compared
@@ -38,26 +38,28 @@ class Plan:
     log: Path | None = None
 
     def job(self, peer: str, cache: Path | None = None, file: Path | None = None) -> Job:
-        longest = max(command["capacity"] for command in self.commands().values())
+        lengths = [*self.contexts, LONG_PROMPT] if self.contexts else []
+        longest = max([CAPACITY, *map(capacity_for, lengths)])
         return Job(peer, self.work, self.threads, self.cpus, longest, cache or self.cache, file)
 
     def commands(self) -> dict[str, dict[str, Any]]:
-        """The timed commands of a turn, by the name under which their seconds are kept."""
+        """The timed commands of a turn, by the name under which their seconds are kept (growth: of each context)."""
         found: dict[str, dict[str, Any]] = {
             "decode": {"do": "decode", "tokens": CONTEXT, "steps": STEPS, "capacity": CAPACITY},
             "prefill": {"do": "prefill", "tokens": PROMPT, "capacity": CAPACITY},
         }
-        for tokens in self.contexts:
-            step = {"do": "decode", "tokens": tokens, "steps": STEPS, "capacity": capacity_for(tokens)}
-            found[f"decode {tokens}"] = step
         if self.contexts:
+            capacities = [capacity_for(tokens) for tokens in self.contexts]
+            found["growth"] = {
+                "do": "growth", "contexts": self.contexts, "steps": GROWTH_STEPS, "capacities": capacities,
+            }  # fmt: skip
             found["prefill long"] = {"do": "prefill", "tokens": LONG_PROMPT, "capacity": capacity_for(LONG_PROMPT)}
         return found
 
 
 def capacity_for(tokens: int) -> int:
     """Room for a context and the steps after it."""
-    return tokens + 4 * STEPS
+    return tokens + 2 * GROWTH_STEPS
 
 
 @dataclass
@@ -100,7 +102,10 @@ class Seat:
         worker = self.sit()
         times = self.outcome.seconds.setdefault(self.peer, {})
         for name, command in self.plan.commands().items():
-            times.setdefault(name, []).append(worker.ask(**command)["seconds"])
+            seconds = worker.ask(**command)["seconds"]
+            named = [(f"decode {tokens}", each) for tokens, each in zip(self.plan.contexts, seconds, strict=False)]
+            for kept, each in named if name == "growth" else [(name, seconds)]:
+                times.setdefault(kept, []).append(each)
 
     def leave(self) -> None:
         if self.worker is not None:

@@ -68,6 +68,9 @@ def _answer(job: Any, engine: Any, command: dict[str, Any]) -> dict[str, Any]:
     if what == "measure":
         limits: dict[str, Any] = engine.measure()
         return limits
+    if what == "growth":
+        prompts = [job.work.prompt(tokens) for tokens in command["contexts"]]
+        return {"seconds": engine.growth(prompts, command["steps"], command["capacities"])}
     ids = job.work.prompt(command["tokens"])
     if what == "prefill":
         return {"seconds": [engine.prefill(ids, command["capacity"])]}

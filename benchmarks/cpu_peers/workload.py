@@ -26,6 +26,7 @@ LONGEST = 8192  # positions of the models
 CONTEXT, PROMPT, STEPS = 128, 512, 16  # decode after CONTEXT tokens for STEPS steps; prefill of PROMPT
 CAPACITY = 640  # of every KV cache, where a peer fixes it: room for both
 LONG_PROMPT = 2048
+GROWTH_STEPS = 32  # at each length of the context: growth is a small difference of large times
 START_PROMPT = 16  # tokens before the first one of a fresh process
 
 

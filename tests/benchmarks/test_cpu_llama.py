@@ -46,7 +46,7 @@ def test_a_run_has_figures_of_those_who_ran_and_reasons_for_the_others(tmp_path:
         assert f"skipped {peer}: {reason}" in done.stdout
     ours = found["measured"]["seconds"]["monoplan"]
     assert {name: [len(steps) for steps in each] for name, each in ours.items()} == {
-        "decode": [16, 16], "prefill": [1, 1], "decode 128": [16, 16], "decode 192": [16, 16], "prefill long": [1, 1],
+        "decode": [16, 16], "prefill": [1, 1], "decode 128": [32, 32], "decode 192": [32, 32], "prefill long": [1, 1],
     }  # fmt: skip
     limits = found["measured"]["limits"].values()
     assert all(len(turns) == 2 and all(len(pair) == 2 for pair in turns) for turns in limits)
@@ -108,6 +108,8 @@ def test_the_gguf_file_holds_the_weights_of_the_checkpoint(parts: Any, tmp_path:
 
 def test_growth_is_the_slope_of_the_times(parts: Any) -> None:
     assert parts.report.slope_of({100: 1.0, 200: 1.5, 400: 2.5}) == pytest.approx(0.005)
+    rounds = {100: [[1.0, 9.0], [1.0]], 300: [[2.0, 10.0], [3.0]]}  # a slow moment, and an odd one
+    assert parts.report.paired_slope(rounds) == pytest.approx(0.005)
     limits = [[{"read": 120.0, "tiles": None}, {"read": 80.0, "tiles": None}], [{"read": 40.0, "tiles": None}] * 2]
     assert parts.report.share(10.0, [[0.2, 0.2, 9.0], [0.5]], limits, "read") == pytest.approx(0.5)
     assert parts.report.share(10.0, [[0.2], [0.5]], limits, "tiles") is None

@@ -132,7 +132,7 @@ def test_coded_weights_keep_every_bit(
 
 
 def test_coded_weights_are_small() -> None:
-    """Three quarters of bf16, a line for each panel, and about one number in 5,000 that has no code."""
+    """Three quarters of bf16, a line for each panel, and about one number in 10,000 that has no code."""
     w = (np.random.default_rng(0).standard_normal((1024, 1024)) * 0.02).astype(bf16.numpy)
     assert 0.75 < pack(w, "tiles32x4").nbytes / w.nbytes < 0.755
 
