@@ -46,12 +46,6 @@ MP_FN void mp_panel_bf16(const mp_bf16 *p, mp_vec *wide, const int V)
     for (int j = 0; j < V / 2; ++j) mp_vload2_bf16(p + 2 * j * MP_LANES, &wide[j], &wide[j + V / 2]);
 }
 
-/* Asks for `bytes` from p on, which will be read soon (locality 3: into L1) or later (2: into L2). */
-#define mp_fetch_panel(p, bytes, locality) do { \
-        MP_FULLY \
-        for (int at_ = 0; at_ < (int)(bytes); at_ += 64) __builtin_prefetch((const char *)(p) + at_, 0, locality); \
-    } while (0)
-
 /* out[p][r][j] (+)= sum over k of x[k][r] * w[p][k][j] for R rows and P panels of V vectors: one sum for each output, k in
  * order. Panels of w are `wp` apart, those of out `op`. A function by itself: all products of a plan share it, and the
  * compiler sees it once. */
