@@ -5,7 +5,7 @@ from __future__ import annotations
 from monoplan.codegen.expressions import compute_type
 from monoplan.codegen.kernels import Body, KVUpdate, Linear, Matmul, Norm, Operand, Reduce, Rope
 from monoplan.codegen.lower import Lowerer, expanded_rows, lowers, rows_by_columns
-from monoplan.codegen.schedule_linear import TILE_FEW, blocking, linear_layout
+from monoplan.codegen.schedule_linear import blocking, few_rows, linear_layout
 from monoplan.codegen.views import View, whole
 from monoplan.ir.dims import Dim
 from monoplan.ir.expr import Arg, Call, parse_expr
@@ -92,12 +92,12 @@ def _scratch(lo: Lowerer, x: Value, weight: View) -> tuple[Operand, ...]:
     if layout.startswith("rows"):
         return ()
     assert isinstance(depth, int)
-    b = blocking(lo.target, layout, depth)
+    b, few = blocking(lo.target, layout, depth), few_rows(lo.target, layout)[-1]
     tiles = layout.startswith("tiles")  # floats for each k: rows in bf16, or a few of them in three parts
-    each = max(b.block // 2, -(-3 * TILE_FEW[-1] // 2)) if tiles else max(b.block, lo.target.row_blocks[-1])
-    count = (_rows(x) + (b.block - 1)) // b.block + lo_threads()
+    many, own = (b.block // 2, -(-3 * few // 2)) if tiles else (b.block, few)
+    rows = (_rows(x) + (b.block - 1)) // b.block * many + lo_threads() * own
     sums = lo.fresh(f32, (lo_threads(), b.sums), "scratch")
-    xt = lo.fresh(f32, (count, depth, each), "scratch")
+    xt = lo.fresh(f32, (rows, depth), "scratch")
     return Operand("xt", xt, written=True), Operand("partial", sums, written=True)
 
 

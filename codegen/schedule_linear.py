@@ -152,6 +152,14 @@ def _tile_blocking(depth: int, unit: int) -> Blocking:
     )
 
 
+def few_rows(target: Target, layout: str) -> tuple[int, ...]:
+    """Numbers of rows that a pass over the weights serves: in wider panels fewer, which have as many sums."""
+    if layout.startswith("tiles"):
+        return TILE_FEW
+    panel, _, _ = parse_layout(layout)
+    return tuple(max(1, rows * target.panel // panel) for rows in target.row_blocks)
+
+
 def choose_linear(k: Linear, target: Target) -> LinearSchedule:
     """The schedule of a packed product."""
     w = k.operand("w")
@@ -164,12 +172,11 @@ def choose_linear(k: Linear, target: Target) -> LinearSchedule:
     else:
         groups = -(-k.columns // (panel * panels))
     row, vectors = panel * w.dtype.itemsize, panel // target.lanes
-    few = tuple(max(1, rows * target.panel // panel) for rows in target.row_blocks)  # as many sums in wider panels
     tiles = layout.startswith("tiles")
     ahead = 1 if tiles else row
     near, far = (NEON_NEAR_BYTES, NEON_FAR_BYTES) if target.isa == "neon" else (NEAR_BYTES, FAR_BYTES)
     return LinearSchedule(
-        panel, panels, groups, TILE_FEW if tiles else few, vectors, max(1, 64 // row),
+        panel, panels, groups, few_rows(target, layout), vectors, max(1, 64 // row),
         near // ahead, far // ahead, blocking(target, layout, k.depth), tiles,
         k.operand("x").view.buffer.tiled > 0, k.operand("y").view.buffer.tiled > 0,
     )  # fmt: skip
