@@ -50,20 +50,27 @@ def pack_coded(w: Array, rows: Array, make: Make = aligned) -> Array:
     """Panels of 32 columns of bf16 for tile units, in 12 bits and without loss: mp_coded.h says how."""
     depth, rows = w.shape[1], rows.reshape(-1, 32)
     assert depth % 32 == 0 and w.dtype == bf16.numpy
-    panels, room = len(rows), rows.size * depth // 1024 + 2 * len(rows)
     native = _library()
     if native is None:
         return _pack_coded_slowly(w, rows)
     ffi, library = native
     w, rows, none = _ready(w, rows)
     tiles = aligned((depth * 32,), np.uint16)
+
+    def put(rows: Array, out: Array, room: int) -> int:
+        return int(library.mp_pack_coded(*_places(ffi, w, none, out, rows), depth, _pointer(ffi, tiles), room))
+
+    # Memory that `make` gave is not given back: one or two panels say how long the list will be.
+    panels, few = len(rows), np.ascontiguousarray(rows[:: -(-len(rows) // 2)])
+    found = put(few, aligned((len(few) * coded_panel_bytes(depth),), np.uint8), 0)
+    room = 2 * found * panels // len(few) + rows.size * depth // 2048
     while True:
         out = make((panels * coded_panel_bytes(depth) + 8 * room,), np.uint8)
-        needed = int(library.mp_pack_coded(*_places(ffi, w, none, out, rows), depth, _pointer(ffi, tiles), room))
+        needed = put(rows, out, room)
         if needed <= room:
             return out[: out.size - 8 * (room - needed)]
         del out
-        room = needed  # unusual weights: again, with space for the list
+        room = needed  # panels that are not like those
 
 
 def _pack_coded_slowly(w: Array, rows: Array) -> Array:

@@ -89,7 +89,7 @@ def growth(plan: Plan, seconds: dict[str, list[list[float]]], limits: Limits) ->
 
 
 def paired_slope(rounds: dict[int, list[list[float]]]) -> float:
-    """The median slope of steps that ran side by side, one at each length: others on the machine slow down all."""
+    """The median slope of steps one at each length: where they took turns, others on the machine slow down all."""
     columns = {tokens: [second for each in found for second in each] for tokens, found in rounds.items()}
     return median(slope_of(dict(zip(columns, step, strict=True))) for step in zip(*columns.values(), strict=True))
 

@@ -102,10 +102,12 @@ class Seat:
         worker = self.sit()
         times = self.outcome.seconds.setdefault(self.peer, {})
         for name, command in self.plan.commands().items():
-            seconds = worker.ask(**command)["seconds"]
-            named = [(f"decode {tokens}", each) for tokens, each in zip(self.plan.contexts, seconds, strict=False)]
-            for kept, each in named if name == "growth" else [(name, seconds)]:
-                times.setdefault(kept, []).append(each)
+            found = {name: worker.ask(**command)["seconds"]}
+            if name == "growth":
+                names = [f"decode {tokens}" for tokens in self.plan.contexts]
+                found = dict(zip(names, found[name], strict=True))
+            for kept, seconds in found.items():
+                times.setdefault(kept, []).append(seconds)
 
     def leave(self) -> None:
         if self.worker is not None:

@@ -233,6 +233,7 @@ def check_all() -> None:
         lambda: check_rows("bf16", 1088, 160),  # more than one slice of k for tile units
         lambda: check_rows("bf16", 64, 100),
         lambda: check_rows("f32", 40, 100),
+        lambda: check_rows("f16", 41, 100),
         lambda: check_few("bf16", 96, 100),
         lambda: check_few("f32", 41, 100),
         lambda: check_whole("bf16", 608, 130),  # two slices of k for tile units

@@ -11,16 +11,18 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from monoplan.codegen.plan import make_plan
 from monoplan.codegen.render import environment, headers, keep_bytecode, render_cpu
 from monoplan.codegen.target import cpu_target
+from monoplan.ir.builder import build_graph
 from monoplan.ir.graph import Graph
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.printer import print_op
-from monoplan.ir.types import DTYPES
+from monoplan.ir.types import DTYPES, tensor_type
 from monoplan.runtime.cpu import flags_for, host_target
 from monoplan.runtime.features import (
     CpuFeatures,
@@ -102,6 +104,24 @@ def test_plans_for_x86_build_without_warnings(isa: str, tmp_path: Path) -> None:
         graph, _ = graph_of([c for c in CASES if c.accepts(DTYPES[dtype])], dtype)
         text = render_cpu(make_plan(graph, target), "test").text
         compile_strictly("x86_64-linux-gnu-gcc", text, tmp_path, "-fsyntax-only", target_flags=flags)
+
+
+@pytest.mark.skipif(not shutil.which("x86_64-linux-gnu-gcc"), reason="no compiler for x86-64 here")
+@pytest.mark.parametrize("options", [(), ("avx512_bf16", "avx512vbmi")])
+def test_tile_units_read_coded_weights(options: tuple[str, ...], tmp_path: Path) -> None:
+    """Products and lookups of 12 bits, with the instructions that such a CPU has and without them."""
+
+    def forward(x: Any, ids: Any, w: Any) -> Any:
+        return [REGISTRY["linear"](x, w), REGISTRY["embedding"](ids, w)]
+
+    types = {"x": tensor_type("f32", "n", 64), "ids": tensor_type("i64", 3)}
+    graph = build_graph("coded", forward, types, {"w": tensor_type("bf16", 96, 64)})
+    target = cpu_target("amx", vector_bytes("amx"))
+    flags = (*compile_flags(CpuFeatures("x86_64", "amx", options)), f"-DMP_LANES={target.lanes}", "-fopenmp")
+    text = render_cpu(make_plan(graph, target), "test").text
+    assert all(name in text for name in ("mp_rows_by_panel", "mp_decode_next", "mp_decode_column"))
+    compile_strictly("x86_64-linux-gnu-gcc", text, tmp_path, "-O2", "-S", target_flags=flags)
+    assert ("vpermb" in (tmp_path / "plan.o").read_text()) == bool(options)
 
 
 def variants() -> list[tuple[str, str]]:

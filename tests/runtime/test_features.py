@@ -19,7 +19,7 @@ needs_compiler = pytest.mark.skipif(not COMPILERS, reason="no C compiler here")
 
 AVX2 = frozenset({"sse2", "avx", "avx2", "fma", "f16c"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
-AMX = AVX512 | {"amx_tile", "amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni"}
+AMX = AVX512 | {"amx_tile", "amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512vbmi"}
 ALL_X86 = ("scalar", "generic", "avx2", "avx512", "amx")
 N1 = frozenset("fp asimd atomics crc32 asimdrdm fphp asimdhp asimddp".split())
 
@@ -74,7 +74,7 @@ def test_levels_elsewhere() -> None:
             "amx",
             AMX,
             "-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl"
-            " -mamx-tile -mamx-bf16 -mamx-int8 -mavx512bf16 -mavx512vnni",
+            " -mamx-tile -mamx-bf16 -mamx-int8 -mavx512bf16 -mavx512vnni -mavx512vbmi",
         ),
         ("neon", frozenset(), "-march=armv8-a"),
         ("neon", N1, "-march=armv8.2-a+fp16+dotprod+lse"),
@@ -300,7 +300,7 @@ def test_request_tiles_never_raises() -> None:
     [
         ("x86_64", "_X86_PROBE", CpuFeatures("x86_64", "avx2", tuple(AVX2)), "vfmadd vcvtps2ph vpaddd"),
         ("x86_64", "_X86_PROBE", CpuFeatures("x86_64", "avx512", tuple(AVX512)), "vpmullq vpaddw vprold"),
-        ("x86_64", "_X86_PROBE", CpuFeatures("x86_64", "amx", tuple(AMX)), "tdpbf16ps vdpbf16ps vpdpbusd"),
+        ("x86_64", "_X86_PROBE", CpuFeatures("x86_64", "amx", tuple(AMX)), "tdpbf16ps vdpbf16ps vpdpbusd vpermb"),
         (
             "aarch64",
             "_ARM_PROBE",
