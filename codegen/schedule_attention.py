@@ -44,6 +44,7 @@ class AttentionSchedule:
     pairs: bool  # few queries: words of two bf16 are split by a shift and a mask
     ahead: int  # keys by which a row is asked for into L1 before it is read
     far: int  # and into L2
+    ask_keys: bool  # few queries: whether keys are asked for as values are
     columns: int
     keys: int
     block: int
@@ -77,6 +78,7 @@ def choose_attention(k: Attention, target: Target) -> AttentionSchedule:
         tiles=tiles, part=TILE_PART, gives_tiles=k.operand("y").view.buffer.tiled > 0, few=FEW,
         few_tiles=few_tiles, few_heads=4 if group <= 4 else 8, least=LEAST, chunk=CHUNK if group <= 8 else LEAST,
         rows=rows, wide=wide, pairs=target.isa != "neon" and target.lanes > 1, ahead=ahead, far=far,
+        ask_keys=target.isa != "neon",  # Neoverse-N1 cores see whole rows coming; in f32 it is 20 % faster so
         columns=32 if tiles else columns, keys=TILE_KEYS if tiles else 64, block=block, vectors=vectors,
     )  # fmt: skip
 
