@@ -85,7 +85,7 @@ def linear_layout(target: Target, weight: TensorType, epilogue: str, head_dim: i
         return {"heads": f"rows:heads{head_dim}", "gated": "rows:gated"}.get(epilogue, "rows")
     columns, depth = weight.shape
     tiles = target.has_tiles and weight.dtype == bf16 and isinstance(depth, int) and depth % 32 == 0
-    panel = target.narrow if weight.dtype.itemsize == 2 else target.panel
+    panel = target.panel_16 if weight.dtype.itemsize == 2 else target.panel
     kind = f"{'tiles' if tiles else 'panel'}{panel}"
     if epilogue == "heads":
         return f"{kind}x{-(-head_dim // panel)}:heads{head_dim}"

@@ -15,7 +15,7 @@ class Target:
     isa: str  # neon, avx2, avx512, amx, generic, scalar, tiles (amx emulated), sm_90 …
     lanes: int
     panel: int  # columns of a panel in f32
-    narrow: int  # and of weights of 16 bits
+    panel_16: int  # and of one in 16 bits
     row_blocks: tuple[int, ...]  # rows that a pass over a panel of f32 serves when they are few, ascending from 1
     sums: int  # vectors of sums that the registers hold
     abreast: int  # vectors of columns that are read side by side for them

@@ -85,7 +85,7 @@ def _pack_coded_slowly(w: Array, rows: Array) -> Array:
         upper = _usual_bytes(w16)
         known = w16[:, None] >> 8 & 127 == upper  # of each number, by codes
         odd = np.flatnonzero(~known.any(1))
-        code = np.where(known.any(1), known.argmax(1), 0) | w16 >> 12 & 8
+        code = known.argmax(1) | w16 >> 12 & 8  # 0 where there is none; and the sign
         # Two rows of a tile lie together, eight numbers of the one and eight of the other.
         both = np.stack([code, w16 & 255]).reshape(2, -1, 2, 4, 8).swapaxes(2, 3).astype(np.uint8)
         codes, lower = both[0].reshape(-1, 2, 64), both[1].reshape(-1, 128)
