@@ -101,10 +101,11 @@ MP_FN const mp_bf16 *mp_rest(mp_bf16 *room, const mp_bf16 *rows, const int64_t s
     return room;
 }
 
-/* Asks for two times 32 rows. */
-MP_FN void mp_ask(const mp_bf16 *soon, const mp_bf16 *later, const int64_t stride, const int64_t bytes)
+/* Asks for rows [first, end) of those that are read soon, and of those that are read later. */
+MP_FN void mp_ask(const mp_bf16 *soon, const mp_bf16 *later, const int64_t stride, const int64_t bytes, const int first, const int end)
 {
-    for (int64_t r = 0; r < 32; ++r) {
+    MP_FULLY
+    for (int64_t r = first; r < end; ++r) {
         mp_soon(soon + r * stride, bytes);
         mp_later(later + r * stride, bytes);
     }
