@@ -124,7 +124,7 @@ def test_verify_on_all_ranks(checkpoints: dict[str, Path], tmp_path: Path) -> No
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_each_rank_loads_its_part(tmp_path: Path) -> None:
-    """With 160 MB of weights, a rank of two never has more anonymous memory than its half of them and a little."""
+    """With 85 M weights, a rank of two never has more anonymous memory than its half of them and a little."""
     size = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 3, "vocab_size": 16000}
     config = tiny_config(**size, num_attention_heads=8, num_key_value_heads=4, dtype="bfloat16")
     LlamaForCausalLM.from_config(config, seed=0).save_pretrained(tmp_path / "model")
@@ -136,7 +136,7 @@ def test_each_rank_loads_its_part(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         found[ranks] = [json.loads((folder / f"{r}.json").read_text()) for r in range(ranks)]
     (one,) = found[1]
-    assert one["weights"] > 150 << 20
+    assert one["weights"] > 110 << 20  # in 12 bits, which tile units decode, or in 16
     for rank in found[2]:
         assert rank["weights"] <= one["weights"] * 0.51
         # The rest is Python's objects, the tensors that are being packed, and what one process needs as well.
