@@ -23,6 +23,7 @@ from monoplan.runtime.cuda_device import LaunchSpec, ProductSpec
 
 Array = np.ndarray[Any, Any]
 HEADER = Path(__file__).with_name("cuda_emulator.h")
+HEADERS = sorted(HEADER.parent.glob("cuda_emulator*.h"))  # the first one includes the others
 KERNEL = re.compile(r"__global__ void __launch_bounds__\(.*?\)\s*(\w+)\(")
 _memory = FFI()
 
@@ -107,7 +108,7 @@ class EmulatedDevice:
     def load(self, source: str, parts: Any = ()) -> tuple[_Library, None]:
         """Compiles a source with g++; kept by its text."""
         text = f'#include "{HEADER}"\n{source}'
-        digest = hashlib.sha256((HEADER.read_text() + text).encode()).hexdigest()[:24]
+        digest = hashlib.sha256("".join([*(h.read_text() for h in HEADERS), text]).encode()).hexdigest()[:24]
         self.folder.mkdir(mode=0o700, exist_ok=True)
         path = self.folder / f"{digest}.so"
         if not path.exists():

@@ -1,0 +1,103 @@
+// What mp_ptx.cuh has, as the emulator does it.
+#pragma once
+#include "cuda_emulator.h"
+
+typedef uintptr_t mp_shared;
+#define MP_DYNAMIC_SHARED(name) unsigned char *const name = emu::block->dynamic.data()
+static inline float mp_half_to_float(unsigned short h)
+{
+    const int e = h >> 10 & 31, m = h & 1023;
+    const float v = e == 0 ? ldexpf((float)m, -24) : e == 31 ? (m ? NAN : INFINITY) : ldexpf((float)(m + 1024), e - 25);
+    return h & 0x8000 ? -v : v;
+}
+static inline unsigned short mp_float_to_half(float f)
+{
+    const unsigned sign = __float_as_uint(f) >> 16 & 0x8000;
+    f = fabsf(f);
+    if (f != f) return (unsigned short)(sign | 0x7fff);
+    if (f >= 65520.0f) return (unsigned short)(sign | 0x7c00);
+    if (f < 6.103515625e-05f) return (unsigned short)(sign | (unsigned)nearbyintf(ldexpf(f, 24)));
+    int e;
+    const float m = frexpf(f, &e);
+    return (unsigned short)(sign | ((unsigned)(e + 13) << 10) + (unsigned)nearbyintf(ldexpf(m, 11)));
+}
+static inline unsigned short mp_float_to_brain(float f)
+{
+    const unsigned u = __float_as_uint(f);
+    return (unsigned short)(f != f ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+static inline unsigned mp_pack_brain(float low, float high) { return mp_float_to_brain(low) | (unsigned)mp_float_to_brain(high) << 16; }
+static inline unsigned mp_pack_half(float low, float high) { return mp_float_to_half(low) | (unsigned)mp_float_to_half(high) << 16; }
+static inline float mp_exp2(float v) { return exp2f(v); }
+static inline void mp_release() {}
+static inline void mp_wait() {}
+static inline uint4 mp_read_const(const void *p) { if ((uintptr_t)p % 16) abort(); return *(const uint4 *)p; }
+static inline uint4 mp_read_fresh(const void *p) { return mp_read_const(p); }
+static inline uint4 mp_read_cached(const void *p) { return mp_read_const(p); }
+static inline int mp_read_int(const int *p) { return *p; }
+static inline mp_shared mp_shared_address(const void *p) { return (mp_shared)p; }
+static inline uint4 mp_read_shared(mp_shared a) { return mp_read_const((const void *)a); }
+static inline void mp_copy(mp_shared to, const void *from) { if (to % 16) abort(); *(uint4 *)to = mp_read_const(from); }
+static inline void mp_copy_if(mp_shared to, const void *from, int live) { if (live) mp_copy(to, from); else *(uint4 *)to = make_uint4(0, 0, 0, 0); }
+static inline void mp_copy_commit() {}
+template <int N> static inline void mp_copy_wait() {}
+namespace emu {
+struct Fragments { unsigned a[4], b[2]; };
+template <typename Widen> static inline void mma(float *c, int rows, const Fragments &mine, Widen widen)
+{
+    publish(mine);
+    const int lane = block->current->lane, g = lane / 4, t = lane % 4;
+    for (int i = 0; i < (rows == 16 ? 4 : 2); ++i) {
+        const int row = g + i / 2 * 8, n = 2 * t + i % 2;
+        float sum = c[i];
+        for (int k = 0; k < 16; ++k) {
+            const Fragments a = read<Fragments>(row % 8 * 4 + k % 8 / 2), b = read<Fragments>(n * 4 + k % 8 / 2);
+            sum += widen(a.a[(row >= 8) + 2 * (k >= 8)], k % 2) * widen(b.b[k >= 8], k % 2);
+        }
+        c[i] = sum;
+    }
+    leave();
+}
+static inline float half(unsigned w, int upper) { return mp_half_to_float((unsigned short)(upper ? w >> 16 : w)); }
+static inline uint4 matrices(mp_shared address, bool transposed)
+{
+    if (address % 16) abort();
+    publish(address);
+    const int lane = block->current->lane, g = lane / 4, t = lane % 4;
+    unsigned words[4];
+    for (int i = 0; i < 4; ++i) {
+        unsigned short e[2];
+        for (int j = 0; j < 2; ++j) {
+            const int row = transposed ? 2 * t + j : g, column = transposed ? g : 2 * t + j;
+            e[j] = ((const unsigned short *)read<mp_shared>(i * 8 + row))[column];
+        }
+        words[i] = e[0] | (unsigned)e[1] << 16;
+    }
+    leave();
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+}  // namespace emu
+static inline void mp_mma_bf16(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) { emu::mma(c, 16, {{a0, a1, a2, a3}, {b0, b1}}, emu::brain); }
+static inline void mp_mma_f16(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) { emu::mma(c, 16, {{a0, a1, a2, a3}, {b0, b1}}, emu::half); }
+static inline void mp_mma_top(float (&c)[2], unsigned a0, unsigned a2, unsigned b0, unsigned b1) { emu::mma(c, 8, {{a0, 0, a2, 0}, {b0, b1}}, emu::brain); }
+static inline unsigned mp_transpose(unsigned v)
+{
+    emu::publish(v);
+    const int lane = emu::block->current->lane, g = lane / 4, t = lane % 4;
+    unsigned short e[2];
+    for (int j = 0; j < 2; ++j) { const unsigned w = emu::read<unsigned>((2 * t + j) * 4 + g / 2); e[j] = (unsigned short)(g % 2 ? w >> 16 : w); }
+    emu::leave();
+    return e[0] | (unsigned)e[1] << 16;
+}
+static inline uint4 mp_load_matrices(mp_shared a) { return emu::matrices(a, false); }
+static inline uint4 mp_load_transposed(mp_shared a) { return emu::matrices(a, true); }
+
+static inline mp_shared mp_remote(mp_shared a, int rank) { return a - (mp_shared)&emu::tls_mark + (mp_shared)emu::block->cluster->bases[rank]; }
+static inline void mp_store_remote(mp_shared a, float v) { *(float *)a = v; }
+static inline void mp_cluster_arrive()
+{
+    emu::Cluster &c = *emu::block->cluster;
+    ++emu::block->current->arrivals;
+    if (++c.arrived == c.expected) { c.arrived = 0; ++c.turn; }
+}
+static inline void mp_cluster_wait() { while (emu::block->cluster->turn < emu::block->current->arrivals) emu::yield(); }
