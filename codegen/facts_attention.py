@@ -16,7 +16,8 @@ Facts = dict[str, Any]
 def attention(k: Attention, s: AttentionSchedule) -> Facts:
     q, kk, v, y = (k.operand(n) for n in ("q", "k", "v", "y"))
     wide = f64 if s.simple else f32
-    # Scores are kept in powers of two: what multiplies them is part of the scale unless something comes between.
+    # Weights are powers of two: what multiplies scores for that is part of the scale. Where something comes between, it
+    # multiplies their distances: a score of -3.4e38, by a mask, is finite and must stay so.
     between = k.softcap is not None or (k.has("mask") and k.operand("mask").dtype.is_float)
     scale = k.scale if s.simple or between else k.scale * LOG2E
     before = f"(int64_t){k.operand('past').at('b')}" if k.has("past") else "keys - queries"
@@ -25,10 +26,10 @@ def attention(k: Attention, s: AttentionSchedule) -> Facts:
         "q": q.at("b", "s0", "h", "i"), "q_strip": q.at("b", "row", "h", "i"), "scale": c_literal(scale, wide),
         "k": kk.at("b", "g", "key", "i"), "v": v.at("b", "g", "key", "i"), "before": before, "first_key": first,
         "last_key": "mp_min(written, before + s1 + 1)" if k.causal else "written", "window": k.window or 0,
-        "softcap": "" if k.softcap is None else c_literal(k.softcap, wide), "log2e": c_literal(LOG2E, f32),
+        "softcap": "" if k.softcap is None else c_literal(k.softcap, wide),
         "statement": y.store("v_out", wide, "b", "s0", "h", "i"),
         "statement_strip": y.store("v_out", wide, "b", "row", "h", "i"),
-        "between": between, **_mask(k),
+        "distance": f"(%s) * {c_literal(LOG2E, f32)}" if between else "%s", **_mask(k),
     }
     found |= _pass_on(k, "read", ("q", "k", "v", "mask")) | _pass_on(k, "strip", ("q", "k", "v", "mask", "y"))
     found |= _pass_on(k, "write", ("y",)) | _pass_on(k, "cache", ("k", "v")) | _pass_on(k, "tile", ("q", "y"))

@@ -113,7 +113,8 @@ def causal_softmax(x: Array) -> Array:
     masked = np.where(visible, x, -np.inf)
     top = np.max(masked, axis=-1, keepdims=True)
     e = np.where(visible, np.exp(masked - np.where(np.isneginf(top), 0, top)), 0)
-    return e / np.maximum(np.sum(e, axis=-1, keepdims=True), np.finfo(x.dtype).tiny)
+    total = np.maximum(np.sum(e, axis=-1, keepdims=True), np.finfo(x.dtype).tiny)
+    return np.where(visible, e / total, 0)  # also beside a NaN
 
 
 def _cumsum_type(x: TensorType, *, axis: int) -> TensorType:

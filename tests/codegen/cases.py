@@ -246,6 +246,7 @@ case("attention", "T[b, 4, q, 8]", *_KV, causal=True, scale=0.3)
 case("attention", "T[b, q, 4, 8]", *_KV, causal=True, softcap=5.0, layout="bshd", only="f32 f64")
 case("attention", "T[b, 4, q, 8]", *_KV, "bool[b, 1, q, k]", only="f32 f64")
 case("attention", "T[b, 4, q, 8]", *_KV, arg("f32[q, k]", -3, 3), window=4, only="f32 bf16")
+case("attention", "T[b, 4, q, 8]", *_KV, arg("f32[q, 1]", values=[-3.4028235e38, 0, -1e38]), only="f32 bf16")  # means
 case("attention", "T[b, 4, q, 8]", *_KV, None, arg("i32[b]", values=[0, 3, 8]), causal=True, window=3)
 case("attention", "T[4, q, 8]", "T[4, k, 8]", "T[4, k, 8]", causal=True, only="f32 f16")
 case("attention", "T[1, 1, 5, 4]", "T[1, 1, 3, 4]", "T[1, 1, 3, 4]", causal=True)  # rows that see nothing
