@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from monoplan.ir.graph import Graph, Loc, Op
+from monoplan.ir.graph import Graph, Loc, Op, Value, definitions
 from monoplan.passes.legality import fused_groups
 from monoplan.passes.manager import NearMiss, Stage
 
@@ -40,10 +40,27 @@ def _made_of(stages: Sequence[Stage]) -> dict[str, Counter[str]]:
     """The traced ops behind each op of the final graph, by the name of its first result."""
     traced = stages[0].graph
     flat = next((s.graph for s in reversed(stages) if not any(op.opdef.kind == "repeat" for op in s.graph.ops)), traced)
+    old = _traced_values(stages)
+
+    def renamed(op: Op) -> Op:
+        operands = tuple(None if v is None else old.get(v.name, v) for v in op.operands)
+        return Op(op.opdef, operands, op.attrs, tuple(old.get(r.name, r) for r in op.results), op.loc)
+
+    names = {renamed(op): op.results[0].name for op in flat.ops}
     found = {}
-    for new, group in fused_groups(traced, flat):
-        ordered = (op.name for op in traced.ops if op in group and op.opdef.kind != "generate")
-        found[new.results[0].name] = Counter(ordered)
+    for new, group in fused_groups(traced, flat.replace(setup=tuple(map(renamed, flat.setup)), ops=tuple(names))):
+        ordered = Counter(op.name for op in traced.ops if op in group and op.opdef.kind != "generate")
+        found[names[new]] = ordered or Counter({new.name: 1})
+    return found
+
+
+def _traced_values(stages: Sequence[Stage]) -> dict[str, Value]:
+    """The value of forward that each name stands for: widening makes values anew, by their names or as a cast of them."""
+    traced = stages[0].graph
+    found = {v.name: v for v in (*traced.inputs, *(p.value for p in traced.params), *definitions(traced))}
+    for op in (op for stage in stages for op in stage.graph.ops if op.name == "cast"):
+        if op.reads[0].name in found:
+            found.setdefault(op.results[0].name, found[op.reads[0].name])
     return found
 
 

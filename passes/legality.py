@@ -27,12 +27,12 @@ def fused_groups(before: Graph, after: Graph) -> list[tuple[Op, set[Op]]]:
     for new in after.ops:
         if new is defs.get(new.results[0]) or new.results[0] not in known:
             continue  # as it was, or a helper of a new op
-        reads, helpers = set(new.reads), [new]
+        reads, helpers = set[Value](), [new]
         while helpers:  # what helpers read counts as read by the op itself
             for v in helpers.pop().reads:
-                reads.add(v)
-                if v not in known:
+                if v not in known and v not in reads:
                     helpers.append(made[v])
+                reads.add(v)
         group: set[Op] = set()
         todo: list[Value] = list(new.results)
         while todo:

@@ -7,7 +7,7 @@ rounded once at the end of the model in place of once per layer.
 from __future__ import annotations
 
 from monoplan.ir.builder import make_op
-from monoplan.ir.graph import Graph, Op, Value
+from monoplan.ir.graph import Graph, Op, Value, definitions
 from monoplan.ir.ops.elementwise import cast
 from monoplan.ir.types import bf16, f16, f32
 from monoplan.passes.manager import Notes, Pass
@@ -51,11 +51,12 @@ def widen_activations(graph: Graph, notes: Notes) -> Graph:
                 widen(before, op)
     if not notes.rewrites:
         return graph
-    outputs = []
+    outputs, makers = [], definitions(graph)
     for v in graph.outputs:
         changed = new.get(v, v)
-        if changed.type.dtype != v.type.dtype:
-            made = make_op(cast, [changed], {"dtype": v.type.dtype}, fresh=builder.fresh)
+        if changed.type.dtype != v.type.dtype:  # a cast that becomes part of the kernel which makes the output
+            loc = makers[v].loc if v in makers else builder.loc
+            made = make_op(cast, [changed], {"dtype": v.type.dtype}, loc=loc, fresh=builder.fresh)
             ops.append(made)
             changed = made.result
         outputs.append(changed)

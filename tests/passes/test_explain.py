@@ -40,6 +40,18 @@ def test_explain(golden: Golden) -> None:
     golden(explain(stages, make_plan(stages[-1].graph, TARGET)))
 
 
+def test_half_precision_is_explained_as_well() -> None:
+    """Widening makes nearly all values anew: kernels are still said to be made of the ops of forward."""
+    wide, half = ([line.split(": ", 1)[1] for line in kernels(text)] for text in (MLP, MLP.replace("f32", "bf16")))
+    assert half[0] == "cast = cast"  # of x
+    assert half[1:3] == wide[:2] and "= rms_norm + linear + sigmoid + mul at " in wide[0]
+
+
+def kernels(text: str) -> list[str]:
+    stages = stages_of(text)
+    return explain(stages, make_plan(stages[-1].graph, TARGET)).split("\n\n")[0].splitlines()[1:]
+
+
 def test_a_graph_without_a_plan_and_without_fusions() -> None:
     stages = stages_of("graph g(%x: f32[4]) {\n  %y = softmax(%x) {axis=-1} : f32[4]\n  return %y\n}\n")
     assert explain(stages) == "what was rewritten\n  nothing\n\nwhat did not fuse, and why\n  nothing that came near\n"

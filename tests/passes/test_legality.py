@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from monoplan.ir.errors import VerifyError
-from monoplan.ir.graph import Graph, Op
+from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.ops.elementwise import add, exp
 from monoplan.passes.legality import check_fusions, fused_groups, is_convex
 from monoplan.passes.manager import Pass, run_passes
@@ -40,6 +40,18 @@ def test_fused_groups_are_the_ops_whose_work_a_new_op_does() -> None:
     made = Op(exp, (o["b"].result,), {}, o["d"].results)
     ((new, group),) = fused_groups(g, g.replace(ops=(*g.ops[:2], made)))
     assert new is made and group == {o["a"], o["c"], o["d"]}
+
+
+def test_helpers_are_looked_at_once() -> None:
+    """Each of 60 new values is read twice by the next one: there are 2^60 ways back."""
+    g = parse(DIAMOND)
+    ladder, last = [], g.inputs[0]
+    for i in range(60):
+        ladder.append(Op(add, (last, last), {}, (Value(f"h{i}", last.type),)))
+        last = ladder[-1].result
+    made = Op(exp, (last,), {}, ops(g)["d"].results)
+    ((new, group),) = fused_groups(g, g.replace(ops=(*ladder, made)))
+    assert new is made and group == set(g.ops)
 
 
 def test_a_group_that_is_not_convex_is_refused() -> None:
