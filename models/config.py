@@ -313,7 +313,8 @@ def _arguments(data: Mapping[str, Any]) -> dict[str, Any]:
     rope = data.get("rope_scaling") or data.get("rope_parameters") or {}
     if isinstance(rope, Mapping):
         rope = dict(_flat(rope))
-        rope.setdefault("rope_theta", data.get("rope_theta") or LlamaConfig.rope_theta)
+        theta = data.get("rope_theta")  # only null is as good as absent: 0 or "" must be refused, not replaced
+        rope.setdefault("rope_theta", LlamaConfig.rope_theta if theta is None else theta)
         original = data.get("original_max_position_embeddings")
         if original and (rope.get("rope_type") or rope.get("type")) in ("yarn", "longrope", "su", "llama3"):
             rope["original_max_position_embeddings"] = original

@@ -43,17 +43,30 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.repetitions < 1:
         raise ArgumentError(f"--repetitions must be 1 or more, got {args.repetitions}")
+    for name, count in (("--n-prompt", args.n_prompt), ("--n-gen", args.n_gen)):
+        if count < 0:
+            raise ArgumentError(f"{name} must be 0 or more, got {count}")
+    nothing = args.profile is None and args.n_prompt == args.n_gen == 0
+    if nothing and args.tune is None:
+        raise ArgumentError("there is nothing to measure: --n-prompt and --n-gen are both 0", fix="give one of them")
     timings = Timings()
     llm = load(args, timings)
+    quiet = getattr(args, "quiet", False)  # a rank other than 0
     if args.tune is not None:
         before, after = llm.tune(args.tune, min(1024, llm.max_length - 1))
         print(f"tuned: {before:.3f} -> {after:.3f} ms a token, kept for this device and model", file=sys.stderr)
     if args.profile is not None:
-        return _profile(llm, args.n_prompt, args.profile)
+        # The one token behind the prompt needs room, too.
+        return _profile(llm, _fitting("--n-prompt", args.n_prompt, llm.max_length - 1, quiet), args.profile)
+    if nothing:
+        return 0  # --tune alone
     bandwidth = _bandwidth(args.target)
     rows = [
-        _row(llm, name, count, step, args.repetitions, bandwidth)
-        for name, count, step in (("pp", args.n_prompt, _prompt), ("tg", args.n_gen, _generation))
+        _row(llm, name, _fitting(option, count, llm.max_length, quiet), step, args.repetitions, bandwidth)
+        for name, option, count, step in (
+            ("pp", "--n-prompt", args.n_prompt, _prompt),
+            ("tg", "--n-gen", args.n_gen, _generation),
+        )
         if count > 0
     ]
     about = {
@@ -71,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**about, "tests": rows}, indent=2))
         return 0
     print(_table(about, rows))
-    if getattr(args, "quiet", False):  # a rank other than 0
+    if quiet:
         return 0
     if bandwidth is None:
         print("the memory's bandwidth was not measured: no share of it is shown", file=sys.stderr)
@@ -79,11 +92,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _profile(llm: CompiledLM, prompt: int, file: str) -> int:
+def _fitting(option: str, count: int, most: int, quiet: bool) -> int:
+    """As many tokens as the context has room for; says so where they are fewer than asked for."""
+    if count > most and not quiet:
+        print(f"{option} {count} is cut to {most}: the context of the model has no room for more", file=sys.stderr)
+    return min(count, most)
+
+
+def _profile(llm: CompiledLM, count: int, file: str) -> int:
     """Where the time of a prompt and of one token goes."""
     from monoplan.model_argument import step_arguments
 
-    count = min(prompt, llm.max_length - 1)
     ids = _ids(llm, max(count, 1))
     # Without a prompt the one token is the first of all.
     for name, past in (("prompt", False), ("one token", True)) if count > 0 else (("one token", False),):
@@ -101,7 +120,6 @@ def _ids(llm: CompiledLM, count: int) -> Any:
 
 
 def _row(llm: CompiledLM, name: str, count: int, run_once: Any, times: int, bandwidth: float | None) -> dict[str, Any]:
-    count = min(count, llm.max_length)
     run_once(llm, min(count, 8))  # the first run touches every page of the weights
     speeds = []
     for _ in range(times):

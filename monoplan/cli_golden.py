@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monoplan.model_argument import add_model_argument, open_model
+
+if TYPE_CHECKING:
+    from monoplan.golden import Golden
+    from monoplan.runtime.verify import Subject
 
 _KEPT = ("model", "dtype", "target", "prompt", "size", "seed")
 
@@ -36,18 +40,38 @@ def run(args: argparse.Namespace) -> int:
         golden.record(opened.compiled.subject(**opened.arguments()), seed=args.seed, inputs=True, about=kept)
         print(f"recorded in {golden.folder}")
         return 0
-    about = golden.meta()["about"] or {}
+    meta = golden.meta()
+    about = meta["about"] or {}
     args.model = args.model or about.get("model")
     for name in ("dtype", "target", "prompt", "size", "seed"):
         setattr(args, name, about.get(name, getattr(args, name)))
     opened = open_model(args)
     subject = opened.compiled.subject(**opened.arguments())
-    stored = golden.stored_inputs(len(subject.inputs), [a.dtype for a in subject.inputs])
-    subject.inputs = stored if stored is not None and _same_shapes(stored, subject.inputs) else subject.inputs
+    subject.inputs = _recorded_inputs(golden, meta, subject)
     golden.check(subject, ir=args.ir, source=args.source)
     print(f"as recorded in {golden.folder}")
     return 0
 
 
-def _same_shapes(a: Any, b: Any) -> bool:
-    return len(a) == len(b) and all(x.shape == y.shape for x, y in zip(a, b, strict=True))
+def _recorded_inputs(golden: Golden, meta: dict[str, Any], subject: Subject) -> Any:
+    """What the golden was recorded with; raises if that is gone, or is not what the module takes."""
+    from monoplan.golden import GoldenError
+
+    path = golden.folder / "inputs.npz"
+    again = f"or record it again: monoplan golden record {golden.folder} MODEL"
+    if len(meta["inputs"]) != len(subject.inputs):
+        what = f"{subject.name} takes {len(subject.inputs)} inputs, the golden was recorded with {len(meta['inputs'])}"
+        raise GoldenError(what, where=golden.folder, fix=f"give the model of then, {again}")
+    stored = golden.stored_inputs(len(subject.inputs), [a.dtype for a in subject.inputs])
+    if stored is None:
+        if meta["about"] is None:
+            return subject.inputs  # a test keeps none: they are made anew, and `check` compares their hashes
+        why = "record wrote the inputs there, and check runs with them"
+        raise GoldenError("the recorded inputs are missing", where=path, why=why, fix=f"restore the file, {again}")
+    rows = zip(subject.traced.inputs, stored, subject.inputs, strict=True)
+    other = [f"{v.name}: recorded {[*a.shape]}, now {[*b.shape]}" for v, a, b in rows if a.shape != b.shape]
+    if other:
+        what = f"{subject.name} takes inputs of other shapes than the recorded ones"
+        fix = f"give the model and its inputs() of then, {again}"
+        raise GoldenError(what, where=path, why="; ".join(other), fix=fix)
+    return stored

@@ -37,6 +37,10 @@ def run(args: argparse.Namespace) -> int:
         text = Path(args.file).read_text("utf-8")
     except OSError as error:
         raise ArgumentError(f"can't read {args.file}", why=error.strerror or str(error)) from None
+    except UnicodeDecodeError as error:
+        why = f"byte {error.object[error.start]:#04x} at offset {error.start} is not UTF-8 text"
+        fix = "give a graph as text, as `monoplan inspect --ir` prints it"
+        raise ArgumentError(f"can't read {args.file}", why=why, fix=fix) from None
     graph = parse_graph(text)
     verify(graph)
     given = load_npz(args.inputs) if args.inputs else {}

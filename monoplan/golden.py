@@ -250,6 +250,8 @@ class GoldenFixture:
 
     folder: Path
     update: bool
+    test: str  # its id in the session
+    taken: dict[Path, str]  # folders that tests of the session have used, and whose they are
     count: int = 0
 
     def check(
@@ -258,12 +260,24 @@ class GoldenFixture:
         """The call's outputs must be the golden ones; with `ir` and `source` those must not have changed either."""
         self.count += 1
         name = self.folder if self.count == 1 else self.folder.with_name(f"{self.folder.name}_{self.count}")
+        self._take(name)
         subject = fast.subject(*args, **kwargs)
         golden = Golden(name)
         if self.update:
             golden.record(subject, seed=seed)
         else:
             golden.check(subject, ir=ir, source=source)
+
+    def _take(self, folder: Path) -> None:
+        """Raises if the folder is another test's: `test_x[1]` and `test_x_1` have the same, and would overwrite it."""
+        owner = self.taken.setdefault(folder, self.test)
+        if owner != self.test:
+            raise GoldenError(
+                "two tests have the same golden folder",
+                where=folder,
+                why=f"{owner} and check number {self.count} of {self.test} are both kept there",
+                fix="rename one of the tests, or give its parameters other ids; then record both with --golden-update",
+            )
 
 
 __all__ = ["Golden", "GoldenError", "GoldenFixture", "storable"]

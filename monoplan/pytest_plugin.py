@@ -4,16 +4,20 @@
         fast = mp.compile(Block(), mp.spec("batch", 64))
         golden.check(fast, x)
 
-Goldens lie in `golden/<test file>/<test>/` beside the test file. `--golden-update` records them.
+Goldens lie in `golden/<test file>/<class>/<test>/` beside the test file (no <class> for a plain function).
+`--golden-update` records them.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+_TAKEN = pytest.StashKey[dict[Path, str]]()  # golden folders of this session -> the test that uses them
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,5 +40,7 @@ def golden(request: pytest.FixtureRequest) -> Any:
 
     path = request.node.path
     name = re.sub(r"[^\w.-]+", "_", request.node.name).strip("_")
-    folder = path.parent / "golden" / path.stem / name
-    return GoldenFixture(folder, bool(request.config.getoption("--golden-update")))
+    classes = [node.name for node in request.node.listchain() if isinstance(node, pytest.Class)]
+    folder = path.parent.joinpath("golden", path.stem, *classes, name)
+    update = bool(request.config.getoption("--golden-update"))
+    return GoldenFixture(folder, update, request.node.nodeid, request.config.stash.setdefault(_TAKEN, {}))

@@ -35,6 +35,15 @@ STALE_SECONDS = 3600  # a temporary directory this old, of a dead process, is ru
 FILE_NAMES = {"c": ("plan.c", "plan.so"), "cuda": ("plan.cu", "plan.cubin")}
 
 TEMP_NAME = re.compile(r"\.tmp-([0-9]{1,9})-[0-9a-f]+")
+# What `clear` may remove: the folder of a cache may hold files of others, too. A number of process and thread in
+# place of the suffix, or .tmp behind it, is of a file that was being written.
+_PLAN_NAME = re.compile(r"[0-9a-f]{64}")
+_FACT_NAME = re.compile(
+    r"[a-z-]+-[0-9a-f]{24}\.(json|[0-9]+-[0-9]+)"  # toolchain.remember
+    r"|(plan|call)-[0-9a-f]{64}\.(pickle|[0-9]+-[0-9]+)"  # plan_cache.py
+    r"|__jinja2_[0-9a-f]{40}\.cache(\w+\.tmp)?"  # compiled templates
+)
+_FAILED_NAME = re.compile(r"[0-9a-f]{16}|tmp-[0-9]{1,9}-[0-9a-f]+")
 # The place is at fault, not the build: another may do. ESTALE is NFS's word for a directory that went away.
 _PLACE_ERRORS = "ENOSPC EDQUOT EROFS EACCES EPERM ENOTDIR EIO ESTALE".split()
 _PLACE_TEXTS = ("No space left on device", "Disk quota exceeded", "Read-only file system")
@@ -334,9 +343,19 @@ def clear() -> tuple[int, int]:
     root = cache_root()
     removed = [size for _, size, path in _entries(root) if discard(path)]
     _sweep(root, age=0)
-    for name in ("facts", "failed"):
-        shutil.rmtree(root / name, ignore_errors=True)
+    _remove_named(root / "facts", _FACT_NAME)
+    _remove_named(root / "failed", _FAILED_NAME)
     return len(removed), sum(removed)
+
+
+def _remove_named(folder: Path, names: re.Pattern[str]) -> None:
+    """Removes what has such a name, and then the folder, if nothing of others is in it."""
+    for path in sorted(folder.glob("*")):
+        if names.fullmatch(path.name):
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def prune(limit: int | None = None, root: Path | None = None) -> tuple[int, int]:
@@ -358,7 +377,7 @@ def prune(limit: int | None = None, root: Path | None = None) -> tuple[int, int]
 
 def _entries(root: Path) -> Iterator[tuple[float, int, Path]]:
     """(last use, bytes, path) of every entry; one that vanishes meanwhile is skipped."""
-    for path in sorted((root / "plans").glob("[0-9a-f]*")):
+    for path in sorted(p for p in (root / "plans").glob("[0-9a-f]*") if _PLAN_NAME.fullmatch(p.name)):
         try:
             size = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
             meta = path / "meta.json"

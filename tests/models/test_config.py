@@ -115,6 +115,11 @@ def test_rope_in_old_and_new_keys() -> None:
     assert configs[0].rope_scaling == {"rope_type": "llama3", **rope}
 
 
+def test_no_rope_theta_is_the_default() -> None:
+    assert LlamaConfig.from_dict(SMALL | {"rope_theta": None}) == LlamaConfig.from_dict(SMALL)
+    assert LlamaConfig.from_dict(SMALL).rope_theta == 10000.0
+
+
 def test_constructor_takes_both_names_of_the_dtype() -> None:
     assert LlamaConfig(torch_dtype="bfloat16").dtype == "bfloat16"
     assert LlamaConfig(torch_dtype="bfloat16").torch_dtype == "bfloat16"
@@ -160,6 +165,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"head_dim": 15}, "head_dim 15 gives 15 rotated values"),
     ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number"),
     ({"rope_theta": float("nan")}, "rope_theta must be a number"),
+    ({"rope_theta": 0}, "rope_theta must be a number from 1.001 to 1e[+]30, got 0"),
+    ({"rope_theta": -1e4}, "rope_theta must be a number"),
+    ({"rope_theta": False}, "rope_theta must be a number"),
+    ({"rope_theta": []}, "rope_theta must be a number"),
+    ({"rope_theta": {}}, "rope_theta must be a number"),
+    ({"rope_theta": ""}, "rope_theta must be a number"),
     ({"attention_bias": "yes"}, "attention_bias must be true or false"),
     ({"hidden_act": "swiglu_oai"}, "unknown hidden_act 'swiglu_oai'"),
     ({"hidden_act": ["silu"]}, "unknown hidden_act"),

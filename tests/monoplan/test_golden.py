@@ -237,6 +237,61 @@ def test_the_plugin(tmp_path: Path) -> None:
     assert "there is no golden in" in done.stdout  # test_new
 
 
+CLASSES = """
+class TestA:
+    def test_same(self, golden):
+        check(golden, 3.0)
+
+class TestB:
+    def test_same(self, golden):
+        check(golden, 4.0)
+
+    class TestInner:
+        def test_same(self, golden):
+            check(golden, 5.0)
+"""
+
+
+def test_a_test_of_the_same_name_in_another_class_has_its_own_golden(tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text(USER_TEST.format(name="same", factor=2.0) + CLASSES)
+    assert run_pytest(tmp_path, "--golden-update").returncode == 0
+    found = tmp_path / "golden" / "test_mine"
+    folders = {str(p.parent.relative_to(found)) for p in found.rglob("golden.json")}
+    tests = ("test_stays", "test_same", "TestA/test_same", "TestB/test_same", "TestB/TestInner/test_same")
+    assert folders == {name + end for name in tests for end in ("", "_2")}
+    done = run_pytest(tmp_path)
+    assert "5 passed" in done.stdout, done.stdout
+
+
+SHARED = """
+import pytest
+
+@pytest.mark.parametrize("n", [1])
+def test_x(golden, n):
+    check(golden, 3.0)
+
+def test_x_1(golden):
+    check(golden, 4.0)
+
+def test_stays_2(golden):
+    check(golden, 5.0)
+"""
+
+
+@pytest.mark.parametrize("option", ["--golden-update", "--strict-markers"], ids=["record", "check"])
+def test_two_tests_of_one_golden_folder_are_an_error(tmp_path: Path, option: str) -> None:
+    """The parameters of one test, and the second check of another, give the folder of a third."""
+    (tmp_path / "test_mine.py").write_text(USER_TEST.format(name="other", factor=2.0) + SHARED)
+    only = run_pytest(tmp_path, "--golden-update", "-k", "stays and not 2 or other or x and not x_1")
+    assert "3 passed" in only.stdout, only.stdout
+    done = run_pytest(tmp_path, option)
+    assert "2 failed, 3 passed" in done.stdout, done.stdout
+    assert done.stdout.count("GoldenError: two tests have the same golden folder") == 2
+    assert "test_mine.py::test_x[1] and check number 1 of test_mine.py::test_x_1 are both kept there" in done.stdout
+    assert "test_mine.py::test_stays and check number 1 of test_mine.py::test_stays_2 are" in done.stdout
+    assert "3 passed" in run_pytest(tmp_path, "-k", "stays and not 2 or other or x and not x_1").stdout  # untouched
+
+
 def test_it_is_an_entry_point() -> None:
     section = (ROOT / "pyproject.toml").read_text().partition("[project.entry-points.pytest11]\n")[2]
     assert section.startswith('"monoplan.pytest_plugin" = "monoplan.pytest_plugin"\n')
@@ -261,3 +316,62 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     manual_seed(8)  # other weights
     assert main(["golden", "check", folder]) == 1
     assert "does not give its golden results" in capsys.readouterr().err
+
+
+SIZED = """
+import numpy as np
+import monoplan as mp
+from monoplan import nn
+
+class Scale(nn.Module):
+    def forward(self, x{more}):
+        return x * 2.0
+
+def model(): return Scale()
+def specs(): return {specs}
+def inputs(): return {inputs}
+"""
+
+
+def sized(specs: str = 'mp.spec("n", 4)', inputs: str = 'np.ones((2, 4), "f4")', more: str = "") -> str:
+    return SIZED.format(specs=specs, inputs=inputs, more=more)
+
+
+def test_the_command_line_wants_the_recorded_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own, folder = tmp_path / "golden_sized.py", tmp_path / "kept"
+    own.write_text(sized())
+    assert main(["golden", "record", str(folder), str(own)]) == 0
+    own.write_text(sized(inputs='np.zeros((2, 4), "f4")'))
+    assert main(["golden", "check", str(folder)]) == 0  # with the recorded ones, not with those
+    assert capsys.readouterr().err == ""
+
+    def refused() -> str:
+        assert main(["golden", "check", str(folder)]) == 1
+        err = capsys.readouterr().err
+        assert f"where: {folder}" in err and f"record it again: monoplan golden record {folder} MODEL" in err
+        return err
+
+    own.write_text(sized(inputs='np.ones((3, 4), "f4")'))
+    found = refused()
+    assert "Scale takes inputs of other shapes than the recorded ones" in found and "inputs.npz" in found
+    assert "why:   x: recorded [2, 4], now [3, 4]" in found
+    own.write_text(sized('(mp.spec("n", 4), mp.spec("n", 4))', '(np.ones((2, 4), "f4"),) * 2', ", y"))
+    assert "Scale takes 2 inputs, the golden was recorded with 1" in refused()
+    own.write_text(sized())
+    (folder / "inputs.npz").unlink()
+    assert "the recorded inputs are missing" in refused()
+
+
+def test_the_command_line_checks_a_test_s_golden(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A test keeps no inputs: the module's own inputs() must give the same."""
+    own = tmp_path / "golden_of_test.py"
+    own.write_text(sized())
+    folder = str(tmp_path / "kept")
+    assert main(["golden", "record", folder, str(own)]) == 0
+    meta = json.loads((tmp_path / "kept" / "golden.json").read_text())
+    (tmp_path / "kept" / "golden.json").write_text(json.dumps({**meta, "about": None}))
+    (tmp_path / "kept" / "inputs.npz").unlink()
+    assert main(["golden", "check", folder, str(own)]) == 0
+    own.write_text(sized(inputs='np.zeros((2, 4), "f4")'))
+    assert main(["golden", "check", folder, str(own)]) == 1
+    assert "the inputs are not those that the golden was recorded with" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from monoplan.ir.errors import ArgumentError, CompileError
-from monoplan.runtime import cache
+from monoplan.runtime import cache, toolchain
 from tests.runtime.cache_support import KEY, build, never, plans, start_child, truncate
 
 pytestmark = pytest.mark.usefixtures("root")
@@ -301,6 +301,26 @@ def test_bad_size_is_named_before_the_build(monkeypatch: pytest.MonkeyPatch, tex
     monkeypatch.setenv("MONOPLAN_CACHE_MAX_BYTES", text)
     with pytest.raises(ArgumentError, match="MONOPLAN_CACHE_MAX_BYTES"):
         cache.get_or_build(KEY, never)
+
+
+def test_clear_leaves_files_of_others(root: Path) -> None:
+    """Somebody may point MONOPLAN_CACHE_DIR at a folder that is not ours alone."""
+    cache.get_or_build(KEY, build)
+    toolchain.remember("limits", "key", {})
+    ours = [
+        f"facts/plan-{'a1' * 32}.pickle", f"facts/call-{'a1' * 32}.123-456", f"facts/isa-{'0f' * 12}.123-456",
+        f"facts/__jinja2_{'0f' * 20}.cache", f"facts/__jinja2_{'0f' * 20}.cachex_1y2z3w.tmp",
+        f"failed/{'0f' * 8}/plan.c", "failed/tmp-123-00ff/plan.cu",
+    ]  # fmt: skip
+    theirs = [
+        "facts/notes.txt", "facts/a-list.json", "facts/plan-b.pickle", "facts/more/limits.json", "failed/why.md",
+        "plans/budget.txt", "plans/data/table.csv",
+    ]  # fmt: skip
+    for name in ours + theirs:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    assert cache.info().entries == 1 and cache.clear()[0] == 1
+    assert sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()) == sorted(theirs)
 
 
 def test_info_and_clear(root: Path) -> None:
