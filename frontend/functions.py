@@ -58,6 +58,7 @@ sin, cos, tanh, sigmoid, erf = _unary("sin"), _unary("cos"), _unary("tanh"), _un
 neg, abs = _unary("neg", floats=False), _unary("abs", floats=False)
 logical_not = _unary("logical_not", floats=False)
 add, sub, mul, div, pow = _binary("add"), _binary("sub"), _binary("mul"), _binary("div"), _binary("pow")
+pow.__doc__ = "a to the power b: of floats, and of integers to a constant whole power of 0 or more; else in f32."
 maximum, minimum, matmul = _binary("maximum"), _binary("minimum"), _binary("matmul")
 eq, ne, lt, le, gt, ge = (_binary(n) for n in ("eq", "ne", "lt", "le", "gt", "ge"))
 logical_and, logical_or = _binary("logical_and"), _binary("logical_or")

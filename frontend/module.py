@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from monoplan.frontend.context import current
-from monoplan.frontend.parameter import Parameter, from_blob
+from monoplan.frontend.parameter import Parameter, from_blob, note_change
 from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.ir.graph import Loc
@@ -60,6 +60,7 @@ class Module:
             if "_parameters" not in self.__dict__:
                 raise AttributeError(f"call super().__init__() before setting {name} in {type(self).__name__}")
             self._forget(name, keep=self._parameters if isinstance(value, Parameter) else self._modules)
+            note_change()
             if isinstance(value, Parameter):
                 self._parameters[name] = value
             else:
@@ -68,8 +69,10 @@ class Module:
             if value is not None:
                 raise TypeError(f"{name} is a parameter, which can't become a {type(value).__name__}")
             self._parameters[name] = None
+            note_change()
         elif name in self.__dict__.get("_buffers", {}):
             self._buffers[name] = value if value is None or isinstance(value, Tensor) else Tensor(value)
+            note_change()
         else:
             self.__dict__.get("_modules", {}).pop(name, None)
             object.__setattr__(self, name, value)
@@ -78,6 +81,7 @@ class Module:
         if name not in self.__dict__ and not any(name in t for t in self._tables()):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         self._forget(name)
+        note_change()
 
     def _tables(self) -> tuple[dict[str, Any], ...]:
         return self._parameters, self._buffers, self._modules
@@ -103,6 +107,7 @@ class Module:
         if parameter is not None and not isinstance(parameter, Parameter):
             raise TypeError(f"{name}: expected a Parameter or None, got {type(parameter).__name__}")
         self._parameters[name] = parameter
+        note_change()
         return parameter
 
     def register_buffer(self, name: str, tensor: Any, persistent: bool = True) -> Tensor | None:
@@ -112,6 +117,7 @@ class Module:
         self._transient.discard(name)
         if not persistent:
             self._transient.add(name)
+        note_change()
         return self._buffers[name]
 
     def add_module(self, name: str, module: M) -> M:
@@ -120,6 +126,7 @@ class Module:
         if not isinstance(module, Module):
             raise TypeError(f"{name}: expected a Module, got {type(module).__name__}")
         self._modules[name] = module
+        note_change()
         return module
 
     def register_module(self, name: str, module: type[M] | M, *args: Any, **kwargs: Any) -> M:
@@ -287,11 +294,14 @@ class Module:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise ArgumentError(
-                f"{type(self).__name__}.forward{signature}: {error}",
-                where=self.forward_place(),
-                fix="give one spec or value for each argument of forward that has no default",
-            ) from None
+            problem, fix = str(error), "give one spec or value for each argument of forward that has no default"
+            # `bind` tells of a missing argument first, though a misspelt one is why it is missing.
+            unknown = [k for k in kwargs if k not in signature.parameters]
+            if unknown and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+                problem = f"got an unexpected keyword argument {unknown[0]!r}"
+                fix = f"its arguments are {', '.join(signature.parameters) or 'none'}"
+            what = f"{type(self).__name__}.forward{signature}: {problem}"
+            raise ArgumentError(what, where=self.forward_place(), fix=fix) from None
         return dict(bound.arguments)
 
     def signature(self) -> inspect.Signature:
@@ -389,3 +399,4 @@ def _load(t: Tensor, data: Any) -> None:
 
 def _replace(t: Tensor, array: np.ndarray[Any, Any]) -> None:
     t._array = array
+    note_change()

@@ -75,7 +75,7 @@ class Arithmetic(Applies):
         return self._binary("div", other, self)
 
     def __pow__(self, other: Any) -> Tensor:
-        square = isinstance(other, int | float) and other == 2
+        square = self.dtype.is_float and isinstance(other, int | float) and other == 2
         return self._binary("mul", self, self) if square else self._binary("pow", self, other)
 
     def __rpow__(self, other: Any) -> Tensor:

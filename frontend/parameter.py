@@ -13,6 +13,24 @@ from monoplan.ir.dims import Dim
 from monoplan.ir.errors import LoadError
 from monoplan.ir.types import TensorType, as_dtype
 
+_changes = 0
+
+
+def changes() -> int:
+    """How often a tensor of some module got other values or gave its place to another one, but for changes in place:
+    whoever compiled since the last of them has all weights."""
+    return _changes
+
+
+def note_change() -> None:
+    global _changes
+    _changes += 1
+
+
+def held(t: Tensor) -> Any:
+    """What a tensor's values are in: another object when it gets others, but not when a deferred one is read."""
+    return t._source or t._stored if isinstance(t, Parameter) else t._array
+
 
 class Parameter(Tensor):
     """A learned tensor. With tp_size > 1 it holds shard tp_rank of a full tensor cut along tp_dim.
@@ -42,6 +60,7 @@ class Parameter(Tensor):
     @_array.setter
     def _array(self, array: np.ndarray[Any, Any] | None) -> None:
         self._stored, self._source = array, None
+        note_change()
 
     @property
     def type(self) -> TensorType:
@@ -63,6 +82,7 @@ class Parameter(Tensor):
         """Takes its values from `source()`, a full tensor of any float type, each time they are wanted."""
         kept = self.type
         self._stored, self._source, self._deferred_type = None, source, kept
+        note_change()
 
     def read(self, convert: Callable[[Any, Any], Any] | None = None) -> np.ndarray[Any, Any]:
         """Its values; those of a deferred parameter are read anew and not kept, as a compiler wants them once.

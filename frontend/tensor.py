@@ -271,12 +271,26 @@ def binary(op: str, a: Any, b: Any) -> Any:
         b = as_tensor(b)
         a = scalar_like(a, b)
     a = as_tensor(a)
+    if op == "pow" and isinstance(b, int | np.integer) and b >= 0 and not a.dtype.is_float:
+        return _whole_power(a, int(b))
     b = scalar_like(b, a) if _is_number(b) else as_tensor(b)
     if op == "matmul":
         return matmul(a, b)
     if op in ("div", "pow"):
         a, b = floating(a), floating(b)
     return call(op, a, b)
+
+
+def _whole_power(a: Tensor, exponent: int) -> Tensor:
+    """Integers to a constant power of 0 or more, in their own type: exact, and it wraps around as `*` does."""
+    a = a.to(i64) if a.dtype == bool_ else a  # as True + 1 is
+    if exponent < 2:
+        return a * 1 if exponent else a * 0 + 1  # not `a` itself: the result is a new tensor
+    result = a
+    for bit in f"{exponent:b}"[1:]:  # repeated squaring, from the highest bit
+        result = result * result
+        result = result * a if bit == "1" else result
+    return result
 
 
 def _is_number(x: Any) -> bool:

@@ -18,39 +18,17 @@ from monoplan.frontend.context import activate, current, deactivate, is_internal
 from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import Parameter
 from monoplan.frontend.pytree import Tree, flatten, unflatten, with_constants
+from monoplan.frontend.specs import Spec, spec, spec_of
 from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.builder import Builder
-from monoplan.ir.dims import as_dim, comparisons_raise
-from monoplan.ir.errors import MonoplanError, TraceError
+from monoplan.ir.dims import comparisons_raise
+from monoplan.ir.errors import MonoplanError, TraceError, in_words
 from monoplan.ir.graph import Graph, Loc, Param, Value
 from monoplan.ir.opdef import OpDef
 from monoplan.ir.ops.shape import full
-from monoplan.ir.types import TensorType, as_dtype, f32
 from monoplan.ir.verifier import verify
 
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """The type of one argument, with symbolic sizes by name."""
-
-    type: TensorType
-
-    def __str__(self) -> str:
-        return str(self.type)
-
-
-def spec(*shape: Any, dtype: Any = f32) -> Spec:
-    """A placeholder for an argument: `spec("batch", "seq", 256)`, `spec("batch", "seq", dtype="int64")`."""
-    return Spec(TensorType(as_dtype(dtype), tuple(as_dim(d) for d in shape)))
-
-
-def spec_of(x: Any) -> Any:
-    """The static Spec of a concrete leaf; other leaves are constants and stay as they are."""
-    if isinstance(x, Tensor):
-        return Spec(x.type)
-    if isinstance(x, np.ndarray):
-        return Spec(TensorType(as_dtype(x.dtype), x.shape))
-    return x
+__all__ = ["Spec", "Trace", "Tracer", "spec", "spec_of", "trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +62,7 @@ class Tracer:
     def __init__(self, root: Module) -> None:
         self.root = root
         self.builder = Builder()
+        self.own: set[Value] = set()  # what traced tensors of this trace stand for
         self.params: dict[int, tuple[Param, Tensor]] = {}  # by id of the tensor, or of a constant's array
         self.modules = {id(m): path for path, m in root.named_modules()}
         self.stack: list[str] = []
@@ -97,15 +76,22 @@ class Tracer:
     def is_graph_value(self, tensor: Tensor) -> bool:
         return tensor.is_traced or id(tensor) in self.named
 
-    def value_of(self, tensor: Tensor) -> Value:
+    def value_of(self, tensor: Tensor, where: Loc | None = None) -> Value:
         if tensor._stale is not None:
             raise TraceError(
                 "a traced tensor was read after a view that shares its storage was written in place",
-                where=user_location(),
+                where=where or user_location(),
                 why=f"the write at {tensor._stale} would change it too, but the graph has no aliases",
                 fix="drop inplace=/out= there, or take the view after the write",
             )
         if tensor._value is not None:
+            if tensor._value not in self.own:
+                raise TraceError(
+                    f"a tensor {tensor.type} belongs to another trace",
+                    where=where or user_location(),
+                    why="a forward that was traced before kept it, and it has no value outside of that graph",
+                    fix="do not keep tensors of a forward (`self.last = x`): return them, and pass them as arguments",
+                )
             return tensor._value
         path = self.named.get(id(tensor))
         if path is not None and isinstance(tensor, Parameter) and tensor.is_deferred:  # its values are not wanted yet
@@ -133,7 +119,9 @@ class Tracer:
     def emit(
         self, opdef: OpDef, operands: Sequence[Value | None], attrs: Mapping[str, Any]
     ) -> Value | tuple[Value, ...]:
-        return self.builder.emit(opdef, operands, attrs, loc=user_location())
+        results = self.builder.emit(opdef, operands, attrs, loc=user_location())
+        self.own.update((results,) if isinstance(results, Value) else results)
+        return results
 
     def note_read(self, tensor: Tensor) -> None:
         array = tensor.numpy()
@@ -210,6 +198,7 @@ def trace(module: Module, *specs: Any, **kwargs: Any) -> Trace:
             filled[at] = Tensor.traced(Value(leaf.type, tracer.builder.fresh(_value_name(name))))
             places.append(at)
     inputs = [filled[at]._value for at in places]
+    tracer.own.update(inputs)
     arguments = unflatten(in_tree, filled)
     token = activate(tracer)
     try:
@@ -246,12 +235,13 @@ def _capture(
     result = _run(module, tracer, arguments)
     leaves, tree = flatten(result)
     out_tree = with_constants(tree, [leaf for _, leaf in leaves], _is_tensor)
-    outputs = [tracer.value_of(as_tensor(leaf)) for _, leaf in leaves if _is_tensor(leaf)]
+    place = module.forward_place()  # no line of it is at work any more
+    outputs = [tracer.value_of(as_tensor(leaf), place) for _, leaf in leaves if _is_tensor(leaf)]
     after, tree = flatten(arguments)
     if tree != in_tree:
         raise TraceError(
             "forward changed the structure of an argument: a dict, list or object got other entries",
-            where=module.forward_place(),
+            where=place,
             fix="return the new entries in place of adding them to an argument",
         )
     mutated: list[tuple[int, int]] = []
@@ -261,12 +251,12 @@ def _capture(
             continue
         if not isinstance(leaf, Tensor | np.ndarray):
             what = f"forward replaced the argument {name} by a {type(leaf).__name__}"
-            raise TraceError(what, where=module.forward_place())
-        value = tracer.value_of(as_tensor(leaf))
+            raise TraceError(what, where=place)
+        value = tracer.value_of(as_tensor(leaf), place)
         if value.type != before.type:
             raise TraceError(
                 f"forward replaced the argument {name}: {before.type} by {value.type}",
-                where=module.forward_place(),
+                where=place,
                 why="what is written into an argument must keep its type",
                 fix="return the new tensor in place of storing it in the argument",
             )
@@ -278,13 +268,15 @@ def _capture(
 def _run(module: Module, tracer: Tracer, arguments: Mapping[str, Any]) -> Any:
     """Calls the module; every error gets the user's line, tables of buffers are left as they were."""
 
-    def undecided(text: str) -> TraceError:
-        return TraceError(
-            f"`{text}` is not decided: the size is symbolic",
-            where=user_location(),
-            why="one graph serves every value of this dimension",
-            fix="make the dimension a fixed number in the spec, or write forward without this comparison",
-        )
+    def undecided(text: str, as_number: bool) -> TraceError:
+        what = f"`{text}` is not decided: the size is symbolic"
+        other = "write forward without this comparison"
+        if as_number:
+            what = f"`{text}` is a size that is known only at the call, but a plain number is needed here"
+            other = "give ops the size itself (as in x * x.shape[0]), without len(), range() or a loop over it"
+        why = "one graph serves every value of this dimension"
+        fix = f"make the dimension a fixed number in the spec, or {other}"
+        return TraceError(what, where=user_location(), why=why, fix=fix)
 
     tables = [(m, dict(m._parameters), dict(m._buffers)) for m in module.modules()]
     try:
@@ -295,8 +287,8 @@ def _run(module: Module, tracer: Tracer, arguments: Mapping[str, Any]) -> Any:
         if error.where is not None:
             raise
         raise type(error)(error.what, where=tracer.place_of(error), why=error.why, fix=error.fix) from error
-    except (ArithmeticError, AttributeError, TypeError, ValueError, LookupError, RuntimeError) as error:
-        what = f"forward failed while it was traced: {type(error).__name__}: {error}"
+    except Exception as error:  # forward is the user's: it may raise anything
+        what = f"forward failed while it was traced: {in_words(error)}"
         raise TraceError(what, where=tracer.place_of(error)) from error
     finally:
         replaced = _restore(tables)

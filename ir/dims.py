@@ -22,16 +22,17 @@ Dim = Union[int, "Expr"]
 Atom = Union[str, "FloorDiv"]
 Monomial = tuple[Atom, ...]
 
+# Makes the error for an undecidable text; True: a plain number was asked for, not a comparison.
+MakeError = Callable[[str, bool], Exception]
+
 # Set by the tracer while user code runs: comparing a symbolic size with an int is then an error, not a silent
 # False.
-_undecided: contextvars.ContextVar[Callable[[str], Exception] | None] = contextvars.ContextVar(
-    "undecided", default=None
-)
+_undecided: contextvars.ContextVar[MakeError | None] = contextvars.ContextVar("undecided", default=None)
 
 
 @contextlib.contextmanager
-def comparisons_raise(make_error: Callable[[str], Exception] | None) -> Iterator[None]:
-    """Within it, an undecidable comparison of a symbolic size raises `make_error(text)` (None: as usual)."""
+def comparisons_raise(make_error: MakeError | None) -> Iterator[None]:
+    """Within it, an undecidable comparison or number of a symbolic size raises `make_error` (None: as usual)."""
     token = _undecided.set(make_error)
     try:
         yield
@@ -109,7 +110,7 @@ class Expr:
             return NotImplemented
         make_error = _undecided.get()
         if make_error is not None and possible(self, other):
-            raise make_error(f"{self} == {other}")
+            raise make_error(f"{self} == {other}", False)
         return False
 
     def __hash__(self) -> int:
@@ -127,7 +128,7 @@ class Expr:
             return decided[0]
         make_error = _undecided.get()
         text = f"{self} {sign} {other}"
-        raise make_error(text) if make_error else TypeError(f"{text} is not decided: the size is symbolic")
+        raise make_error(text, False) if make_error else TypeError(f"{text} is not decided: the size is symbolic")
 
     def __lt__(self, other: Dim) -> bool:
         return self._compare(other, "<")
@@ -146,7 +147,7 @@ class Expr:
 
     def __index__(self) -> int:
         make_error = _undecided.get()
-        raise make_error(f"int({self})") if make_error else TypeError(f"{self} is symbolic, not an int")
+        raise make_error(str(self), True) if make_error else TypeError(f"{self} is symbolic, not an int")
 
     @cached_property
     def text(self) -> str:

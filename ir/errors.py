@@ -18,6 +18,12 @@ class MonoplanError(Exception):
         super().__init__("\n".join(lines))
 
 
+def in_words(error: BaseException) -> str:
+    """An error of somebody else in one line: `KeyError: 'a'`, or its name alone if it says nothing."""
+    text = error.msg if isinstance(error, SyntaxError) else str(error)  # the text of a SyntaxError names its file again
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 class TypeRuleError(MonoplanError, TypeError):
     """Operands or attributes of an op do not fit together (rank, shape or dtype)."""
 

@@ -172,7 +172,9 @@ class GenerationMixin:
         arguments are reported at once, not at the first piece.
         """
         if not _is_one(prompt):
-            raise ArgumentError("generate takes one prompt", fix="use generate_batch for several")
+            if any(hasattr(x, "__len__") for x in prompt):
+                raise ArgumentError("generate takes one prompt", fix="use generate_batch for several")
+            raise ArgumentError(A_PROMPT, why=f"it is {prompt!r:.60}")
         rows = self._rows([prompt], max_new_tokens, callback, logprobs, add_special_tokens, settings)
         return TextStream(rows[0].result, (piece for piece in self._loop(rows, session) if piece))
 

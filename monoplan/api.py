@@ -17,7 +17,9 @@ from monoplan.arguments import as_compiled, match, same_constant
 from monoplan.build import Built, build
 from monoplan.foreign import adopt, array_spec, assign, is_array
 from monoplan.frontend.module import Module
+from monoplan.frontend.parameter import changes
 from monoplan.frontend.pytree import Tree, flatten, unflatten
+from monoplan.frontend.structure import held_weights, same_weights
 from monoplan.frontend.tensor import Tensor
 from monoplan.frontend.tracer import Spec
 from monoplan.inspection import Inspection
@@ -53,6 +55,9 @@ class Compiled(Inspection):
 
     Without specs it is traced at the first call, for just those shapes; a call with other sizes generalizes the
     dimensions that changed to symbols, so a second plan serves all further sizes.
+
+    A plan has its own copy of the weights. When the module gets others (load_state_dict, load_parameter, another
+    Parameter), the next call makes the plan anew; an array that is changed in place is not noticed.
     """
 
     def __init__(
@@ -70,13 +75,18 @@ class Compiled(Inspection):
         self.built: list[tuple[Tree, list[Any], Built]] = []
         self._known = KnownCalls(module)
         self._matched: dict[Any, tuple[Tree, Built, dict[str, int]]] = {}
+        self._changes, self._weights = changes(), held_weights(module)
         self.declared = bool(specs or kw_specs)
         if self.declared:
-            self._build(module.bind_arguments(specs, kw_specs))
+            leaves, tree = flatten(module.bind_arguments(specs, kw_specs))
+            # An array stands for its type, as at the first call of a module that has no specs.
+            self._build(unflatten(tree, [_spec_of(name, _adopted(name, x, self.target)) for name, x in leaves]))
 
     # -- calling ------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if changes() != self._changes:
+            self._renew()
         known, found = self._known.find(args, kwargs)
         if known is None:
             return self._call_anew(args, kwargs, found)
@@ -85,6 +95,21 @@ class Compiled(Inspection):
         for number, result in known.copied:
             assign(found[number], outputs[result])
         return known.result(outputs)
+
+    def _renew(self) -> None:
+        """Drops the plans if the module has other weights than theirs."""
+        with self._lock:
+            now, weights = changes(), held_weights(self.module)
+            if not same_weights(weights, self._weights):
+                old, self.built = self.built, []
+                if self.declared:
+                    try:
+                        self._build(unflatten(old[0][0], old[0][1]))
+                    except BaseException:
+                        self.built = old  # the next call tries again
+                        raise
+                self._known, self._matched, self._weights = KnownCalls(self.module), {}, weights
+            self._changes = now
 
     def _call_anew(self, args: Sequence[Any], kwargs: Mapping[str, Any], call: Call | None) -> Any:
         """A call whose arguments are matched with the plans, or brought into a form that a plan takes."""
@@ -107,6 +132,8 @@ class Compiled(Inspection):
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Built, list[Any], list[Any], dict[str, int]]:
         """The plan of a call, the caller's arrays and Tensors, the arrays to run on, and the values of the symbols."""
+        if changes() != self._changes:
+            self._renew()
         arguments = self.module.bind_arguments(args, kwargs)
         leaves, tree = flatten(arguments)
         plain = all(isinstance(x, Tensor | np.ndarray) for _, x in leaves)

@@ -16,6 +16,8 @@ import numpy as np
 
 from monoplan.frontend.kv_cache import KVCache
 from monoplan.frontend.module import Module
+from monoplan.frontend.parameter import changes
+from monoplan.frontend.structure import held_weights, same_weights
 from monoplan.frontend.tensor import Tensor
 from monoplan.frontend.tracer import spec
 from monoplan.ir.errors import ArgumentError
@@ -55,8 +57,9 @@ class CompiledLM(GenerationMixin):
     ) -> None:
         if not isinstance(model, LlamaForCausalLM):
             raise ArgumentError(f"CompiledLM needs a LlamaForCausalLM, got {type(model).__name__}")
-        # A model of its own in another dtype: the tables of RoPE stay float32, whatever the weights are.
-        self.model = model if dtype is None or as_dtype(dtype) == model.dtype else model.with_dtype(dtype)
+        self._given, self._wanted = model, None if dtype is None else as_dtype(dtype)
+        self._changes, self._held = changes(), held_weights(model)
+        self.model = self._in_dtype()
         self.config, self.dtype, self.target = model.config, self.model.dtype, find_target(target, model)
         self.name_or_path = model.name_or_path
         self.last_cache: KVCache | None = None
@@ -198,7 +201,7 @@ class CompiledLM(GenerationMixin):
 
     def prompt_array(self, ids: Any, more: int = 0) -> Array:
         """Token ids as int64 [batch, seq], which must have room in the context, with `more` tokens behind them."""
-        found = np.atleast_2d(np.asarray(ids, dtype=np.int64))
+        found = np.atleast_2d(_whole_numbers("the prompt", ids, np.int64))
         if found.ndim != 2 or not found.size:
             raise ArgumentError(f"the prompt must be [batch, seq] with at least one token, got {list(found.shape)}")
         if found.shape[1] + more > self.max_length:
@@ -238,7 +241,23 @@ class CompiledLM(GenerationMixin):
         # The cache's limit is the host's business, and not in the plan's signature.
         return self._plan(plan)(past_key_values=cache.without_limit(), **arguments)
 
+    def _in_dtype(self) -> LlamaForCausalLM:
+        """The model that was given, or one of its own in another dtype: RoPE's tables stay float32 all the same."""
+        same = self._wanted is None or self._wanted == self._given.dtype
+        return self._given if same else self._given.with_dtype(self._wanted)
+
+    def _renew(self) -> None:
+        """Drops the plans if the model has other weights than theirs."""
+        self._changes, now = changes(), held_weights(self._given)
+        if not same_weights(now, self._held):
+            self._held, self.model = now, self._in_dtype()
+            self.dtype = self.model.dtype
+            for kept in (self._plans, self._weights, self.spare):
+                kept.clear()
+
     def _plan(self, name: str) -> Any:
+        if changes() != self._changes:
+            self._renew()
         if name not in self._plans:
             from monoplan.api import Compiled
 

@@ -12,10 +12,7 @@ may also define `inputs()`, which returns the arrays to run with; otherwise they
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import inspect
-import sys
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -28,6 +25,7 @@ import numpy as np
 
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import FLOATS, as_weight_dtype
+from monoplan.user_code import import_module, load_file, users_errors
 
 DEFAULT_PROMPT = "Once upon a time"
 HELP = "a checkpoint (directory or .gguf), or file.py[:Name] or module:name with model() and specs()"
@@ -79,9 +77,9 @@ def open_model(args: argparse.Namespace, **options: Any) -> Opened:
         text = str(default_model_path())
     file, _, name = text.rpartition(":") if ":" in text and not Path(text).exists() else (text, "", "")
     if file.endswith(".py"):
-        return _own(_load_file(Path(file)), name, args, settings, text)
+        return _own(load_file(Path(file)), name, args, settings, text)
     if name:
-        return _own(_import(file), name, args, settings, text)
+        return _own(import_module(file, fix=HELP), name, args, settings, text)
     return _checkpoint(Path(text), args, settings)
 
 
@@ -132,31 +130,6 @@ def _prompt_ids(llm: Any, prompt: str) -> Any:
     return rng.integers(0, llm.config.vocab_size, min(8, llm.max_length - 1) or 1)
 
 
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ArgumentError(f"there is no file {path}")
-    place = str(path.resolve().parent)
-    if place not in sys.path:
-        sys.path.insert(0, place)  # so that it may import its neighbours
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _import(name: str) -> ModuleType:
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            raise ArgumentError(f"there is no Python module {name}", fix=HELP) from None
-        raise
-
-
 def _own(module: ModuleType, name: str, args: argparse.Namespace, settings: dict[str, Any], label: str) -> Opened:
     import monoplan
     from monoplan.frontend.module import Module
@@ -176,7 +149,8 @@ def _own(module: ModuleType, name: str, args: argparse.Namespace, settings: dict
             why="the sizes of the inputs are not known",
             fix='def specs(): return mp.spec("batch", 256)',
         )
-    given = specs()
+    with users_errors(f"specs() of {where} failed"):
+        given = specs()
     positional = () if isinstance(given, dict) else tuple(given) if isinstance(given, tuple | list) else (given,)
     by_name = given if isinstance(given, dict) else {}
     compiled = monoplan.compile(
@@ -190,7 +164,7 @@ def _own(module: ModuleType, name: str, args: argparse.Namespace, settings: dict
 
 
 def _called(found: Any, name: str, where: str) -> Any:
-    """What a class or function gives without arguments; an error inside of it is the user's own, and stays."""
+    """What a class or function gives without arguments."""
     try:
         inspect.signature(found).bind()
     except TypeError as error:
@@ -201,12 +175,14 @@ def _called(found: Any, name: str, where: str) -> Any:
         ) from None
     except ValueError:
         pass  # a builtin that does not tell its parameters
-    return found()
+    with users_errors(f"{name} of {where} failed"):
+        return found()
 
 
 def _own_arguments(module: ModuleType, made: Any, compiled: Any, args: argparse.Namespace) -> dict[str, Any]:
     if not args.inputs and hasattr(module, "inputs"):
-        given = module.inputs()
+        with users_errors(f"inputs() of {module.__file__ or module.__name__} failed"):
+            given = module.inputs()
         if isinstance(given, dict):
             return dict(given)
         values = given if isinstance(given, tuple | list) else (given,)

@@ -36,9 +36,12 @@ class Options:
         if isinstance(given, Options):
             return given
         known = {f.name for f in dataclasses.fields(cls)}
-        unknown = sorted(set(given or {}) - known)
+        fix = "known ones: " + ", ".join(sorted(known))
+        if given is not None and not isinstance(given, Mapping):
+            raise ArgumentError(f"options must be a dict or Options, got {type(given).__name__} {given!r:.60}", fix=fix)
+        unknown = sorted(str(name) for name in set(given or {}) - known)
         if unknown:
-            raise ArgumentError(f"unknown options: {', '.join(unknown)}", fix="known ones: " + ", ".join(sorted(known)))
+            raise ArgumentError(f"unknown options: {', '.join(unknown)}", fix=fix)
         return cls(**dict(given or {}))
 
 

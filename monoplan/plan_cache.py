@@ -122,8 +122,12 @@ def remember_plan(key: str | None, graph: Graph, asked: tuple[Question, ...], pl
 
 
 def remember_call(key: str | None, module: Module, graph: Graph, plan: str | None, out_tree: Any) -> None:
-    """Keeps a call, if every param of its graph is one of the module's own and can be found by its path."""
-    if key is not None and plan is not None and {p.path for p in graph.params} <= tensors(module).keys():
+    """Keeps a call, if every param of its graph is one of the module's own and can be found by its path, and every op
+    has its line in a model of the library: a layer that is compiled by itself has the lines of who called it."""
+    models = os.path.join(os.path.dirname(__file__), "models")
+    folders = (models + os.sep, os.path.realpath(models) + os.sep)
+    ours = all(op.loc.file.startswith(folders) for op in graph.ops if op.loc.file)
+    if key is not None and plan is not None and ours and {p.path for p in graph.params} <= tensors(module).keys():
         _remember("call", key, (plan, out_tree))
 
 

@@ -55,7 +55,7 @@ def _made_of(stages: Sequence[Stage]) -> dict[str, Counter[str]]:
 
 
 def _traced_values(stages: Sequence[Stage]) -> dict[str, Value]:
-    """The value of forward that each name stands for: widening makes values anew, by their names or as a cast of them."""
+    """The value of forward that each name stands for: widening makes values anew, by their names or as casts."""
     traced = stages[0].graph
     found = {v.name: v for v in (*traced.inputs, *(p.value for p in traced.params), *definitions(traced))}
     for op in (op for stage in stages for op in stage.graph.ops if op.name == "cast"):

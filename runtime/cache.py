@@ -62,8 +62,18 @@ class BuildKey:
     language: str = "c"  # "c" or "cuda": names the files of the entry
 
     def digest(self) -> str:
-        """The name of the entry: sha256 of all fields."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        """The name of the entry: sha256 of all fields, but for comments in C: they hold the user's lines, which move
+        whenever a file is edited above them."""
+        source = _TOKEN.sub(_without_comment, self.source) if self.language == "c" else self.source
+        return hashlib.sha256(json.dumps(asdict(self) | {"source": source}, sort_keys=True).encode()).hexdigest()
+
+
+# A string, a character or a comment, whichever begins first.
+_TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|//[^\n]*|/\*.*?\*/', re.DOTALL)
+
+
+def _without_comment(token: re.Match[str]) -> str:
+    return " " if token[0][0] == "/" else token[0]
 
 
 @dataclass(frozen=True, slots=True)

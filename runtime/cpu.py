@@ -212,6 +212,8 @@ def describe_failure(
     elif code == _POSITION:
         what = f"position {value} is beyond the table of {limit} positions"
         fix = "use a longer table (max_position_embeddings) or a shorter sequence"
+        if value < 0:
+            what, fix = f"position {value} is negative", f"positions lie between 0 and {limit - 1}"
     elif code == _COUNT:
         what = f"sequence {place} has {value} valid rows, of {limit} given"
         fix = "valid counts lie between 0 and the number of rows"

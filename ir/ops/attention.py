@@ -46,10 +46,8 @@ def rope(x: Array, positions: Array, sin: Array, cos: Array, *, algo: str = "gpt
     bad = np.argwhere((positions < 0) | (positions >= sin.shape[0]))
     if len(bad):
         place = tuple(int(i) for i in bad[0])
-        raise ArgumentError(
-            f"rope: position {int(positions[place])} at {list(place)} is beyond the table of "
-            f"{sin.shape[0]} positions"
-        )
+        wrong = f"beyond the table of {sin.shape[0]} positions" if positions[place] >= 0 else "negative"
+        raise ArgumentError(f"rope: position {int(positions[place])} at {list(place)} is {wrong}")
     half = sin.shape[1]
     s, c = sin[positions][..., None, :], cos[positions][..., None, :]  # (…, seq, 1, half)
     first = slice(0, 2 * half, 2) if algo == "gpt_j" else slice(0, half)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import monoplan.nn.functional as F
 from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.errors import ArgumentError, TypeRuleError
 from monoplan.ir.types import as_dtype, bf16, bool_, f16, f32, f64, i32, i64
@@ -56,6 +57,30 @@ def test_numbers_take_the_tensors_type() -> None:
     assert (ints / 2).dtype is f32 and (ints / 2).tolist() == [1.5, 2.0] and (ints**2).tolist() == [9, 16]
     assert (2.0**half).tolist() == [2] and (half**0.5).tolist() == [1] and (1 - half).tolist() == [0]
     assert (Tensor([True]) + 1).dtype is i64 and (-ints).tolist() == [-3, -4] and abs(-ints).tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("dtype", ["i8", "i16", "i32", "i64", "u8"])
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 7, 10, 63, np.int64(5), True])
+def test_integers_to_a_constant_power_are_exact_and_wrap(dtype: str, exponent: Any) -> None:
+    given = np.array([0, 1, 2, 3, 7, 100], as_dtype(dtype).numpy)
+    bits = given.dtype.itemsize * 8
+    wanted = np.array([pow(int(v), int(exponent), 1 << bits) for v in given], np.uint64).astype(given.dtype)
+    t = Tensor(given)
+    for got in (t**exponent, F.pow(t, exponent), np.power(t, exponent)):
+        assert got.dtype is t.dtype and got.tolist() == wanted.tolist()
+    assert (t**1).numpy() is not t.numpy()
+
+
+def test_other_powers_are_of_floats() -> None:
+    ints = Tensor([1, 2, 4])
+    for got, wanted in (
+        (ints**-1, [1, 0.5, 0.25]), (ints**0.5, [1, 2**0.5, 2]), (ints**2.0, [1, 4, 16]), (ints**3.0, [1, 8, 64]),
+        (2**ints, [2, 4, 16]), (ints**ints, [1, 4, 256]),
+    ):  # fmt: skip
+        assert got.dtype is f32
+        np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-6)
+    assert (Tensor([True, False]) ** 2).dtype is i64 and (Tensor([True, False]) ** 3).tolist() == [1, 0]
+    assert (Tensor([3.0]) ** 2).dtype is f32 and (Tensor([3.0], "f16") ** 3).dtype is f16
 
 
 def test_comparisons_and_logic() -> None:

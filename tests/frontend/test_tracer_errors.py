@@ -50,6 +50,14 @@ def loop(m: Any, x: Any) -> Any:
     return x
 
 
+class Strange(Exception):  # noqa: N818  (as a user may name it)
+    pass
+
+
+def fails() -> None:
+    raise Strange  # HERE
+
+
 CASES: list[tuple[str, Any, str, str]] = [
     ("if", branch, "control flow depends on the value of a traced tensor", "F.where"),
     ("while", loop, "control flow depends on the value", "F.where"),
@@ -65,12 +73,19 @@ CASES: list[tuple[str, Any, str, str]] = [
     ("numpy", lambda m, x: x.numpy(), "it can't become a numpy array", "outside of forward"),  # HERE
     ("compare", lambda m, x: x if x.shape[0] > 4 else -x, "`n > 4` is not decided", "fixed number in the spec"),  # HERE
     ("equal", lambda m, x: x if x.shape[0] == 4 else -x, "`n == 4` is not decided", "fixed number"),  # HERE
-    ("iterate", lambda m, x: [r for r in x], "`int(n)` is not decided", "fixed number"),  # HERE
+    ("iterate", lambda m, x: [r for r in x], "`n` is a size that is known only at the call", "fixed number"),  # HERE
+    ("len", lambda m, x: x * len(x), "`n` is a size that is known only at the call", "x * x.shape[0]"),  # HERE
+    ("count", lambda m, x: [x for _ in range(x.shape[0] + 1)], "`n+1` is a size that is known", "loop over"),  # HERE
     ("setitem", lambda m, x: x.__setitem__(0, 1.0), "can't be changed by index", "F.where"),  # HERE
     ("type", lambda m, x: x @ F.ones(5, 2), "matmul: f32[n, 3] has 3 columns", ""),  # HERE
     ("attribute", lambda m, x: x.cuda(), "AttributeError: 'Tensor' object has no attribute 'cuda'", ""),  # HERE
     ("missing argument", lambda m, x: nn.Linear(3, 3)(), "TypeError", ""),  # HERE
     ("division", lambda m, x: x * (1 / 0), "ZeroDivisionError", ""),  # HERE
+    ("name", lambda m, x: x * undefined_name, "NameError: name 'undefined_name' is not defined", ""),  # noqa: F821  HERE
+    ("key", lambda m, x: {}["a"], "KeyError: 'a'", ""),  # HERE
+    ("index", lambda m, x: [][1], "IndexError: list index out of range", ""),  # HERE
+    ("file", lambda m, x: open("/no/such/file"), "FileNotFoundError", ""),  # HERE
+    ("own error", lambda m, x: fails(), "failed while it was traced: Strange", ""),
     ("state", lambda m, x: m.count.assign(m.count + 1), "reads and then overwrites a tensor", "an argument"),  # HERE
     ("stale", lambda m, x: [F.silu(x[:, 0], inplace=True), x + 1][1], "a view that shares its", "inplace="),  # HERE
 ]
@@ -84,7 +99,7 @@ def test_errors_name_everything(fn: Any, message: str, fix: str) -> None:
     assert message in error.what and fix in error.fix, str(error)
     where = error.where
     assert where.path == "layers.1.body" and where.file == __file__, f"{where}"  # type: ignore[attr-defined]
-    assert "# HERE" in open(__file__).read().splitlines()[where.line - 1], f"{where}"  # type: ignore[attr-defined]
+    assert "HERE" in open(__file__).read().splitlines()[where.line - 1], f"{where}"  # type: ignore[attr-defined]
     for part in (message, fix, __file__, "layers.1.body"):
         assert part in str(error)
     assert current() is None
@@ -126,6 +141,39 @@ def test_a_traced_tensor_outlives_its_trace() -> None:
     with pytest.raises(TraceError, match="used after its trace had ended") as caught:
         kept[0] + 1
     assert "test_tracer_errors.py" in str(caught.value.where)
+
+
+@pytest.mark.parametrize("use", [lambda x, last: x + last, lambda x, last: F.cat([last, x])])
+def test_a_tensor_of_another_trace(use: Any) -> None:
+    kept: list[Any] = []
+    first = Outer(lambda m, x: kept.append(x * 2) or x)
+    trace(first, spec(3))
+    with pytest.raises(TraceError, match=r"a tensor f32\[3\] belongs to another trace") as caught:
+        trace(Outer(lambda m, x: use(x, kept[0])), spec(3))
+    where = caught.value.where
+    assert where.file == __file__ and where.path == "layers.1.body"  # type: ignore[attr-defined]
+    assert "lambda x, last" in open(__file__).read().splitlines()[where.line - 1]  # type: ignore[attr-defined]
+    assert "pass them as arguments" in caught.value.fix
+    with pytest.raises(TraceError, match="belongs to another trace") as caught:
+        trace(Outer(lambda m, x: kept[0]), spec(3))
+    assert "test_tracer_errors.py" in str(caught.value.where)
+
+
+def test_the_cause_of_an_error_stays_and_exits_pass() -> None:
+    with pytest.raises(TraceError) as caught:
+        trace(Outer(lambda m, x: {}["a"]), spec(3))
+    assert isinstance(caught.value.__cause__, KeyError)
+
+    def leaves(error: type[BaseException]) -> Any:
+        def forward(m: Any, x: Any) -> Any:
+            raise error
+
+        return forward
+
+    for error in (KeyboardInterrupt, SystemExit):
+        with pytest.raises(error):
+            trace(Outer(leaves(error)), spec(3))
+        assert current() is None
 
 
 def test_replaced_buffers_are_put_back() -> None:

@@ -159,6 +159,14 @@ def test_locations_are_part_of_the_key() -> None:
     assert plan_cache.choices(Options(), "a", None, "1") != plan_cache.choices(Options(), "b", None, "1")
 
 
+def test_a_layer_by_itself_has_the_lines_of_its_caller(cache_dir: Path) -> None:
+    module = nn.Linear(4, 3)
+    first = mp.compile(module, spec("n", 4)).source()
+    second = mp.compile(module, spec("n", 4)).source()
+    mine, yours = ({line for line in text.splitlines() if Path(__file__).name in line} for text in (first, second))
+    assert mine and yours and not mine & yours
+
+
 def test_a_damaged_entry_is_no_entry(cache_dir: Path, counts: dict[str, int]) -> None:
     module, x = nn.Linear(4, 3), np.ones((2, 4), np.float32)
     wanted = mp.compile(module, spec("n", 4))(x)

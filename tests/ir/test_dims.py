@@ -171,10 +171,12 @@ def test_decided_comparisons() -> None:
 
 def test_comparisons_raise_while_tracing() -> None:
     n = symbol("n")
-    with comparisons_raise(lambda text: RuntimeError(text)):
-        with pytest.raises(RuntimeError, match="n == 3"):
+    with comparisons_raise(lambda text, as_number: RuntimeError(f"{text}, {as_number}")):
+        with pytest.raises(RuntimeError, match="n, True"):
+            range(n)  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match="n == 3, False"):
             assert n == 3
-        with pytest.raises(RuntimeError, match="n > 3"):
+        with pytest.raises(RuntimeError, match="n > 3, False"):
             assert n > 3
         assert (n == 0) is False and n != n + 1  # decided, so no error
         with comparisons_raise(None):

@@ -177,6 +177,7 @@ def test_the_context_ends_the_text(lm: Any) -> None:
         ([5, 100], {}, "token id 100 at position 1"),
         ([-1], {}, "token id -1"),
         (["a", "b"], {}, "generate takes one prompt"),
+        ([1.5], {}, "a prompt is a text or a list of token ids\n.*1.5"),
         (None, {}, "a prompt is a text or a list of token ids\n.*None"),
         (5, {}, "a prompt is a text or a list of token ids\n.*5"),
         ("a", {"eos_token_id": 2.0}, "eos_token_id must be a token id or several\n.*2.0"),
@@ -345,6 +346,9 @@ def test_prompts_of_verify_and_profile_fit_the_context(checkpoint: Path) -> None
     for ids, message in (([[]], "at least one token"), ([[5] * 97], "has 97 tokens, the context of the model 96")):
         with pytest.raises(ArgumentError, match=message):
             llm.profile(ids)
+    for odd in ([1.9, 2.2], [[5], [6, 7]], "text"):
+        with pytest.raises(ArgumentError, match="the prompt must be an array of integers"):
+            llm.verify(odd)
     with pytest.raises(ArgumentError, match="has 96 tokens and 1 more behind it, the context of the model 96"):
         llm.prompt_array([5] * 96, more=1)
 

@@ -104,6 +104,37 @@ def test_what_may_be_given_for_an_array() -> None:
     assert fast.stats.compiles == 1
 
 
+def test_an_array_given_as_a_spec_stands_for_its_type() -> None:
+    block = Block()
+    x = normal(4, 6)
+    want = eager(block, x)
+    for given in (x, Tensor(x), np.zeros((4, 6), ">f4"), np.asfortranarray(x)):
+        fast = mp.compile(block, given)
+        assert fast.ir("trace").startswith("graph Block(%x: f32[4, 6]") and fast.stats.compiles == 1
+        close(fast(x), want)
+        close(fast(x * 0), eager(block, x * 0))  # its values are no constants
+    with pytest.raises(ArgumentError, match="argument x: expected f32"):
+        fast(normal(5, 6))
+    parts = {"b": normal(3), "cd": (mp.spec(2), normal(2))}
+    nest = mp.compile(Nest(), mp.spec("n", 3), parts, 3.0)
+    given = {"b": normal(3, seed=1), "cd": (normal(2), normal(2))}
+    close(nest(normal(2, 3), given, 3.0)["sum"], normal(2, 3) * 3 + given["b"])
+    with pytest.raises(ArgumentError, match="argument x: .*not an element type"):
+        mp.compile(block, np.zeros((4, 6), complex))
+
+
+def test_integer_powers_compiled_are_those_of_eager_mode() -> None:
+    class Powers(Module):
+        def forward(self, x: Any) -> Any:
+            return x**0, x**1, x**2, x**3, x**10
+
+    for dtype in ("int64", "int32", "int8"):
+        x = np.array([-3, 0, 1, 2, 77, 3_000_001 % 128 if dtype == "int8" else 3_000_001], dtype)
+        for got, want in zip(mp.compile(Powers(), mp.spec("n", dtype=dtype))(x), Powers()(x), strict=True):
+            assert got.dtype == x.dtype and got.tolist() == want.tolist()
+    assert mp.compile(Powers())(np.array([3_000_001]))[3].tolist() == [3_000_001**3 - (3_000_001**3 >> 64 << 64)]
+
+
 def test_numbers_for_scalar_arguments() -> None:
     class Scale(Module):
         def forward(self, x: Any, by: Any) -> Any:

@@ -123,6 +123,19 @@ def test_bench_prints_a_table_or_json(model: Path, inside: Any) -> None:
     assert found["tests"][1]["bytes_per_s"] > 0 and len(found["tests"][0]["samples"]) == 2
 
 
+def test_bench_says_what_it_cuts(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The context of the model is 96 tokens."""
+    common = ("bench", "-m", str(model), "-r", "1", *TARGET)
+    assert main([*common, "-p", "9000", "-n", "97", "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert [test["test"] for test in json.loads(out)["tests"]] == ["pp96", "tg96"]
+    assert "--n-prompt 9000 is cut to 96: the context" in err and "--n-gen 97 is cut to 96: the context" in err
+    assert main([*common, "-p", "96", "--profile"]) == 0
+    assert "--n-prompt 96 is cut to 95: the context" in capfd.readouterr().err
+    assert main([*common, "-p", "96", "-n", "0", "--json"]) == 0
+    assert capfd.readouterr().err == ""
+
+
 def test_a_profile_without_a_prompt_is_that_of_the_first_token(inside: Any) -> None:
     assert inside("bench", "-p", 0, "--profile").startswith("one token: ")
     both = inside("bench", "-p", 4, "--profile")
@@ -166,6 +179,10 @@ def test_doctor_and_cache(tmp_path: Path) -> None:
         (("generate", "Hi", "-m", "MODEL", "--temp", "-1", *TARGET), "temperature must be"),
         (("generate", "Hi", "-m", "MODEL", "-t", "0"), "--threads must be"),
         (("bench", "-m", "MODEL", "-r", "0", *TARGET), "--repetitions must be 1 or more, got 0"),
+        (("bench", "-m", "MODEL", "-p", "-5", *TARGET), "--n-prompt must be 0 or more, got -5"),
+        (("bench", "-m", "MODEL", "-n", "-5", *TARGET), "--n-gen must be 0 or more, got -5"),
+        (("bench", "-m", "MODEL", "-p", "-5", "--profile", *TARGET), "--n-prompt must be 0 or more, got -5"),
+        (("bench", "-m", "MODEL", "-p", "0", "-n", "0", *TARGET), "there is nothing to measure"),
         (("generate", "-f", "/nowhere/at/all", "-m", "MODEL"), "can't read the prompt"),
     ],
 )

@@ -82,11 +82,28 @@ def test_a_position_beyond_the_table() -> None:
     assert text.startswith("rope: position 16 is beyond the table of 16 positions\n  where: ")
     assert f"{HERE}:" in text and "in rope" in text
     assert "to do: use a longer table (max_position_embeddings) or a shorter sequence" in text
+    text = message(lambda: fast(np.zeros((1, 3, 2, 8), "f4"), np.array([[0, 1, -5]])))
+    assert text.startswith("rope: position -5 is negative\n  where: ")
+    assert text.endswith("to do: positions lie between 0 and 15")
 
 
 def test_an_unknown_target() -> None:
     text = message(lambda: mp.compile(nn.Linear(4, 3), target="tpu"))
     assert text == "unknown target 'tpu'\n  to do: use one of cpu, cuda, reference"
+
+
+@pytest.mark.parametrize("given", [5, "fuse", ["fuse"], True, 0], ids=repr)
+def test_options_of_another_kind(given: Any) -> None:
+    text = message(lambda: mp.compile(nn.Linear(4, 3), options=given))
+    assert text.startswith(f"options must be a dict or Options, got {type(given).__name__} {given!r}\n  to do: known")
+    assert "unknown options: 3, fuze" in message(lambda: mp.compile(nn.Linear(4, 3), options={"fuze": True, 3: 4}))
+
+
+def test_an_argument_that_forward_does_not_have(linear: Any) -> None:
+    for call in (lambda: mp.compile(nn.Linear(4, 3), foo=mp.spec("n", 4)), lambda: linear(foo=np.zeros((2, 4), "f4"))):
+        text = message(call)
+        assert "Linear.forward(" in text and "got an unexpected keyword argument 'foo'" in text
+        assert "missing" not in text and "to do: its arguments are input" in text
 
 
 def test_a_missing_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

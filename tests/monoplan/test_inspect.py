@@ -162,6 +162,12 @@ def test_run_ir(own: Path, run: Any, tmp_path: Path) -> None:
     assert "can't read" in run("run-ir", tmp_path / "missing.ir", status=1)
 
 
+def test_run_ir_of_what_is_no_text(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "binary.ir").write_bytes(b"graph \xff")
+    said = run("run-ir", tmp_path / "binary.ir", status=1)
+    assert "can't read" in said and "binary.ir" in said and "byte 0xff at offset 6 is not UTF-8 text" in said
+
+
 def test_a_checkpoint(checkpoint: Path, run: Any, tmp_path: Path) -> None:
     flags = ("--dtype", "float32")
     assert "rolled layers" in run("inspect", checkpoint, *flags)

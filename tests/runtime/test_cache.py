@@ -80,6 +80,17 @@ def test_every_part_of_the_key_counts(change: dict[str, object]) -> None:
     assert replace(KEY).digest() == KEY.digest()
 
 
+def test_comments_are_not_part_of_the_key_of_c() -> None:
+    def digest(source: str, language: str = "c") -> str:
+        return replace(KEY, source=source, language=language).digest()
+
+    one = "/* model.py:7 */ int a = 1; // of 7\nchar q = '\"', *s = \"/* 7 */\"; /* 7\n */ int b;"
+    assert digest(one) == digest(one.replace("model.py:7", "model.py:8, which is longer").replace("of 7", "of 8"))
+    for old, new in (("a = 1", "a = 2"), ('"/* 7 */"', '"/* 8 */"'), ("int b", "int c")):
+        assert digest(one.replace(old, new)) != digest(one)
+    assert digest(one, "cuda") != digest(one.replace("model.py:7", "model.py:8"), "cuda")
+
+
 def test_header_may_not_leave_the_entry() -> None:
     for name in ("../v.h", "/v.h", "a/../../v.h"):
         with pytest.raises(ArgumentError, match="leaves"):

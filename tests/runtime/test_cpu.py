@@ -85,7 +85,7 @@ def test_indices_out_of_range(lookups: dict[str, GraphExecutable]) -> None:
 def test_positions_beyond_the_table(lookups: dict[str, GraphExecutable]) -> None:
     x, table = np.ones((2, 1, 4), np.float32), np.ones((5, 2), np.float32)
     refuses(lookups["rope"], [x, np.array([0, 5]), table, table], "rope: position 5 is beyond the table of 5 positions")
-    refuses(lookups["rope"], [x, np.array([-2, 0]), table, table], "rope: position -2 is beyond")
+    refuses(lookups["rope"], [x, np.array([-2, 0]), table, table], "rope: position -2 is negative")
 
 
 def test_a_full_cache(lookups: dict[str, GraphExecutable]) -> None:
