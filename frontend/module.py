@@ -59,23 +59,20 @@ class Module:
         if isinstance(value, Parameter | Module):
             if "_parameters" not in self.__dict__:
                 raise AttributeError(f"call super().__init__() before setting {name} in {type(self).__name__}")
-            self._forget(name, keep=self._parameters if isinstance(value, Parameter) else self._modules)
-            note_change()
-            if isinstance(value, Parameter):
-                self._parameters[name] = value
-            else:
-                self._modules[name] = value
+            table: dict[str, Any] = self._parameters if isinstance(value, Parameter) else self._modules
+            self._forget(name, keep=table)
+            table[name] = value
         elif name in self.__dict__.get("_parameters", {}):
             if value is not None:
                 raise TypeError(f"{name} is a parameter, which can't become a {type(value).__name__}")
             self._parameters[name] = None
-            note_change()
         elif name in self.__dict__.get("_buffers", {}):
             self._buffers[name] = value if value is None or isinstance(value, Tensor) else Tensor(value)
-            note_change()
         else:
             self.__dict__.get("_modules", {}).pop(name, None)
             object.__setattr__(self, name, value)
+            return
+        note_change()
 
     def __delattr__(self, name: str) -> None:
         if name not in self.__dict__ and not any(name in t for t in self._tables()):

@@ -21,29 +21,19 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 
 from monoplan.ir.errors import ArgumentError, CompileError
+from monoplan.runtime.cache_files import FACT_NAME, FAILED_NAME, discard, entries_of, remove_named, sweep
 from monoplan.runtime.warn import warn
 
 DEFAULT_MAX_BYTES = 2_000_000_000
 RECENT_SECONDS = 600
-STALE_SECONDS = 3600  # a temporary directory this old, of a dead process, is rubbish
 FILE_NAMES = {"c": ("plan.c", "plan.so"), "cuda": ("plan.cu", "plan.cubin")}
 
-TEMP_NAME = re.compile(r"\.tmp-([0-9]{1,9})-[0-9a-f]+")
-# What `clear` may remove: the folder of a cache may hold files of others, too. A number of process and thread in
-# place of the suffix, or .tmp behind it, is of a file that was being written.
-_PLAN_NAME = re.compile(r"[0-9a-f]{64}")
-_FACT_NAME = re.compile(
-    r"[a-z-]+-[0-9a-f]{24}\.(json|[0-9]+-[0-9]+)"  # toolchain.remember
-    r"|(plan|call)-[0-9a-f]{64}\.(pickle|[0-9]+-[0-9]+)"  # plan_cache.py
-    r"|__jinja2_[0-9a-f]{40}\.cache(\w+\.tmp)?"  # compiled templates
-)
-_FAILED_NAME = re.compile(r"[0-9a-f]{16}|tmp-[0-9]{1,9}-[0-9a-f]+")
 # The place is at fault, not the build: another may do. ESTALE is NFS's word for a directory that went away.
 _PLACE_ERRORS = "ENOSPC EDQUOT EROFS EACCES EPERM ENOTDIR EIO ESTALE".split()
 _PLACE_TEXTS = ("No space left on device", "Disk quota exceeded", "Read-only file system")
@@ -203,7 +193,7 @@ def get_or_build(key: BuildKey, build: Callable[[Path], None]) -> Entry:
             return entry
     entry = _build_somewhere(key, build)
     root = entry.path.parents[1]
-    _sweep(root)
+    sweep(root)
     prune(cap, root)
     return entry
 
@@ -344,28 +334,18 @@ def _fsync(path: Path) -> None:
 def info() -> CacheInfo:
     """Place, number of entries and their size."""
     root = cache_root()
-    sizes = [size for _, size, _ in _entries(root)]
+    sizes = [size for _, size, _ in entries_of(root)]
     return CacheInfo(root, root != _wanted_root(), len(sizes), sum(sizes), max_bytes())
 
 
 def clear() -> tuple[int, int]:
     """Removes every entry, fact and kept source, but no running build; returns (entries, bytes) removed."""
     root = cache_root()
-    removed = [size for _, size, path in _entries(root) if discard(path)]
-    _sweep(root, age=0)
-    _remove_named(root / "facts", _FACT_NAME)
-    _remove_named(root / "failed", _FAILED_NAME)
+    removed = [size for _, size, path in entries_of(root) if discard(path)]
+    sweep(root, age=0)
+    remove_named(root / "facts", FACT_NAME)
+    remove_named(root / "failed", FAILED_NAME)
     return len(removed), sum(removed)
-
-
-def _remove_named(folder: Path, names: re.Pattern[str]) -> None:
-    """Removes what has such a name, and then the folder, if nothing of others is in it."""
-    for path in sorted(folder.glob("*")):
-        if names.fullmatch(path.name):
-            with contextlib.suppress(OSError):
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    with contextlib.suppress(OSError):
-        folder.rmdir()
 
 
 def prune(limit: int | None = None, root: Path | None = None) -> tuple[int, int]:
@@ -374,7 +354,7 @@ def prune(limit: int | None = None, root: Path | None = None) -> tuple[int, int]
     Entries used in the last ten minutes stay: another process may be about to load them.
     """
     limit = max_bytes() if limit is None else limit
-    entries = sorted(_entries(cache_root() if root is None else root))
+    entries = sorted(entries_of(cache_root() if root is None else root))
     total, removed = sum(size for _, size, _ in entries), []
     for used, size, path in entries:
         if total <= limit or used > time.time() - RECENT_SECONDS:
@@ -383,46 +363,3 @@ def prune(limit: int | None = None, root: Path | None = None) -> tuple[int, int]
             total -= size
             removed.append(size)
     return len(removed), sum(removed)
-
-
-def _entries(root: Path) -> Iterator[tuple[float, int, Path]]:
-    """(last use, bytes, path) of every entry; one that vanishes meanwhile is skipped."""
-    for path in sorted(p for p in (root / "plans").glob("[0-9a-f]*") if _PLAN_NAME.fullmatch(p.name)):
-        try:
-            size = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
-            meta = path / "meta.json"
-            yield (meta if meta.exists() else path).stat().st_mtime, size, path
-        except OSError:
-            continue
-
-
-def discard(path: Path) -> bool:
-    """Removes an entry in one step for all readers: renamed first, deleted after."""
-    trash = path.parent / f".tmp-{os.getpid()}-{secrets.token_hex(8)}"
-    try:
-        os.rename(path, trash)
-        trash.unlink() if trash.is_file() else shutil.rmtree(trash, ignore_errors=True)
-    except OSError:
-        return False
-    return True
-
-
-def _sweep(root: Path, age: float = STALE_SECONDS) -> None:
-    """Removes temporary directories that killed builders left."""
-    for path in (root / "plans").glob(".tmp-*"):
-        found = TEMP_NAME.fullmatch(path.name)
-        try:
-            if found and not _alive(int(found[1])) and time.time() - path.stat().st_mtime >= age:
-                shutil.rmtree(path, ignore_errors=True)
-        except OSError:
-            continue
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # it lives, under another user
-    return True

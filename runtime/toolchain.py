@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from monoplan.ir.errors import CompileError
-from monoplan.runtime import cache
+from monoplan.runtime import cache, cache_files
 from monoplan.runtime.processes import BuildLog, run, run_all
 from monoplan.runtime.warn import warn
 
@@ -292,7 +292,7 @@ def _failure(code: int, log: BuildLog, kept: Path) -> CompileError:
 
 def _keep(source: Path) -> Path:
     """Where the source outlives its failed build: as it is, or copied out of a temporary build directory."""
-    if not cache.TEMP_NAME.fullmatch(source.parent.name):
+    if not cache_files.TEMP_NAME.fullmatch(source.parent.name):
         return source
     try:
         kept = cache.cache_root() / "failed" / hashlib.sha256(source.read_bytes()).hexdigest()[:16]
@@ -366,7 +366,7 @@ def load(
         if not entry.hit:
             break  # just built, whole, and still refused everywhere
         warn(f"cache entry {entry.path} does not load ({errors[0]}): rebuilt")
-        cache.discard(entry.path)
+        cache_files.discard(entry.path)
     raise CompileError("the compiled plan can't be loaded", why="; ".join(errors))
 
 
