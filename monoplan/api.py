@@ -31,6 +31,9 @@ from monoplan.ir.types import TensorType, as_dtype, as_weight_dtype
 from monoplan.known_calls import KEPT, Call, KnownCalls, check_shared, read_only
 from monoplan.options import Options, debug_level, find_target
 from monoplan.parallel import find_communicator
+from monoplan.runtime.warn import warn
+
+MANY_PLANS = 8  # for the values of one argument: then somebody should know
 
 
 @dataclasses.dataclass
@@ -176,11 +179,22 @@ class Compiled(Inspection):
         for candidate in ([wider] if wider else []) + [specs]:
             try:
                 built = self._build(unflatten(tree, candidate))
+                self._count_values(tree, values)
                 return built, built.check([v for _, v in values if is_array(v)])
             except MonoplanError:
                 if candidate is specs:
                     raise
         raise AssertionError("unreachable")
+
+    def _count_values(self, tree: Tree, values: list[tuple[str, Any]]) -> None:
+        """Warns when arguments that are no arrays have had many values: each one has a plan of its own."""
+        alike = [specs for known, specs, _ in self.built if known == tree]
+        if len(alike) == MANY_PLANS:
+            pairs = [(name, v, [specs[i] for specs in alike]) for i, (name, v) in enumerate(values) if not is_array(v)]
+            names = [name for name, v, seen in pairs if not all(same_constant(x, v) for x in seen)]
+            if names:
+                what = f"{type(self.module).__name__}: {len(alike)} plans were made for values of {', '.join(names)}"
+                warn(f"{what}; an array, as np.array(0.5, np.float32), has one plan for all of them")
 
     def _generalize(self, tree: Tree, values: list[tuple[str, Any]]) -> list[Any] | None:
         """Specs where sizes that differ from an earlier plan's are symbols; equal changes share one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -392,3 +393,22 @@ def test_two_threads_may_call_one_plan() -> None:
     for t in threads:
         t.join()
     assert not wrong and fast.stats.compiles <= 2
+
+
+def test_many_values_of_a_plain_number_are_mentioned() -> None:
+    class Scale(Module):
+        def forward(self, x: Any, by: Any) -> Any:
+            return x * by
+
+    x = np.ones(3, np.float32)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        fast = mp.compile(Scale(), target="reference")
+        for i in range(9):
+            fast(x, by=float(i))
+        one = mp.compile(Scale(), target="reference")
+        for i in range(9):
+            one(x, by=np.array(i, np.float32))
+    assert fast.stats.compiles == 9 and one.stats.compiles == 1
+    (only,) = seen
+    assert "Scale: 8 plans were made for values of by; an array" in str(only.message) and only.filename == __file__
