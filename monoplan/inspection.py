@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,9 +61,8 @@ class Inspection:
             if self.tp is not None:  # now, on every rank: later some might want it and others not
                 subject.exact, subject.plain  # noqa: B018
             found = verify(subject, nodes=nodes)
-        if not found.ok:
-            check_weights(self._bind(args, kwargs)[0])
-        return found
+        other = None if found.ok else other_weight(self._bind(args, kwargs)[0])
+        return found if other is None else replace(found, notes=(*found.notes, f"{other.what}: {other.why}"))
 
     def bisect(self, *args: Any, folder: str | Path | None = None, **kwargs: Any) -> Finding:
         """The first pass whose graph changes the numbers, or the first kernel that does, with a folder to repeat it."""
@@ -73,7 +73,8 @@ class Inspection:
                 "bisect examines one rank: its questions would differ between several",
                 fix="compile without tp=, or use verify()",
             )
-        check_weights(self._bind(args, kwargs)[0])
+        if (other := other_weight(self._bind(args, kwargs)[0])) is not None:
+            raise other
         return bisect(self.subject(*args, **kwargs), folder)
 
     def diff(self, *, color: bool | None = None, locs: bool = True) -> str:
@@ -106,21 +107,22 @@ class Inspection:
         return write_report(Path(path), built, profiles)
 
 
-def check_weights(built: Built) -> None:
-    """Raises if arrays were changed in place since the plan copied them: it would look like a wrong kernel."""
+def other_weight(built: Built) -> ArgumentError | None:
+    """The error for an array that was changed in place since the plan copied it: it would look like a wrong kernel."""
     from monoplan.build import _values
     from monoplan.runtime.weights import prepare
 
     if built.target != "cpu" or built.tp is not None:
-        return
+        return None
     now = prepare(built.graph, built.executable.plan.params, lambda path: _values(built.tensors[path]))
     for use, old, new in zip(built.executable.plan.params, built.executable.params, now, strict=True):
         if not np.array_equal(old.reshape(-1).view(np.uint8), new.reshape(-1).view(np.uint8)):
-            raise ArgumentError(
+            return ArgumentError(
                 f"the weight {use.value} is no longer what {built.graph.name} was compiled with",
                 why="its array was changed in place, and the plan has a copy of it",
                 fix="load weights by load_state_dict or load_parameter, or compile again",
             )
+    return None
 
 
 def graph_subject(
