@@ -14,7 +14,7 @@ from monoplan.codegen.plan_cuda import make_cuda_plan
 from monoplan.codegen.render_cuda import render_cuda
 from monoplan.frontend.init import no_init
 from monoplan.frontend.module import Module
-from monoplan.frontend.tracer import spec
+from monoplan.frontend.specs import spec
 from monoplan.ir.dims import evaluate
 from monoplan.models.config import LlamaConfig
 from monoplan.models.generation import cache_spec

@@ -27,11 +27,6 @@ def note_change() -> None:
     _changes += 1
 
 
-def held(t: Tensor) -> Any:
-    """What a tensor's values are in: another object when it gets others, but not when a deferred one is read."""
-    return t._source or t._stored if isinstance(t, Parameter) else t._array
-
-
 class Parameter(Tensor):
     """A learned tensor. With tp_size > 1 it holds shard tp_rank of a full tensor cut along tp_dim.
 

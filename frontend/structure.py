@@ -1,4 +1,4 @@
-"""What a module is made of: as text, since modules of one structure trace to one graph, and its weights."""
+"""What a module is made of, as text: modules of one structure trace to one graph."""
 
 from __future__ import annotations
 
@@ -8,28 +8,12 @@ import types
 from typing import Any
 
 from monoplan.frontend.module import Module
-from monoplan.frontend.parameter import held
 
 _LIBRARY = "monoplan."
 
 
 class _Unknown(Exception):
     """Something whose part in forward can't be read off it."""
-
-
-def held_weights(module: Module) -> list[Any]:
-    """All that plans copy from a module: parameters and persistent buffers, each with what its values are in."""
-    found: list[Any] = []
-    for part in module.modules():
-        for name, t in (*part._parameters.items(), *part._buffers.items()):
-            if t is not None and name not in part._transient:
-                found += [t, held(t)]
-    return found
-
-
-def same_weights(a: list[Any], b: list[Any]) -> bool:
-    """Whether what held_weights gave is still there."""
-    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
 
 
 def structure(module: Module) -> str | None:

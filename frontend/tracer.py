@@ -18,7 +18,7 @@ from monoplan.frontend.context import activate, current, deactivate, is_internal
 from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import Parameter
 from monoplan.frontend.pytree import Tree, flatten, unflatten, with_constants
-from monoplan.frontend.specs import Spec, spec, spec_of
+from monoplan.frontend.specs import Spec
 from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.builder import Builder
 from monoplan.ir.dims import comparisons_raise
@@ -27,8 +27,6 @@ from monoplan.ir.graph import Graph, Loc, Param, Value
 from monoplan.ir.opdef import OpDef
 from monoplan.ir.ops.shape import full
 from monoplan.ir.verifier import verify
-
-__all__ = ["Spec", "Trace", "Tracer", "spec", "spec_of", "trace"]
 
 
 @dataclass(frozen=True, slots=True)

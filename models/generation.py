@@ -16,8 +16,8 @@ import numpy as np
 from monoplan.frontend import functional as F
 from monoplan.frontend.kv_cache import KVCache
 from monoplan.frontend.module import Module
+from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
-from monoplan.frontend.tracer import spec
 from monoplan.ir.errors import ArgumentError
 from monoplan.models.decoding import Array, Generation, Row, Settings, is_whole
 from monoplan.models.host_generation import HostRoad

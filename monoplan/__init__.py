@@ -10,7 +10,7 @@ from typing import Any
 # stays cheap and needs neither a compiler, CuPy nor a tokenizer.
 _HOMES = {
     "compile": "monoplan.api", "Compiled": "monoplan.api", "Options": "monoplan.options",
-    "spec": "monoplan.frontend.tracer", "Spec": "monoplan.frontend.tracer", "trace": "monoplan.frontend.tracer",
+    "spec": "monoplan.frontend.specs", "Spec": "monoplan.frontend.specs", "trace": "monoplan.frontend.tracer",
     "Tensor": "monoplan.frontend.tensor", "Module": "monoplan.frontend.module",
     "Parameter": "monoplan.frontend.parameter", "KVCache": "monoplan.frontend.kv_cache",
     "MonoplanError": "monoplan.ir.errors", "ArgumentError": "monoplan.ir.errors",

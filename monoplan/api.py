@@ -16,12 +16,11 @@ import numpy as np
 from monoplan.arguments import as_compiled, match, same_constant
 from monoplan.build import Built, build
 from monoplan.foreign import adopt, array_spec, assign, is_array
+from monoplan.frontend.held_weights import HeldWeights
 from monoplan.frontend.module import Module
-from monoplan.frontend.parameter import changes
 from monoplan.frontend.pytree import Tree, flatten, unflatten
-from monoplan.frontend.structure import held_weights, same_weights
+from monoplan.frontend.specs import Spec
 from monoplan.frontend.tensor import Tensor
-from monoplan.frontend.tracer import Spec
 from monoplan.inspection import Inspection
 from monoplan.ir.dims import Expr, equal, symbol, symbols_of
 from monoplan.ir.errors import ArgumentError, MonoplanError
@@ -78,7 +77,7 @@ class Compiled(Inspection):
         self.built: list[tuple[Tree, list[Any], Built]] = []
         self._known = KnownCalls(module)
         self._matched: dict[Any, tuple[Tree, Built, dict[str, int]]] = {}
-        self._changes, self._weights = changes(), held_weights(module)
+        self._weights = HeldWeights(module)
         self.declared = bool(specs or kw_specs)
         if self.declared:
             leaves, tree = flatten(module.bind_arguments(specs, kw_specs))
@@ -88,7 +87,7 @@ class Compiled(Inspection):
     # -- calling ------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if changes() != self._changes:
+        if self._weights.are_replaced():
             self._renew()
         known, found = self._known.find(args, kwargs)
         if known is None:
@@ -100,19 +99,18 @@ class Compiled(Inspection):
         return known.result(outputs)
 
     def _renew(self) -> None:
-        """Drops the plans if the module has other weights than theirs."""
+        """Drops the plans of weights that the module has no longer."""
         with self._lock:
-            now, weights = changes(), held_weights(self.module)
-            if not same_weights(weights, self._weights):
-                old, self.built = self.built, []
-                if self.declared:
-                    try:
-                        self._build(unflatten(old[0][0], old[0][1]))
-                    except BaseException:
-                        self.built = old  # the next call tries again
-                        raise
-                self._known, self._matched, self._weights = KnownCalls(self.module), {}, weights
-            self._changes = now
+            if not self._weights.are_replaced():
+                return  # another thread was first
+            weights, old, self.built = HeldWeights(self.module), self.built, []
+            if self.declared:
+                try:
+                    self._build(unflatten(old[0][0], old[0][1]))
+                except BaseException:
+                    self.built = old  # the next call tries again
+                    raise
+            self._known, self._matched, self._weights = KnownCalls(self.module), {}, weights
 
     def _call_anew(self, args: Sequence[Any], kwargs: Mapping[str, Any], call: Call | None) -> Any:
         """A call whose arguments are matched with the plans, or brought into a form that a plan takes."""
@@ -135,7 +133,7 @@ class Compiled(Inspection):
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Built, list[Any], list[Any], dict[str, int]]:
         """The plan of a call, the caller's arrays and Tensors, the arrays to run on, and the values of the symbols."""
-        if changes() != self._changes:
+        if self._weights.are_replaced():
             self._renew()
         arguments = self.module.bind_arguments(args, kwargs)
         leaves, tree = flatten(arguments)

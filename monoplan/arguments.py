@@ -10,7 +10,7 @@ import numpy as np
 from monoplan.build import Built
 from monoplan.foreign import is_array
 from monoplan.frontend.pytree import Tree
-from monoplan.frontend.tracer import Spec
+from monoplan.frontend.specs import Spec
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.opdef import exactly
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from monoplan.frontend.specs import Spec, spec_of
 from monoplan.frontend.tensor import Tensor
-from monoplan.frontend.tracer import Spec, spec_of
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import TensorType, as_dtype
 

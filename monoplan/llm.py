@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from monoplan.frontend.held_weights import HeldWeights
 from monoplan.frontend.kv_cache import KVCache
 from monoplan.frontend.module import Module
-from monoplan.frontend.parameter import changes
-from monoplan.frontend.structure import held_weights, same_weights
+from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
-from monoplan.frontend.tracer import spec
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import as_dtype, bf16
 from monoplan.models.decoding import Array, Row, Settings, greedy_arrays, pieces, sampling_arrays, whole_rows
@@ -58,7 +57,7 @@ class CompiledLM(GenerationMixin):
         if not isinstance(model, LlamaForCausalLM):
             raise ArgumentError(f"CompiledLM needs a LlamaForCausalLM, got {type(model).__name__}")
         self._given, self._wanted = model, None if dtype is None else as_dtype(dtype)
-        self._changes, self._held = changes(), held_weights(model)
+        self._held = HeldWeights(model)
         self.model = self._in_dtype()
         self.config, self.dtype, self.target = model.config, self.model.dtype, find_target(target, model)
         self.name_or_path = model.name_or_path
@@ -246,18 +245,12 @@ class CompiledLM(GenerationMixin):
         same = self._wanted is None or self._wanted == self._given.dtype
         return self._given if same else self._given.with_dtype(self._wanted)
 
-    def _renew(self) -> None:
-        """Drops the plans if the model has other weights than theirs."""
-        self._changes, now = changes(), held_weights(self._given)
-        if not same_weights(now, self._held):
-            self._held, self.model = now, self._in_dtype()
-            self.dtype = self.model.dtype
-            for kept in (self._plans, self._weights, self.spare):
-                kept.clear()
-
     def _plan(self, name: str) -> Any:
-        if changes() != self._changes:
-            self._renew()
+        if self._held.are_replaced():
+            self._held, self.model = HeldWeights(self._given), self._in_dtype()
+            self.dtype = self.model.dtype
+            for old in (self._plans, self._weights, self.spare):
+                old.clear()
         if name not in self._plans:
             from monoplan.api import Compiled
 

@@ -22,9 +22,9 @@ from typing import Any
 import monoplan
 from monoplan.frontend.module import Module
 from monoplan.frontend.pytree import flatten
+from monoplan.frontend.specs import Spec
 from monoplan.frontend.structure import structure
 from monoplan.frontend.tensor import Tensor
-from monoplan.frontend.tracer import Spec
 from monoplan.ir.graph import Graph
 from monoplan.ir.printer import print_graph
 from monoplan.ir.sizes import Question

@@ -11,8 +11,9 @@ import pytest
 
 import monoplan.nn.functional as F
 from monoplan import nn
+from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
-from monoplan.frontend.tracer import spec, trace
+from monoplan.frontend.tracer import trace
 from monoplan.ir.errors import ArgumentError, TypeRuleError
 from monoplan.ir.interpreter import interpret
 from monoplan.ir.opdef import REGISTRY

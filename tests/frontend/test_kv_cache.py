@@ -10,8 +10,9 @@ import pytest
 import monoplan.nn.functional as F
 from monoplan import nn
 from monoplan.frontend.pytree import NoOutline, flatten, outline, unflatten
+from monoplan.frontend.specs import Spec, spec
 from monoplan.frontend.tensor import Tensor
-from monoplan.frontend.tracer import Spec, spec, trace
+from monoplan.frontend.tracer import trace
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.interpreter import interpret
 from monoplan.ir.types import bf16, i32, i64

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from monoplan import nn
-from monoplan.frontend.tracer import spec, trace
+from monoplan.frontend.specs import spec
+from monoplan.frontend.tracer import trace
 from monoplan.ir.errors import ArgumentError
 from tests.tolerances import check
 

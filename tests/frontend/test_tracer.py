@@ -9,8 +9,9 @@ import numpy as np
 import monoplan.nn.functional as F
 from monoplan import nn
 from monoplan.frontend.pytree import flatten, unflatten
+from monoplan.frontend.specs import spec, spec_of
 from monoplan.frontend.tensor import Tensor
-from monoplan.frontend.tracer import Trace, spec, spec_of, trace
+from monoplan.frontend.tracer import Trace, trace
 from monoplan.ir.interpreter import interpret
 from monoplan.ir.parser import parse_graph
 from monoplan.ir.printer import print_graph

@@ -10,8 +10,9 @@ import pytest
 import monoplan.nn.functional as F
 from monoplan import nn
 from monoplan.frontend.context import current
+from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
-from monoplan.frontend.tracer import spec, trace
+from monoplan.frontend.tracer import trace
 from monoplan.ir.errors import ArgumentError, MonoplanError, TraceError, TypeRuleError
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from monoplan import nn
 from monoplan.frontend.kv_cache import KVCache
+from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
-from monoplan.frontend.tracer import spec
 from monoplan.models import LlamaConfig
 from monoplan.models.llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 from monoplan.nn import functional as F

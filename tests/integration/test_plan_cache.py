@@ -14,9 +14,10 @@ import monoplan as mp
 from monoplan import build as build_module
 from monoplan import nn, plan_cache
 from monoplan.codegen import render
+from monoplan.frontend.specs import spec
 from monoplan.frontend.structure import structure
 from monoplan.frontend.tensor import Tensor
-from monoplan.frontend.tracer import spec, trace
+from monoplan.frontend.tracer import trace
 from monoplan.models import LlamaForCausalLM
 from monoplan.nn import functional as F
 from monoplan.options import Options

@@ -189,7 +189,7 @@ def test_the_graph_of_a_step_has_the_names_of_the_checkpoint(model: LlamaForCaus
 
 
 def test_a_cache_inside_of_a_trace_is_refused(model: LlamaForCausalLM) -> None:
-    from monoplan.frontend.tracer import spec
+    from monoplan.frontend.specs import spec
 
     with pytest.raises(ArgumentError, match="use_cache=True needs a cache"):
         trace(model, spec("batch", "seq", dtype="int64"), use_cache=True)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from monoplan.frontend.module import Module
+from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
-from monoplan.frontend.tracer import spec, trace
+from monoplan.frontend.tracer import trace
 from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import interpret
 from monoplan.models.llama import grouped_query_attention

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monoplan.frontend.tracer import spec, trace
+from monoplan.frontend.specs import spec
+from monoplan.frontend.tracer import trace
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import interpret
