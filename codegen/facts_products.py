@@ -15,8 +15,8 @@ from monoplan.ir.types import bf16, f32, i64
 
 Facts = dict[str, Any]
 
-# Where the sums of block i and panel p wait on tile units: see Blocking.
-_WAITING = {"slices": "i", "heads": "((slot + p - p0) * BLOCKS + i)", "strips": "((p - p0) * BLOCKS + i)"}
+# The slot in which the sums of panel p wait on tile units: see Blocking.
+_WAITING = {"slices": "0", "heads": "(slot + p - p0)", "strips": "(p - p0)"}
 
 
 def linear(k: Linear, s: LinearSchedule) -> Facts:
@@ -45,7 +45,7 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
     if s.tiles:
         units = s.groups if k.epilogue == "heads" else -(-k.columns // s.panel)  # panels that only pad are left out
         found |= {"tile_rows": TILE_ROWS, "units": units, "asked": _asked(k, s), "some": TILE_SOME,
-                  "place": _WAITING[s.blocking.waits],
+                  "slot": _WAITING[s.blocking.waits],
                   "own_rows": "mp_bf16 *xs = (mp_bf16 *)xt + (int64_t)t * K * 3 * MOST"}  # fmt: skip
     # The epilogue and the nest for many rows are functions of their own: they take the kernel's arguments along.
     inner = ("x", "w", "norm_weight", "norm_bias", "xt", "partial", "found")

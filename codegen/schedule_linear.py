@@ -43,6 +43,11 @@ class Blocking:
     least: int = 1  # and in the end
     every: int = 0  # heads on tile units: steps after which TILE_SOME rows are finished
 
+    @property
+    def rows(self) -> int:
+        """Tile units: rows of a block for each step of a slice, so that all of them have had their turn in the end."""
+        return -(-self.block * 32 // self.slice)
+
 
 @dataclass(frozen=True, slots=True)
 class LinearSchedule:
