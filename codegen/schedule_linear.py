@@ -9,7 +9,7 @@ from monoplan.codegen.target import CODED_BITS, Target
 from monoplan.ir.types import TensorType, bf16
 
 CHUNK, TILE_CHUNK = 512, 256  # rows that share a pass over the weights
-SLICE_BYTES = 24 << 10  # of panels, in f32: half of L1 or less
+SLICE_BYTES, NEON_SLICE_BYTES = 24 << 10, 32 << 10  # of panels, in f32: stay in L1 (32 KB or more; NEON: 64 KB)
 STRIP_BYTES = 800 << 10  # of a chunk of x: the larger part of L2
 TILE_SLICE = 512  # k of a panel for tile units: 32 KB of bf16, which stay in L1
 TILE_STRIP = 2048  # k of x that stays in L2, 1 MB of a chunk, if that is all; else half, while the other half comes
@@ -131,7 +131,8 @@ def blocking(target: Target, layout: str, depth: int) -> Blocking:
     side = vectors * abreast  # registers hold the sums, and what is read side by side
     block = max(1, min(target.sums, target.sums + target.abreast - side) // side)
     chunk = -(-CHUNK // block) * block
-    slice_ = -(-depth // -(-max(depth, 1) // (SLICE_BYTES // (panel * abreast * 4))))
+    room = NEON_SLICE_BYTES if target.isa == "neon" else SLICE_BYTES
+    slice_ = -(-depth // -(-max(depth, 1) // (room // (panel * abreast * 4))))
     strip = max(1, STRIP_BYTES // (chunk * 4) // slice_) * slice_
     slots = 1 if strip >= depth else max(2, WAITING // panels)
     return Blocking(block, PART, abreast, chunk, slice_, strip, slots, slots * panels * chunk * panel)

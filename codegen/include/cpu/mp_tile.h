@@ -46,6 +46,36 @@ MP_FN void mp_panel_bf16(const mp_bf16 *p, mp_vec *wide, const int V)
     for (int j = 0; j < V / 2; ++j) mp_vload2_bf16(p + 2 * j * MP_LANES, &wide[j], &wide[j + V / 2]);
 }
 
+/* acc[r][p][j] += x_r * w[p][k][j] for R rows and P panels of V vectors; X says what x_r is. */
+#define MP_TILE_STEP(R, V, P, k, X) \
+    do { \
+        mp_vec wide[ALL]; \
+        MP_FULLY \
+        for (int p = 0; p < (P); ++p) mp_panel_f32(w + p * wp + (k) * WIDE, wide + p * (V), V); \
+        MP_FULLY \
+        for (int r = 0; r < (R); ++r) { \
+            const mp_vec one = mp_splat(X); \
+            MP_FULLY \
+            for (int j = 0; j < ALL; ++j) acc[r * ALL + j] += one * wide[j]; \
+        } \
+    } while (0)
+
+/* Two k at a time, with x in vectors, where an instruction multiplies by one place of a vector: it saves the loads of single
+ * numbers, for which registers do not suffice. Elsewhere loads put a number into all places. */
+#if defined(__aarch64__) && MP_LANES > 1
+#define MP_TILE_PAIRS(R, V, P) \
+    if (2 * (R) % MP_LANES == 0) \
+        for (; k + 2 <= K; k += 2) { \
+            mp_vec pair[2 * (R) / MP_LANES + 1]; \
+            MP_FULLY \
+            for (int i = 0; i < 2 * (R) / MP_LANES; ++i) pair[i] = mp_vload_f32(x + k * (R) + i * MP_LANES); \
+            MP_TILE_STEP(R, V, P, k, pair[r / MP_LANES][r % MP_LANES]); \
+            MP_TILE_STEP(R, V, P, k + 1, pair[((R) + r) / MP_LANES][((R) + r) % MP_LANES]); \
+        }
+#else
+#define MP_TILE_PAIRS(R, V, P)
+#endif
+
 /* out[p][r][j] (+)= sum over k of x[k][r] * w[p][k][j] for R rows and P panels of V vectors: one sum for each output, k in
  * order. Panels of w are `wp` apart, those of out `op`. A function by itself: all products of a plan share it, and the
  * compiler sees it once. */
@@ -60,18 +90,10 @@ MP_FN void mp_panel_bf16(const mp_bf16 *p, mp_vec *wide, const int V)
             const float *const from = out + i % ALL / (V) * op + i / ALL * WIDE + i % (V) * MP_LANES; \
             acc[i] = add ? mp_vload_f32(from) : mp_splat(0.0f); \
         } \
+        int64_t k = 0; \
+        MP_TILE_PAIRS(R, V, P) \
         MP_TWICE \
-        for (int64_t k = 0; k < K; ++k) { \
-            mp_vec wide[ALL]; \
-            MP_FULLY \
-            for (int p = 0; p < (P); ++p) mp_panel_f32(w + p * wp + k * WIDE, wide + p * (V), V); \
-            MP_FULLY \
-            for (int r = 0; r < (R); ++r) { \
-                const mp_vec one = mp_splat(x[k * (R) + r]); \
-                MP_FULLY \
-                for (int j = 0; j < ALL; ++j) acc[r * ALL + j] += one * wide[j]; \
-            } \
-        } \
+        for (; k < K; ++k) MP_TILE_STEP(R, V, P, k, x[k * (R) + r]); \
         MP_FULLY \
         for (int i = 0; i < (R) * ALL; ++i) \
             mp_vstore(out + i % ALL / (V) * op + i / ALL * WIDE + i % (V) * MP_LANES, acc[i]); \
