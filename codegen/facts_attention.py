@@ -81,8 +81,8 @@ def _rows(name: str, o: Operand, dim: int, s: AttentionSchedule) -> Facts:
 
 
 def symbol_params(k: Kernel) -> list[str]:
-    return [f"const int64_t {c_symbol(name)} MP_UNUSED" for name in sorted(k.symbols - {"threads"})]
+    return [f"const int64_t {c_symbol(name)} MP_UNUSED" for name in sorted(k.mentioned)]
 
 
 def symbol_args(k: Kernel) -> list[str]:
-    return [c_symbol(name) for name in sorted(k.symbols - {"threads"})]
+    return [c_symbol(name) for name in sorted(k.mentioned)]

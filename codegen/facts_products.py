@@ -49,7 +49,7 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
                   "own_rows": "mp_bf16 *xs = (mp_bf16 *)xt + (int64_t)t * K * 3 * MOST"}  # fmt: skip
     # The epilogue and the nest for many rows are functions of their own: they take the kernel's arguments along.
     inner = ("x", "w", "norm_weight", "norm_bias", "xt", "partial", "found")
-    found |= _pass_on(k, "finish", [o for o in k.pointers if o.name not in inner])
+    found |= _pass_on(k, "finish", [o for o in k.pointers if o.name not in inner], ["rows"] if s.gives_tiles else [])
     found |= _pass_on(k, "many", [o for o in k.pointers if o.name != "found"])
     found["finish"] = _epilogue(k, s, s.panels)
     if s.tiles:
@@ -94,7 +94,7 @@ def _short(k: Linear, s: LinearSchedule) -> str:
     return "mp_vswiglu_short" if s.gives_tiles and k.epilogue == "gated" and swiglu else ""
 
 
-def _pass_on(k: Linear, prefix: str, operands: Sequence[Operand]) -> Facts:
+def _pass_on(k: Linear, prefix: str, operands: Sequence[Operand], counts: Sequence[str] = ()) -> Facts:
     """Parameters and arguments of a helper function of the kernel."""
     params = ["mp_run *run MP_UNUSED", "const int step MP_UNUSED"]
     args = ["run", "step"]
@@ -104,8 +104,9 @@ def _pass_on(k: Linear, prefix: str, operands: Sequence[Operand]) -> Facts:
     if k.epilogue == "argmax":
         params.append("int64_t *mine MP_UNUSED")
         args.append("mine")
+    params += [f"const int64_t {name} MP_UNUSED" for name in counts]
     return {f"{prefix}_params": ", ".join([*params, *symbol_params(k)]),
-            f"{prefix}_args": ", ".join([*args, *symbol_args(k)])}
+            f"{prefix}_args": ", ".join([*args, *counts, *symbol_args(k)])}
 
 
 def _choose_block(blocks: Sequence[int]) -> str:

@@ -113,6 +113,11 @@ class Kernel:
                 found |= symbols_of(o.view.buffer.start)
         return found
 
+    @property
+    def mentioned(self) -> set[str]:
+        """Symbols that the text of a CPU kernel mentions."""
+        return self.symbols - {"threads"}
+
     def operand(self, name: str) -> Operand:
         return next(o for o in (*self.operands, *self.scratch) if o.name == name)
 
@@ -240,6 +245,14 @@ class Linear(Kernel):
     batch: Dim = 1
     seq: Dim = 1
     family: str = field(default="linear", init=False)
+
+    @property
+    def mentioned(self) -> set[str]:
+        """Rows are an argument: products of a whole prompt and of its last token are one function."""
+        if self.epilogue == "heads":
+            return super().mentioned
+        places = [d for o in self.operands for d in (*o.view.strides, o.view.offset)]
+        return {name for d in places for name in symbols_of(d)} - {"threads"}
 
 
 @dataclass(frozen=True, kw_only=True)

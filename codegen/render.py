@@ -94,7 +94,7 @@ def keep_bytecode(folder: Path) -> None:
 
 def _symbols_used(k: Kernel) -> list[str]:
     """C names of the symbols that a kernel's index arithmetic mentions."""
-    return sorted(c_symbol(name) for name in k.symbols - {"threads"})
+    return sorted(c_symbol(name) for name in k.mentioned)
 
 
 def number_symbols(plan: Plan) -> contextvars.Token[Mapping[str, int]]:
@@ -168,7 +168,8 @@ def _call(plan: Plan, step: Step, product: Step | None, used: dict[int, str], in
     k = step.kernel
     where = f"  ({k.op.loc})" if str(k.op.loc) else ""
     head = f"{indent}/* {_uncommented(f'{step.number}: {print_op(k.op)}{where}')} */"
-    args = ", ".join(["run", "t", "T", str(step.number), *(_pointer(plan, o) for o in k.pointers)])
+    rows = [c_dim(k.rows)] if isinstance(k, Linear) else []
+    args = ", ".join(["run", "t", "T", str(step.number), *(_pointer(plan, o) for o in k.pointers), *rows])
     lines = [f"{indent}{_barrier(plan, product)}"] if step.barrier else []
     return [*lines, head, f"{indent}{used[step.number]}({args});"]
 

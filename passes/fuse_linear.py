@@ -1,17 +1,13 @@
-"""Norms in front of linears, residuals and argmax behind them; the last token is picked before the head."""
+"""Norms in front of linears, residuals and argmax behind them."""
 
 from __future__ import annotations
 
-from monoplan.ir.builder import make_op
-from monoplan.ir.graph import Graph, Op
 from monoplan.ir.ops.elementwise import add
 from monoplan.ir.ops.fused import fused_linear, linear_argmax
 from monoplan.ir.ops.linear import linear
 from monoplan.ir.ops.norm import layer_norm, rms_norm
 from monoplan.ir.ops.reduce import argmax
-from monoplan.passes.manager import Notes, Pass
-from monoplan.passes.pattern import Match, Rewrite, distinct_readers, rewrite_pass, too_many
-from monoplan.passes.rebuild import Overwrites, builder_for, drop_dead, rebuilt
+from monoplan.passes.pattern import Match, Rewrite, rewrite_pass
 
 
 def _one_dim(m: Match) -> bool | str:
@@ -65,58 +61,4 @@ def _last_axis(m: Match) -> bool | str:
 FUSE_NORM_LINEAR = rewrite_pass(
     "fuse-norm-linear", "linear(rms_norm or layer_norm(x)) -> the norm is applied while x is read",
     FUSE_RMSNORM_LINEAR, FUSE_LAYERNORM_LINEAR,
-)
-
-
-def pull_last_token(graph: Graph, notes: Notes) -> Graph:
-    """slice(f(x)) -> f(slice(x)) for norms, linears and unary ops: only the wanted rows are computed."""
-    while True:
-        sweep = Notes()
-        graph = _pull_once(graph, sweep)
-        notes.rewrites += sweep.rewrites
-        notes.done += sweep.done
-        if not sweep.rewrites:
-            notes.misses += sweep.misses
-            return graph
-
-
-def _pull_once(graph: Graph, notes: Notes) -> Graph:
-    if not any(op.name in ("slice", "select_rows") for op in graph.ops):
-        return graph
-    defs, readers = {r: op for op in graph.ops for r in op.results}, distinct_readers(graph)
-    overwrites = Overwrites(graph)
-    builder = builder_for(graph)
-    ops: list[Op] = []
-    for at, op in enumerate(graph.ops):
-        source = defs.get(op.operands[0]) if op.name in ("slice", "select_rows") and op.operands[0] else None
-        if source is None or not _row_wise(source, op):
-            ops.append(op)
-            continue
-        many = too_many(source.result, readers) if len(readers[source.result]) != 1 else ""
-        if reason := many or overwrites.refusal([source], at):
-            notes.missed("pull-last-token", op, reason)
-            ops.append(op)
-            continue
-        picked = make_op(op.opdef, [source.operands[0], *op.operands[1:]], op.attrs, loc=op.loc, fresh=builder.fresh)
-        again = rebuilt(source, [picked.result, *source.operands[1:]])
-        ops += [picked, Op(again.opdef, again.operands, again.attrs, op.results, source.loc)]
-        notes.fired("pull-last-token", ops[-1])
-    return drop_dead(graph.replace(ops=tuple(ops))) if notes.rewrites else graph
-
-
-def _row_wise(source: Op, pick: Op) -> bool:
-    """Whether each row along the picked axis is computed from that row alone."""
-    x = source.operands[0] if source.operands else None
-    if x is None:
-        return False
-    axis = 1 if pick.name == "select_rows" else pick.attrs["axis"] % pick.operands[0].type.rank  # type: ignore[union-attr]
-    if source.name == "linear":
-        return axis < x.type.rank - 1
-    if source.name in ("rms_norm", "layer_norm"):
-        return bool(axis < x.type.rank - source.attrs["dims"])
-    return source.opdef.kind == "pointwise" and len(source.operands) == 1
-
-
-PULL_LAST_TOKEN = Pass(
-    "pull-last-token", "slice(f(x)) -> f(slice(x)) for norms, linears and unary ops", pull_last_token
 )

@@ -1,10 +1,10 @@
-"""Norms in front of linears, residuals and argmax behind them; the last token is picked before the head."""
+"""Norms in front of linears, residuals and argmax behind them."""
 
 from __future__ import annotations
 
 import pytest
 
-from monoplan.passes.fuse_linear import FUSE_HEAD_ARGMAX, FUSE_NORM_LINEAR, FUSE_RESIDUAL_ADD, PULL_LAST_TOKEN
+from monoplan.passes.fuse_linear import FUSE_HEAD_ARGMAX, FUSE_NORM_LINEAR, FUSE_RESIDUAL_ADD
 from tests.passes.conftest import Golden
 from tests.passes.support import fires, refuses
 
@@ -121,50 +121,3 @@ def test_argmax_that_stays() -> None:
     refuses(FUSE_HEAD_ARGMAX, graph(tail, "%y = argmax(%l) {axis=-1} : i64[n]"))
     extra = '%l = fused_linear(%x, %w, _, _, _, %b) {expr="add(x0, x1)"} : f32[n, 6]'
     refuses(FUSE_HEAD_ARGMAX, graph(extra, "%y = argmax(%l) {axis=-1} : i64[n]"))
-
-
-# -- the last token -------------------------------------------------------------------------------------------
-
-HEAD = (
-    "%n = rms_norm(%x, %g) {eps=1e-06, dims=1} : f32[batch, seq, 4]", "%l = linear(%n, %w, _) : f32[batch, seq, 6]",
-    "%t = tanh(%l) : f32[batch, seq, 6]",
-)  # fmt: skip
-LAST = "slice({}) {{axis=1, start=seq-1, length=1, step=1}} : f32[batch, 1, 6]"
-THREE = "%x: f32[batch, seq, 4], %rows: i32[batch]"
-PICKS = [LAST.format("%t"), "select_rows(%t, %rows) : f32[batch, 1, 6]"]
-
-
-@pytest.mark.parametrize("pick", PICKS, ids=["slice", "select"])
-def test_last_token(pick: str, golden: Golden) -> None:
-    after = fires(PULL_LAST_TOKEN, graph(*HEAD, f"%y = {pick}", inputs=THREE), golden, count=3)
-    assert [op.name for op in after.ops][1:] == ["rms_norm", "linear", "tanh"]
-
-
-def test_the_last_token_is_not_pulled_through_what_mixes_rows() -> None:
-    whole = "%n = rms_norm(%x, _) {eps=1e-06, dims=2} : f32[batch, 3, 4]"
-    one = "%y = slice(%n) {axis=1, start=2, length=1, step=1} : f32[batch, 1, 4]"
-    refuses(PULL_LAST_TOKEN, graph(whole, one, inputs="%x: f32[batch, 3, 4]"))
-    column = "%y = slice(%l) {axis=-1, start=0, length=2, step=1} : f32[batch, seq, 2]"
-    refuses(PULL_LAST_TOKEN, graph(HEAD[1].replace("%n", "%x"), column, inputs=THREE))
-    feature = "%y = slice(%n) {axis=2, start=0, length=2, step=1} : f32[batch, seq, 2]"
-    refuses(PULL_LAST_TOKEN, graph(HEAD[0], feature, inputs=THREE))
-    soft = "%s = softmax(%x) {axis=1} : f32[batch, seq, 4]"
-    last = "%y = slice(%s) {axis=1, start=seq-1, length=1, step=1} : f32[batch, 1, 4]"
-    refuses(PULL_LAST_TOKEN, graph(soft, last, inputs=THREE))
-
-
-def test_the_last_token_of_what_is_read_elsewhere() -> None:
-    text = graph(*HEAD, "%y = " + LAST.format("%t"), inputs=THREE, outputs="%y, %t")
-    refuses(PULL_LAST_TOKEN, text, "%t has 2 readers, it must have one")
-    text = graph(HEAD[0], HEAD[1], "%y = " + LAST.format("%l"), "%z = exp(%l) : f32[batch, seq, 6]", inputs=THREE,
-                 outputs="%y, %z")  # fmt: skip
-    refuses(PULL_LAST_TOKEN, text, "%l has 2 readers, it must have one")
-
-
-def test_the_last_token_of_a_cache_that_is_overwritten() -> None:
-    text = graph(
-        "%e = exp(%cache) : f32[2, 1, 8, 4]", "%k = kv_update(%cache, %r, %lengths, _) : f32[2, 1, 8, 4]",
-        "%y = slice(%e) {axis=2, start=0, length=1, step=1} : f32[2, 1, 1, 4]",
-        inputs="%cache: f32[2, 1, 8, 4], %r: f32[2, 3, 1, 4], %lengths: i32[2]", outputs="%y, %k -> %cache",
-    )  # fmt: skip
-    refuses(PULL_LAST_TOKEN, text, "%cache is overwritten in between")
