@@ -17,10 +17,11 @@ from monoplan.passes.pattern import distinct_readers, too_many
 from monoplan.passes.rebuild import Overwrites, builder_for, drop_dead, replace_values
 
 _PICKS, _NORMS = ("slice", "select_rows"), ("rms_norm", "layer_norm")
+_ALONG = (*_NORMS, "all_reduce")  # what may stand between a product and its residual
 
 
 def pull_last_token(graph: Graph, notes: Notes) -> Graph:
-    """slice(f(x)) -> f(slice(x)) for norms, linears and pointwise ops."""
+    """slice(f(x)) -> f(slice(x)) for norms, linears, pointwise ops and sums over ranks."""
     while True:
         sweep = Notes()
         graph = _pull_once(_merge_picks(graph), sweep)
@@ -83,6 +84,8 @@ def _operands_with_rows(source: Op, pick: Op, defs: Mapping[Value, Op]) -> tuple
         return (x,) if axis < x.type.rank - 1 else ()
     if source.name in _NORMS:
         return (x,) if axis < x.type.rank - source.attrs["dims"] else ()
+    if source.name == "all_reduce":
+        return (x,)
     if source.opdef.kind != "pointwise":
         return ()
     if len(source.operands) == 1:
@@ -113,7 +116,7 @@ def _chained(v: Value, defs: Mapping[Value, Op]) -> bool:
     attention, which hands its rows over in another form then.
     """
     op = defs.get(v)
-    while op is not None and (op.name in _NORMS or (op.opdef.kind == "pointwise" and len(op.operands) == 1)):
+    while op is not None and (op.name in _ALONG or (op.opdef.kind == "pointwise" and len(op.operands) == 1)):
         op = defs.get(op.reads[0])
     x = defs.get(op.reads[0]) if op is not None and op.name == "linear" else None
     return x is not None and (x.name in (*_NORMS, "linear") or x.opdef.kind == "pointwise")

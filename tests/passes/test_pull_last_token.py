@@ -83,6 +83,13 @@ def test_an_mlp_with_its_residual(pick: str, golden: Golden) -> None:
     assert after.ops[0].name == pick.split()[2].partition("(")[0]  # one pick, of what the layer begins with
 
 
+def test_ranks_sum_the_last_row_alone(golden: Golden) -> None:
+    total = "%t = all_reduce(%d) {world=1} : f32[batch, seq, 4]"
+    lines = (*MLP[:-1], total, MLP[-1].replace("%d", "%t"), PICK)
+    after = fires(PULL_LAST_TOKEN, graph(*lines, inputs=THREE), golden, count=8)
+    assert [op.name for op in after.ops][-3:] == ["linear", "all_reduce", "add"]
+
+
 def test_what_is_the_same_for_all_rows_is_not_picked(golden: Golden) -> None:
     lines = [*MLP[:-1], "%r = where(%mask, %d, %bias) : f32[batch, seq, 4]", PICK]
     inputs = f"{THREE}, %mask: bool[batch, 1, 1], %bias: f32[4]"
