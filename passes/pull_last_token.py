@@ -24,20 +24,22 @@ def pull_last_token(graph: Graph, notes: Notes) -> Graph:
     """slice(f(x)) -> f(slice(x)) for norms, linears, pointwise ops and sums over ranks."""
     while True:
         sweep = Notes()
-        graph = _pull_once(_merge_picks(graph), sweep)
+        graph = _pull_once(graph, sweep)
         notes.rewrites += sweep.rewrites
         notes.done += sweep.done
         if not sweep.rewrites:
             notes.misses += sweep.misses
             return graph
+        graph = _merge_picks(graph)
 
 
 def _merge_picks(graph: Graph) -> Graph:
     """The graph with one pick where several take the same: both sides of a residual lead to one value."""
     first: dict[Any, Value] = {}
     same: dict[Value, Value] = {}
+    overwrites = Overwrites(graph)
     for op in graph.ops:
-        if op.name in _PICKS:
+        if op.name in _PICKS and op.result not in overwrites:  # what is overwritten in place is nobody else's
             kept = first.setdefault((op.opdef, op.operands, str(sorted(op.attrs.items(), key=str))), op.result)
             if kept is not op.result:
                 same[op.result] = kept

@@ -123,3 +123,16 @@ def test_a_residual_that_is_read_elsewhere() -> None:
     other = PICK.replace("%y", "%z").replace("%rows", "%others")
     text = graph(*MLP, PICK, other, inputs=f"{THREE}, %others: i32[batch]", outputs="%y, %z")
     refuses(PULL_LAST_TOKEN, text, "%r has 2 readers, it must have one")
+
+
+def test_picks_that_are_overwritten_stay_apart() -> None:
+    """Two caches that begin with the same contents; a third pick moves, after which equal ones become one."""
+    slot = "slice(%x) {axis=1, start=0, length=3, step=1} : f32[2, 3, 4, 4]"
+    update = "kv_update({}, %r, %lengths, _) : f32[2, 3, 4, 4]"
+    text = graph(
+        f"%a = {slot}", f"%b = {slot}", "%k = " + update.format("%a"), "%v = " + update.format("%b"),
+        "%e = exp(%q) : f32[2, 6, 4]", "%y = slice(%e) {axis=1, start=0, length=1, step=1} : f32[2, 1, 4]",
+        inputs="%x: f32[2, 6, 4, 4], %r: f32[2, 3, 3, 4], %lengths: i32[2], %q: f32[2, 6, 4]", outputs="%y, %k, %v",
+    )  # fmt: skip
+    after = fires(PULL_LAST_TOKEN, text, count=1)
+    assert [op.name for op in after.ops].count("slice") == 3
