@@ -46,7 +46,7 @@ def model(name: str) -> tuple[Graph, dict[str, Any]]:
         vocab_size=150,
         hidden_size=128,
         intermediate_size=192,
-        num_hidden_layers=2,
+        num_hidden_layers=3,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=dim,

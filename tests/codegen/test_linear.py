@@ -184,7 +184,7 @@ def check_strips(depth: int, columns: int) -> None:
 
 def check_heads() -> None:
     """On tile units: q, k and v of several sequences with rotation and caches, by the whole model."""
-    c = LlamaConfig(vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+    c = LlamaConfig(vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
                     num_key_value_heads=2, head_dim=64, max_position_embeddings=128, attention_bias=False,
                     dtype="bfloat16")  # fmt: skip
     model = LlamaForCausalLM.from_config(c, seed=1)

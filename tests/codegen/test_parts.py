@@ -19,7 +19,7 @@ from monoplan.runtime import cache, cpu, toolchain
 
 
 def tiny() -> LlamaForCausalLM:
-    c = LlamaConfig(vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+    c = LlamaConfig(vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
                     num_key_value_heads=2, head_dim=16, max_position_embeddings=64, attention_bias=False)  # fmt: skip
     return LlamaForCausalLM.from_config(c, seed=3)
 

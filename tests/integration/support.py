@@ -17,7 +17,7 @@ from monoplan.passes.pipeline import PIPELINE
 TARGET = cpu_target("avx2", 32)
 
 
-def small_config(layers: int = 2, **changes: Any) -> LlamaConfig:
+def small_config(layers: int = 3, **changes: Any) -> LlamaConfig:
     """Four heads over two, 64 tokens of context, and weights large enough for the logits to differ."""
     small: dict[str, Any] = {
         "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers,

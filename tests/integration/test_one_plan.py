@@ -90,11 +90,26 @@ def test_chunks_of_any_size_are_the_whole(llm: Any) -> None:
 
 
 def test_the_source_does_not_grow_with_depth() -> None:
-    (shallow, short), (deep, long) = (step_plan(small_config(layers)) for layers in (2, 32))
-    assert len(long.text) <= 1.1 * len(short.text), f"{len(short.text)} and {len(long.text)} characters"
-    assert len(long.text.splitlines()) == len(short.text.splitlines())
+    (_, least), (shallow, short), (deep, long) = (step_plan(small_config(layers)) for layers in (2, 3, 32))
+    assert len(long.text) <= 1.1 * len(least.text), f"{len(least.text)} and {len(long.text)} characters"
+    longer = len(long.text.splitlines()) - len(short.text.splitlines())
+    assert 0 <= longer <= 3, f"{longer} lines"  # one may break where the number of a weight has more digits
     loops = [item for item in deep.items if isinstance(item, StepLoop)]
-    assert [loop.count for loop in loops] == [32] and len(deep.items) == len(shallow.items)
+    assert [loop.count for loop in loops] == [31] and len(deep.items) == len(shallow.items)
+
+
+def test_the_last_layer_ends_with_one_row_and_has_no_functions_of_its_own() -> None:
+    plan, source = step_plan(small_config(4))
+    (loop,) = (item for item in plan.items if isinstance(item, StepLoop))
+    steps = [step for step, _ in plan.steps()]
+    behind = steps[steps.index(loop.steps[-1]) + 1 :]
+    names = [step.kernel.op.name for step in behind]
+    pick, head = names.index("select_rows"), names.index("fused_linear", names.index("select_rows") + 3)
+    assert names[:3] == ["qkv_rope_cache", "attention", "fused_linear"]
+    assert names[pick + 1 : head + 1] == ["fused_linear"] * 3  # gate/up, down, head
+    assert [str(step.kernel.rows) for step in behind[pick + 1 : head + 1]] == ["batch"] * 3  # type: ignore[attr-defined]
+    layer = [*behind[:3], *behind[pick + 1 : head]]
+    assert [source.step_functions[s.number] for s in layer] == [source.step_functions[s.number] for s in loop.steps]
 
 
 def test_a_layer_is_five_kernels_in_a_loop() -> None:
@@ -102,8 +117,8 @@ def test_a_layer_is_five_kernels_in_a_loop() -> None:
     (loop,) = (item for item in plan.items if isinstance(item, StepLoop))
     names = [step.kernel.op.name for step in loop.steps]
     assert names == ["qkv_rope_cache", "attention", "fused_linear", "fused_linear", "fused_linear"]
-    assert source.text.count("for (int turn = 0; turn < 12; ++turn)") == 1
-    assert "rolled layers: 12 x 5" in plan.summary
+    assert source.text.count("for (int turn = 0; turn < 11; ++turn)") == 1
+    assert "rolled layers: 11 x 5" in plan.summary
 
 
 def test_one_parallel_region_for_a_run() -> None:
@@ -122,7 +137,7 @@ def test_models_whose_layers_differ_roll_what_is_equal() -> None:
     config = small_config(6, layer_types=["full_attention"] * 3 + ["sliding_attention"] * 3, sliding_window=8)
     plan, _ = step_plan(config)
     loops = [(item.count, len(item.steps)) for item in plan.items if isinstance(item, StepLoop)]
-    assert loops == [(3, 5), (3, 5)]
+    assert loops == [(3, 5), (2, 5)]
 
 
 # -- the cache ------------------------------------------------------------------------------------------------
@@ -199,7 +214,7 @@ def test_the_peak_is_printed(llm: Any) -> None:
 
 def test_depth_needs_no_more_memory() -> None:
     values = {"batch": 1, "seq": 16, "capacity": 32, "hist": 4, "threads": 4}
-    peaks = [step_plan(small_config(layers))[0].arena.layout(values)[1] for layers in (2, 12)]
+    peaks = [step_plan(small_config(layers))[0].arena.layout(values)[1] for layers in (3, 12)]
     assert peaks[0] == peaks[1]
 
 

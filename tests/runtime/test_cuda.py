@@ -63,7 +63,7 @@ def test_a_module_compiles_and_runs_at_any_size(device: Any) -> None:
 
 def small_lm(dtype: str) -> LlamaForCausalLM:
     config = LlamaConfig(
-        hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        hidden_size=128, intermediate_size=192, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
         head_dim=64, vocab_size=300, max_position_embeddings=64, attention_bias=False, tie_word_embeddings=True,
         dtype=dtype,
     )  # fmt: skip
