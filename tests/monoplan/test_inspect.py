@@ -170,7 +170,7 @@ def test_run_ir_of_what_is_no_text(run: Any, tmp_path: Path) -> None:
 
 def test_a_checkpoint(checkpoint: Path, run: Any, tmp_path: Path) -> None:
     flags = ("--dtype", "float32")
-    assert "rolled layers" in run("inspect", checkpoint, *flags)
+    assert "kernels; symbols: batch, seq" in run("inspect", checkpoint, *flags)
     assert "GenerationStep on cpu" in run("verify", checkpoint, *flags, "--prompt", "Once upon a time")
     assert "kernel runs are right" in run("bisect", checkpoint, *flags)
     assert "written to" in run("report", checkpoint, *flags, "-o", tmp_path / "r.html")
