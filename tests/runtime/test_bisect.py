@@ -30,7 +30,7 @@ from monoplan.runtime.bisect import Finding, bisect
 TEMPLATES = Path(render.__file__).resolve().parent / "templates" / "cpu"
 
 
-def small_llama(layers: int = 3, dtype: str = "float32") -> LlamaForCausalLM:
+def small_llama(layers: int = 4, dtype: str = "float32") -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=64, dtype=dtype,
