@@ -38,6 +38,13 @@ class Operand:
     def shape(self) -> tuple[Dim, ...]:
         return self.view.shape
 
+    @property
+    def symbols(self) -> set[str]:
+        """Symbols that the text of an element mentions."""
+        start = self.view.buffer.start
+        places = (*self.view.strides, self.view.offset, start if isinstance(start, Expr) else 0)
+        return {name for d in places for name in symbols_of(d)}
+
     def index(self, *indices: str) -> str:
         """The element number of an index, as C."""
         return c_index(list(zip(indices, self.view.strides, strict=True)), self.view.offset)
@@ -107,10 +114,7 @@ class Kernel:
         """Symbols that shapes, strides and offsets of its operands mention."""
         found: set[str] = set()
         for o in (*self.operands, *self.scratch):
-            for d in (*o.view.shape, *o.view.strides, o.view.offset):
-                found |= symbols_of(d)
-            if isinstance(o.view.buffer.start, Expr):
-                found |= symbols_of(o.view.buffer.start)
+            found |= o.symbols.union(*map(symbols_of, o.view.shape))
         return found
 
     @property
@@ -251,8 +255,7 @@ class Linear(Kernel):
         """Rows are an argument: products of a whole prompt and of its last token are one function."""
         if self.epilogue == "heads":
             return super().mentioned
-        places = [d for o in self.operands for d in (*o.view.strides, o.view.offset)]
-        return {name for d in places for name in symbols_of(d)} - {"threads"}
+        return {name for o in self.operands for name in o.symbols} - {"threads"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,8 @@ import pytest
 from cffi import FFI
 
 import monoplan as mp
+import monoplan.frontend.functional as F
+from monoplan import nn
 from monoplan.build import build_graph_executable
 from monoplan.codegen.render import headers
 from monoplan.codegen.schedule_linear import PART, TILE_FEW, TILE_PART
@@ -261,6 +263,28 @@ def test_other_instruction_sets(isa: str) -> None:
     env = {**os.environ, "MONOPLAN_ISA": isa, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+class Scaled(nn.Module):
+    """A product whose epilogue depends on a length, and reads what some rows share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 6, bias=False)
+
+    def forward(self, x: Any, by_batch: Any, by_place: Any) -> Any:
+        seq = x.shape[1]
+        return self.linear(x) * F.arange(seq, seq + 6, dtype="float32") * by_batch + by_place
+
+
+def test_an_epilogue_that_mentions_a_length() -> None:
+    fast = mp.compile(Scaled(), mp.spec("batch", "seq", 8), mp.spec("batch", 1, 6), mp.spec("seq", 1))
+    rng = np.random.default_rng(0)
+    for batch, seq in ((2, 3), (3, 20), (1, 1)):
+        shapes = ((batch, seq, 8), (batch, 1, 6), (seq, 1))
+        found = fast.verify(*(rng.normal(size=shape).astype("f4") for shape in shapes))
+        assert found.ok, str(found)
+    assert [op.name for op in fast._latest().stages[-1].graph.ops].count("fused_linear") == 1
 
 
 def test_short_swiglu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
