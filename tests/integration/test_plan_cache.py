@@ -198,7 +198,7 @@ def test_structure_tells_modules_apart() -> None:
 
     plain = text()
     assert plain is not None and plain == text() and config.num_hidden_layers == 3
-    others = (text(layers=3), text(rms_norm_eps=1e-3), text(tie_word_embeddings=True), text(dtype="bfloat16"))
+    others = (text(layers=4), text(rms_norm_eps=1e-3), text(tie_word_embeddings=True), text(dtype="bfloat16"))
     assert len({plain, *others}) == 5
 
     def scale(model: Any) -> None:
