@@ -7,11 +7,11 @@ of the last layer: a prompt needs one row of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from monoplan.ir.builder import make_op
 from monoplan.ir.dims import equal
 from monoplan.ir.graph import Graph, Op, Value
+from monoplan.passes.canonicalize import merge_equal_ops
 from monoplan.passes.manager import Notes, Pass
 from monoplan.passes.pattern import distinct_readers, too_many
 from monoplan.passes.rebuild import Overwrites, builder_for, drop_dead, replace_values
@@ -30,20 +30,7 @@ def pull_last_token(graph: Graph, notes: Notes) -> Graph:
         if not sweep.rewrites:
             notes.misses += sweep.misses
             return graph
-        graph = _merge_picks(graph)
-
-
-def _merge_picks(graph: Graph) -> Graph:
-    """The graph with one pick where several take the same: both sides of a residual lead to one value."""
-    first: dict[Any, Value] = {}
-    same: dict[Value, Value] = {}
-    overwrites = Overwrites(graph)
-    for op in graph.ops:
-        if op.name in _PICKS and op.result not in overwrites:  # what is overwritten in place is nobody else's
-            kept = first.setdefault((op.opdef, op.operands, str(sorted(op.attrs.items(), key=str))), op.result)
-            if kept is not op.result:
-                same[op.result] = kept
-    return drop_dead(replace_values(graph, same)) if same else graph
+        graph = merge_equal_ops(graph, Notes())  # both sides of a residual lead to one value: one pick of it
 
 
 def _pull_once(graph: Graph, notes: Notes) -> Graph:
@@ -125,5 +112,5 @@ def _chained(v: Value, defs: Mapping[Value, Op]) -> bool:
 
 
 PULL_LAST_TOKEN = Pass(
-    "pull-last-token", "slice(f(x)) -> f(slice(x)) for norms, linears and pointwise ops", pull_last_token
+    "pull-last-token", "slice(f(x)) -> f(slice(x)) for what works on each row by itself", pull_last_token
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
 from monoplan.frontend.tracer import trace
 from monoplan.ir.errors import ArgumentError, MonoplanError, TraceError, TypeRuleError
+from monoplan.ir.graph import Loc
 
 
 class Inner(nn.Module):
@@ -92,15 +94,21 @@ CASES: list[tuple[str, Any, str, str]] = [
 ]
 
 
+def named(error: MonoplanError) -> tuple[str, str]:
+    """The module path that an error names, and the text of the line, which is one of this file."""
+    where = error.where
+    assert isinstance(where, Loc) and where.file == __file__
+    return where.path, linecache.getline(where.file, where.line)
+
+
 @pytest.mark.parametrize(("fn", "message", "fix"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 def test_errors_name_everything(fn: Any, message: str, fix: str) -> None:
     with pytest.raises(MonoplanError) as caught:
         trace(Outer(fn), spec("n", 3))
     error = caught.value
     assert message in error.what and fix in error.fix, str(error)
-    where = error.where
-    assert where.path == "layers.1.body" and where.file == __file__, f"{where}"  # type: ignore[attr-defined]
-    assert "HERE" in open(__file__).read().splitlines()[where.line - 1], f"{where}"  # type: ignore[attr-defined]
+    path, line = named(error)
+    assert path == "layers.1.body" and "HERE" in line, f"{error.where}"
     for part in (message, fix, __file__, "layers.1.body"):
         assert part in str(error)
     assert current() is None
@@ -118,15 +126,7 @@ def test_wrong_number_of_arguments(args: Any, kwargs: Any, message: str) -> None
     with pytest.raises(ArgumentError, match=r"Outer.forward\(x") as caught:
         trace(Outer(branch), *args, **kwargs)
     assert message in caught.value.what and caught.value.fix
-    assert (
-        caught.value.where.file == __file__
-        and "def forward"
-        in open(__file__)
-        .read()
-        .splitlines()[  # type: ignore[attr-defined]
-            caught.value.where.line - 1  # type: ignore[attr-defined]
-        ]
-    )
+    assert "def forward" in named(caught.value)[1]
 
 
 def test_what_is_not_a_module() -> None:
@@ -151,9 +151,8 @@ def test_a_tensor_of_another_trace(use: Any) -> None:
     trace(first, spec(3))
     with pytest.raises(TraceError, match=r"a tensor f32\[3\] belongs to another trace") as caught:
         trace(Outer(lambda m, x: use(x, kept[0])), spec(3))
-    where = caught.value.where
-    assert where.file == __file__ and where.path == "layers.1.body"  # type: ignore[attr-defined]
-    assert "lambda x, last" in open(__file__).read().splitlines()[where.line - 1]  # type: ignore[attr-defined]
+    path, line = named(caught.value)
+    assert path == "layers.1.body" and "lambda x, last" in line
     assert "pass them as arguments" in caught.value.fix
     with pytest.raises(TraceError, match="belongs to another trace") as caught:
         trace(Outer(lambda m, x: kept[0]), spec(3))

@@ -10,24 +10,11 @@ import pytest
 
 import monoplan as mp
 from monoplan.api import Compiled
-from monoplan.frontend.module import Module
-from monoplan.frontend.tensor import Tensor, call
+from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import ArgumentError
+from tests.monoplan.test_state import Remember
 
 Array = np.ndarray[Any, Any]
-
-
-class Remember(Module):
-    """Attention over all tokens so far."""
-
-    def forward(self, x: Any, cache: Any) -> Any:
-        batch, seq, _ = x.shape
-        h = x.view(batch, seq, 2, 4)
-        past = cache.lengths
-        k, v = cache.update(0, h, h + 1)
-        y = call("attention", h.transpose(1, 2), k, v, None, past, causal=True)
-        cache.advance(seq)
-        return y
 
 
 @pytest.fixture(scope="module")
