@@ -32,7 +32,7 @@ def attention(k: Attention, s: AttentionSchedule) -> Facts:
         "distance": f"(%s) * {c_literal(LOG2E, f32)}" if between else "%s", **_mask(k),
     }
     found |= _pass_on(k, "read", ("q", "k", "v", "mask")) | _pass_on(k, "strip", ("q", "k", "v", "mask", "y"))
-    found |= _pass_on(k, "write", ("y",)) | _pass_on(k, "cache", ("k", "v")) | _pass_on(k, "tile", ("q", "y"))
+    found |= _pass_on(k, "write", ("y",)) | _pass_on(k, "cache", ("k", "v")) | _pass_on(k, "many", ("q", "past", "y"))
     found |= _rows("k", kk, k.head_dim, s) | _rows("v", v, k.value_dim, s)
     dense = not q.view.is_virtual and q.view.strides[3] == 1
     found |= {"q_row": q.pointer("b", "row", "h", "i0") if dense else "", "q_is_bf16": q.dtype == bf16}

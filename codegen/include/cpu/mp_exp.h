@@ -52,15 +52,24 @@ MP_FN mp_vec mp_vexp2(mp_vec x)
     return p * mp_vpower(t);
 }
 
-/* As mp_vexp2, for x <= 126 and with a relative error of 1e-4: enough for what is rounded to bf16. */
+/* As mp_vexp2, for x <= 126 and with a relative error of 1e-4, also of 2^0: enough for what is rounded to bf16. */
 MP_FN mp_vec mp_vexp2_short(mp_vec x)
 {
+#if MP_LANES == 16 && defined(__AVX512DQ__) && !defined(MP_TILES_EMULATED)
+    const mp_vec f = (mp_vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF); /* x - floor(x); of an infinite x 0 */
+    mp_vec p = mp_splat(7.802452e-2f);
+    p = p * f + 2.2606717e-1f;
+    p = p * f + 6.9583353e-1f;
+    p = p * f + 9.9992522e-1f;
+    return (mp_vec)_mm512_scalef_ps((__m512)p, (__m512)x); /* p * 2^floor(x) */
+#else
     const mp_vec magic = mp_splat(12583039.0f), y = mp_vfloor(x, mp_splat(-127.0f)), t = y + magic, f = y - (t - magic);
     mp_vec p = mp_splat(5.500892922e-2f);
     p = p * f + 2.422109544e-1f;
     p = p * f + 6.932829022e-1f;
     p = p * f + 1.0f;
     return p * mp_vpower(t);
+#endif
 }
 
 /* gate / (1 + e^-gate) * up for results that are rounded to bf16: relative error 2e-4, few instructions and a short chain of
