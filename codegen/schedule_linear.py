@@ -12,11 +12,11 @@ CHUNK, TILE_CHUNK = 512, 256  # rows that share a pass over the weights
 SLICE_BYTES, NEON_SLICE_BYTES = 24 << 10, 32 << 10  # of panels, in f32: stay in L1 (32 KB or more; NEON: 64 KB)
 STRIP_BYTES = 800 << 10  # of a chunk of x: the larger part of L2
 TILE_SLICE = 512  # k of a panel for tile units: 32 KB of bf16, which stay in L1
-TILE_STRIP = 2048  # k of x that stays in L2, 1 MB of a chunk, if that is all; else half, while the other half comes
+TILE_STRIP = 2048  # k of x that stays in L2, 1 MB of a chunk, if that is all; else a slice, while the next one comes
 TILE_ROWS = 16  # from so many rows on, tiles of bf16 in blocks of 32 rows fit where the rows were in f32
 GROUP_BYTES = 1 << 20  # of a group's weights, where it has a choice: threads share the last groups of one row
 PART, TILE_PART = 96, 192  # rows for which it pays that a thread reads all weights, and shares no row with others
-WAITING = 16  # panels whose sums wait between strips: with a strip of x they fill half of L2
+WAITING, TILE_WAITING = 16, 24  # panels whose sums wait between strips: with a strip of x they fill half of L2
 NEAR_BYTES, FAR_BYTES = 4096, 32768  # few rows: how far ahead weights are asked for into L1 and into L2
 NEON_NEAR_BYTES, NEON_FAR_BYTES = 512, 1024  # Neoverse-N1 cores look ahead themselves: f32 is 20 % faster so
 TILE_PIECE = 8  # panels that a thread takes at a time, so that it knows which one to ask for next
@@ -141,11 +141,11 @@ def blocking(target: Target, layout: str, depth: int) -> Blocking:
 def _tile_blocking(depth: int, unit: int) -> Blocking:
     """32 x 32 sums at a time."""
     slice_ = -(-depth // (max(1, round(depth / TILE_SLICE)) * 32)) * 32
-    strip = depth if depth <= TILE_STRIP else TILE_STRIP // 2 // slice_ * slice_
+    strip = depth if depth <= TILE_STRIP else slice_
     # Heads of whole strips: half of the slots is at work while the sums in the other half are finished. Strips: a piece
     # takes all slots, after the last sums of the piece before.
     if strip < depth:
-        waits, piece, slots = "strips", max(2, WAITING // unit), max(2, WAITING // unit) * unit
+        waits, piece, slots = "strips", max(2, TILE_WAITING // unit), max(2, TILE_WAITING // unit) * unit
     else:
         waits, piece, slots = ("heads", 1, 2 * unit) if unit > 1 else ("slices", TILE_PIECE, 1)
     waiting = 0 if slice_ >= depth and unit == 1 else slots * TILE_CHUNK * 32

@@ -244,8 +244,8 @@ def check_all() -> None:
     ]
     if host_target().has_tiles:
         jobs = [check_heads, lambda: check_pair(64, 96, "mul(tanh(x0), x1)"), *jobs]
-        jobs += [lambda: check_strips(2304, 1700), lambda: check_strips(2560, 560)]  # one slice to a strip, and two
-        jobs += [lambda: check_wide_heads(2176, 7, 1, 64, 288), lambda: check_wide_heads(2112, 3, 1, 128, 330)]
+        jobs += [lambda: check_strips(2304, 1700), lambda: check_strips(2560, 800)]
+        jobs += [lambda: check_wide_heads(2176, 11, 1, 64, 288), lambda: check_wide_heads(2112, 5, 1, 128, 330)]
     with ThreadPoolExecutor(2) as threads:  # compilers side by side
         list(threads.map(lambda job: job(), jobs))
 

@@ -118,6 +118,10 @@ static void __attribute__((unused, noinline)) mp_decode_next(mp_slice *s)
     s->at += 1024;
 }
 
+/* Asks for what mp_begin_slice needs before all else. A panel's first line says where its list is, so that line must be here. */
+MP_FN void mp_ask_line(const mp_bf16 *w, const int64_t p, const int64_t K) { mp_later(mp_coded_from(w, p, 0, K) - MP_CODED_LINE, 64); }
+MP_FN void mp_ask_odd(const mp_bf16 *w, const int64_t p, const int64_t K) { mp_later(mp_coded_panel(w, p, K).odd, 256); }
+
 /* At most `most` rows from k on. The first steps are decoded, since tile loads wait for stores that are under way. */
 MP_FN mp_slice mp_begin_slice(mp_bf16 *tiles, const mp_bf16 *w, const int64_t p, const int64_t k, const int64_t K, const int64_t most)
 {

@@ -153,6 +153,7 @@ static inline mp_span mp_some(mp_run *run, int part, int owners, int64_t all, in
         int64_t count = (all - first) / (2 * owners), rest = line - first % line;
         if (count < least) count = least;
         if (count > most) count = most;
+        if (rest - count < least && rest <= most) count = rest; /* not even `least` would be left */
         if (count > rest) count = rest;
         if (atomic_compare_exchange_weak_explicit(&run->pieces[part], &first, first + (int)count, memory_order_relaxed, memory_order_relaxed))
             return (mp_span){first, count};
