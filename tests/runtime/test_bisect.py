@@ -232,6 +232,7 @@ CASES = {
 # The same for templates that only machines with tile units use: here they are emulated.
 TILES = {
     "_attention_tiles": ("attention", ATTENTION.format("bf16", 5, 32)),
+    "_attention_pack": ("attention", ATTENTION.format("bf16", 5, 32)),
     "_attention_few_tiles": ("attention", ATTENTION.format("bf16", 2, 32).replace("[1, 2, 2,", "[1, 6, 2,")),
     "_linear_few_tiles": (
         "linear",
@@ -266,6 +267,7 @@ _OTHER = {
     "_epilogue_tiles": ("mp_vstore(made, ", "mp_vstore(made, 3.0f + 2.0f * "),
     "attention": ("line % KV", "0 * line"),
     "_attention_few": ("+= one * wide[d]", "-= one * wide[d]"),
+    "_attention_pack": ("values[2 * j] + i", "values[0] + i"),
     "_attention_few_tiles": ("total[n] = added[n]", "total[n] = 2.0f * added[n]"),
 }
 
