@@ -180,15 +180,15 @@ def test_formats_that_the_library_writes(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_NL"])
 def test_formats_that_the_library_only_reads(kind: str) -> None:
     """Random blocks through our road and the library's, more of them than one chunk holds."""
-    from monoplan.models.gguf import _CHUNK, _Tensor, _values
+    from monoplan.models.gguf_header import CHUNK, StoredTensor
 
     codec = getattr(gguf.quants, kind)
-    rows, columns = 3, 256 * (_CHUNK // 256 // 2)
+    rows, columns = 3, 256 * (CHUNK // 256 // 2)
     random = np.random.default_rng(4)
     raw = random.integers(0, 256, (rows, columns // codec.block_size * codec.type_size), dtype=np.uint8)
     with np.errstate(all="ignore"):
         expected = gguf.quants.dequantize(raw, Kind[kind])
-    found = _values(_Tensor(kind, (rows, columns), raw.reshape(-1)))
+    found = StoredTensor(kind, (rows, columns), raw.reshape(-1)).values()
     np.testing.assert_array_equal(found, expected)
 
 
