@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monoplan.ir.errors import ArgumentError, LoadError
-from monoplan.models.config import DTYPES, LlamaConfig, read_json
+from monoplan.models.config import LlamaConfig
+from monoplan.models.config_json import DTYPES, read_json
 from monoplan.models.tokenizer import Tokenizer
 
 

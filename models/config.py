@@ -1,65 +1,34 @@
-"""`LlamaConfig`: what a LLaMA-like model is, and how to read it from a Hugging Face `config.json`."""
+"""`LlamaConfig`: what a LLaMA-like model is."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from monoplan.ir.errors import LoadError
+from monoplan.models.config_json import (
+    ARCHITECTURES,
+    COMMON,
+    FAMILIES,
+    OWN,
+    SIZES,
+    dtype_name,
+    is_size,
+    read_arguments,
+    read_json,
+    short,
+)
 from monoplan.models.rope_scaling import standard_parameters
 
-DTYPES = {
-    "float32": "float32", "float": "float32", "f32": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16",
-    "float16": "float16", "half": "float16", "f16": "float16",
-}  # fmt: skip
 # What transformers calls an activation, and what it is: gelu_tanh is the gelu with approximate="tanh".
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu",
     "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
 }  # fmt: skip
-SIZES = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "max_position_embeddings", "head_dim",
-)  # fmt: skip
 _FLAGS = ("attention_bias", "attention_out_bias", "mlp_bias", "tie_word_embeddings", "qk_norm", "use_cache")
-
-# Defaults of the transformers classes where they differ from the ones of `LlamaConfig` here.
-_QWEN = {
-    "vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32,
-    "max_position_embeddings": 32768, "bos_token_id": None, "eos_token_id": None,
-}  # fmt: skip
-_FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"attention_bias": False},
-    "mistral": {
-        "attention_bias": False, "intermediate_size": 14336, "num_key_value_heads": 8,
-        "max_position_embeddings": 131072, "sliding_window": 4096,
-    },
-    "qwen2": {**_QWEN, "attention_bias": True, "attention_out_bias": False},
-    "qwen3": {**_QWEN, "attention_bias": False, "qk_norm": True, "head_dim": 128},
-}  # fmt: skip
-_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
-}  # fmt: skip
-# Keys that every family reads, and keys of one family; what its transformers class ignores is ignored here.
-_COMMON = (
-    *SIZES, "hidden_act", "rms_norm_eps", "tie_word_embeddings", "bos_token_id", "eos_token_id",
-    "pad_token_id", "initializer_range", "use_cache",
-)  # fmt: skip
-_OWN: dict[str, tuple[str, ...]] = {
-    "llama": ("attention_bias", "mlp_bias"), "mistral": ("sliding_window",),
-    "qwen2": (), "qwen3": ("attention_bias",),
-}  # fmt: skip
-_READ = {"rope_parameters", "original_max_position_embeddings", "use_sliding_window", "max_window_layers"}
-# A key that is not read here is let through unless its name says that it may change the numbers.
-_SUSPICIOUS = re.compile(
-    r"scal|cap|multipl|expert|moe|quant|compress|rope|rotary|window|norm|bias|alibi|residual|parallel", re.I
-)
 
 
 class _FrozenDict(dict[str, Any]):
@@ -137,7 +106,7 @@ class LlamaConfig:
         inside = self.rope_scaling if isinstance(self.rope_scaling, Mapping) else {}
         for name in ("rope_theta", "partial_rotary_factor"):
             self._set(name, inside.get(name, getattr(self, name)))
-        self._set("dtype", _dtype_name(self.dtype if self.dtype is not None else torch_dtype))
+        self._set("dtype", dtype_name(self.dtype if self.dtype is not None else torch_dtype))
         if self.num_key_value_heads is None:
             self._set("num_key_value_heads", self.num_attention_heads)
         out_bias = self.attention_bias if self.attention_out_bias is None else self.attention_out_bias
@@ -154,14 +123,14 @@ class LlamaConfig:
         object.__setattr__(self, name, value)
 
     def _check_sizes(self) -> None:
-        if self.head_dim is None and _is_size(self.hidden_size) and _is_size(self.num_attention_heads):
+        if self.head_dim is None and is_size(self.hidden_size) and is_size(self.num_attention_heads):
             if self.hidden_size % self.num_attention_heads:
                 what = f"hidden_size {self.hidden_size} is not a multiple of {self.num_attention_heads} heads"
                 raise LoadError(what, fix="give head_dim")
             self._set("head_dim", self.hidden_size // self.num_attention_heads)
         for name in SIZES:
-            if not _is_size(value := getattr(self, name)):
-                raise LoadError(f"{name} must be a positive integer below 2**31, got {_short(value)}")
+            if not is_size(value := getattr(self, name)):
+                raise LoadError(f"{name} must be a positive integer below 2**31, got {short(value)}")
         heads, shared = self.num_attention_heads, self.num_key_value_heads
         if heads % shared:
             raise LoadError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {shared}")
@@ -169,21 +138,21 @@ class LlamaConfig:
     def _check_values(self) -> None:
         for name in _FLAGS:
             if not isinstance(value := getattr(self, name), bool):
-                raise LoadError(f"{name} must be true or false, got {_short(value)}")
+                raise LoadError(f"{name} must be true or false, got {short(value)}")
         for name, least, most in (
             ("rms_norm_eps", 0.0, 1.0), ("initializer_range", 0.0, 1.0), ("partial_rotary_factor", 0.0, 1.0),
             ("rope_theta", 1.001, 1e30),
         ):  # fmt: skip
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-                raise LoadError(f"{name} must be a number from {least} to {most}, got {_short(value)}")
+                raise LoadError(f"{name} must be a number from {least} to {most}, got {short(value)}")
             self._set(name, float(value))
         if self.rotary_dim < 2 or self.rotary_dim % 2:
             what = f"head_dim {self.head_dim} gives {self.rotary_dim} rotated values"
             raise LoadError(what, why="RoPE turns pairs of values, so their number must be even")
         if not isinstance(self.hidden_act, str) or self.hidden_act not in ACTIVATIONS:
             supported = f"supported: {', '.join(ACTIVATIONS)}"
-            raise LoadError(f"unknown hidden_act {_short(self.hidden_act)}", fix=supported)
+            raise LoadError(f"unknown hidden_act {short(self.hidden_act)}", fix=supported)
 
     def _check_tokens(self) -> None:
         if isinstance(self.eos_token_id, (list, tuple)):
@@ -192,18 +161,18 @@ class LlamaConfig:
             found = getattr(self, name)
             ids = found if isinstance(found, tuple) else (found,)
             if not all(value is None or (type(value) is int and 0 <= value < 2**31) for value in ids):
-                raise LoadError(f"{name} must be a token id, got {_short(found)}")
+                raise LoadError(f"{name} must be a token id, got {short(found)}")
 
     def _check_windows(self) -> None:
-        if self.sliding_window is not None and not _is_size(self.sliding_window):
-            raise LoadError(f"sliding_window must be a positive integer, got {_short(self.sliding_window)}")
+        if self.sliding_window is not None and not is_size(self.sliding_window):
+            raise LoadError(f"sliding_window must be a positive integer, got {short(self.sliding_window)}")
         if self.layer_types is None:
             return
         kinds = list(self.layer_types) if isinstance(self.layer_types, (list, tuple)) else []
         known = all(kind in ("full_attention", "sliding_attention") for kind in kinds)
         if len(kinds) != self.num_hidden_layers or not known:
             wanted = f"full_attention or sliding_attention for each of {self.num_hidden_layers} layers"
-            raise LoadError(f"layer_types must say {wanted}, got {_short(self.layer_types)}")
+            raise LoadError(f"layer_types must say {wanted}, got {short(self.layer_types)}")
         if "sliding_attention" in kinds and self.sliding_window is None:
             raise LoadError("layer_types has sliding_attention, but there is no sliding_window")
         if "sliding_attention" not in kinds:
@@ -242,7 +211,7 @@ class LlamaConfig:
     def from_dict(cls, data: Mapping[str, Any], *, where: object = None) -> LlamaConfig:
         """Read the contents of a `config.json`; an absent key means what it means to transformers."""
         try:
-            return cls(**_arguments(data))
+            return cls(**read_arguments(data, cls))
         except LoadError as error:
             raise LoadError(error.what, where=where, why=error.why, fix=error.fix) from None
 
@@ -254,17 +223,17 @@ class LlamaConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a `config.json` that transformers and `from_dict` read back as this model."""
-        if self.model_type not in _FAMILIES or self.partial_rotary_factor != 1.0:
+        if self.model_type not in FAMILIES or self.partial_rotary_factor != 1.0:
             raise LoadError(
                 f"transformers has no {self.model_type} that turns {self.rotary_dim} values a head"
             )
-        names = (*_COMMON, *_OWN[self.model_type], "rope_theta", "model_type")
+        names = (*COMMON, *OWN[self.model_type], "rope_theta", "model_type")
         data: dict[str, Any] = {name: _plain(getattr(self, name)) for name in names}
         rope = self.rope_scaling or {}
         data["rope_scaling"] = {key: _plain(value) for key, value in rope.items()} or None
         if rope.get("rope_type") == "longrope":  # the place where transformers 4 looks for it
             data["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
-        data |= {"architectures": [_ARCHITECTURES[self.model_type]], "torch_dtype": self.dtype}
+        data |= {"architectures": [ARCHITECTURES[self.model_type]], "torch_dtype": self.dtype}
         if self.model_type in ("qwen2", "qwen3"):
             windows = [self.layer_window(layer) for layer in range(self.num_hidden_layers)]
             data["layer_types"] = ["sliding_attention" if window else "full_attention" for window in windows]
@@ -278,123 +247,5 @@ class LlamaConfig:
         return data
 
 
-def changes_numbers(key: str, value: Any) -> bool:
-    """Say whether a key that nothing here reads may change a model's numbers, going by its name and value."""
-    # 0, 1 and the empty values are what such keys hold where they do nothing.
-    neutral = value is None or value is False or (value is not True and value in (0, 1, [], {}, ""))
-    return _SUSPICIOUS.search(key) is not None and not neutral
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or say what is wrong with the file."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise LoadError(f"can't read {path.name}", where=path, why=error.strerror or str(error)) from None
-    except (ValueError, RecursionError) as error:
-        raise LoadError(f"{path.name} is not valid JSON", where=path, why=str(error)) from None
-    if not isinstance(data, dict):
-        raise LoadError(f"{path.name} must hold a JSON object, not a {type(data).__name__}", where=path)
-    return data
-
-
-def _arguments(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate a `config.json` into arguments of `LlamaConfig`."""
-    family = _model_type(data)
-    _refuse_unsupported(data, family)
-    arguments = {**_FAMILIES[family], "model_type": family}
-    arguments |= {name: data[name] for name in (*_COMMON, *_OWN[family]) if name in data}
-    if arguments.get("pad_token_id") == -1:  # what Llama 1 checkpoints have for "none"
-        arguments["pad_token_id"] = None
-    arguments["dtype"] = data.get("dtype", data.get("torch_dtype"))
-    if family in ("qwen2", "qwen3"):
-        arguments |= _qwen_windows(data, arguments.get("num_hidden_layers", LlamaConfig.num_hidden_layers))
-    # rope_scaling is the old place; where both are there transformers takes it, too.
-    rope = data.get("rope_scaling") or data.get("rope_parameters") or {}
-    if isinstance(rope, Mapping):
-        rope = dict(_flat(rope))
-        theta = data.get("rope_theta")  # only null is as good as absent: 0 or "" must be refused, not replaced
-        rope.setdefault("rope_theta", LlamaConfig.rope_theta if theta is None else theta)
-        original = data.get("original_max_position_embeddings")
-        if original and (rope.get("rope_type") or rope.get("type")) in ("yarn", "longrope", "su", "llama3"):
-            rope["original_max_position_embeddings"] = original
-        if rope.get("partial_rotary_factor", data.get("partial_rotary_factor")) not in (None, 1, 1.0):
-            raise LoadError(f"partial_rotary_factor is not defined for a {family} model")
-    arguments["rope_scaling"] = rope
-    return arguments
-
-
-def _model_type(data: Mapping[str, Any]) -> str:
-    family = data.get("model_type")
-    if family is None:
-        names = data.get("architectures")
-        first = names[0] if isinstance(names, list) and names else None
-        family = next((key for key, name in _ARCHITECTURES.items() if name == first), None)
-    if family == "smollm":
-        return "llama"
-    if not isinstance(family, str) or family not in _FAMILIES:
-        what = (
-            "config.json names no model_type"
-            if family is None
-            else f"unsupported model_type {_short(family)}"
-        )
-        raise LoadError(what, fix=f"supported: {', '.join(_FAMILIES)}, smollm")
-    return family
-
-
-def _refuse_unsupported(data: Mapping[str, Any], family: str) -> None:
-    known = {field.name for field in dataclasses.fields(LlamaConfig)} | _READ
-    for key, value in data.items():
-        if key not in known and changes_numbers(key, value):
-            raise LoadError(f"unsupported key {key!r} in the configuration", why=f"it is {_short(value)}")
-    window = data.get("sliding_window", _FAMILIES[family].get("sliding_window"))
-    if family == "llama" and window is not None:
-        raise LoadError(
-            "a llama model has no sliding_window", why=f"it is {_short(window)}", fix="use mistral"
-        )
-    if family in ("llama", "mistral") and data.get("layer_types"):
-        expected = "full_attention" if window is None else "sliding_attention"
-        if not isinstance(kinds := data["layer_types"], (list, tuple)) or any(kind != expected for kind in kinds):
-            raise LoadError(f"layer_types of a {family} model must all be {expected}, got {_short(kinds)}")
-
-
-def _qwen_windows(data: Mapping[str, Any], layers: Any) -> dict[str, Any]:
-    window = data.get("sliding_window", 4096) if data.get("use_sliding_window", False) else None
-    kinds, full = data.get("layer_types"), data.get("max_window_layers", 28)
-    if kinds is None and window is not None and _is_size(layers) and layers < 2**20:  # no model has so many layers
-        if not isinstance(full, int):
-            raise LoadError(f"max_window_layers must be an integer, got {_short(full)}")
-        count = min(max(full, 0), layers)
-        kinds = ["full_attention"] * count + ["sliding_attention"] * (layers - count)
-    return {"sliding_window": window, "layer_types": kinds}
-
-
-def _flat(rope: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the one dictionary of rope parameters where a config has one for each kind of layer."""
-    nested = [value for key, value in rope.items() if key in ("full_attention", "sliding_attention")]
-    if any(value != nested[0] or not isinstance(value, Mapping) for value in nested):
-        raise LoadError("rope_parameters differ between layers", fix="use one kind for all of them")
-    return nested[0] if nested else rope
-
-
-def _dtype_name(dtype: Any) -> str:
-    if dtype is None:
-        return "float32"
-    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", str(dtype)))
-    name = str(name).removeprefix("torch.")
-    if name not in DTYPES:
-        raise LoadError(f"unsupported dtype {name!r}", fix="use float32, bfloat16 or float16")
-    return DTYPES[name]
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
-
-
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from monoplan.ir.errors import LoadError
-from monoplan.models.config import LlamaConfig, changes_numbers
+from monoplan.models.config import LlamaConfig
+from monoplan.models.config_json import changes_numbers
 from monoplan.models.gguf_header import FLOATS, StoredTensor
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monoplan.ir.errors import LoadError
-from monoplan.models.config import read_json
+from monoplan.models.config_json import read_json
 
 Array = NDArray[Any]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from monoplan.ir.errors import ArgumentError, LoadError
-from monoplan.models.config import read_json
+from monoplan.models.config_json import read_json
 from monoplan.models.streaming import StreamDecoder
 
 Messages = Sequence[Mapping[str, Any]]

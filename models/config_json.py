@@ -1,0 +1,175 @@
+"""What a Hugging Face `config.json` says, in arguments of `LlamaConfig`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from monoplan.ir.errors import LoadError
+
+DTYPES = {
+    "float32": "float32", "float": "float32", "f32": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16",
+    "float16": "float16", "half": "float16", "f16": "float16",
+}  # fmt: skip
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "max_position_embeddings", "head_dim",
+)  # fmt: skip
+
+# Defaults of the transformers classes where they differ from the ones of `LlamaConfig` here.
+_QWEN = {
+    "vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32,
+    "max_position_embeddings": 32768, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": False},
+    "mistral": {
+        "attention_bias": False, "intermediate_size": 14336, "num_key_value_heads": 8,
+        "max_position_embeddings": 131072, "sliding_window": 4096,
+    },
+    "qwen2": {**_QWEN, "attention_bias": True, "attention_out_bias": False},
+    "qwen3": {**_QWEN, "attention_bias": False, "qk_norm": True, "head_dim": 128},
+}  # fmt: skip
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+}  # fmt: skip
+# Keys that every family reads, and keys of one family; what its transformers class ignores is ignored here.
+COMMON = (
+    *SIZES, "hidden_act", "rms_norm_eps", "tie_word_embeddings", "bos_token_id", "eos_token_id",
+    "pad_token_id", "initializer_range", "use_cache",
+)  # fmt: skip
+OWN: dict[str, tuple[str, ...]] = {
+    "llama": ("attention_bias", "mlp_bias"), "mistral": ("sliding_window",),
+    "qwen2": (), "qwen3": ("attention_bias",),
+}  # fmt: skip
+_READ = {"rope_parameters", "original_max_position_embeddings", "use_sliding_window", "max_window_layers"}
+# A key that is not read here is let through unless its name says that it may change the numbers.
+_SUSPICIOUS = re.compile(
+    r"scal|cap|multipl|expert|moe|quant|compress|rope|rotary|window|norm|bias|alibi|residual|parallel", re.I
+)
+
+
+def changes_numbers(key: str, value: Any) -> bool:
+    """Say whether a key that nothing here reads may change a model's numbers, going by its name and value."""
+    # 0, 1 and the empty values are what such keys hold where they do nothing.
+    neutral = value is None or value is False or (value is not True and value in (0, 1, [], {}, ""))
+    return _SUSPICIOUS.search(key) is not None and not neutral
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, or say what is wrong with the file."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LoadError(f"can't read {path.name}", where=path, why=error.strerror or str(error)) from None
+    except (ValueError, RecursionError) as error:
+        raise LoadError(f"{path.name} is not valid JSON", where=path, why=str(error)) from None
+    if not isinstance(data, dict):
+        raise LoadError(f"{path.name} must hold a JSON object, not a {type(data).__name__}", where=path)
+    return data
+
+
+def read_arguments(data: Mapping[str, Any], config: type[Any]) -> dict[str, Any]:
+    """Translate a `config.json` into arguments of `config`, which is `LlamaConfig`."""
+    family = _model_type(data)
+    _refuse_unsupported(data, family, config)
+    arguments = {**FAMILIES[family], "model_type": family}
+    arguments |= {name: data[name] for name in (*COMMON, *OWN[family]) if name in data}
+    if arguments.get("pad_token_id") == -1:  # what Llama 1 checkpoints have for "none"
+        arguments["pad_token_id"] = None
+    arguments["dtype"] = data.get("dtype", data.get("torch_dtype"))
+    if family in ("qwen2", "qwen3"):
+        arguments |= _qwen_windows(data, arguments.get("num_hidden_layers", config.num_hidden_layers))
+    # rope_scaling is the old place; where both are there transformers takes it, too.
+    rope = data.get("rope_scaling") or data.get("rope_parameters") or {}
+    if isinstance(rope, Mapping):
+        rope = dict(_flat(rope))
+        theta = data.get("rope_theta")  # only null is as good as absent: 0 or "" must be refused, not replaced
+        rope.setdefault("rope_theta", config.rope_theta if theta is None else theta)
+        original = data.get("original_max_position_embeddings")
+        if original and (rope.get("rope_type") or rope.get("type")) in ("yarn", "longrope", "su", "llama3"):
+            rope["original_max_position_embeddings"] = original
+        if rope.get("partial_rotary_factor", data.get("partial_rotary_factor")) not in (None, 1, 1.0):
+            raise LoadError(f"partial_rotary_factor is not defined for a {family} model")
+    arguments["rope_scaling"] = rope
+    return arguments
+
+
+def _model_type(data: Mapping[str, Any]) -> str:
+    family = data.get("model_type")
+    if family is None:
+        names = data.get("architectures")
+        first = names[0] if isinstance(names, list) and names else None
+        family = next((key for key, name in ARCHITECTURES.items() if name == first), None)
+    if family == "smollm":
+        return "llama"
+    if not isinstance(family, str) or family not in FAMILIES:
+        what = (
+            "config.json names no model_type"
+            if family is None
+            else f"unsupported model_type {short(family)}"
+        )
+        raise LoadError(what, fix=f"supported: {', '.join(FAMILIES)}, smollm")
+    return family
+
+
+def _refuse_unsupported(data: Mapping[str, Any], family: str, config: type[Any]) -> None:
+    known = {field.name for field in dataclasses.fields(config)} | _READ
+    for key, value in data.items():
+        if key not in known and changes_numbers(key, value):
+            raise LoadError(f"unsupported key {key!r} in the configuration", why=f"it is {short(value)}")
+    window = data.get("sliding_window", FAMILIES[family].get("sliding_window"))
+    if family == "llama" and window is not None:
+        raise LoadError(
+            "a llama model has no sliding_window", why=f"it is {short(window)}", fix="use mistral"
+        )
+    if family in ("llama", "mistral") and data.get("layer_types"):
+        expected = "full_attention" if window is None else "sliding_attention"
+        if not isinstance(kinds := data["layer_types"], (list, tuple)) or any(kind != expected for kind in kinds):
+            raise LoadError(f"layer_types of a {family} model must all be {expected}, got {short(kinds)}")
+
+
+def _qwen_windows(data: Mapping[str, Any], layers: Any) -> dict[str, Any]:
+    window = data.get("sliding_window", 4096) if data.get("use_sliding_window", False) else None
+    kinds, full = data.get("layer_types"), data.get("max_window_layers", 28)
+    if kinds is None and window is not None and is_size(layers) and layers < 2**20:  # no model has so many layers
+        if not isinstance(full, int):
+            raise LoadError(f"max_window_layers must be an integer, got {short(full)}")
+        count = min(max(full, 0), layers)
+        kinds = ["full_attention"] * count + ["sliding_attention"] * (layers - count)
+    return {"sliding_window": window, "layer_types": kinds}
+
+
+def _flat(rope: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the one dictionary of rope parameters where a config has one for each kind of layer."""
+    nested = [value for key, value in rope.items() if key in ("full_attention", "sliding_attention")]
+    if any(value != nested[0] or not isinstance(value, Mapping) for value in nested):
+        raise LoadError("rope_parameters differ between layers", fix="use one kind for all of them")
+    return nested[0] if nested else rope
+
+
+def is_size(value: Any) -> bool:
+    """Say whether this can be the size of a dimension."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
+
+
+def short(value: Any) -> str:
+    """Return a value as a message shows it."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return the one name of an element type, of which there are several."""
+    if dtype is None:
+        return "float32"
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", str(dtype)))
+    name = str(name).removeprefix("torch.")
+    if name not in DTYPES:
+        raise LoadError(f"unsupported dtype {name!r}", fix="use float32, bfloat16 or float16")
+    return DTYPES[name]
