@@ -18,7 +18,6 @@ from monoplan.codegen.kernels import (
     Linear,
     Matmul,
     Norm,
-    Operand,
     Pointwise,
     Reduce,
     Rope,
@@ -27,6 +26,7 @@ from monoplan.codegen.kernels import (
     Softmax,
     Sort,
 )
+from monoplan.codegen.operands import Operand
 from monoplan.codegen.schedule_linear import parse_layout
 from monoplan.codegen.views import View, merge_dims
 from monoplan.ir.dims import Dim, equal

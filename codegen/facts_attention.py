@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from monoplan.codegen.expressions import c_dim, c_literal, c_symbol
-from monoplan.codegen.kernels import Attention, Kernel, Operand
+from monoplan.codegen.kernels import Attention, Kernel
+from monoplan.codegen.operands import Operand
 from monoplan.codegen.schedule_attention import LOG2E, AttentionSchedule
 from monoplan.codegen.schedule_linear import TILE_ROWS
 from monoplan.ir.types import bf16, f32, f64

@@ -8,7 +8,8 @@ from typing import Any
 from monoplan.codegen import facts as shared
 from monoplan.codegen.expressions import C_TYPES, c_dim, c_literal, compute_type, convert, load
 from monoplan.codegen.facts import Facts, names
-from monoplan.codegen.kernels import Attention, Gather, Kernel, Linear, Matmul, Operand, Reduce
+from monoplan.codegen.kernels import Attention, Gather, Kernel, Linear, Matmul, Reduce
+from monoplan.codegen.operands import Operand
 from monoplan.ir.dims import Dim
 from monoplan.ir.types import f32, f64, i64, product
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from monoplan.codegen.expressions import c_dim, c_literal
 from monoplan.codegen.facts_attention import symbol_args, symbol_params
-from monoplan.codegen.kernels import Linear, Operand
+from monoplan.codegen.kernels import Linear
+from monoplan.codegen.operands import Operand
 from monoplan.codegen.schedule_linear import TILE_ROWS, TILE_SOME, LinearSchedule
 from monoplan.codegen.views import View
 from monoplan.ir.expr import Arg, Call

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from monoplan.codegen.kernels import Attention, Kernel, Linear, Operand
+from monoplan.codegen.kernels import Attention, Kernel, Linear
 from monoplan.codegen.moves import Items, all_kernels
+from monoplan.codegen.operands import Operand
 from monoplan.codegen.schedule_attention import on_tiles
 from monoplan.codegen.target import Target
 from monoplan.codegen.views import Buffer

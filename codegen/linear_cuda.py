@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from monoplan.codegen.expressions import C_TYPES, load
 from monoplan.codegen.facts_cuda import facts_cuda
-from monoplan.codegen.kernels import Linear, Operand
+from monoplan.codegen.kernels import Linear
+from monoplan.codegen.operands import Operand
 from monoplan.codegen.plan_cuda import Action, Between, Launch, Product, Variant, Word, pointer_word
 from monoplan.codegen.schedule_cuda import CudaLinear, FewSchedule, tuned
 from monoplan.ir.dims import Dim, equal

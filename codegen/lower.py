@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from monoplan.codegen.kernels import Body, Kernel, Operand, Pointwise, table_buffer
+from monoplan.codegen.kernels import Kernel, Pointwise
+from monoplan.codegen.operands import Body, Operand
 from monoplan.codegen.target import Target
-from monoplan.codegen.views import Buffer, View, row_major, whole
+from monoplan.codegen.views import Buffer, View, row_major, table_buffer, whole
 from monoplan.ir.dims import Dim, equal
 from monoplan.ir.errors import CompileError
 from monoplan.ir.expr import Arg, Call, Const, Node, count_ops

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from monoplan.codegen.kernels import Attention, Operand
+from monoplan.codegen.kernels import Attention
 from monoplan.codegen.lower import Lowerer, lowers
+from monoplan.codegen.operands import Operand
 from monoplan.codegen.schedule_attention import choose_attention
 from monoplan.codegen.views import View
 from monoplan.ir.graph import Op

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from monoplan.codegen.kernels import Body, Gather, KVUpdate, Norm, Operand, Reduce, Rope, Sample, Scan, Softmax, Sort
+from monoplan.codegen.kernels import Gather, KVUpdate, Norm, Reduce, Rope, Sample, Scan, Softmax, Sort
 from monoplan.codegen.lower import Lowerer, lowers, rows_by_columns
+from monoplan.codegen.operands import Body, Operand
 from monoplan.codegen.schedule_linear import linear_layout
 from monoplan.codegen.views import View, row_major
 from monoplan.ir.dims import Dim

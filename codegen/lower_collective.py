@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from monoplan.codegen.kernels import Body, Collective, Operand
+from monoplan.codegen.kernels import Collective
 from monoplan.codegen.lower import Lowerer, expanded_rows, lowers, rows_by_columns
+from monoplan.codegen.operands import Body, Operand
 from monoplan.codegen.views import View
 from monoplan.ir.dims import Dim
 from monoplan.ir.expr import Arg, Call, Node, parse_expr, substitute_args

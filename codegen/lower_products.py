@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from monoplan.codegen.expressions import compute_type
-from monoplan.codegen.kernels import Body, KVUpdate, Linear, Matmul, Norm, Operand, Reduce, Rope
+from monoplan.codegen.kernels import KVUpdate, Linear, Matmul, Norm, Reduce, Rope
 from monoplan.codegen.lower import Lowerer, expanded_rows, lowers, rows_by_columns
+from monoplan.codegen.operands import Body, Operand
 from monoplan.codegen.schedule_linear import blocking, few_rows, linear_layout
 from monoplan.codegen.views import View, whole
 from monoplan.ir.dims import Dim

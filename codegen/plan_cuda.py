@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from monoplan.codegen.expressions import c_dim, c_symbol
-from monoplan.codegen.kernels import Attention, Body, Kernel, KVUpdate, Linear, Norm, Operand
+from monoplan.codegen.kernels import Attention, Kernel, KVUpdate, Linear, Norm
 from monoplan.codegen.lower import lower
 from monoplan.codegen.memory import plan_arena
 from monoplan.codegen.moves import Items, all_kernels, map_kernels, moved
+from monoplan.codegen.operands import Body, Operand
 from monoplan.codegen.plan import Plan, number_steps
 from monoplan.codegen.residuals import residuals
 from monoplan.codegen.target import Target

@@ -13,8 +13,9 @@ from typing import Any
 
 from monoplan.codegen.expressions import C_TYPES, c_dim, c_literal, c_symbol
 from monoplan.codegen.facts import facts, unravel_lines
-from monoplan.codegen.kernels import Kernel, Linear, Operand
+from monoplan.codegen.kernels import Kernel, Linear
 from monoplan.codegen.layout import wrap
+from monoplan.codegen.operands import Operand
 from monoplan.codegen.plan import Plan, Step, StepLoop
 from monoplan.codegen.schedule_linear import LinearSchedule
 from monoplan.codegen.views import Buffer

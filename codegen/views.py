@@ -159,3 +159,8 @@ def merge_dims(views: Sequence[View]) -> tuple[tuple[Dim, ...], list[tuple[Dim, 
             for i, s in enumerate(steps):
                 strides[i].append(s)
     return tuple(shape), [tuple(s) for s in strides]
+
+
+def table_buffer(name: str, like: Buffer, numbers: Sequence[int]) -> Buffer:
+    """A buffer chosen by the turn of a rolled loop among several inputs or params."""
+    return Buffer(name, like.dtype, like.size, "table", table=tuple(numbers), table_kind=like.kind, layout=like.layout)

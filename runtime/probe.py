@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.codegen.kernels import Operand
+from monoplan.codegen.operands import Operand
 from monoplan.codegen.plan import Plan, Step, StepLoop
 from monoplan.codegen.render import headers
 from monoplan.codegen.schedule_linear import TILE_ROWS

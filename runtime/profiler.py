@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.codegen.kernels import Attention, Gather, Kernel, Linear, Rope, stored_bytes
+from monoplan.codegen.kernels import Attention, Gather, Kernel, Linear, Rope
+from monoplan.codegen.operands import stored_bytes
 from monoplan.ir.dims import Dim, evaluate
 from monoplan.ir.printer import print_op
 from monoplan.ir.types import product

@@ -1,0 +1,108 @@
+"""What kernels compute with: operands, which are views under a name, and bodies, which are expressions; both as C."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monoplan.codegen.expressions import C_TYPES, c_expr, c_index, c_literal, compute_type, convert, load
+from monoplan.codegen.target import CODED_BITS
+from monoplan.codegen.views import View
+from monoplan.ir.dims import Dim, Expr, symbols_of
+from monoplan.ir.expr import Node, expr_dtype
+from monoplan.ir.types import DType, bool_, product
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A view under the name it has in the kernel's source."""
+
+    name: str
+    view: View
+    written: bool = False
+
+    @property
+    def dtype(self) -> DType:
+        return self.view.dtype
+
+    @property
+    def ctype(self) -> str:
+        return C_TYPES[self.view.dtype.name]
+
+    @property
+    def compute(self) -> DType:
+        return compute_type(self.view.dtype)
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        return self.view.shape
+
+    @property
+    def symbols(self) -> set[str]:
+        """Symbols that the text of an element mentions."""
+        start = self.view.buffer.start
+        places = (*self.view.strides, self.view.offset, start if isinstance(start, Expr) else 0)
+        return {name for d in places for name in symbols_of(d)}
+
+    def index(self, *indices: str) -> str:
+        """The element number of an index, as C."""
+        return c_index(list(zip(indices, self.view.strides, strict=True)), self.view.offset)
+
+    def place(self, *indices: str) -> str:
+        """The element as an lvalue."""
+        return f"{self.name}[{self.index(*indices)}]"
+
+    def pointer(self, *indices: str) -> str:
+        return f"({self.name} + {self.index(*indices)})"
+
+    def at(self, *indices: str) -> str:
+        """The element's value in its compute type; constants and ramps need no memory."""
+        b = self.view.buffer
+        if b.kind == "const":
+            assert not isinstance(b.start, Expr)
+            return c_literal(b.start, b.dtype)
+        if b.kind == "iota":
+            start = b.start if isinstance(b.start, int | Expr) else int(b.start)
+            text = c_index(list(zip(indices, self.view.strides, strict=True)), self.view.offset + start)
+            return f"(({text}) != 0)" if b.dtype == bool_ else f"({C_TYPES[compute_type(b.dtype).name]})({text})"
+        return load(self.dtype, self.place(*indices))
+
+    def with_view(self, view: View) -> Operand:
+        return Operand(self.name, view, self.written)
+
+    def store(self, value: str, value_type: DType, *indices: str) -> str:
+        """A statement that stores a value."""
+        return f"{self.place(*indices)} = {convert(value, value_type, self.dtype)};"
+
+
+def stored_bytes(o: Operand, elements: Dim) -> Dim:
+    """Bytes of so many elements of an operand as it lies in memory."""
+    if o.view.buffer.layout.startswith("tiles"):
+        return elements * CODED_BITS // 8
+    return elements * o.dtype.itemsize
+
+
+def touched(v: View) -> Dim:
+    """Elements behind a view: stretched dimensions count once."""
+    return product(n for n, s in zip(v.shape, v.strides, strict=True) if not (isinstance(s, int) and s == 0))
+
+
+@dataclass(frozen=True)
+class Body:
+    """A pointwise expression with the types of its arguments."""
+
+    node: Node
+    types: tuple[DType, ...]
+
+    @property
+    def dtype(self) -> DType:
+        """The type of the result as the IR has it."""
+        return expr_dtype(self.node, self.types)
+
+    @property
+    def compute(self) -> DType:
+        return compute_type(self.dtype)
+
+    def c(self, args: Sequence[str]) -> str:
+        """The expression as C over operands in their compute types."""
+        return c_expr(self.node, args, self.types)
