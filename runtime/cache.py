@@ -1,7 +1,7 @@
 """The content-addressed build cache: an entry appears whole, by one rename, or not at all.
 
     <root>/plans/<digest>/   plan.c (and its headers), plan.so, build.sh, build.log, meta.json
-    <root>/facts/            small answers about this machine's compiler and CPU (see toolchain.py)
+    <root>/facts/            small answers about this machine's compiler and CPU (see facts.py)
     <root>/failed/           sources whose build failed, kept for the reader of the error
 
 There are no locks: two builders of one key make equal entries, and the loser of the rename discards its own.

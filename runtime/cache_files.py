@@ -17,7 +17,7 @@ TEMP_NAME = re.compile(r"\.tmp-([0-9]{1,9})-[0-9a-f]+")
 # place of the suffix, or .tmp behind it, is of a file that was being written.
 PLAN_NAME = re.compile(r"[0-9a-f]{64}")
 FACT_NAME = re.compile(
-    r"[a-z-]+-[0-9a-f]{24}\.(json|[0-9]+-[0-9]+)"  # toolchain.remember
+    r"[a-z-]+-[0-9a-f]{24}\.(json|[0-9]+-[0-9]+)"  # facts.remember
     r"|(plan|call)-[0-9a-f]{64}\.(pickle|[0-9]+-[0-9]+)"  # plan_cache.py
     r"|__jinja2_[0-9a-f]{40}\.cache(\w+\.tmp)?"  # compiled templates
 )

@@ -26,7 +26,7 @@ from monoplan.codegen.plan import Plan, Step
 from monoplan.codegen.plan_cuda import Launch, Variant
 from monoplan.codegen.render_cuda import Renderer, with_headers
 from monoplan.codegen.schedule_cuda import CudaAttention, CudaLinear, RowSchedule, Tuning
-from monoplan.runtime import toolchain
+from monoplan.runtime import facts
 from monoplan.runtime.cuda_build import unpack
 from monoplan.runtime.cuda_driver import Module
 
@@ -44,7 +44,7 @@ def tuning_key(device_name: str, source: str) -> str:
 
 def recall_tuning(device_name: str, source: str) -> Tuning | None:
     """The constants that were found for this device and source."""
-    fact = toolchain.recall("cuda-tuning", tuning_key(device_name, source))
+    fact = facts.recall("cuda-tuning", tuning_key(device_name, source))
     return None if fact is None else dict(fact["steps"])  # type: ignore[call-overload]
 
 
@@ -265,5 +265,5 @@ def tune(
     """Searches, remembers the result for later processes, and leaves the executable with it."""
     found = Tuner(executable, measure, seed, values=values, progress=progress).run(seconds)
     steps = {str(n): c for n, c in found.items()}
-    toolchain.remember("cuda-tuning", tuning_key(executable.device.name, executable.untuned), {"steps": steps})
+    facts.remember("cuda-tuning", tuning_key(executable.device.name, executable.untuned), {"steps": steps})
     return steps

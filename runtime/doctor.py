@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from monoplan.ir.errors import CompileError
-from monoplan.runtime import cache, features, threads, toolchain
+from monoplan.runtime import cache, compilers, features, threads
 
 Rows = Sequence[tuple[str, str]]
 
@@ -53,11 +53,11 @@ def _python() -> Rows:
 
 def _compiler() -> Rows:
     try:
-        compiler = toolchain.find_compiler()
+        compiler = compilers.find_compiler()
     except CompileError as error:
         return [("compiler", str(error))]
     source = "CC" if os.environ.get("CC", "").strip() else "PATH"
-    openmp = "yes" if toolchain.has_openmp(compiler, fresh=True) else "no: -fopenmp does not compile and link"
+    openmp = "yes" if compilers.has_openmp(compiler, fresh=True) else "no: -fopenmp does not compile and link"
     return [
         ("compiler", f"{' '.join(compiler.command)} (from {source})"),
         ("version", f"{compiler.version_line} ({compiler.kind})"),

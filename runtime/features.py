@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from monoplan.ir.errors import ArgumentError, CompileError
-from monoplan.runtime import cache, toolchain
+from monoplan.runtime import cache, compilers, facts, toolchain
 
 _EMULATED = "tiles"  # code for AMX in plain C: for tests, and only when asked for
 _BASELINE = ("scalar", "generic")  # need nothing of the CPU
@@ -219,7 +219,7 @@ def choose(arch: str, flags: frozenset[str], wanted: str, trial: Callable[[CpuFe
 def _detect(wanted: str, _cc: str) -> CpuFeatures:
     arch, (model, flags) = machine(), read_cpu()
     try:
-        trial: Callable[[CpuFeatures], str] = _Trial(toolchain.find_compiler(), model)
+        trial: Callable[[CpuFeatures], str] = _Trial(compilers.find_compiler(), model)
     except CompileError:  # nothing can be built either, so nothing can crash
         untried = choose(arch, flags - {"amx_tile"}, wanted, lambda _: "")
         return replace(untried, note="not tried: no C compiler")
@@ -230,7 +230,7 @@ def _detect(wanted: str, _cc: str) -> CpuFeatures:
 class _Trial:
     """Builds and runs the probe of a candidate; says why it can't be used, or an empty string."""
 
-    compiler: toolchain.Compiler
+    compiler: compilers.Compiler
     model: str
     unbuilt: list[tuple[str, str]] = field(default_factory=list)
 
@@ -239,7 +239,7 @@ class _Trial:
             return ""
         flags = compile_flags(candidate)
         key = json.dumps([self.compiler.identity, self.model, candidate.key, platform.release(), flags])
-        fact = toolchain.recall("isa", key)
+        fact = facts.recall("isa", key)
         objection = str(fact["objection"]) if fact else self._run(candidate, key, flags)
         # Asked in this process too: the remembered probe may have run outside of its sandbox.
         if not objection and candidate.isa == "amx" and not request_tiles():
@@ -275,10 +275,10 @@ class _Trial:
             objection = f"the probe died of {signal.Signals(-code).name}"
         else:
             objection = {0: "", 2: _NO_TILES}.get(code, "the probe computed nonsense")
-        toolchain.remember("isa", key, {"objection": objection}, toolchain.DAY if objection else None)
+        facts.remember("isa", key, {"objection": objection}, facts.DAY if objection else None)
         # Refused flags are remembered only now that the compiler has shown that it can build at all.
         for refused, reason in self.unbuilt:
-            toolchain.remember("isa", refused, {"objection": reason}, toolchain.DAY)
+            facts.remember("isa", refused, {"objection": reason}, facts.DAY)
         self.unbuilt.clear()
         return objection
 

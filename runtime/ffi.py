@@ -6,7 +6,7 @@ import functools
 import io
 from typing import Any
 
-from monoplan.runtime import toolchain
+from monoplan.runtime import facts
 
 
 @functools.cache
@@ -15,10 +15,10 @@ def declared(cdef: str) -> Any:
     import _cffi_backend  # type: ignore[import-untyped]
 
     key = f"cffi {_cffi_backend.__version__}\n{cdef}"
-    fact = toolchain.recall("cffi", key)
+    fact = facts.recall("cffi", key)
     if fact is None:
         fact = {"code": _parsed(cdef)}
-        toolchain.remember("cffi", key, fact)
+        facts.remember("cffi", key, fact)
     names: dict[str, Any] = {}
     exec(compile(str(fact["code"]), "<cffi declarations>", "exec"), names)
     return names["ffi"]

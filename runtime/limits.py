@@ -14,7 +14,7 @@ import numpy as np
 
 from monoplan.ir.arrays import address, aligned
 from monoplan.ir.errors import CompileError
-from monoplan.runtime import features, toolchain
+from monoplan.runtime import facts, features, toolchain
 from monoplan.runtime.cpu import flags_for, host_target
 from monoplan.runtime.threads import default_threads
 
@@ -89,12 +89,12 @@ def measure(threads: int | None = None, *, fresh: bool = False) -> Limits:
     found = _measure(count)
     if known is not None:  # the best that was ever seen: a busy moment can't lower what the machine can do
         found = Limits(**{k: max(v, getattr(known, k)) if v else v for k, v in dataclasses.asdict(found).items()})
-    toolchain.remember("limits", key, dataclasses.asdict(found), WEEK)
+    facts.remember("limits", key, dataclasses.asdict(found), WEEK)
     return found
 
 
 def _known(key: str) -> Limits | None:
-    fact = toolchain.recall("limits", key)
+    fact = facts.recall("limits", key)
     try:
         return None if fact is None else Limits(**fact)  # type: ignore[arg-type]
     except TypeError:

@@ -23,6 +23,7 @@ from monoplan.ir.graph import Graph
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.printer import print_op
 from monoplan.ir.types import DTYPES, tensor_type
+from monoplan.runtime.compilers import find_compiler
 from monoplan.runtime.cpu import flags_for, host_target
 from monoplan.runtime.features import (
     CpuFeatures,
@@ -33,7 +34,6 @@ from monoplan.runtime.features import (
     read_cpu,
     vector_bytes,
 )
-from monoplan.runtime.toolchain import find_compiler
 from tests.codegen.cases import CASES
 from tests.codegen.mixed import mixed_graph, rolled_graph
 from tests.codegen.test_ops import graph_of
@@ -139,7 +139,7 @@ def test_every_variant_gives_the_right_numbers(name: str, value: str) -> None:
         from monoplan.build import build_graph_executable
         from monoplan.ir.interpreter import interpret
         from monoplan.runtime.features import detect
-        from monoplan.runtime.toolchain import find_compiler
+        from monoplan.runtime.compilers import find_compiler
         from tests.codegen.mixed import mixed_arrays, mixed_graph
         from tests.tolerances import check
 

@@ -19,7 +19,7 @@ from monoplan.ir.interpreter import interpret
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.parser import parse_graph
 from monoplan.ir.types import DTYPES, TensorType, tensor_type
-from monoplan.runtime.toolchain import find_compiler
+from monoplan.runtime.compilers import find_compiler
 from tests.tolerances import check
 
 UNARY = (

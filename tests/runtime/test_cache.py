@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from monoplan.ir.errors import ArgumentError, CompileError
-from monoplan.runtime import cache, cache_files, toolchain
+from monoplan.runtime import cache, cache_files, facts
 from tests.runtime.cache_support import KEY, build, never, plans, start_child, truncate
 
 pytestmark = pytest.mark.usefixtures("root")
@@ -317,7 +317,7 @@ def test_bad_size_is_named_before_the_build(monkeypatch: pytest.MonkeyPatch, tex
 def test_clear_leaves_files_of_others(root: Path) -> None:
     """Somebody may point MONOPLAN_CACHE_DIR at a folder that is not ours alone."""
     cache.get_or_build(KEY, build)
-    toolchain.remember("limits", "key", {})
+    facts.remember("limits", "key", {})
     ours = [
         f"facts/plan-{'a1' * 32}.pickle", f"facts/call-{'a1' * 32}.123-456", f"facts/isa-{'0f' * 12}.123-456",
         f"facts/__jinja2_{'0f' * 20}.cache", f"facts/__jinja2_{'0f' * 20}.cachex_1y2z3w.tmp",

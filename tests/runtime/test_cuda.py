@@ -183,7 +183,7 @@ def test_gate_and_up_become_neighbours() -> None:
 def test_tunings_are_kept_by_device_and_source(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONOPLAN_CACHE_DIR", str(tmp_path))
     key = cuda_tune.tuning_key("H200", "source")
-    cuda_tune.toolchain.remember("cuda-tuning", key, {"steps": {"5": {"ring": 3}}})
+    cuda_tune.facts.remember("cuda-tuning", key, {"steps": {"5": {"ring": 3}}})
     assert cuda_tune.recall_tuning("H200", "source") == {"5": {"ring": 3}}
     assert cuda_tune.recall_tuning("H200", "other source") is None
 

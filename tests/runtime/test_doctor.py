@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from monoplan.runtime import cache, doctor, features, toolchain
+from monoplan.runtime import cache, compilers, doctor, features
 
 LABELS = (
     "python numpy compiler cpu isa features threads cache cached gpu"
@@ -29,8 +29,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     fake.chmod(0o755)
     monkeypatch.setenv("CC", str(fake))
     features._detect.cache_clear()
-    toolchain._identify_signed.cache_clear()
-    toolchain._openmp.cache_clear()
+    compilers._identify_signed.cache_clear()
+    compilers._openmp.cache_clear()
     return tmp_path / "cache"
 
 

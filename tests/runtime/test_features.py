@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from monoplan.ir.errors import ArgumentError
-from monoplan.runtime import cache, features, processes, toolchain
+from monoplan.runtime import cache, compilers, features, processes
 from monoplan.runtime.features import CpuFeatures
 
 COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
@@ -222,7 +222,7 @@ def test_failing_probe(monkeypatch: pytest.MonkeyPatch, body: str, part: str) ->
     source = f"#include <signal.h>\nint main(void) {{\n{body}\n}}\n"
     for name in ("_X86_PROBE", "_ARM_PROBE"):
         monkeypatch.setattr(features, name, source)
-    trial = features._Trial(toolchain.find_compiler(), "model")
+    trial = features._Trial(compilers.find_compiler(), "model")
     isa = "neon" if features.machine() == "aarch64" else "avx2"
     candidate = CpuFeatures(features.machine(), isa, ())
     assert part in trial(candidate)
@@ -235,7 +235,7 @@ def test_failing_probe(monkeypatch: pytest.MonkeyPatch, body: str, part: str) ->
 @needs_compiler
 def test_refused_flag_is_remembered_once_something_was_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "_ARM_PROBE", "int main(void) { return 0; }\n")
-    compiler = toolchain.find_compiler()
+    compiler = compilers.find_compiler()
     bad, good = CpuFeatures("aarch64", "neon", ("a",)), CpuFeatures("aarch64", "neon", ("b",))
     table = {bad: ("-mno-such-flag-here",), good: ()}
     monkeypatch.setattr(features, "compile_flags", lambda candidate: table[candidate])
@@ -265,7 +265,7 @@ def test_probe_runs_elsewhere_when_the_temporary_directory_is_noexec(
 
     monkeypatch.setattr(features.subprocess, "run", run)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
-    trial = features._Trial(toolchain.find_compiler(), "model")
+    trial = features._Trial(compilers.find_compiler(), "model")
     assert trial(CpuFeatures(features.machine(), isa, ())) == ""
     assert len(places) == 2 and places[1].is_relative_to(cache.cache_root())
 
@@ -280,7 +280,7 @@ def test_without_a_compiler_flags_are_trusted(tmp_path: Path, monkeypatch: pytes
 
 def test_amx_needs_the_permission_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features._Trial, "_run", lambda *_: "")
-    trial = features._Trial(toolchain.Compiler("cc", (), "gcc", "1"), "model")
+    trial = features._Trial(compilers.Compiler("cc", (), "gcc", "1"), "model")
     candidate = CpuFeatures("x86_64", "amx", ())
     monkeypatch.setattr(features, "request_tiles", lambda: False)
     assert "permission" in trial(candidate)

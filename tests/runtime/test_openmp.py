@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from monoplan.runtime import cache, processes, toolchain
+from monoplan.runtime import cache, compilers, processes, toolchain
 from tests.runtime.test_toolchain import COMPILERS, SOURCE, needs_compiler, plan, root, script
 
 __all__ = ["root"]  # the fixture of every test there and here
@@ -18,9 +18,9 @@ __all__ = ["root"]  # the fixture of every test there and here
 def test_openmp_is_used_where_it_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
     fail = "" if links else 'case "$*" in *-fopenmp*) echo "cannot find -lomp" >&2; exit 1;; esac\n'
     monkeypatch.setenv("CC", str(script(tmp_path / "cc", fail + "echo > plan.so")))
-    compiler = toolchain.find_compiler()
+    compiler = compilers.find_compiler()
     before = processes.compiler_runs()
-    assert toolchain.has_openmp(compiler) is links
+    assert compilers.has_openmp(compiler) is links
     assert ("-fopenmp" in toolchain.build_flags(())) is links
     assert processes.compiler_runs() == before + (1 if links else 3)  # a "no" is checked: see _openmp_links
     with warnings.catch_warnings(record=True) as seen:
@@ -33,20 +33,20 @@ def test_openmp_is_used_where_it_links(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.skipif("gcc" not in COMPILERS, reason="gcc brings its own OpenMP")
 def test_gcc_links_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "gcc")
-    assert toolchain.has_openmp(toolchain.find_compiler())
+    assert compilers.has_openmp(compilers.find_compiler())
 
 
 def test_openmp_installed_later_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     body = f'case "$*" in *-fopenmp*) [ -e {tmp_path}/libomp ] || exit 1;; esac'
     monkeypatch.setenv("CC", str(script(tmp_path / "cc", body)))
-    compiler = toolchain.find_compiler()
-    assert not toolchain.has_openmp(compiler)
+    compiler = compilers.find_compiler()
+    assert not compilers.has_openmp(compiler)
     (tmp_path / "libomp").touch()
-    toolchain._openmp.cache_clear()  # as a new process
-    assert not toolchain.has_openmp(compiler)  # remembered on disk, for a day
-    assert toolchain.has_openmp(compiler, fresh=True)
-    toolchain._openmp.cache_clear()
-    assert toolchain.has_openmp(compiler)
+    compilers._openmp.cache_clear()  # as a new process
+    assert not compilers.has_openmp(compiler)  # remembered on disk, for a day
+    assert compilers.has_openmp(compiler, fresh=True)
+    compilers._openmp.cache_clear()
+    assert compilers.has_openmp(compiler)
 
 
 @pytest.mark.parametrize("how", ["exit 1", "kill -9 $$"])
@@ -56,26 +56,26 @@ def test_a_failure_that_is_not_openmps_is_not_remembered(
     """As on a full disk, or when the system kills gcc for memory: a moment later the answer is yes."""
     body = f"[ -e {tmp_path}/trouble ] && {how}; exit 0"
     monkeypatch.setenv("CC", str(script(tmp_path / "cc", body)))
-    compiler = toolchain.find_compiler()
+    compiler = compilers.find_compiler()
     (tmp_path / "trouble").touch()
-    assert not toolchain.has_openmp(compiler)
+    assert not compilers.has_openmp(compiler)
     (tmp_path / "trouble").unlink()
-    assert toolchain.has_openmp(compiler)
+    assert compilers.has_openmp(compiler)
 
 
 def test_one_failed_probe_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """gcc whose cc1 was killed ends with status 1, as one without libgomp does."""
     body = f"[ -e {tmp_path}/tried ] && exit 0; touch {tmp_path}/tried; exit 1"
     monkeypatch.setenv("CC", str(script(tmp_path / "cc", body)))
-    assert toolchain.has_openmp(toolchain.find_compiler())
+    assert compilers.has_openmp(compilers.find_compiler())
 
 
 @needs_compiler
 def test_openmp_is_found_without_a_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", COMPILERS[0])
-    compiler = toolchain.find_compiler()
-    expected = toolchain.has_openmp(compiler, fresh=True)
-    toolchain._openmp.cache_clear()
+    compiler = compilers.find_compiler()
+    expected = compilers.has_openmp(compiler, fresh=True)
+    compilers._openmp.cache_clear()
     shutil.rmtree(cache.cache_root() / "facts")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
-    assert toolchain.has_openmp(compiler) is expected
+    assert compilers.has_openmp(compiler) is expected

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from monoplan.runtime import processes, toolchain
+from monoplan.runtime import compilers, processes, toolchain
 from tests.runtime.test_toolchain import root, script  # noqa: F401  (a fixture that every test uses)
 
 
@@ -29,7 +29,7 @@ def test_progress_is_for_long_builds_on_a_terminal(
     monkeypatch.setattr(processes, "PROGRESS_AFTER", after)
     monkeypatch.setenv("CC", str(script(tmp_path / "cc", 'case "$*" in *a.c*) sleep 0.5;; esac')))
     (tmp_path / "a.c").write_text("")
-    toolchain.has_openmp(toolchain.find_compiler())
+    compilers.has_openmp(compilers.find_compiler())
     monkeypatch.setattr(sys.stderr, "isatty", lambda: tty, raising=False)
     log = toolchain.compile_shared(tmp_path / "a.c", tmp_path / "a.so", ())
     text = capsys.readouterr().err
@@ -45,7 +45,7 @@ def test_interrupt_kills_the_compiler(tmp_path: Path, monkeypatch: pytest.Monkey
             time.sleep(0.01)
         raise KeyboardInterrupt
 
-    compiler = toolchain.find_compiler()
+    compiler = compilers.find_compiler()
     monkeypatch.setattr(toolchain, "has_openmp", lambda *_, **__: False)
     monkeypatch.setattr(processes, "_wait", interrupted)
     (tmp_path / "a.c").write_text("")
@@ -64,7 +64,7 @@ def test_interrupt_kills_all_compilers_that_work_side_by_side(tmp_path: Path, mo
             time.sleep(0.01)
         raise KeyboardInterrupt
 
-    compiler = toolchain.find_compiler()
+    compiler = compilers.find_compiler()
     monkeypatch.setattr(toolchain, "has_openmp", lambda *_, **__: False)
     monkeypatch.setattr(processes, "_wait", interrupted)
     with pytest.raises(KeyboardInterrupt):

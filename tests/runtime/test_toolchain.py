@@ -14,7 +14,7 @@ import pytest
 from cffi import FFI
 
 from monoplan.ir.errors import CompileError
-from monoplan.runtime import cache, processes, toolchain
+from monoplan.runtime import cache, compilers, facts, processes, toolchain
 
 IMPORT_ROOT = Path(toolchain.__file__).parents[2]
 SOURCE = '#include "answer.h"\nint answer(void) { return ANSWER; }\n'
@@ -28,8 +28,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MONOPLAN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(cache, "_state", cache._State())
-    toolchain._identify_signed.cache_clear()
-    toolchain._openmp.cache_clear()
+    compilers._identify_signed.cache_clear()
+    compilers._openmp.cache_clear()
     return tmp_path / "cache"
 
 
@@ -64,7 +64,7 @@ def plan(source: str = SOURCE, flags: tuple[str, ...] = ()) -> tuple[cache.Build
 @pytest.mark.parametrize("name", COMPILERS)
 def test_real_compiler_from_cc(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("CC", name)
-    compiler = toolchain.find_compiler()
+    compiler = compilers.find_compiler()
     assert compiler.kind == name and os.path.isabs(compiler.path) and compiler.version_line
     library, entry = toolchain.load(*plan(), open_answer)
     assert library == 42 and not entry.hit
@@ -74,20 +74,20 @@ def test_real_compiler_from_cc(monkeypatch: pytest.MonkeyPatch, name: str) -> No
 def test_search_order_and_broken_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     script(tmp_path / "bin/clang", "exit 1", "clang version 14")
-    assert toolchain.find_compiler().kind == "clang"
+    assert compilers.find_compiler().kind == "clang"
     script(tmp_path / "bin/gcc", "exit 1")
-    assert toolchain.find_compiler().path.endswith("bin/gcc")
+    assert compilers.find_compiler().path.endswith("bin/gcc")
     stub = script(tmp_path / "bin/cc", "exit 1")
-    assert toolchain.find_compiler().path.endswith("bin/cc")
+    assert compilers.find_compiler().path.endswith("bin/cc")
     stub.write_text("#!/bin/sh\necho no developer tools >&2; exit 1\n")
-    assert toolchain.find_compiler().path.endswith("bin/gcc")
+    assert compilers.find_compiler().path.endswith("bin/gcc")
 
 
 def test_no_compiler_tells_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     script(tmp_path / "cc", "").write_text("#!/bin/sh\necho no developer tools >&2; exit 72\n")
     with pytest.raises(CompileError) as caught:
-        toolchain.find_compiler()
+        compilers.find_compiler()
     text = str(caught.value)
     for part in (
         "apt install gcc",
@@ -105,7 +105,7 @@ def test_no_compiler_tells_how_to_get_one(tmp_path: Path, monkeypatch: pytest.Mo
 def test_cc_that_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     monkeypatch.setenv("CC", setting)
     with pytest.raises(CompileError) as caught:
-        toolchain.find_compiler()
+        compilers.find_compiler()
     assert f"CC={setting!r}" in str(caught.value) and "unset it" in str(caught.value)
 
 
@@ -115,7 +115,7 @@ def test_cc_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     path.chmod(0o755)
     monkeypatch.setenv("CC", str(path))
     with pytest.raises(CompileError, match=r"CC=.*mycc(.|\n)*status 9: licence expired"):
-        toolchain.find_compiler()
+        compilers.find_compiler()
 
 
 def test_a_compiler_that_hangs_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,11 +123,11 @@ def test_a_compiler_that_hangs_is_asked_once(tmp_path: Path, monkeypatch: pytest
     path.write_text("#!/bin/sh\nexec sleep 60\n")
     path.chmod(0o755)
     monkeypatch.setenv("CC", str(path))
-    monkeypatch.setattr(toolchain, "VERSION_SECONDS", 0.2)
+    monkeypatch.setattr(compilers, "VERSION_SECONDS", 0.2)
     before = processes.compiler_runs()
     for _ in range(2):
         with pytest.raises(CompileError, match=r"CC=.*mycc(.|\n)*--version did not end within 0.2 s"):
-            toolchain.find_compiler()
+            compilers.find_compiler()
     assert processes.compiler_runs() == before + 1
 
 
@@ -136,7 +136,7 @@ def test_cc_with_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     script(wrapper, "")
     wrapper.write_text('#!/bin/sh\necho "$@" >&2\n[ "$1 $2" = "real cc" ] && echo wrapped 3.1\n')
     monkeypatch.setenv("CC", f"'{wrapper}' real cc")
-    compiler = toolchain.find_compiler()
+    compiler = compilers.find_compiler()
     assert compiler.command == (str(wrapper), "real", "cc")
     assert compiler.version_line == "wrapped 3.1" and compiler.kind == "unknown"
     assert "real cc" in compiler.identity and "wrapped 3.1" in compiler.identity
@@ -148,10 +148,10 @@ def test_version_is_asked_once_and_again_when_the_file_changes(
     fake = script(tmp_path / "cc", "", "fake 1")
     monkeypatch.setenv("CC", str(fake))
     before = processes.compiler_runs()
-    assert [toolchain.find_compiler().version_line for _ in range(3)] == ["fake 1"] * 3
+    assert [compilers.find_compiler().version_line for _ in range(3)] == ["fake 1"] * 3
     assert processes.compiler_runs() == before + 1
     script(fake, "", "fake 2.0")
-    assert toolchain.find_compiler().version_line == "fake 2.0"
+    assert compilers.find_compiler().version_line == "fake 2.0"
     assert processes.compiler_runs() == before + 2
 
 
@@ -257,17 +257,17 @@ def test_compiler_works_in_the_build_directory(tmp_path: Path, monkeypatch: pyte
 
 
 def test_facts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert toolchain.recall("a", "key") is None
-    toolchain.remember("a", "key", {"x": 1})
-    toolchain.remember("a", "other", {"x": 2}, 3600)
-    assert toolchain.recall("a", "key") == {"x": 1} and toolchain.recall("a", "other") == {"x": 2}
-    assert toolchain.recall("b", "key") is None
+    assert facts.recall("a", "key") is None
+    facts.remember("a", "key", {"x": 1})
+    facts.remember("a", "other", {"x": 2}, 3600)
+    assert facts.recall("a", "key") == {"x": 1} and facts.recall("a", "other") == {"x": 2}
+    assert facts.recall("b", "key") is None
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 4000)
-    assert toolchain.recall("a", "key") == {"x": 1} and toolchain.recall("a", "other") is None
+    assert facts.recall("a", "key") == {"x": 1} and facts.recall("a", "other") is None
     for path in (root / "facts").iterdir():
         path.write_text("[")
-    assert toolchain.recall("a", "key") is None
+    assert facts.recall("a", "key") is None
     assert len(list((root / "facts").iterdir())) == 2
 
 
