@@ -9,6 +9,7 @@ from monoplan.codegen.expressions import c_dim, c_literal
 from monoplan.codegen.facts_attention import symbol_args, symbol_params
 from monoplan.codegen.kernels import Linear
 from monoplan.codegen.operands import Operand
+from monoplan.codegen.schedule_attention import FEW
 from monoplan.codegen.schedule_linear import TILE_ROWS, TILE_SOME, LinearSchedule
 from monoplan.codegen.views import View
 from monoplan.ir.expr import Arg, Call
@@ -50,7 +51,8 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
                   "own_rows": "mp_bf16 *xs = (mp_bf16 *)xt + (int64_t)t * K * 3 * MOST"}  # fmt: skip
     # The epilogue and the nest for many rows are functions of their own: they take the kernel's arguments along.
     inner = ("x", "w", "norm_weight", "norm_bias", "xt", "partial", "found")
-    found |= _pass_on(k, "finish", [o for o in k.pointers if o.name not in inner], ["rows"] if s.gives_tiles else [])
+    counts = ["rows"] if s.gives_tiles and k.epilogue != "heads" else []
+    found |= _pass_on(k, "finish", [o for o in k.pointers if o.name not in inner], counts)
     found |= _pass_on(k, "many", [o for o in k.pointers if o.name != "found"])
     found["finish"] = _epilogue(k, s, s.panels)
     if s.tiles:
@@ -136,6 +138,7 @@ def _heads(k: Linear, s: LinearSchedule) -> Facts:
         "head_norms": norms, "qk_eps": c_literal(k.qk_eps, f32), "position": k.operand("positions").at("b0", "s0"),
         "table_rows": table.shape[0], "sin": table.at("angle", "i"), "cos": k.operand("cos").at("angle", "i"),
         "first": first, "second": second, "store_q": y.store("sums[j]", f32, "b0", "s0", "head", "j"),
+        "q_tiles": f"{c_dim(k.rows)} >= {TILE_ROWS} && seq > {FEW}" if s.gives_tiles else "",
         "length": k.operand("lengths").at("b0"), "capacity": kc.shape[2],
         "count": f"(int64_t){k.operand('valid').at('b0')}" if k.has("valid") else c_dim(k.seq),
         "store_k": kc.store("sums[j]", f32, "b0", "kv", "at", "j"),

@@ -1,24 +1,34 @@
-"""Values that a kernel hands to the next product as that reads them: bf16 tiles in place of rows of f32.
+"""Values that a kernel hands to the next one as that reads them: bf16 tiles in place of rows of f32.
 
-Tile units take x in bf16. Where nobody else reads what a kernel makes, it rounds its results itself and writes them as
-tiles: the product behind it has nothing to pack, and half as many bytes pass the caches. The rounding is the same. Few
-rows stay f32: both kernels go by the number of rows (TILE_ROWS).
+Tile units take x, and many queries, in bf16. Where nobody else reads what a kernel makes, it rounds its results itself
+and writes them as tiles: the kernel behind it has nothing to pack, and half as many bytes pass the caches. The rounding
+is the same. Few rows stay f32: both kernels go by the number of rows (TILE_ROWS), and where those are queries by that
+of a sequence too (FEW).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from monoplan.codegen.kernels import Attention, Kernel, Linear
 from monoplan.codegen.moves import Items, all_kernels
 from monoplan.codegen.operands import Operand
-from monoplan.codegen.schedule_attention import on_tiles
+from monoplan.codegen.schedule_attention import FEW, on_tiles
+from monoplan.codegen.schedule_linear import TILE_ROWS
 from monoplan.codegen.target import Target
 from monoplan.codegen.views import Buffer
-from monoplan.ir.dims import Dim, equal
+from monoplan.ir.dims import Dim, equal, evaluate
 from monoplan.ir.types import f32
 
-Matrix = tuple[Dim, int]  # rows and columns
+
+@dataclass(frozen=True)
+class Matrix:
+    """What would be handed over; `queries` of a sequence where attention reads its rows as such."""
+
+    rows: Dim
+    columns: int
+    queries: Dim | None = None
 
 
 def handed_over(items: Items, target: Target) -> dict[Buffer, Buffer]:
@@ -32,18 +42,26 @@ def handed_over(items: Items, target: Target) -> dict[Buffer, Buffer]:
             if o.written:
                 makers.setdefault(o.view.buffer, []).append(_given(k, o, target))
             else:
-                readers.setdefault(o.view.buffer, []).append(_taken(k, o))
+                readers.setdefault(o.view.buffer, []).append(_taken(k, o, target))
     new = {}
     for b, taken in readers.items():
         given = makers.get(b, [])
         if b.kind == "arena" and b.dtype == f32 and len(given) == 1 and all(_same(t, given[0]) for t in taken):
             assert given[0] is not None
-            new[b] = replace(b, tiled=given[0][1])
+            new[b] = replace(b, tiled=given[0].columns, queries=given[0].queries)
     return new
 
 
+def lies_as_tiles(b: Buffer, elements: int, symbols: Mapping[str, int]) -> bool:
+    """Whether so many elements of a buffer are tiles in a run with these sizes."""
+    enough = b.tiled > 0 and elements >= TILE_ROWS * b.tiled
+    return enough and (b.queries is None or evaluate(b.queries, symbols) > FEW)
+
+
 def _same(a: Matrix | None, b: Matrix | None) -> bool:
-    return a is not None and b is not None and equal(a[0], b[0]) and a[1] == b[1]
+    if a is None or b is None or (a.queries is None) != (b.queries is None):
+        return False
+    return equal(a.rows, b.rows) and a.columns == b.columns and equal(a.queries or 0, b.queries or 0)
 
 
 def _given(k: Kernel, o: Operand, target: Target) -> Matrix | None:
@@ -52,16 +70,22 @@ def _given(k: Kernel, o: Operand, target: Target) -> Matrix | None:
         return None
     if isinstance(k, Linear) and k.epilogue in ("pointwise", "gated") and _packed(k):
         columns = k.columns // (2 if k.epilogue == "gated" else 1)
-        return (k.rows, columns) if columns % 32 == 0 and k.body is not None and k.body.dtype == f32 else None
+        return Matrix(k.rows, columns) if columns % 32 == 0 and k.body is not None and k.body.dtype == f32 else None
+    if isinstance(k, Linear) and k.epilogue == "heads" and k.head_dim % 32 == 0 and _packed(k):
+        return Matrix(k.rows, k.heads * k.head_dim, k.seq)
     if isinstance(k, Attention) and on_tiles(k, target):
-        return k.batch * k.seq, k.heads * k.value_dim
+        return Matrix(k.batch * k.seq, k.heads * k.value_dim)
     return None
 
 
-def _taken(k: Kernel, o: Operand) -> Matrix | None:
-    """The x that its product would only round and pack."""
-    if isinstance(k, Linear) and o.name == "x" and k.norm == "none" and _packed(k) and o.view.is_whole:
-        return k.rows, k.depth
+def _taken(k: Kernel, o: Operand, target: Target) -> Matrix | None:
+    """The x that its product, or the queries that their attention, would only round and pack."""
+    if not o.view.is_whole:
+        return None
+    if isinstance(k, Linear) and o.name == "x" and k.norm == "none" and _packed(k):
+        return Matrix(k.rows, k.depth)
+    if isinstance(k, Attention) and o.name == "q" and on_tiles(k, target):
+        return Matrix(k.batch * k.seq, k.heads * k.head_dim, k.seq)
     return None
 
 

@@ -33,7 +33,8 @@ class AttentionSchedule:
     lanes: int
     tiles: bool  # many queries run on bf16 tile units
     part: int  # queries, or more, that a thread may have for itself there: as products have it
-    gives_tiles: bool  # y is made as bf16 tiles when rows are many: see hand_over
+    takes_tiles: bool  # q comes as bf16 tiles when rows are many: see hand_over
+    gives_tiles: bool  # y is made so
     few: int
     few_tiles: bool  # few queries run on tile units as well
     few_heads: int  # heads that a row of scores has room for there
@@ -75,7 +76,8 @@ def choose_attention(k: Attention, target: Target) -> AttentionSchedule:
     columns = -(-48 // (vectors * target.lanes)) * vectors * target.lanes
     return AttentionSchedule(
         simple=simple, has_few=count is None or count <= FEW, has_many=count is None or count > FEW, lanes=target.lanes,
-        tiles=tiles, part=TILE_PART, gives_tiles=k.operand("y").view.buffer.tiled > 0, few=FEW,
+        tiles=tiles, part=TILE_PART, takes_tiles=q.view.buffer.tiled > 0,
+        gives_tiles=k.operand("y").view.buffer.tiled > 0, few=FEW,
         few_tiles=few_tiles, few_heads=4 if group <= 4 else 8, least=LEAST, chunk=CHUNK if group <= 8 else LEAST,
         rows=rows, wide=wide, pairs=target.isa != "neon" and target.lanes > 1, ahead=ahead, far=far,
         ask_keys=target.isa != "neon",  # Neoverse-N1 cores see whole rows coming; in f32 it is 20 % faster so

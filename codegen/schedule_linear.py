@@ -22,7 +22,8 @@ NEON_NEAR_BYTES, NEON_FAR_BYTES = 512, 1024  # Neoverse-N1 cores look ahead them
 TILE_PIECE = 8  # panels that a thread takes at a time, so that it knows which one to ask for next
 TILE_LEAST = 4  # panels that a thread takes at a time in the end where x passes in strips, which come from far away
 TILE_FEW = (1, 4, 8)  # rows whose three parts are rows of one or two tiles
-TILE_SOME = 4  # rows of heads that are finished at a time between tile steps
+TILE_SOME = 2  # rows of heads that are finished at a time between tile steps
+TILE_EVERY = 4  # steps after which the rows of all of them are finished, of other products: in pauses, not in each step
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Blocking:
     waits: str = ""  # what sums wait for: other `slices` of a panel, the rest of their `heads`, other `strips`
     piece: int = 1  # units that a thread takes at a time
     least: int = 1  # and in the end
-    every: int = 0  # heads on tile units: steps after which TILE_SOME rows are finished
+    every: int = 0  # tile units: steps after which some rows are finished, of heads TILE_SOME
 
     @property
     def rows(self) -> int:
@@ -152,7 +153,7 @@ def _tile_blocking(depth: int, unit: int) -> Blocking:
     least = max(1, TILE_LEAST // unit) if waits == "strips" else 1
     final = 2 * 1024 if unit == 1 else 0
     # The next head's steps should suffice for all rows of this one; those that are left are finished then.
-    every = max(1, min(8, min(depth, strip) // 32 * unit * TILE_SOME // 32))
+    every = max(1, min(2 * TILE_SOME, min(depth, strip) // 32 * unit * TILE_SOME // 32)) if unit > 1 else TILE_EVERY
     return Blocking(
         32, TILE_PART, 1, TILE_CHUNK, slice_, strip, slots, waiting + final, unit, waits, piece, least, every
     )

@@ -28,6 +28,7 @@ class Buffer:
     table_kind: str = ""  # "input" or "param"
     layout: str = "rows"  # how a param is packed; "rows" is row-major
     tiled: int = 0  # columns of a matrix that lies here as bf16 tiles when it has many rows: see hand_over
+    queries: Dim | None = None  # of a sequence, where those rows are queries: a few of them lie as they are
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from monoplan.codegen.hand_over import lies_as_tiles
 from monoplan.codegen.operands import Operand
 from monoplan.codegen.plan import Plan, Step, StepLoop
 from monoplan.codegen.render import headers
-from monoplan.codegen.schedule_linear import TILE_ROWS
 from monoplan.codegen.views import Buffer, View
 from monoplan.ir.dims import evaluate
 from monoplan.ir.errors import CompileError
@@ -213,7 +213,7 @@ class Watched:
 
 def read_view(view: View, contents: Array, symbols: Mapping[str, int]) -> Array:
     """The elements of a view of a flat buffer."""
-    if view.buffer.tiled and contents.size >= TILE_ROWS * view.buffer.tiled:
+    if lies_as_tiles(view.buffer, contents.size, symbols):
         contents = _rows_of_tiles(contents, view.buffer.tiled)
     shape = tuple(evaluate(d, symbols) for d in view.shape)
     strides = tuple(evaluate(d, symbols) * contents.itemsize for d in view.strides)

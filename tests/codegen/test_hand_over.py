@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from monoplan.codegen.hand_over import lies_as_tiles
 from monoplan.codegen.plan import make_plan
 from monoplan.codegen.target import cpu_target
+from monoplan.codegen.views import Buffer
 from monoplan.ir.builder import build_graph
 from monoplan.ir.ops import REGISTRY
 from monoplan.ir.types import tensor_type
@@ -50,6 +52,37 @@ def test_attention_hands_over() -> None:
 
     graph = build_graph("attend", forward, types, {"w": tensor_type("bf16", 64, 128)})
     assert [b.tiled for b in make_plan(graph, cpu_target("tiles", 64)).arena.slot_of if b.tiled] == [128]
+
+
+def queries(dim: int = 32, read: bool = False) -> list[Buffer]:
+    """What lies as tiles between a product of heads and its attention."""
+    types = {"x": tensor_type("f32", "b", "s", 64), "positions": tensor_type("i64", "b", "s"),
+             "k": tensor_type("bf16", "b", 2, "t", dim), "v": tensor_type("bf16", "b", 2, "t", dim),
+             "lengths": tensor_type("i32", "b")}  # fmt: skip
+    params = {"w": tensor_type("bf16", 8 * dim, 64), "sin": tensor_type("f32", 64, dim // 2),
+              "cos": tensor_type("f32", 64, dim // 2)}  # fmt: skip
+
+    def forward(x: Any, positions: Any, k: Any, v: Any, lengths: Any, w: Any, sin: Any, cos: Any) -> Any:
+        heads = REGISTRY["qkv_rope_cache"]
+        q, k, v = heads(x, w, positions, sin, cos, k, v, lengths, heads=4, kv_heads=2, algo="gpt_neox")
+        made = REGISTRY["attention"](q, k, v, None, lengths, causal=True, layout="bshd")
+        return [made, k, v, *([REGISTRY["tanh"](q)] if read else [])]
+
+    plan = make_plan(build_graph("queries", forward, types, params), cpu_target("tiles", 64))
+    return [b for b in plan.arena.slot_of if b.tiled]
+
+
+def test_heads_hand_queries_over() -> None:
+    (b,) = queries()
+    assert b.tiled == 128 and str(b.queries) == "s"
+    sizes = {(1, 16): True, (1, 15): False, (6, 3): True, (9, 2): False, (20, 1): False}  # as both kernels go by
+    found = {(n, s): lies_as_tiles(b, n * s * b.tiled, {"b": n, "s": s, "t": 64}) for n, s in sizes}
+    assert found == sizes
+
+
+@pytest.mark.parametrize("options", [{"dim": 48}, {"read": True}], ids=["dim", "another reader"])
+def test_queries_stay_as_they_are(options: dict[str, Any]) -> None:
+    assert queries(**options) == []
 
 
 def also(name: str, **attrs: Any) -> Any:

@@ -193,7 +193,7 @@ def check_heads() -> None:
     rng = np.random.default_rng(0)
     for threads in (1, 2, 3):
         lm, exact = mp.compile(model, options={"threads": threads}), mp.compile(model, target="reference")
-        for batch, count in ((1, 16), (1, 100), (3, 33), (20, 1)):
+        for batch, count in ((1, 16), (1, 100), (3, 33), (6, 3), (9, 2), (20, 1)):  # tiles of queries but for two
             ids = rng.integers(0, 96, (batch, count))
             got, want = (np.asarray(m(ids), np.float64) for m in (lm, exact))
             assert np.abs(got - want).max() < 0.03 * np.abs(want).max(), (threads, batch, count)

@@ -98,38 +98,45 @@ MP_FN const mp_odd *mp_put_odd(mp_bf16 *tiles, const mp_odd *odd, const int64_t 
     return odd;
 }
 
-/* Rows of a panel from k on, which become tiles one step of 32 after the other. */
+/* How a block of rows goes through k: 1 upwards, -1 downwards. Its number decides, not who works on it: the order in which
+ * products are added up is the same for any number of threads. */
+MP_FN int mp_way(const int64_t block) { return block % 2 ? -1 : 1; }
+
+/* Rows of a panel that become tiles one step of 32 after the other, upwards in k or downwards. */
 typedef struct {
-    mp_bf16 *to;               /* where the next ones are put */
-    const uint8_t *from, *end; /* what is decoded next, and the end */
-    const mp_odd *odd;
+    mp_bf16 *to;         /* where the next ones are put */
+    const uint8_t *from; /* what they are decoded from */
+    const mp_odd *list, *odd;
     mp_uppers upper;
-    int64_t at; /* of the next ones in the panel's tiles */
+    int64_t at, left; /* of the next ones in the panel's tiles; steps to go */
+    int way;          /* 1: upwards, -1: downwards */
 } mp_slice;
 
 /* Does nothing when all are decoded. A function by itself: all products of a plan share it. */
 static void __attribute__((unused, noinline)) mp_decode_next(mp_slice *s)
 {
-    if (s->from == s->end) return;
+    if (!s->left) return;
     mp_decode_step(s->to, s->from, s->upper);
-    s->odd = mp_put_odd(s->to, s->odd, s->at, s->at + 1024);
-    s->to += 1024;
-    s->from += MP_CODED_STEP;
-    s->at += 1024;
+    if (s->way > 0) s->odd = mp_put_odd(s->to, s->odd, s->at, s->at + 1024);
+    else for (; s->odd > s->list && s->odd[-1].at >= s->at; --s->odd) s->to[s->odd[-1].at - s->at] = (mp_bf16)s->odd[-1].value;
+    s->to += s->way * 1024;
+    s->from += s->way * MP_CODED_STEP;
+    s->at += s->way * 1024;
+    --s->left;
 }
 
 /* Asks for what mp_begin_slice needs before all else. A panel's first line says where its list is, so that line must be here. */
 MP_FN void mp_ask_line(const mp_bf16 *w, const int64_t p, const int64_t K) { mp_later(mp_coded_from(w, p, 0, K) - MP_CODED_LINE, 64); }
 MP_FN void mp_ask_odd(const mp_bf16 *w, const int64_t p, const int64_t K) { mp_later(mp_coded_panel(w, p, K).odd, 256); }
 
-/* At most `most` rows from k on. The first steps are decoded, since tile loads wait for stores that are under way. */
-MP_FN mp_slice mp_begin_slice(mp_bf16 *tiles, const mp_bf16 *w, const int64_t p, const int64_t k, const int64_t K, const int64_t most)
+/* `steps` times 32 rows from k on. The first steps are decoded, since tile loads wait for stores that are under way. */
+MP_FN mp_slice mp_begin_slice(mp_bf16 *tiles, const mp_bf16 *w, const int64_t p, const int64_t k, const int64_t K, const int64_t steps, const int way)
 {
     enum { AHEAD = 2 };
     const mp_coded c = mp_coded_panel(w, p, K);
-    const uint8_t *const end = mp_coded_from(w, p, most < K - k ? k + most : K, K);
-    mp_slice s = {tiles, mp_coded_from(w, p, k, K), end, c.odd, mp_uppers_of(c.upper), k * 32};
-    while (s.odd->at < s.at) ++s.odd;
+    const int64_t first = way > 0 ? 0 : steps - 1, end = way > 0 ? k : k + steps * 32;
+    mp_slice s = {tiles + first * 1024, mp_coded_from(w, p, k, K) + first * MP_CODED_STEP, c.odd, c.odd, mp_uppers_of(c.upper), k * 32 + first * 1024, steps, way};
+    while (s.odd->at < end * 32) ++s.odd;
     for (int i = 0; i < AHEAD; ++i) mp_decode_next(&s);
     return s;
 }
