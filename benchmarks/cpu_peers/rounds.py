@@ -13,7 +13,17 @@ from typing import Any
 from cpu_peers.client import PeerError, Worker
 from cpu_peers.engine import Job
 from cpu_peers.prepare import prepare
-from cpu_peers.workload import CAPACITY, CONTEXT, GROWTH_STEPS, LONG_PROMPT, PROMPT, START_PROMPT, STEPS, Workload
+from cpu_peers.workload import (
+    CAPACITY,
+    CONTEXT,
+    GROWTH_STEPS,
+    LONG_PROMPT,
+    PROMPT,
+    PROMPTS,
+    START_PROMPT,
+    STEPS,
+    Workload,
+)
 
 Say = Callable[[str], None]
 COMPARED = 8  # greedy tokens by which peers are compared
@@ -46,14 +56,16 @@ class Plan:
         """The timed commands of a turn, by the name under which their seconds are kept (growth: of each context)."""
         found: dict[str, dict[str, Any]] = {
             "decode": {"do": "decode", "tokens": CONTEXT, "steps": STEPS, "capacity": CAPACITY},
-            "prefill": {"do": "prefill", "tokens": PROMPT, "capacity": CAPACITY},
+            "prefill": {"do": "prefill", "tokens": PROMPT, "times": PROMPTS, "capacity": CAPACITY},
         }
         if self.contexts:
             capacities = [capacity_for(tokens) for tokens in self.contexts]
             found["growth"] = {
                 "do": "growth", "contexts": self.contexts, "steps": GROWTH_STEPS, "capacities": capacities,
             }  # fmt: skip
-            found["prefill long"] = {"do": "prefill", "tokens": LONG_PROMPT, "capacity": capacity_for(LONG_PROMPT)}
+            found["prefill long"] = {
+                "do": "prefill", "tokens": LONG_PROMPT, "times": 1, "capacity": capacity_for(LONG_PROMPT),
+            }  # fmt: skip
         return found
 
 

@@ -73,7 +73,7 @@ def _answer(job: Any, engine: Any, command: dict[str, Any]) -> dict[str, Any]:
         return {"seconds": engine.growth(prompts, command["steps"], command["capacities"])}
     ids = job.work.prompt(command["tokens"])
     if what == "prefill":
-        return {"seconds": [engine.prefill(ids, command["capacity"])]}
+        return {"seconds": [engine.prefill(ids, command["capacity"]) for _ in range(command["times"])]}
     if what == "decode":
         return {"seconds": engine.decode(ids, command["steps"], command["capacity"])}
     if what == "tokens":

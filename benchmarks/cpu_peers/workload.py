@@ -24,6 +24,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 DTYPES = {"bf16": "bfloat16", "f32": "float32"}
 LONGEST = 8192  # positions of the models
 CONTEXT, PROMPT, STEPS = 128, 512, 16  # decode after CONTEXT tokens for STEPS steps; prefill of PROMPT
+PROMPTS = 3  # in a turn
 CAPACITY = 640  # of every KV cache, where a peer fixes it: room for both
 LONG_PROMPT = 2048
 GROWTH_STEPS = 32  # at each length of the context: growth is a small difference of large times

@@ -46,7 +46,7 @@ def test_a_run_has_figures_of_those_who_ran_and_reasons_for_the_others(tmp_path:
         assert f"skipped {peer}: {reason}" in done.stdout
     ours = found["measured"]["seconds"]["monoplan"]
     assert {name: [len(steps) for steps in each] for name, each in ours.items()} == {
-        "decode": [16, 16], "prefill": [1, 1], "decode 128": [32, 32], "decode 192": [32, 32], "prefill long": [1, 1],
+        "decode": [16, 16], "prefill": [3, 3], "decode 128": [32, 32], "decode 192": [32, 32], "prefill long": [1, 1],
     }  # fmt: skip
     limits = found["measured"]["limits"].values()
     assert all(len(turns) == 2 and all(len(pair) == 2 for pair in turns) for turns in limits)
