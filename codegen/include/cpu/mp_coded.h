@@ -159,6 +159,13 @@ MP_FN mp_place mp_after(const mp_place at, const mp_order o)
     return (mp_place){o.p1 < o.panels ? o.p1 : 0, 0};
 }
 
+/* Where requests for a slice of so many steps begin, MP_ASKED bytes at a time, if they come in the order of decoding. */
+enum { MP_ASKED = 3 * 64 };
+MP_FN const uint8_t *mp_ask_from(const mp_bf16 *w, const mp_place at, const int64_t steps, const int64_t K, const int way)
+{
+    return mp_coded_from(w, at.p, at.k, K) + (way > 0 ? 0 : steps * MP_CODED_STEP - MP_ASKED);
+}
+
 /* Column c of a panel with K rows: memory is asked for some tiles ahead, no core sees it coming. */
 static void __attribute__((unused, noinline)) mp_decode_column(mp_bf16 *to, const mp_coded w, const int64_t K, const int c)
 {
