@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from monoplan.codegen.expressions import c_dim, c_literal, c_symbol
+from monoplan.codegen.hand_over import c_as_tiles
 from monoplan.codegen.kernels import Attention, Kernel
 from monoplan.codegen.operands import Operand
 from monoplan.codegen.schedule_attention import LOG2E, AttentionSchedule
-from monoplan.codegen.schedule_linear import TILE_ROWS
 from monoplan.ir.types import bf16, f32, f64
 
 Facts = dict[str, Any]
@@ -37,7 +37,7 @@ def attention(k: Attention, s: AttentionSchedule) -> Facts:
     found |= _rows("k", kk, k.head_dim, s) | _rows("v", v, k.value_dim, s)
     dense = not q.view.is_virtual and q.view.strides[3] == 1
     found |= {"q_row": q.pointer("b", "row", "h", "i0") if dense else "", "q_is_bf16": q.dtype == bf16}
-    found["many_rows"] = f"{c_dim(k.batch * k.seq)} >= {TILE_ROWS}"
+    found["many_rows"] = c_as_tiles(k.batch * k.seq)
     pairs = s.pairs and found["k_vectors"] and kk.dtype == bf16 and k.head_dim % (2 * s.lanes) == 0
     found["k_pairs"], found["v_pairs"] = pairs, s.pairs and found["v_vectors"] and v.dtype == bf16 and s.wide % 2 == 0
     if s.few_tiles:

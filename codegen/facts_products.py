@@ -7,9 +7,9 @@ from typing import Any
 
 from monoplan.codegen.expressions import c_dim, c_literal
 from monoplan.codegen.facts_attention import symbol_args, symbol_params
+from monoplan.codegen.hand_over import c_as_tiles
 from monoplan.codegen.kernels import Linear
 from monoplan.codegen.operands import Operand
-from monoplan.codegen.schedule_attention import FEW
 from monoplan.codegen.schedule_linear import TILE_ROWS, TILE_SOME, LinearSchedule
 from monoplan.codegen.views import View
 from monoplan.ir.expr import Arg, Call
@@ -138,7 +138,7 @@ def _heads(k: Linear, s: LinearSchedule) -> Facts:
         "head_norms": norms, "qk_eps": c_literal(k.qk_eps, f32), "position": k.operand("positions").at("b0", "s0"),
         "table_rows": table.shape[0], "sin": table.at("angle", "i"), "cos": k.operand("cos").at("angle", "i"),
         "first": first, "second": second, "store_q": y.store("sums[j]", f32, "b0", "s0", "head", "j"),
-        "q_tiles": f"{c_dim(k.rows)} >= {TILE_ROWS} && seq > {FEW}" if s.gives_tiles else "",
+        "q_tiles": c_as_tiles(k.rows, k.seq) if s.gives_tiles else "",
         "length": k.operand("lengths").at("b0"), "capacity": kc.shape[2],
         "count": f"(int64_t){k.operand('valid').at('b0')}" if k.has("valid") else c_dim(k.seq),
         "store_k": kc.store("sums[j]", f32, "b0", "kv", "at", "j"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from monoplan.codegen.expressions import c_dim
 from monoplan.codegen.kernels import Attention, Kernel, Linear
 from monoplan.codegen.moves import Items, all_kernels
 from monoplan.codegen.operands import Operand
@@ -52,8 +53,14 @@ def handed_over(items: Items, target: Target) -> dict[Buffer, Buffer]:
     return new
 
 
+def c_as_tiles(rows: Dim, queries: Dim | None = None) -> str:
+    """The condition, in C, under which a matrix of so many rows lies as tiles; `queries` as in Matrix."""
+    enough = f"{c_dim(rows)} >= {TILE_ROWS}"
+    return enough if queries is None else f"{enough} && {c_dim(queries)} > {FEW}"
+
+
 def lies_as_tiles(b: Buffer, elements: int, symbols: Mapping[str, int]) -> bool:
-    """Whether so many elements of a buffer are tiles in a run with these sizes."""
+    """The same of so many elements of a buffer, in a run with these sizes."""
     enough = b.tiled > 0 and elements >= TILE_ROWS * b.tiled
     return enough and (b.queries is None or evaluate(b.queries, symbols) > FEW)
 

@@ -113,12 +113,19 @@ MP_FN void mp_tile_round(mp_bf16 *to, const float *from, const int count)
     for (int i = 0; i < count; ++i) to[i] = mp_to_bf16(from[i]);
 #endif
 }
-/* Columns [first, first + count) of row `block` + r of y, which has N, for the product that reads them: as bf16 tiles
- * [row / 32][column / 32][32][32], where `block` is a multiple of 32, or as they are. */
+
+/* Where column `first` of row `block` + r of a matrix with N columns lies in its bf16 tiles [row / 32][column / 32][32][32];
+ * `block` is a multiple of 32. */
+MP_FN int64_t mp_place_in_tiles(const int64_t block, const int64_t r, const int64_t first, const int64_t N)
+{
+    return block * N + first / 32 * 1024 + r * 32 + first % 32;
+}
+
+/* Columns [first, first + count) of row `block` + r of y, which has N, for the kernel that reads them: as tiles or as they are. */
 MP_FN void mp_hand_over(float *y, const int tiles, const int64_t block, const int64_t r, const int64_t first, const int64_t N,
                         const float *made, const int count)
 {
-    mp_bf16 *const to = (mp_bf16 *)y + block * N + first / 32 * 1024 + r * 32 + first % 32;
+    mp_bf16 *const to = (mp_bf16 *)y + mp_place_in_tiles(block, r, first, N);
     if (!tiles) memcpy(y + (block + r) * N + first, made, sizeof *made * (size_t)count);
     else if (count < 32) mp_tile_round(to, made, count);
     else for (int i = 0; i < count; i += 32) mp_tile_round(to + i * 32, made + i, 32);

@@ -134,9 +134,9 @@ MP_FN mp_slice mp_begin_slice(mp_bf16 *tiles, const mp_bf16 *w, const int64_t p,
 {
     enum { AHEAD = 2 };
     const mp_coded c = mp_coded_panel(w, p, K);
-    const int64_t first = way > 0 ? 0 : steps - 1, end = way > 0 ? k : k + steps * 32;
+    const int64_t first = way > 0 ? 0 : steps - 1, listed = way > 0 ? k : k + steps * 32; /* from there on the list is read, or up to there */
     mp_slice s = {tiles + first * 1024, mp_coded_from(w, p, k, K) + first * MP_CODED_STEP, c.odd, c.odd, mp_uppers_of(c.upper), k * 32 + first * 1024, steps, way};
-    while (s.odd->at < end * 32) ++s.odd;
+    while (s.odd->at < listed * 32) ++s.odd;
     for (int i = 0; i < AHEAD; ++i) mp_decode_next(&s);
     return s;
 }
