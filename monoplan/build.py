@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from monoplan.runtime.comm import Communicator
 
 Array = np.ndarray[Any, Any]
 VERSION = "0.1.0"
+KNOWN_AFTER = 0.02  # seconds in which features.detect has answered, unless it has to ask a compiler
 
 
 @dataclass
@@ -170,11 +172,24 @@ def _build_cpu(
     module: Module, arguments: Mapping[str, Any], dtype: DType | None, options: Options, clock: _Clock
 ) -> Built:
     """A plan for this CPU: what the cache has seen before is neither traced nor lowered again, unless somebody asks."""
-    from monoplan import plan_cache
+    from monoplan.runtime import features, packing
+    from monoplan.runtime.once import begin
+
+    machine, pipeline = begin(features.detect), _pipeline(options)
+
+    from monoplan import plan_cache  # both take a while to import: a compiler may run meanwhile
     from monoplan.runtime.cpu import host_target
 
     traced = functools.cache(lambda: _traced(module, arguments, dtype))
-    pipeline, choices = _pipeline(options), plan_cache.choices(options, host_target(), dtype, VERSION)
+    passed = functools.cache(lambda: run_passes(traced()[1], pipeline, options.stop_after))
+    if not wait([machine], KNOWN_AFTER).done:
+        traced()  # this machine is new and is being tried: so no cache has the plan
+        clock.lap("trace")
+        passed()
+        clock.lap("passes")
+    if any(len(p.shape) > 1 for p in module.parameters()):
+        begin(packing.native_library)
+    choices = plan_cache.choices(options, host_target(), dtype, VERSION)
     usable = plan_cache.is_usable(pipeline)
     clock.lap("machine")
     call = plan_cache.call_key(module, arguments, choices) if usable else None
@@ -187,7 +202,7 @@ def _build_cpu(
         (key, out_tree), tensors = seen, plan_cache.tensors(module)
     clock.lap("trace")
     known = plan_cache.recall_plan(key)
-    stages = run_passes(traced()[1], pipeline, options.stop_after) if known is None else []
+    stages = passed() if known is None else []
     final, asked, ready = (stages[-1].graph, questions(traced()[1]), None) if known is None else known
     clock.lap("passes")
     executable = make_executable(final, lambda path: _values(tensors[path]), "cpu", options, clock, ready=ready)
@@ -348,5 +363,5 @@ class _Clock:
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
-        self.laps[name] = (now - self.last) * 1e3
+        self.laps[name] = self.laps.get(name, 0.0) + (now - self.last) * 1e3
         self.last = now

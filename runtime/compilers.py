@@ -7,7 +7,6 @@ compiler at all.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import shlex
@@ -21,6 +20,7 @@ from pathlib import Path
 from monoplan.ir.errors import CompileError
 from monoplan.runtime import cache
 from monoplan.runtime.facts import DAY, recall, remember
+from monoplan.runtime.once import Once
 from monoplan.runtime.processes import run
 
 VERSION_SECONDS = 30  # for the answer to --version
@@ -95,7 +95,7 @@ def _signature(command: tuple[str, ...]) -> str:
     return json.dumps([command, [(p, s.st_mtime_ns, s.st_size) for p, s in zip(found, stats, strict=True)]])
 
 
-@functools.cache
+@Once
 def _identify_signed(command: tuple[str, ...], signature: str) -> Compiler | None:
     """The compiler; None for one that does not answer, which is worth no second wait."""
     fact = recall("compiler", signature)
@@ -134,7 +134,7 @@ class _Undecided(Exception):
     """No probe was built, neither with OpenMP nor without: that says nothing about OpenMP."""
 
 
-@functools.cache  # which does not keep exceptions
+@Once
 def _openmp(compiler: Compiler, signature: str, fresh: bool) -> bool:
     fact = recall("openmp", signature)
     if fact is None or (fresh and not fact["works"]):

@@ -6,7 +6,6 @@ report instructions that they lack, and AMX needs the kernel's permission. The o
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import platform
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from monoplan.ir.errors import ArgumentError, CompileError
 from monoplan.runtime import cache, compilers, facts, toolchain
+from monoplan.runtime.once import Once
 
 _EMULATED = "tiles"  # code for AMX in plain C: for tests, and only when asked for
 _BASELINE = ("scalar", "generic")  # need nothing of the CPU
@@ -215,7 +215,7 @@ def choose(arch: str, flags: frozenset[str], wanted: str, trial: Callable[[CpuFe
     )
 
 
-@functools.cache
+@Once
 def _detect(wanted: str, _cc: str) -> CpuFeatures:
     arch, (model, flags) = machine(), read_cpu()
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from monoplan.ir.errors import MonoplanError
 from monoplan.ir.types import bf16
 from monoplan.runtime import features, toolchain
 from monoplan.runtime.ffi import declared
+from monoplan.runtime.once import Once
 
 Array = np.ndarray[Any, Any]
 Make = Callable[[tuple[int, ...], Any], Array]  # of a shape and a type, at the begin of a cache line
@@ -35,7 +35,7 @@ def pack_rows(w: Array, rows: Array, into: Array) -> None:
     if w.dtype == bf16.numpy:
         # Columns lie beside those half a panel away, so that one load, a shift and a mask give two vectors.
         rows = rows.reshape(-1, 2, columns // 2).swapaxes(1, 2).reshape(-1, columns)
-    native = _library()
+    native = native_library()
     if native is None or w.dtype.itemsize not in (2, 4):
         panels = np.concatenate([w, np.zeros((1, depth), w.dtype)])[rows]  # -1 is the last one
         into.reshape(len(rows), depth, columns)[:] = panels.swapaxes(1, 2)
@@ -50,7 +50,7 @@ def pack_coded(w: Array, rows: Array, make: Make = aligned) -> Array:
     """Panels of 32 columns of bf16 for tile units, in 12 bits and without loss: mp_coded.h says how."""
     depth, rows = w.shape[1], rows.reshape(-1, 32)
     assert depth % 32 == 0 and w.dtype == bf16.numpy
-    native = _library()
+    native = native_library()
     if native is None:
         return _pack_coded_slowly(w, rows)
     ffi, library = native
@@ -119,7 +119,7 @@ def converted(array: Array, dtype: np.dtype[Any]) -> Array:
     """An array in another element type."""
     if array.dtype == dtype:
         return array
-    native = _library() if array.dtype == np.float32 and dtype == bf16.numpy else None
+    native = native_library() if array.dtype == np.float32 and dtype == bf16.numpy else None
     if native is None:
         return array.astype(dtype)
     ffi, library = native
@@ -133,8 +133,8 @@ def _pointer(ffi: Any, a: Array) -> Any:
     return ffi.cast("void *", address(a))
 
 
-@functools.cache
-def _library() -> tuple[Any, Any] | None:
+@Once
+def native_library() -> tuple[Any, Any] | None:
     """The C library, or None where nothing can be compiled (a machine that only has a GPU)."""
     ffi = declared(CDEF)
     try:

@@ -46,6 +46,22 @@ def test_a_second_process_starts_no_compiler(tmp_path: Path) -> None:
     assert second.stdout.split()[:2] == ["0", "1"], second.stderr
 
 
+def test_a_first_process_asks_a_compiler_nothing_twice(tmp_path: Path) -> None:
+    """Weights are packed by several threads, beside the one that builds the plan: all of them need a compiler."""
+    program = """
+        import monoplan as mp
+        from monoplan import nn
+        from monoplan.runtime import processes
+
+        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+        mp.compile(model, mp.spec("n", 64))
+        print(processes.compiler_runs())
+    """
+    done = run_python(program, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= 5  # --version, the trial of the CPU, OpenMP, the library that packs, the plan
+
+
 def test_environment_variables(tmp_path: Path) -> None:
     done = run_python(PROGRAM, tmp_path / "cache", MONOPLAN_DUMP=str(tmp_path / "dump"), MONOPLAN_DEBUG="1")
     assert done.returncode == 0 and "monoplan: Twice: " in done.stderr and "dce" not in done.stderr

@@ -79,7 +79,7 @@ def test_every_column_is_in_its_place(
     layout: str, rows: int, depth: int, dtype: str, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not native:
-        monkeypatch.setattr(packing, "_library", lambda: None)
+        monkeypatch.setattr(packing, "native_library", lambda: None)
     w = np.random.default_rng(rows).standard_normal((rows, depth)).astype(dtype)
     packed = pack(w, layout)
     panel, panels, _ = parse_layout(layout)
@@ -117,7 +117,7 @@ def test_coded_weights_keep_every_bit(
     layout: str, rows: int, depth: int, kind: str, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not native:
-        monkeypatch.setattr(packing, "_library", lambda: None)
+        monkeypatch.setattr(packing, "native_library", lambda: None)
     w = weights(kind, rows, depth)
     packed = pack(w, layout)
     seen = []

@@ -23,11 +23,12 @@
 #endif
 
 #define MP_UNUSED __attribute__((unused))
-/* Not inlined: one giant plan function takes the compiler several times as long, and profilers see the kernels. */
+/* Not inlined: one giant plan function takes the compiler several times as long, and profilers see the kernels. Not cloned
+ * either: gcc would compile a kernel and all that it calls anew for the first and the last layer, whose arguments differ. */
 #if defined(MP_PARTS) /* the plan is compiled in parts, side by side */
-#define MP_KERNEL __attribute__((noinline, visibility("hidden"))) void
+#define MP_KERNEL __attribute__((noinline, visibility("hidden"))) MP_NOCLONE void
 #else
-#define MP_KERNEL static __attribute__((noinline)) void
+#define MP_KERNEL static __attribute__((noinline)) MP_NOCLONE void
 #endif
 #define MP_INLINE static inline __attribute__((always_inline, unused))
 #define MP_PRAGMA(text) _Pragma(#text)

@@ -1,0 +1,46 @@
+"""Answers that cost a compiler process: worked out once, by one thread, and begun before they are needed."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from monoplan.runtime.warn import context_of_caller
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Once(Generic[P, T]):
+    """functools.cache whose threads wait for the one that is at work. Exceptions are not kept."""
+
+    def __init__(self, function: Callable[P, T]) -> None:
+        functools.update_wrapper(self, function)
+        self._known: Any = functools.cache(function)
+        self._renew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew)  # the thread that holds it does not live in the child
+
+    def _renew(self) -> None:
+        self._at_work = threading.RLock()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._at_work:
+            return self._known(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def cache_clear(self) -> None:
+        """Forgets all answers."""
+        self._known.cache_clear()
+
+
+def begin(function: Callable[[], T]) -> Future[T]:
+    """Works out an answer in a thread of its own: who asks for it later waits, or finds it."""
+    beside = ThreadPoolExecutor(1)
+    try:
+        return beside.submit(context_of_caller().run, function)
+    finally:
+        beside.shutdown(wait=False)
