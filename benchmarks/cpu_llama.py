@@ -4,7 +4,8 @@
 
 Decode: one token after 128. Prefill: 512 tokens. `--contexts 128 1024 2048`: how decode grows with the context, and a
 prompt of 2048. `--starts 3`: process start to first token, with an empty cache and with a warm one. Every peer has a
-process of its own, which is stopped while another one is timed; a peer that can't run is skipped with its reason.
+process of its own, which is stopped while another one is timed; a peer that can't run is skipped with its reason. Who
+breaks it off (Ctrl-C, SIGTERM) has the table of the rounds that were whole.
 Figures are medians over the rounds; the limits of the machine are measured before and after each turn.
 """
 
@@ -20,7 +21,7 @@ import time
 from pathlib import Path
 
 from cpu_peers.report import as_json, as_text, summary
-from cpu_peers.rounds import Plan, run
+from cpu_peers.rounds import Outcome, Plan, run
 from cpu_peers.worker import FAKES, LEVELS, PEERS
 from cpu_peers.workload import SHAPES, Workload
 
@@ -79,11 +80,20 @@ def main(argv: list[str] | None = None) -> None:
             repeats=args.repeats, cache=folder / "cache", contexts=args.contexts, starts=args.starts,
             file=args.file and args.file.resolve(), timeout=args.timeout, log=args.log,
         )  # fmt: skip
-        outcome = run(plan, say)
+        outcome, ended = Outcome(), None
+        try:
+            run(plan, outcome, say)
+        except (KeyboardInterrupt, SystemExit) as error:
+            ended, plan.repeats = error, outcome.keep_whole_rounds()
+            if not plan.repeats:
+                raise
+            say(f"broken off: the table has {plan.repeats} of {args.repeats} rounds")
     found = summary(plan, outcome)
     print(as_text(plan, outcome, found))
     if args.json:
         args.json.write_text(json.dumps(as_json(plan, outcome, found), indent=1))
+    if ended is not None:
+        raise ended
 
 
 if __name__ == "__main__":

@@ -87,6 +87,15 @@ class Outcome:
     skipped: dict[str, str] = field(default_factory=dict)
     resident: bool = True
 
+    def keep_whole_rounds(self) -> int:
+        """Forgets the turns of a round that was broken off; gives the number of rounds that are left."""
+        seated = [peer for peer in self.about if peer not in self.skipped]
+        whole = min((len(self.limits.get(peer, [])) for peer in seated), default=0)
+        for peer, times in self.seconds.items():
+            self.limits[peer] = self.limits.get(peer, [])[:whole]
+            self.seconds[peer] = {name: rounds[:whole] for name, rounds in times.items()}
+        return whole
+
 
 class Seat:
     """A peer's place in the rounds: its worker is there all the time, or only for its turn."""
@@ -127,9 +136,8 @@ class Seat:
             self.worker = None
 
 
-def run(plan: Plan, say: Say) -> Outcome:
-    """Everything that the plan asks for."""
-    outcome = Outcome()
+def run(plan: Plan, outcome: Outcome, say: Say) -> None:
+    """Everything that the plan asks for, into `outcome`: who is interrupted has what there is."""
     ready = []
     for peer in plan.peers:
         say(f"{peer}: its files")
@@ -170,7 +178,6 @@ def run(plan: Plan, say: Say) -> Outcome:
         limits.close()
     for peer in seats:
         _start(plan, peer, outcome, say)
-    return outcome
 
 
 def _start(plan: Plan, peer: str, outcome: Outcome, say: Say) -> None:

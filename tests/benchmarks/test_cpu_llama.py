@@ -141,6 +141,30 @@ os.kill(os.getpid(), 9)
     pytest.fail("the worker is still there: " + status.read_text().splitlines()[2])
 
 
+def test_a_run_that_is_broken_off_shows_its_whole_rounds(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    command = [
+        sys.executable, str(BENCHMARKS / "cpu_llama.py"), "--model", "tiny", "--dtype", "f32", "--threads", "1",
+        "--peers", "fake", "monoplan", "--repeats", "10000", "--folder", str(tmp_path / "models"), "--json", str(out),
+    ]  # fmt: skip
+    runner = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert runner.stderr is not None
+    said = [next(line for line in runner.stderr if "round 2 of" in line)]
+    time.sleep(0.3)  # into the middle of a turn
+    runner.terminate()
+    text, rest = runner.communicate(timeout=60)
+    said += rest.splitlines()
+    found = json.loads(out.read_text())
+    rounds = found["repeats"]
+    assert runner.returncode == 1 and rounds >= 2
+    assert any(f"broken off: the table has {rounds} of 10000 rounds" in line for line in said)
+    assert f"{rounds} rounds" in text and "| monoplan |" in text
+    for peer in ("fake", "monoplan"):
+        times = found["measured"]["seconds"][peer]
+        assert [len(each) for each in times.values()] == [rounds, rounds] and found["peers"][peer]
+        assert len(found["measured"]["limits"][peer]) == rounds
+
+
 def test_peers_that_do_not_fit_together_load_for_their_turn(
     parts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +182,7 @@ def test_peers_that_do_not_fit_together_load_for_their_turn(
     work = parts.workload.Workload("tiny", "f32", tmp_path)
     cpus = sorted(os.sched_getaffinity(0))[:1]
     plan = rounds.Plan(work, ["fake"], 1, cpus, repeats=2, cache=tmp_path / "cache", timeout=120.0)
-    outcome = rounds.run(plan, lambda text: None)
+    outcome = rounds.Outcome()
+    rounds.run(plan, outcome, lambda text: None)
     assert not outcome.resident and opened == ["limits", "fake", "fake", "fake"]
     assert [len(steps) for steps in outcome.seconds["fake"]["decode"]] == [16, 16]
