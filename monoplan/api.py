@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from monoplan.arguments import as_compiled, match, same_constant
-from monoplan.build import Built, build
+from monoplan.build import build
+from monoplan.built import Built
 from monoplan.foreign import adopt, array_spec, assign, is_array
 from monoplan.frontend.held_weights import HeldWeights
 from monoplan.frontend.module import Module

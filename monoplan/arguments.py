@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.build import Built
+from monoplan.built import Built
 from monoplan.foreign import is_array
 from monoplan.frontend.pytree import Tree
 from monoplan.frontend.specs import Spec

@@ -10,7 +10,7 @@ from monoplan.ir.errors import ArgumentError
 from monoplan.ir.printer import print_graph
 
 if TYPE_CHECKING:
-    from monoplan.build import Built
+    from monoplan.built import Built
 
 
 def dump(built: Built, folder: Path) -> Path:

@@ -14,7 +14,7 @@ from monoplan.ir.errors import ArgumentError
 from monoplan.ir.ops.collective import among
 
 if TYPE_CHECKING:
-    from monoplan.build import Built
+    from monoplan.built import Built
     from monoplan.ir.graph import Graph
     from monoplan.runtime.bisect import Finding
     from monoplan.runtime.comm import Communicator

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.build import Built
+from monoplan.built import Built
 from monoplan.frontend.module import Module
 from monoplan.frontend.pytree import NoOutline, outline, unflattener
 from monoplan.ir.errors import ArgumentError

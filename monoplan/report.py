@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from monoplan.report_data import report_data
 
 if TYPE_CHECKING:
-    from monoplan.build import Built
+    from monoplan.built import Built
     from monoplan.runtime.profiler import Profile
 
 ASSETS = Path(__file__).resolve().parent / "report_assets"

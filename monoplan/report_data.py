@@ -8,7 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from monoplan.build import VERSION, Built
+from monoplan.build import VERSION
+from monoplan.built import Built
 from monoplan.diff import stage_diff
 from monoplan.examples import sizes_for
 from monoplan.ir.graph import Graph, Op, Value, readers

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from monoplan.ir.errors import CompileError
-from monoplan.runtime import cache, compilers, features, threads
+from monoplan.runtime import cache, compilers, cpu_info, features, threads
 
 Rows = Sequence[tuple[str, str]]
 
@@ -48,7 +48,7 @@ def _guarded(section: Callable[[], Rows]) -> Rows:
 def _python() -> Rows:
     rows = [("python", f"{platform.python_version()} ({sys.executable})")]
     rows += [(name, _version((name,)) or "not installed") for name in ("monoplan", "numpy", "cffi")]
-    return [*rows, ("system", f"{platform.system()} {platform.release()} {features.machine()}")]
+    return [*rows, ("system", f"{platform.system()} {platform.release()} {cpu_info.machine()}")]
 
 
 def _compiler() -> Rows:
@@ -66,8 +66,8 @@ def _compiler() -> Rows:
 
 
 def _cpu() -> Rows:
-    model, flags = features.read_cpu()
-    rows = [("cpu", model), ("claims", ", ".join(features.levels(features.machine(), flags)))]
+    model, flags = cpu_info.read_cpu()
+    rows = [("cpu", model), ("claims", ", ".join(features.levels(cpu_info.machine(), flags)))]
     found = features.detect()
     return [
         *rows,

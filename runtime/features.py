@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,8 +20,10 @@ from pathlib import Path
 
 from monoplan.ir.errors import ArgumentError, CompileError
 from monoplan.runtime import cache, compilers, facts, toolchain
+from monoplan.runtime.cpu_info import libc, machine, read_cpu
 from monoplan.runtime.once import Once
 
+_HERE = Path(__file__).resolve().parent
 _EMULATED = "tiles"  # code for AMX in plain C: for tests, and only when asked for
 _BASELINE = ("scalar", "generic")  # need nothing of the CPU
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
@@ -51,94 +54,7 @@ _KNOWN = {
     "neon": _ARMV82.union(_ARM_OPTIONS),
 }
 _VECTOR_BYTES = {"amx": 64, "avx512": 64, "avx2": 32, "neon": 16, "generic": 16, "scalar": 0, _EMULATED: 64}
-_MACOS_ARM = {
-    "FEAT_FP16": "asimdhp", "FEAT_DotProd": "asimddp", "FEAT_LSE": "atomics", "FEAT_FHM": "asimdfhm",
-    "FEAT_BF16": "bf16", "FEAT_I8MM": "i8mm", "FEAT_CRC32": "crc32", "FEAT_RDM": "asimdrdm",
-}  # fmt: skip
 _NO_TILES = "the kernel refused the tile permission"
-_ARM_PARTS = {"0xd0c": "Neoverse-N1", "0xd40": "Neoverse-V1", "0xd49": "Neoverse-N2", "0xd4f": "Neoverse-V2"}
-
-# Each instruction runs where the compiler's flags allow it; argc is 1, and unknown to the optimiser.
-_X86_PROBE = """
-#include <immintrin.h>
-#include <unistd.h>
-int main(int argc, char **argv) {
-    (void)argv;
-#ifdef __AVX2__
-    __m256 a = _mm256_set1_ps((float)argc);
-    a = _mm256_cvtph_ps(_mm256_cvtps_ph(_mm256_fmadd_ps(a, a, a), 0));
-    __m256i b = _mm256_add_epi32(_mm256_set1_epi32(argc), _mm256_cvtps_epi32(a));
-    if (_mm256_extract_epi32(b, 7) != 3) return 3;
-#endif
-#ifdef __AVX512F__
-    __m512i c = _mm512_add_epi16(_mm512_set1_epi16((short)argc), _mm512_set1_epi16(2));
-    c = _mm512_mullo_epi64(c, _mm512_set1_epi64(argc));
-    __m256i d = _mm256_maskz_rol_epi32(0xff, _mm512_castsi512_si256(c), 16);
-    if (_mm256_extract_epi32(d, 0) != 0x30003) return 3;
-#endif
-#ifdef __AVX512VNNI__
-    c = _mm512_dpbusd_epi32(c, c, c);
-    if (_mm_extract_epi32(_mm512_castsi512_si128(c), 0) != 0x30003 + 18) return 3;
-#endif
-#ifdef __AVX512VBMI__
-    __m512i f = _mm512_permutexvar_epi8(_mm512_set1_epi8((char)argc), _mm512_set1_epi16(0x201));
-    if (_mm_extract_epi32(_mm512_castsi512_si128(f), 0) != 0x2020202) return 3;
-#endif
-#ifdef __AVX512BF16__
-    __m512 e = _mm512_set1_ps((float)argc);
-    __m512bh h = _mm512_cvtne2ps_pbh(e, e);
-    if (_mm_cvtss_f32(_mm512_castps512_ps128(_mm512_dpbf16_ps(e, h, h))) != 3.0f) return 3;
-#endif
-#if defined(__AMX_BF16__) || defined(__AMXBF16__) /* the second: clang before 16 */
-    if (syscall(158, 0x1023, 18) != 0) return 2; /* arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA) */
-    struct { unsigned char head[16]; unsigned short bytes[16]; unsigned char rows[16]; } shape = {0};
-    static unsigned short ones[16 * 32];
-    static float sums[16 * 16];
-    for (int i = 0; i < 16 * 32; i++) ones[i] = argc == 1 ? 0x3f80 : 0;
-    shape.head[0] = 1; /* the palette */
-    for (int i = 0; i < 3; i++) shape.bytes[i] = 64, shape.rows[i] = 16;
-    _tile_loadconfig(&shape);
-    _tile_zero(0);
-    _tile_loadd(1, ones, 64);
-    _tile_loadd(2, ones, 64);
-    _tile_dpbf16ps(0, 1, 2);
-    _tile_stored(0, sums, 64);
-    _tile_release();
-    if (sums[255] != 32.0f) return 3;
-#endif
-    return 0;
-}
-"""
-_ARM_PROBE = """
-#include <arm_neon.h>
-int main(int argc, char **argv) {
-    (void)argv;
-    float32x4_t a = vdupq_n_f32((float)argc);
-    if (vgetq_lane_f32(vfmaq_f32(a, a, a), 3) != 2.0f) return 3;
-    int8x16_t b = vdupq_n_s8((signed char)argc);
-    int32x4_t sums = vdupq_n_s32(0);
-    (void)b, (void)sums;
-#ifdef __ARM_FEATURE_FP16_VECTOR_ARITHMETIC
-    float16x8_t h = vdupq_n_f16((float16_t)argc);
-    if (vgetq_lane_f16(vfmaq_f16(h, h, h), 7) != 2.0f) return 3;
-#endif
-#ifdef __ARM_FEATURE_FP16_FML
-    if (vgetq_lane_f32(vfmlalq_low_f16(a, h, h), 3) != 2.0f) return 3;
-#endif
-#ifdef __ARM_FEATURE_DOTPROD
-    if (vgetq_lane_s32(vdotq_s32(sums, b, b), 3) != 4) return 3;
-#endif
-#ifdef __ARM_FEATURE_MATMUL_INT8
-    if (vgetq_lane_s32(vmmlaq_s32(sums, b, b), 3) != 8) return 3;
-#endif
-#ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
-    bfloat16x8_t f = vcombine_bf16(vcvt_bf16_f32(a), vcvt_bf16_f32(a));
-    if (vgetq_lane_f32(vbfdotq_f32(a, f, f), 3) != 3.0f) return 3;
-#endif
-    static int counter;
-    return __atomic_fetch_add(&counter, argc, __ATOMIC_SEQ_CST);
-}
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +69,7 @@ class CpuFeatures:
     @property
     def key(self) -> str:
         """The target part of the cache key: system, C library, architecture, level and flags."""
-        return "-".join((sys.platform, _libc(), self.arch, "+".join((self.isa, *self.flags))))
+        return "-".join((sys.platform, libc(), self.arch, "+".join((self.isa, *self.flags))))
 
 
 def detect() -> CpuFeatures:
@@ -266,7 +182,8 @@ class _Trial:
 
     def _run_in(self, folder: Path, arch: str, flags: tuple[str, ...]) -> int:
         source, program = folder / "probe.c", folder / "probe"
-        source.write_text(_ARM_PROBE if arch == "aarch64" else _X86_PROBE, "utf-8")
+        kind = "arm" if arch == "aarch64" else "x86"
+        shutil.copyfile(_HERE / f"trial_{kind}.c", source)
         toolchain.compile_program(source, program, ("-O0", *flags), self.compiler)
         return subprocess.run([str(program)], timeout=30, capture_output=True).returncode
 
@@ -296,52 +213,3 @@ def request_tiles() -> bool:
     arch_prctl, request, tile_data = 158, 0x1023, 18
     arguments = (ffi.cast("long", request), ffi.cast("long", tile_data))
     return bool(ffi.dlopen(None).syscall(arch_prctl, *arguments) == 0)
-
-
-def machine() -> str:
-    """The architecture by one name on every system."""
-    name = platform.machine().lower()
-    return {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}.get(name, name)
-
-
-def read_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, frozenset[str]]:
-    """Model name and flags, by their Linux names; flags that only some of the cores have don't count."""
-    if sys.platform == "darwin":
-        return _read_macos()
-    values: dict[str, list[str]] = {}
-    try:
-        for line in cpuinfo.read_text("utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            values.setdefault(name.strip(), []).append(value.strip())
-    except OSError:
-        pass  # no /proc: an unknown CPU of no special abilities
-    sets = [frozenset(text.split()) for text in values.get("flags", values.get("Features", []))]
-    part = values.get("CPU part", ["unknown"])[0]
-    model = values.get("model name", [f"{machine()} {_ARM_PARTS.get(part, part)}"])[0]
-    return model, frozenset.intersection(*sets) if sets else frozenset()
-
-
-def _read_macos() -> tuple[str, frozenset[str]]:
-    model = sysctl("machdep.cpu.brand_string").strip()
-    if machine() == "x86_64":
-        return model, frozenset(sysctl("machdep.cpu.features", "machdep.cpu.leaf7_features").lower().split())
-    lines = sysctl("hw.optional.arm", names=True).splitlines()  # hw.optional.arm.FEAT_BF16: 1
-    present = {line[:-3].rpartition(".")[2] for line in lines if line.endswith(": 1")}
-    return model, frozenset(linux for apple, linux in _MACOS_ARM.items() if apple in present)
-
-
-def sysctl(*keys: str, names: bool = False) -> str:
-    """Output of macOS's sysctl for `keys`; empty where there is none."""
-    command = ["sysctl", *(() if names else ("-n",)), *keys]
-    try:
-        return subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=10).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-
-
-def _libc() -> str:
-    """Name and version: a library of a newer system does not load on an older one that shares the cache."""
-    try:
-        return (os.confstr("CS_GNU_LIBC_VERSION") or "").replace(" ", "")
-    except (AttributeError, ValueError, OSError):
-        return "".join(platform.libc_ver()) or platform.release()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monoplan.ir.errors import ArgumentError
-from monoplan.runtime.features import sysctl
+from monoplan.runtime.cpu_info import sysctl
 
 VARIABLES = ("MONOPLAN_NUM_THREADS", "OMP_NUM_THREADS")
 MAX_THREADS = 1024

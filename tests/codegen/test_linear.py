@@ -28,7 +28,8 @@ from monoplan.ir.types import DTYPES, bf16, tensor_type
 from monoplan.models import LlamaConfig, LlamaForCausalLM
 from monoplan.runtime import toolchain
 from monoplan.runtime.cpu import host_target
-from monoplan.runtime.features import detect, levels, machine, read_cpu
+from monoplan.runtime.cpu_info import machine, read_cpu
+from monoplan.runtime.features import detect, levels
 from tests.tolerances import check
 
 ROOT = Path(__file__).resolve().parents[2]

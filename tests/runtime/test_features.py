@@ -6,12 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from monoplan.ir.errors import ArgumentError
-from monoplan.runtime import cache, compilers, features, processes
+from monoplan.runtime import cache, compilers, cpu_info, features, processes
 from monoplan.runtime.features import CpuFeatures
 
 COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
@@ -149,14 +150,14 @@ def cpuinfo(path: Path, text: str) -> Path:
 def test_read_cpuinfo(tmp_path: Path) -> None:
     x86 = "processor\t: {}\nmodel name\t: Some CPU @ 2.00GHz\nflags\t\t: fpu sse2 {}\nbugs\t: x\n\n"
     text = x86.format(0, "avx2 amx_tile") + x86.format(1, "avx2")
-    assert features.read_cpu(cpuinfo(tmp_path / "a", text)) == (
+    assert cpu_info.read_cpu(cpuinfo(tmp_path / "a", text)) == (
         "Some CPU @ 2.00GHz",
         frozenset({"fpu", "sse2", "avx2"}),  # only what every core has
     )
     arm = "processor\t: 0\nFeatures\t: fp asimd asimddp\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n\n"
-    model, flags = features.read_cpu(cpuinfo(tmp_path / "b", arm))
+    model, flags = cpu_info.read_cpu(cpuinfo(tmp_path / "b", arm))
     assert model.endswith("Neoverse-N1") and flags == {"fp", "asimd", "asimddp"}
-    assert features.read_cpu(tmp_path / "missing")[1] == frozenset()
+    assert cpu_info.read_cpu(tmp_path / "missing")[1] == frozenset()
 
 
 def test_read_macos(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,11 +166,11 @@ def test_read_macos(monkeypatch: pytest.MonkeyPatch) -> None:
         "hw.optional.arm": "hw.optional.arm.FEAT_BF16: 1\nhw.optional.arm.FEAT_I8MM: 0\n",
         "machdep.cpu.features": "FPU AVX1.0 FMA\nAVX2 BMI1\n",
     }
-    monkeypatch.setattr(features, "sysctl", lambda *keys, names=False: answers[keys[0]])
-    monkeypatch.setattr(features, "machine", lambda: "aarch64")
-    assert features._read_macos() == ("Apple M2", frozenset({"bf16"}))
-    monkeypatch.setattr(features, "machine", lambda: "x86_64")
-    assert {"fma", "avx2"} <= features._read_macos()[1]
+    monkeypatch.setattr(cpu_info, "sysctl", lambda *keys, names=False: answers[keys[0]])
+    monkeypatch.setattr(cpu_info, "machine", lambda: "aarch64")
+    assert cpu_info._read_macos() == ("Apple M2", frozenset({"bf16"}))
+    monkeypatch.setattr(cpu_info, "machine", lambda: "x86_64")
+    assert {"fma", "avx2"} <= cpu_info._read_macos()[1]
 
 
 @needs_compiler
@@ -177,8 +178,8 @@ def test_read_macos(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_detect_here(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("CC", name)
     found = features.detect()
-    assert found.arch == features.machine()
-    assert found.isa in features.levels(found.arch, features.read_cpu()[1])
+    assert found.arch == cpu_info.machine()
+    assert found.isa in features.levels(found.arch, cpu_info.read_cpu()[1])
     runs = processes.compiler_runs()
     assert features.detect() is found
     features._detect.cache_clear()  # as a new process: the trial is remembered on disk
@@ -187,14 +188,14 @@ def test_detect_here(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 @needs_compiler
-@pytest.mark.skipif(features.machine() != "aarch64", reason="aarch64 only")
+@pytest.mark.skipif(cpu_info.machine() != "aarch64", reason="aarch64 only")
 @pytest.mark.parametrize("name", COMPILERS)
 def test_nothing_is_lost_on_arm(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The probe itself must be right: one that can't compile would silently cost fp16 and dot products."""
     monkeypatch.setenv("CC", name)
     found = features.detect()
     assert found.isa == "neon" and found.note == "detected"
-    assert set(found.flags) == features.read_cpu()[1] & features._KNOWN["neon"]
+    assert set(found.flags) == cpu_info.read_cpu()[1] & features._KNOWN["neon"]
 
 
 @needs_compiler
@@ -208,6 +209,18 @@ def test_override_by_environment(monkeypatch: pytest.MonkeyPatch, isa: str) -> N
         features.detect()
 
 
+@pytest.fixture
+def write_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts another program in place of those that try the CPU."""
+    monkeypatch.setattr(features, "_HERE", tmp_path)
+
+    def write(source: str) -> None:
+        for name in ("trial_x86.c", "trial_arm.c"):
+            (tmp_path / name).write_text(source)
+
+    return write
+
+
 @needs_compiler
 @pytest.mark.parametrize(
     ("body", "part"),
@@ -218,23 +231,22 @@ def test_override_by_environment(monkeypatch: pytest.MonkeyPatch, isa: str) -> N
         ("#error too old", "too old"),
     ],
 )
-def test_failing_probe(monkeypatch: pytest.MonkeyPatch, body: str, part: str) -> None:
-    source = f"#include <signal.h>\nint main(void) {{\n{body}\n}}\n"
-    for name in ("_X86_PROBE", "_ARM_PROBE"):
-        monkeypatch.setattr(features, name, source)
+def test_failing_probe(write_trial: Callable[[str], None], body: str, part: str) -> None:
+    write_trial(f"#include <signal.h>\nint main(void) {{\n{body}\n}}\n")
     trial = features._Trial(compilers.find_compiler(), "model")
-    isa = "neon" if features.machine() == "aarch64" else "avx2"
-    candidate = CpuFeatures(features.machine(), isa, ())
+    isa = "neon" if cpu_info.machine() == "aarch64" else "avx2"
+    candidate = CpuFeatures(cpu_info.machine(), isa, ())
     assert part in trial(candidate)
-    for name in ("_X86_PROBE", "_ARM_PROBE"):
-        monkeypatch.setattr(features, name, "int main(void) { return 0; }\n")
+    write_trial("int main(void) { return 0; }\n")
     # A crash is remembered; a build that failed is not, until the same compiler has built something.
     assert bool(trial(candidate)) is (body != "#error too old")
 
 
 @needs_compiler
-def test_refused_flag_is_remembered_once_something_was_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features, "_ARM_PROBE", "int main(void) { return 0; }\n")
+def test_refused_flag_is_remembered_once_something_was_built(
+    write_trial: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_trial("int main(void) { return 0; }\n")
     compiler = compilers.find_compiler()
     bad, good = CpuFeatures("aarch64", "neon", ("a",)), CpuFeatures("aarch64", "neon", ("b",))
     table = {bad: ("-mno-such-flag-here",), good: ()}
@@ -252,8 +264,8 @@ def test_refused_flag_is_remembered_once_something_was_built(monkeypatch: pytest
 def test_probe_runs_elsewhere_when_the_temporary_directory_is_noexec(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    isa = "neon" if features.machine() == "aarch64" else "avx2"
-    if isa not in features.levels(features.machine(), features.read_cpu()[1]):
+    isa = "neon" if cpu_info.machine() == "aarch64" else "avx2"
+    if isa not in features.levels(cpu_info.machine(), cpu_info.read_cpu()[1]):
         pytest.skip(f"no {isa} here")
     real, places = subprocess.run, []
 
@@ -266,7 +278,7 @@ def test_probe_runs_elsewhere_when_the_temporary_directory_is_noexec(
     monkeypatch.setattr(features.subprocess, "run", run)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
     trial = features._Trial(compilers.find_compiler(), "model")
-    assert trial(CpuFeatures(features.machine(), isa, ())) == ""
+    assert trial(CpuFeatures(cpu_info.machine(), isa, ())) == ""
     assert len(places) == 2 and places[1].is_relative_to(cache.cache_root())
 
 
@@ -290,7 +302,7 @@ def test_amx_needs_the_permission_of_this_process(monkeypatch: pytest.MonkeyPatc
 
 def test_request_tiles_never_raises() -> None:
     assert features.request_tiles() in (True, False)
-    if features.machine() != "x86_64":
+    if cpu_info.machine() != "x86_64":
         assert not features.request_tiles()
 
 
@@ -298,12 +310,12 @@ def test_request_tiles_never_raises() -> None:
 @pytest.mark.parametrize(
     ("target", "probe", "found", "instructions"),
     [
-        ("x86_64", "_X86_PROBE", CpuFeatures("x86_64", "avx2", tuple(AVX2)), "vfmadd vcvtps2ph vpaddd"),
-        ("x86_64", "_X86_PROBE", CpuFeatures("x86_64", "avx512", tuple(AVX512)), "vpmullq vpaddw vprold"),
-        ("x86_64", "_X86_PROBE", CpuFeatures("x86_64", "amx", tuple(AMX)), "tdpbf16ps vdpbf16ps vpdpbusd vpermb"),
+        ("x86_64", "trial_x86.c", CpuFeatures("x86_64", "avx2", tuple(AVX2)), "vfmadd vcvtps2ph vpaddd"),
+        ("x86_64", "trial_x86.c", CpuFeatures("x86_64", "avx512", tuple(AVX512)), "vpmullq vpaddw vprold"),
+        ("x86_64", "trial_x86.c", CpuFeatures("x86_64", "amx", tuple(AMX)), "tdpbf16ps vdpbf16ps vpdpbusd vpermb"),
         (
             "aarch64",
-            "_ARM_PROBE",
+            "trial_arm.c",
             CpuFeatures("aarch64", "neon", tuple(N1 | {"bf16", "i8mm", "asimdfhm"})),
             "fmla sdot smmla bfdot fmlal ldadd",
         ),
@@ -314,9 +326,9 @@ def test_probes_execute_what_they_claim(
 ) -> None:
     """The assembly of each probe holds the instructions of its level, on whatever machine this runs."""
     (tmp_path / "unistd.h").write_text("long syscall(long, ...);\n")
-    (tmp_path / "probe.c").write_text(getattr(features, probe))
+    source = Path(features.__file__).resolve().parent / probe
     command = ["clang", f"--target={target}-linux-gnu", "-ffreestanding", "-O0", "-S", f"-I{tmp_path}"]
-    command += [*features.compile_flags(found), "-Wall", "-Werror", "-o", "-", str(tmp_path / "probe.c")]
+    command += [*features.compile_flags(found), "-Wall", "-Werror", "-o", "-", str(source)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
     assert done.returncode == 0, done.stderr
     for name in instructions.split():
