@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from monoplan.codegen.aliases import aliased_outputs
 from monoplan.codegen.kernels import Kernel, Pointwise
 from monoplan.codegen.operands import Body, Operand
 from monoplan.codegen.target import Target
@@ -65,6 +66,7 @@ def lower(graph: Graph, target: Target) -> Lowered:
         lower_blocks,
         lower_collective,
         lower_products,
+        lower_repeat,
         lower_views,
     )
 
@@ -176,7 +178,7 @@ class Lowerer:
             if op.opdef.kind in ("linear", "fused_linear", "linear_argmax") and not op.attrs.get("gated", False)
             and op.operands[0] is not None and op.operands[0].type.dtype.bits <= 32 and op.operands[1] is not None
         }
-        aliases = self._aliased_outputs()
+        aliases = aliased_outputs(g)
         defined = {r: op for op in g.ops for r in op.results}
         outputs: list[Buffer | int] = []
         for j, v in enumerate(g.outputs):
@@ -201,31 +203,10 @@ class Lowerer:
         self.result.outputs = outputs
         self.result.views.update(self.views)
 
-    def _aliased_outputs(self) -> dict[int, int]:
-        """Outputs that are an input's own storage after in-place updates: they need no buffer."""
-        origin: dict[Value, Value] = {v: v for v in self.graph.inputs}
-        for op in self.graph.ops:
-            for result, name in op.opdef.inplace.items():
-                source = op.operand(name)
-                if source in origin:
-                    origin[op.results[result]] = origin[source]
-            if op.opdef.kind == "repeat":
-                origin |= _repeat_origins(op, origin)
-        found = {}
-        for i, j in self.graph.writes:
-            v = self.graph.outputs[j]
-            if v not in self.graph.inputs and origin.get(v) is self.graph.inputs[i]:
-                found[j] = i
-        return found
-
     def lower_ops(self) -> None:
         for op in self.graph.ops:
             self.op = op
-            kind = op.opdef.kind
-            if kind == "repeat":
-                self.lower_repeat(op)
-                continue
-            rule = RULES.get(kind)
+            rule = RULES.get(op.opdef.kind)
             if rule is None:
                 raise CompileError(f"{op.name} has no kernel for target {self.target.name}", where=op.loc)
             rule(self, op)
@@ -254,80 +235,6 @@ class Lowerer:
             if old is not None and old.buffer is view.buffer:
                 self.views[v] = self.copy(old)
 
-    # -- rolled layers ------------------------------------------------------------------------------------------
-
-    def lower_repeat(self, op: Op) -> None:
-        """Lowers the body once; carried values keep one buffer, per-turn operands become tables."""
-        a = op.attrs
-        body, count, carried, shared = a["body"], a["count"], a["carried"], a["shared"]
-        inner = Lowerer(body, self.target, parent=self)
-        carries = []
-        for v, b in zip(op.operands[:carried], body.inputs, strict=False):
-            assert v is not None
-            view = self.read(v)
-            fits = view.buffer.kind == "arena" and view.is_whole and _last_reader(self.graph, v) is op
-            carries.append(view if fits else self.copy(view))
-            inner.views[b] = carries[-1]
-        for v, b in zip(op.operands[carried : carried + shared], body.inputs[carried:], strict=False):
-            assert v is not None
-            if self.is_param(v):
-                self.root.param_values.add(b)
-                self.root.table_params[b] = (v,)
-            else:
-                inner.views[b] = self.read(v)
-        for i, b in enumerate(body.inputs[carried + shared :]):
-            start = carried + shared + i * count
-            column = [v for v in op.operands[start : start + count] if v is not None]
-            if all(self.is_param(v) for v in column):
-                self.root.param_values.add(b)
-                self.root.table_params[b] = tuple(column)
-            else:
-                views = [self.read(v) for v in column]
-                table = table_buffer(b.name, views[0].buffer, [w.buffer.index for w in views])
-                inner.views[b] = whole(table, b.type.shape)
-        copies = self._plan_carries(body, inner, carries)
-        inner.lower_ops()
-        for source, into in copies:
-            inner.copy(inner.read(source), into)
-        self.items.append(Loop(count, tuple(inner.items)))
-        self.result.views.update(inner.views)
-        for r, c in zip(op.results[:carried], carries, strict=False):
-            self.views[r] = c
-        for i, out in enumerate(body.outputs[carried:]):
-            for turn in range(count):
-                r = op.results[carried + i * count + turn]
-                self.views[r] = self._turn_view(inner.read(out), turn)
-
-    def _turn_view(self, view: View, turn: int) -> View:
-        """What a per-turn output is outside of the loop: the input behind its table."""
-        b = view.buffer
-        if b.kind != "table" or b.table_kind != "input":
-            raise CompileError("a per-turn result of rolled layers must be a state that is updated in place",
-                               where=self.op.loc)
-        number = b.table[turn]
-        source = self.root.graph.inputs[number]
-        return self.root.views[source]
-
-    def _plan_carries(self, body: Graph, inner: Lowerer, carries: Sequence[View]) -> list[tuple[Value, View]]:
-        """Writes carried results straight into their buffer where the old value is dead by then; else copies."""
-        copies = []
-        for v, out, view in zip(body.inputs, body.outputs, carries, strict=False):
-            last = max((i for i, o in enumerate(body.ops) if v in o.reads), default=-1)
-            made = next((i for i, o in enumerate(body.ops) if out in o.results), -1)
-            if made > last and body.ops[made].opdef.kind not in ("view", "repeat") and not body.ops[made].opdef.inplace:
-                inner.destinations[out] = view
-            elif out is not v:
-                copies.append((out, view))
-        return copies
-
-
-def _last_reader(graph: Graph, value: Value) -> Op | None:
-    """The last op that reads a value, or None if it is an output."""
-    if value in graph.outputs:
-        return None
-    return next((op for op in reversed(graph.ops) if value in op.reads), None)
-
-
 def _defining(graph: Graph, value: Value) -> Op | None:
     return next((op for op in graph.ops if value in op.results), None)
 
@@ -337,31 +244,6 @@ def _copying(value: Value) -> Op:
     from monoplan.ir.opdef import REGISTRY
 
     return Op(REGISTRY["cast"], (value,), {"dtype": value.type.dtype}, (value,))
-
-
-def _repeat_origins(op: Op, origin: dict[Value, Value]) -> dict[Value, Value]:
-    """In-place updates inside a rolled body, seen from outside."""
-    a = op.attrs
-    body, count, carried, shared = a["body"], a["count"], a["carried"], a["shared"]
-    inside: dict[Value, Value] = {v: v for v in body.inputs}
-    for inner in body.ops:
-        for result, name in inner.opdef.inplace.items():
-            source = inner.operand(name)
-            if source in inside:
-                inside[inner.results[result]] = inside[source]
-    found: dict[Value, Value] = {}
-    for i, out in enumerate(body.outputs[carried:]):
-        source = inside.get(out)
-        if source is None:
-            continue
-        column = body.inputs.index(source) - carried - shared
-        if column < 0:
-            continue
-        for turn in range(count):
-            operand = op.operands[carried + shared + column * count + turn]
-            if operand in origin:
-                found[op.results[carried + i * count + turn]] = origin[operand]
-    return found
 
 
 def single(name: str, arity: int, attrs: dict[str, Any]) -> Node:
