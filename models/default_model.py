@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from monoplan.ir.errors import LoadError
-from monoplan.runtime.cache import cache_root, read_roots
+from monoplan.runtime.cache_places import cache_root, read_roots
 
 
 @dataclass(frozen=True)

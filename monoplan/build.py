@@ -172,7 +172,7 @@ def _lower(graph: Graph) -> tuple[Any, Any]:
     """Plan and source of a graph for this CPU."""
     from monoplan.codegen.plan import make_plan
     from monoplan.codegen.render import keep_bytecode, render_cpu
-    from monoplan.runtime.cache import cache_root
+    from monoplan.runtime.cache_places import cache_root
     from monoplan.runtime.cpu import host_target
 
     plan = make_plan(graph, host_target())

@@ -31,7 +31,7 @@ from monoplan.ir.sizes import Question
 from monoplan.options import Options
 from monoplan.passes.manager import Pass, Stage
 from monoplan.passes.pipeline import PIPELINE, UNFUSED
-from monoplan.runtime import cache
+from monoplan.runtime import cache_places
 
 KEPT = 256  # entries of each kind; the longest unused go first
 _FOLDERS = ("ir", "passes", "codegen", "frontend", "models")
@@ -137,7 +137,7 @@ def tensors(module: Module) -> dict[str, Tensor]:
 
 
 def _recall(kind: str, key: str) -> Any:
-    for root in cache.read_roots():
+    for root in cache_places.read_roots():
         path = _path(root, kind, key)
         try:
             made = pickle.loads(path.read_bytes())
@@ -153,7 +153,7 @@ def _recall(kind: str, key: str) -> Any:
 
 def _remember(kind: str, key: str, value: Any) -> None:
     """Keeps an entry for later processes; failing to write it is no error."""
-    path = _path(cache.cache_root(), kind, key)
+    path = _path(cache_places.cache_root(), kind, key)
     temp = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, exist_ok=True)

@@ -9,7 +9,6 @@ There are no locks: two builders of one key make equal entries, and the loser of
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import hashlib
@@ -18,16 +17,23 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 
 from monoplan.ir.errors import ArgumentError, CompileError
 from monoplan.runtime.cache_files import FACT_NAME, FAILED_NAME, discard, entries_of, remove_named, sweep
+from monoplan.runtime.cache_places import (
+    cache_root,
+    is_temporary,
+    leave,
+    no_place,
+    read_roots,
+    temporary_root,
+    wanted_root,
+)
 from monoplan.runtime.warn import warn
 
 DEFAULT_MAX_BYTES = 2_000_000_000
@@ -88,100 +94,12 @@ class CacheInfo:
     max_bytes: int
 
 
-@dataclass(slots=True)
-class _State:
-    """What this process learned about its places; module-level because the disk is shared by all callers."""
-
-    unusable: set[Path] = field(default_factory=set)
-    warned: set[str] = field(default_factory=set)
-    temporary: dict[int, Path] = field(default_factory=dict)  # by process id: a forked child makes its own
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
-_state = _State()
-
-
-def cache_root() -> Path:
-    """Where to write: MONOPLAN_CACHE_DIR, else the user's cache directory, else a private temporary one."""
-    wanted = _wanted_root()
-    if wanted not in _state.unusable:
-        try:
-            wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # The folder inside is tried too: /proc and its like say "writable" and then refuse.
-            (wanted / "plans").mkdir(mode=0o700, exist_ok=True)
-            if os.access(wanted / "plans", os.W_OK | os.X_OK):
-                return wanted
-            _leave(wanted, "it is not writable")
-        except OSError as error:
-            _leave(wanted, error.strerror or str(error))
-    return _temporary_root()
-
-
 def max_bytes() -> int:
     """The size cap: MONOPLAN_CACHE_MAX_BYTES, or 2 GB."""
     text = os.environ.get("MONOPLAN_CACHE_MAX_BYTES", "").strip()
     if not re.fullmatch(r"[0-9]*", text):
         raise ArgumentError(f"MONOPLAN_CACHE_MAX_BYTES={text!r} is not a number of bytes")
     return int(text) if text else DEFAULT_MAX_BYTES
-
-
-def _wanted_root() -> Path:
-    setting = os.environ.get("MONOPLAN_CACHE_DIR", "").strip()
-    if setting:
-        return Path(os.path.abspath(os.path.expanduser(setting)))
-    import platformdirs  # here, so that importing this module costs nothing
-
-    return Path(platformdirs.user_cache_dir("monoplan", appauthor=False))
-
-
-def read_roots() -> tuple[Path, ...]:
-    """Where a hit may be: the wanted root even when it is read-only, and this process's temporary root."""
-    return (_wanted_root(), *_state.temporary.values())
-
-
-def _leave(root: Path, reason: str) -> None:
-    _state.unusable.add(root)
-    warn_once("place", f"cache directory {root} can't be used ({reason}); using a temporary one")
-
-
-def warn_once(topic: str, text: str) -> None:
-    """A RuntimeWarning, given once per process and topic."""
-    with _state.lock:
-        if topic in _state.warned:
-            return
-        _state.warned.add(topic)
-    warn(text)
-
-
-def _temporary_root() -> Path:
-    with _state.lock:
-        pid = os.getpid()
-        if pid not in _state.temporary:
-            try:
-                made = private_directory(None)
-                (made / "plans").mkdir()
-            except OSError as error:
-                raise _no_place(error, None) from error
-            _state.temporary[pid] = made
-        return _state.temporary[pid]
-
-
-def _no_place(error: OSError, root: Path | None) -> CompileError:
-    what = f"there is no place to build a plan: neither {_wanted_root()} nor a temporary directory"
-    fix = "make room there, or set MONOPLAN_CACHE_DIR (or TMPDIR) to a directory that can be written"
-    return CompileError(what, where=root, why=error.strerror or str(error), fix=fix)
-
-
-def private_directory(base: str | None) -> Path:
-    """A directory of mode 0700 that this process removes when it exits (its forked children do not)."""
-    path = Path(tempfile.mkdtemp(prefix="monoplan-", dir=base))
-    atexit.register(_remove_own, path, os.getpid())
-    return path
-
-
-def _remove_own(path: Path, owner: int) -> None:
-    if os.getpid() == owner:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def get_or_build(key: BuildKey, build: Callable[[Path], None]) -> Entry:
@@ -206,10 +124,10 @@ def _build_somewhere(key: BuildKey, build: Callable[[Path], None]) -> Entry:
         except (OSError, CompileError) as error:
             if not _place_at_fault(error):
                 raise
-            if root in _state.temporary.values():
-                raise (_no_place(error, root) if isinstance(error, OSError) else error) from None
-            _leave(root, getattr(error, "strerror", None) or "the compiler could not write there")
-            root = _temporary_root()
+            if is_temporary(root):
+                raise (no_place(error, root) if isinstance(error, OSError) else error) from None
+            leave(root, getattr(error, "strerror", None) or "the compiler could not write there")
+            root = temporary_root()
 
 
 def _lookup(root: Path, key: BuildKey) -> Entry | None:
@@ -335,7 +253,7 @@ def info() -> CacheInfo:
     """Place, number of entries and their size."""
     root = cache_root()
     sizes = [size for _, size, _ in entries_of(root)]
-    return CacheInfo(root, root != _wanted_root(), len(sizes), sum(sizes), max_bytes())
+    return CacheInfo(root, root != wanted_root(), len(sizes), sum(sizes), max_bytes())
 
 
 def clear() -> tuple[int, int]:

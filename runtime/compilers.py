@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monoplan.ir.errors import CompileError
-from monoplan.runtime import cache
+from monoplan.runtime import cache_places
 from monoplan.runtime.facts import DAY, recall, remember
 from monoplan.runtime.once import Once
 from monoplan.runtime.processes import run
@@ -153,7 +153,7 @@ def _openmp_links(compiler: Compiler) -> bool:
         command = [*compiler.command, "-fPIC", "-shared", *flags, "probe.c", "-o", "probe.so"]
         return run(command, folder, folder)[0]
 
-    for place in dict.fromkeys((None, cache.cache_root())):
+    for place in dict.fromkeys((None, cache_places.cache_root())):
         with (
             contextlib.suppress(OSError),
             tempfile.TemporaryDirectory(prefix="monoplan-", dir=place) as name,

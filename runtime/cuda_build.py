@@ -15,7 +15,7 @@ from typing import Any
 
 from monoplan.codegen.target import Target
 from monoplan.ir.errors import CompileError
-from monoplan.runtime import cache
+from monoplan.runtime import cache, cache_places
 
 ABI = 1
 MESSAGE_LINES = 30
@@ -95,7 +95,7 @@ def unpack(data: bytes) -> list[bytes]:
 def _failure(log: str, folder: Path) -> CompileError:
     lines = log.strip().splitlines() or ["(it printed nothing)"]
     shown = "".join(f"\n    {line}" for line in lines[:MESSAGE_LINES])
-    kept = cache.cache_root() / "failed" / folder.name.strip(".")
+    kept = cache_places.cache_root() / "failed" / folder.name.strip(".")
     try:
         kept.mkdir(parents=True, exist_ok=True)
         (kept / "plan.cu").write_bytes((folder / "plan.cu").read_bytes())

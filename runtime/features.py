@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from monoplan.ir.errors import ArgumentError, CompileError
-from monoplan.runtime import cache, compilers, facts, toolchain
+from monoplan.runtime import cache_places, compilers, facts, toolchain
 from monoplan.runtime.cpu_info import libc, machine, read_cpu
 from monoplan.runtime.once import Once
 
@@ -164,7 +164,7 @@ class _Trial:
 
     def _run(self, candidate: CpuFeatures, key: str, flags: tuple[str, ...]) -> str:
         # Any of these may be mounted noexec, or be absent; the same order as when a plan is loaded.
-        for place in dict.fromkeys((None, os.environ.get("XDG_RUNTIME_DIR") or None, cache.cache_root())):
+        for place in dict.fromkeys((None, os.environ.get("XDG_RUNTIME_DIR") or None, cache_places.cache_root())):
             try:
                 with tempfile.TemporaryDirectory(prefix="monoplan-", dir=place) as folder:
                     code = self._run_in(Path(folder), candidate.arch, flags)

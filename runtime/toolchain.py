@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from monoplan.ir.errors import CompileError
-from monoplan.runtime import cache, cache_files
+from monoplan.runtime import cache, cache_files, cache_places
 from monoplan.runtime.compilers import Compiler, find_compiler, has_openmp
 from monoplan.runtime.processes import BuildLog, run, run_all
 from monoplan.runtime.warn import warn
@@ -113,7 +113,7 @@ def _keep(source: Path) -> Path:
     if not cache_files.TEMP_NAME.fullmatch(source.parent.name):
         return source
     try:
-        kept = cache.cache_root() / "failed" / hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+        kept = cache_places.cache_root() / "failed" / hashlib.sha256(source.read_bytes()).hexdigest()[:16]
         shutil.copytree(source.parent, kept, dirs_exist_ok=True)
     except OSError:
         return source
@@ -140,7 +140,7 @@ def plan_build(
     def build(folder: Path) -> None:
         if "-fopenmp" not in whole:
             text = f"plans run on one thread: {compiler.path} does not compile and link with -fopenmp"
-            cache.warn_once("openmp", f"{text}; once that is repaired, `monoplan doctor` asks again")
+            cache_places.warn_once("openmp", f"{text}; once that is repaired, `monoplan doctor` asks again")
         if len(parts) > 1:
             log = compile_parts(folder, parts, whole, compiler)
         else:
@@ -177,7 +177,7 @@ def load(
                 )
                 continue
             if errors:
-                cache.warn_once("noexec", f"the cache's plan does not load, a copy does ({errors[0]})")
+                cache_places.warn_once("noexec", f"the cache's plan does not load, a copy does ({errors[0]})")
             return library, entry
         if not entry.binary.exists():
             continue  # cleared between the lookup and the load
@@ -193,7 +193,7 @@ def load_candidates(entry: cache.Entry) -> Iterator[Path]:
     yield entry.binary
     for base in (os.environ.get("XDG_RUNTIME_DIR") or None, None):
         try:
-            copy = cache.private_directory(base) / entry.binary.name
+            copy = cache_places.private_directory(base) / entry.binary.name
             shutil.copyfile(entry.binary, copy)
         except OSError:
             continue

@@ -11,8 +11,7 @@ import pytest
 from jinja2 import ChoiceLoader, DictLoader
 
 import monoplan as mp
-from monoplan import build as build_module
-from monoplan import nn, plan_cache
+from monoplan import build, built, nn, plan_cache
 from monoplan.codegen import render
 from monoplan.frontend.specs import spec
 from monoplan.frontend.structure import structure
@@ -53,17 +52,15 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often a module is traced and passes run."""
     found = {"trace": 0, "run_passes": 0}
 
-    def counted(name: str) -> Any:
-        function = getattr(build_module, name)
-
+    def counted(name: str, function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             found[name] += 1
             return function(*args, **kwargs)
 
         return call
 
-    for name in found:
-        monkeypatch.setattr(build_module, name, counted(name))
+    for module, name in ((build, "trace"), (build, "run_passes"), (built, "run_passes")):
+        monkeypatch.setattr(module, name, counted(name, getattr(module, name)))
     return found
 
 
@@ -139,8 +136,8 @@ def test_passes_and_templates_from_elsewhere_leave_no_trace(cache_dir: Path, mon
     """Tools that plant a wrong pass or kernel must neither find honest plans nor leave theirs behind."""
     module, x = Custom(), np.ones((2, 4), np.float32)
     with monkeypatch.context() as planted:
-        wrong = tuple(dataclasses.replace(p) for p in build_module.PIPELINE)
-        planted.setattr(build_module, "PIPELINE", wrong)
+        wrong = tuple(dataclasses.replace(p) for p in build.PIPELINE)
+        planted.setattr(build, "PIPELINE", wrong)
         mp.compile(module, spec("n", 4))(x)
         assert not entries(cache_dir, "plan")
     with monkeypatch.context() as planted:

@@ -15,7 +15,7 @@ from monoplan.models import AutoLlamaModel, LlamaForCausalLM
 from monoplan.models.decoding import StopText, random_value
 from monoplan.models.default_model import SMOLLM2
 from monoplan.models.generation import Session
-from monoplan.runtime.cache import read_roots
+from monoplan.runtime.cache_places import read_roots
 from tests.models.support import EOS, tiny_checkpoint, tiny_config
 
 PROMPTS = ["Once upon a time", "x", "Hello, world!", "The quick brown fox jumps over the lazy dog"]

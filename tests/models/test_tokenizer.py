@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Core
 from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.models.gguf import open_gguf
 from monoplan.models.tokenizer import Tokenizer
-from monoplan.runtime.cache import read_roots
+from monoplan.runtime.cache_places import read_roots
 from tests.models.vocabularies import ALPHABET, byte_level, pieces
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "smollm2" / "tokenizer.json"

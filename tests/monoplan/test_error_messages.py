@@ -153,9 +153,9 @@ def test_an_override_of_a_gpu_plan_has_its_kernels(tmp_path: Path) -> None:
 
 def test_an_unwritable_cache_directory_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONOPLAN_CACHE_DIR", "/proc/no/such")
-    from monoplan.runtime import cache
+    from monoplan.runtime import cache_places
 
-    monkeypatch.setattr(cache, "_state", cache._State())
+    monkeypatch.setattr(cache_places, "_state", cache_places._State())
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         fast = mp.compile(nn.Linear(6, 3), mp.spec("n", 6))

@@ -9,7 +9,7 @@ import pytest
 from jinja2 import ChoiceLoader, DictLoader
 
 from monoplan.codegen import render
-from monoplan.runtime import cache
+from monoplan.runtime import cache_places
 
 
 @pytest.fixture
@@ -29,5 +29,5 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty build cache of the test's own."""
     monkeypatch.setenv("MONOPLAN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("MONOPLAN_CACHE_MAX_BYTES", raising=False)
-    monkeypatch.setattr(cache, "_state", cache._State())
+    monkeypatch.setattr(cache_places, "_state", cache_places._State())
     return tmp_path / "cache"

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from monoplan.ir.errors import ArgumentError, CompileError
-from monoplan.runtime import cache, cache_files, facts
+from monoplan.runtime import cache, cache_files, cache_places, facts
 from tests.runtime.cache_support import KEY, build, never, plans, start_child, truncate
 
 pytestmark = pytest.mark.usefixtures("root")
@@ -55,7 +55,7 @@ def test_meta_records_key_and_sums() -> None:
 
 
 def test_root_is_private(root: Path) -> None:
-    assert cache.cache_root() == root
+    assert cache_places.cache_root() == root
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
     assert stat.S_IMODE((root / "plans").stat().st_mode) == 0o700
 
@@ -65,7 +65,7 @@ def test_default_root_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     monkeypatch.delenv("MONOPLAN_CACHE_DIR")
     monkeypatch.setattr(platformdirs, "user_cache_dir", lambda name, **_: str(tmp_path / "user" / name))
-    assert cache.cache_root() == tmp_path / "user" / "monoplan"
+    assert cache_places.cache_root() == tmp_path / "user" / "monoplan"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_killed_builder_does_no_harm(root: Path) -> None:
 
 
 def test_old_directory_of_a_live_process_stays(root: Path) -> None:
-    cache.cache_root()
+    cache_places.cache_root()
     mine = root / "plans" / f".tmp-{os.getpid()}-00ff"
     mine.mkdir()
     os.utime(mine, (1, 1))
@@ -206,7 +206,7 @@ def test_entry_copied_under_another_name_is_damage(root: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["file", "empty directory"])
 def test_something_else_under_the_entrys_name(root: Path, kind: str) -> None:
-    path = cache.cache_root() / "plans" / KEY.digest()
+    path = cache_places.cache_root() / "plans" / KEY.digest()
     path.write_text("?") if kind == "file" else path.mkdir()
     with pytest.warns(RuntimeWarning, match="damaged"):
         assert not cache.get_or_build(KEY, build).hit

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from monoplan.ir.errors import CompileError
-from monoplan.runtime import cache
+from monoplan.runtime import cache, cache_places
 from tests.runtime.cache_support import IMPORT_ROOT, KEY, build, never, plans, truncate
 
 pytestmark = pytest.mark.usefixtures("root")
@@ -36,14 +36,14 @@ def test_unusable_place_falls_to_a_temporary_one(
         cache.get_or_build(replace(KEY, abi=2), build)
     assert len(caught) == 1 and place in str(caught[0].message) and "temporary" in str(caught[0].message)
     assert second.hit and second.path == first.path
-    assert stat.S_IMODE(cache.cache_root().stat().st_mode) == 0o700
+    assert stat.S_IMODE(cache_places.cache_root().stat().st_mode) == 0o700
     assert cache.info().temporary and cache.info().entries == 2
 
 
 def test_temporary_root_is_removed_at_exit(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "tmp").mkdir()
-    code = "from monoplan.runtime import cache; print(cache.cache_root())"
+    code = "from monoplan.runtime import cache_places; print(cache_places.cache_root())"
     environ = {"MONOPLAN_CACHE_DIR": str(tmp_path / "file/x"), "TMPDIR": str(tmp_path / "tmp")}
     environ = {**os.environ, "PYTHONPATH": str(IMPORT_ROOT), **environ}
     done = subprocess.run(
@@ -125,11 +125,11 @@ def test_fork_does_not_remove_the_parents_temporary_root(tmp_path: Path) -> None
     code = """
         import os, sys, warnings
         warnings.simplefilter("ignore")
-        from monoplan.runtime import cache
-        mine = cache.cache_root()
+        from monoplan.runtime import cache_places
+        mine = cache_places.cache_root()
         pid = os.fork()
         if pid == 0:
-            assert cache.cache_root() != mine
+            assert cache_places.cache_root() != mine
             sys.exit(0)  # runs the exit handlers of the parent, in the child
         assert os.waitpid(pid, 0)[1] == 0
         assert mine.is_dir()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from monoplan.runtime import cache, compilers, doctor, features
+from monoplan.runtime import cache, cache_places, compilers, doctor, features
 
 LABELS = (
     "python numpy compiler cpu isa features threads cache cached gpu"
@@ -21,7 +21,7 @@ LABELS = (
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MONOPLAN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_state", cache._State())
+    monkeypatch.setattr(cache_places, "_state", cache_places._State())
     for name in ("MONOPLAN_ISA", "MONOPLAN_NUM_THREADS", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     fake = tmp_path / "mycc"  # quick; the real one is asked in one test

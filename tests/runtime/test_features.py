@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from monoplan.ir.errors import ArgumentError
-from monoplan.runtime import cache, compilers, cpu_info, features, processes
+from monoplan.runtime import cache_places, compilers, cpu_info, features, processes
 from monoplan.runtime.features import CpuFeatures
 
 COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
@@ -28,7 +28,7 @@ N1 = frozenset("fp asimd atomics crc32 asimdrdm fphp asimdhp asimddp".split())
 @pytest.fixture(autouse=True)
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONOPLAN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_state", cache._State())
+    monkeypatch.setattr(cache_places, "_state", cache_places._State())
     for name in ("MONOPLAN_ISA", "CC"):
         monkeypatch.delenv(name, raising=False)
     features._detect.cache_clear()
@@ -279,7 +279,7 @@ def test_probe_runs_elsewhere_when_the_temporary_directory_is_noexec(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
     trial = features._Trial(compilers.find_compiler(), "model")
     assert trial(CpuFeatures(cpu_info.machine(), isa, ())) == ""
-    assert len(places) == 2 and places[1].is_relative_to(cache.cache_root())
+    assert len(places) == 2 and places[1].is_relative_to(cache_places.cache_root())
 
 
 def test_without_a_compiler_flags_are_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from monoplan.runtime import cache, compilers, processes, toolchain
+from monoplan.runtime import cache, cache_places, compilers, processes, toolchain
 from tests.runtime.test_toolchain import COMPILERS, SOURCE, needs_compiler, plan, root, script
 
 __all__ = ["root"]  # the fixture of every test there and here
@@ -76,6 +76,6 @@ def test_openmp_is_found_without_a_temporary_directory(tmp_path: Path, monkeypat
     compiler = compilers.find_compiler()
     expected = compilers.has_openmp(compiler, fresh=True)
     compilers._openmp.cache_clear()
-    shutil.rmtree(cache.cache_root() / "facts")
+    shutil.rmtree(cache_places.cache_root() / "facts")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     assert compilers.has_openmp(compiler) is expected

@@ -14,7 +14,7 @@ import pytest
 from cffi import FFI
 
 from monoplan.ir.errors import CompileError
-from monoplan.runtime import cache, compilers, facts, processes, toolchain
+from monoplan.runtime import cache, cache_places, compilers, facts, processes, toolchain
 
 IMPORT_ROOT = Path(toolchain.__file__).parents[2]
 SOURCE = '#include "answer.h"\nint answer(void) { return ANSWER; }\n'
@@ -27,7 +27,7 @@ needs_compiler = pytest.mark.skipif(not COMPILERS, reason="no C compiler here")
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MONOPLAN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(cache, "_state", cache._State())
+    monkeypatch.setattr(cache_places, "_state", cache_places._State())
     compilers._identify_signed.cache_clear()
     compilers._openmp.cache_clear()
     return tmp_path / "cache"
