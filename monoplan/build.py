@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +35,6 @@ from monoplan.runtime.comm import Communicator
 
 Array = np.ndarray[Any, Any]
 VERSION = "0.1.0"
-KNOWN_AFTER = 0.02  # seconds in which features.detect has answered, unless it has to ask a compiler
 
 
 def build(
@@ -78,18 +76,17 @@ def _build_cpu(
     module: Module, arguments: Mapping[str, Any], dtype: DType | None, options: Options, clock: _Clock
 ) -> Built:
     """A plan for this CPU: what the cache has seen before is neither traced nor lowered again, unless somebody asks."""
+    from monoplan import plan_cache
     from monoplan.runtime import features, packing
+    from monoplan.runtime.cpu import host_target
     from monoplan.runtime.once import begin
 
-    machine, pipeline = begin(features.detect), _pipeline(options)
-
-    from monoplan import plan_cache  # both take a while to import: a compiler may run meanwhile
-    from monoplan.runtime.cpu import host_target
-
+    pipeline = _pipeline(options)
     traced = functools.cache(lambda: _traced(module, arguments, dtype))
     passed = functools.cache(lambda: run_passes(traced()[1], pipeline, options.stop_after))
-    if not wait([machine], KNOWN_AFTER).done:
-        traced()  # this machine is new and is being tried: so no cache has the plan
+    if not features.is_tried():  # this machine is new: no cache has the plan, and it is made while a compiler runs
+        begin(features.detect)
+        traced()
         clock.lap("trace")
         passed()
         clock.lap("passes")

@@ -6,6 +6,7 @@ report instructions that they lack, and AMX needs the kernel's permission. The o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -131,6 +132,26 @@ def choose(arch: str, flags: frozenset[str], wanted: str, trial: Callable[[CpuFe
     )
 
 
+def is_tried() -> bool:
+    """Whether detect() will answer at once: else it lets a compiler build a trial, and runs it."""
+    wanted = os.environ.get("MONOPLAN_ISA", "").strip().lower()
+    if _detect.knows(wanted, os.environ.get("CC", "")):
+        return True
+    arch, (model, flags) = machine(), read_cpu()
+    untried: list[CpuFeatures] = []
+
+    def recall(candidate: CpuFeatures) -> str:
+        objection = trial.recall(candidate)
+        if objection is None:
+            untried.append(candidate)
+        return objection or ""
+
+    with contextlib.suppress(CompileError, ArgumentError):  # nothing can be tried: detect() says why
+        trial = _Trial(compilers.find_compiler(), model)
+        choose(arch, flags, wanted, recall)
+    return not untried
+
+
 @Once
 def _detect(wanted: str, _cc: str) -> CpuFeatures:
     arch, (model, flags) = machine(), read_cpu()
@@ -150,13 +171,21 @@ class _Trial:
     model: str
     unbuilt: list[tuple[str, str]] = field(default_factory=list)
 
-    def __call__(self, candidate: CpuFeatures) -> str:
+    def recall(self, candidate: CpuFeatures) -> str | None:
+        """What an earlier trial said; None: there was none."""
         if candidate.isa in (*_BASELINE, _EMULATED):
             return ""
+        fact = facts.recall("isa", self._key(candidate))
+        return str(fact["objection"]) if fact else None
+
+    def _key(self, candidate: CpuFeatures) -> str:
         flags = compile_flags(candidate)
-        key = json.dumps([self.compiler.identity, self.model, candidate.key, platform.release(), flags])
-        fact = facts.recall("isa", key)
-        objection = str(fact["objection"]) if fact else self._run(candidate, key, flags)
+        return json.dumps([self.compiler.identity, self.model, candidate.key, platform.release(), flags])
+
+    def __call__(self, candidate: CpuFeatures) -> str:
+        objection = self.recall(candidate)
+        if objection is None:
+            objection = self._run(candidate, self._key(candidate), compile_flags(candidate))
         # Asked in this process too: the remembered probe may have run outside of its sandbox.
         if not objection and candidate.isa == "amx" and not request_tiles():
             return _NO_TILES

@@ -20,7 +20,8 @@ class Once(Generic[P, T]):
 
     def __init__(self, function: Callable[P, T]) -> None:
         functools.update_wrapper(self, function)
-        self._known: Any = functools.cache(function)
+        self._function = function
+        self._known: dict[Any, T] = {}
         self._renew()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._renew)  # the thread that holds it does not live in the child
@@ -29,12 +30,19 @@ class Once(Generic[P, T]):
         self._at_work = threading.RLock()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        key = (args, tuple(kwargs.items()))
         with self._at_work:
-            return self._known(*args, **kwargs)  # type: ignore[no-any-return]
+            if key not in self._known:
+                self._known[key] = self._function(*args, **kwargs)
+            return self._known[key]
+
+    def knows(self, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Whether the answer is there."""
+        return (args, tuple(kwargs.items())) in self._known
 
     def cache_clear(self) -> None:
         """Forgets all answers."""
-        self._known.cache_clear()
+        self._known.clear()
 
 
 def begin(function: Callable[[], T]) -> Future[T]:

@@ -209,6 +209,25 @@ def test_override_by_environment(monkeypatch: pytest.MonkeyPatch, isa: str) -> N
         features.detect()
 
 
+@needs_compiler
+def test_whether_a_compiler_will_be_asked_is_known_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONOPLAN_ISA", "generic")
+    assert features.is_tried()  # there is nothing to try
+    monkeypatch.setenv("MONOPLAN_ISA", "avx1024")
+    assert features.is_tried()  # nor here: detect raises at once
+    monkeypatch.delenv("MONOPLAN_ISA")
+    compilers.find_compiler()
+    for new in (True, False, False):
+        runs = processes.compiler_runs()
+        tried = features.is_tried()
+        found = features.detect()
+        assert tried is (processes.compiler_runs() == runs)
+        assert tried is (not new or found.isa in ("scalar", "generic"))
+        features._detect.cache_clear()  # as a new process
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    assert features.is_tried()
+
+
 @pytest.fixture
 def write_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Puts another program in place of those that try the CPU."""

@@ -25,6 +25,7 @@ def test_threads_wait_for_the_one_that_is_at_work() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(slow, [3, 3, 3, 3])) == [9, 9, 9, 9]
+    assert slow.knows(3) and not slow.knows(2)
     assert asked == [3] and slow(2) == 4 and asked == [3, 2]
     slow.cache_clear()
     assert slow(3) == 9 and asked == [3, 2, 3]
