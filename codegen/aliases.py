@@ -7,6 +7,16 @@ from monoplan.ir.graph import Graph, Op, Value
 
 def aliased_outputs(graph: Graph) -> dict[int, int]:
     """Outputs that are an input's own storage after in-place updates, with that input's number: they need no buffer."""
+    origin, found = _origins(graph), {}
+    for i, j in graph.writes:
+        v = graph.outputs[j]
+        if v not in graph.inputs and origin.get(v) is graph.inputs[i]:
+            found[j] = i
+    return found
+
+
+def _origins(graph: Graph) -> dict[Value, Value]:
+    """The input in whose storage a value lies, of those that are an input or its in-place update."""
     origin: dict[Value, Value] = {v: v for v in graph.inputs}
     for op in graph.ops:
         for result, name in op.opdef.inplace.items():
@@ -15,24 +25,14 @@ def aliased_outputs(graph: Graph) -> dict[int, int]:
                 origin[op.results[result]] = origin[source]
         if op.opdef.kind == "repeat":
             origin |= _repeat_origins(op, origin)
-    found = {}
-    for i, j in graph.writes:
-        v = graph.outputs[j]
-        if v not in graph.inputs and origin.get(v) is graph.inputs[i]:
-            found[j] = i
-    return found
+    return origin
 
 
 def _repeat_origins(op: Op, origin: dict[Value, Value]) -> dict[Value, Value]:
     """In-place updates inside a rolled body, seen from outside."""
     a = op.attrs
     body, count, carried, shared = a["body"], a["count"], a["carried"], a["shared"]
-    inside: dict[Value, Value] = {v: v for v in body.inputs}
-    for inner in body.ops:
-        for result, name in inner.opdef.inplace.items():
-            source = inner.operand(name)
-            if source in inside:
-                inside[inner.results[result]] = inside[source]
+    inside = _origins(body)
     found: dict[Value, Value] = {}
     for i, out in enumerate(body.outputs[carried:]):
         source = inside.get(out)

@@ -27,7 +27,7 @@ def parts(text: str, functions: Sequence[Function], cores: int = MOST) -> tuple[
     head, tail = text[: text.index(spans[0][1].comment)], text[last + len(final.text) :]
     bins: list[list[tuple[int, Function]]] = [[] for _ in range(count)]
     sizes = [0] * count
-    sizes[-1] = len(tail) // 3  # calls take a third of the time of kernels as long
+    sizes[-1] = len(tail) // 3  # as many characters of calls are compiled in a third of the time
     for at, f in sorted(spans, key=lambda span: -len(span[1].text)):
         lightest = sizes.index(min(sizes))
         bins[lightest].append((at, f))

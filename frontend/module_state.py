@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,7 @@ from monoplan.ir.errors import LoadError
 class LoadsState:
     """The part of Module that takes values for its parameters and buffers."""
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Every parameter and persistent buffer by dotted path."""
-        raise NotImplementedError
+    state_dict: Callable[[], dict[str, Tensor]]
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:
         """Copies tensors in by name; gives (missing, unexpected), which strict loading refuses.

@@ -75,7 +75,12 @@ class CpuFeatures:
 
 def detect() -> CpuFeatures:
     """The features of this machine, tried and remembered; MONOPLAN_ISA chooses a lower level."""
-    return _detect(os.environ.get("MONOPLAN_ISA", "").strip().lower(), os.environ.get("CC", ""))
+    return _detect(*_asked())
+
+
+def _asked() -> tuple[str, str]:
+    """What the environment says: the wanted level, and the compiler that must know it."""
+    return os.environ.get("MONOPLAN_ISA", "").strip().lower(), os.environ.get("CC", "")
 
 
 def levels(arch: str, flags: frozenset[str]) -> tuple[str, ...]:
@@ -134,9 +139,9 @@ def choose(arch: str, flags: frozenset[str], wanted: str, trial: Callable[[CpuFe
 
 def is_tried() -> bool:
     """Whether detect() will answer at once: else it lets a compiler build a trial, and runs it."""
-    wanted = os.environ.get("MONOPLAN_ISA", "").strip().lower()
-    if _detect.knows(wanted, os.environ.get("CC", "")):
+    if _detect.knows(*_asked()):
         return True
+    wanted, _ = _asked()
     arch, (model, flags) = machine(), read_cpu()
     untried: list[CpuFeatures] = []
 
