@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -70,27 +69,6 @@ def is_pristine() -> bool:
 
     loader = environment().loader
     return type(loader) is FileSystemLoader and loader.searchpath == [str(HERE / "templates")]
-
-
-def keep_bytecode(folder: Path) -> None:
-    """Lets compiled templates lie in a folder: jinja2's parser and compiler cost more than all rendering."""
-    from jinja2 import FileSystemBytecodeCache
-    from jinja2.bccache import Bucket
-
-    class BestEffort(FileSystemBytecodeCache):
-        """A folder that can't be read or written (a full disk) costs time, and nothing else."""
-
-        def load_bytecode(self, bucket: Bucket) -> None:
-            with contextlib.suppress(OSError):
-                super().load_bytecode(bucket)
-
-        def dump_bytecode(self, bucket: Bucket) -> None:
-            with contextlib.suppress(OSError):
-                super().dump_bytecode(bucket)
-
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    environment().bytecode_cache = BestEffort(str(folder))
 
 
 def _symbols_used(k: Kernel) -> list[str]:

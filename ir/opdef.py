@@ -111,16 +111,8 @@ class OpDef:
 
         return apply(self, operands, attrs)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _registered, (self.name,)
-
     def __repr__(self) -> str:
         return f"<op {self.name}{self.signature()}>"
-
-
-def _registered(name: str) -> OpDef:
-    """How a pickled graph finds its ops again."""
-    return REGISTRY[name]
 
 
 def op(

@@ -168,12 +168,10 @@ def make_executable(
 def _lower(graph: Graph) -> tuple[Any, Any]:
     """Plan and source of a graph for this CPU."""
     from monoplan.codegen.plan import make_plan
-    from monoplan.codegen.render import keep_bytecode, render_cpu
-    from monoplan.runtime.cache_places import cache_root
+    from monoplan.codegen.render import render_cpu
     from monoplan.runtime.cpu import host_target
 
     plan = make_plan(graph, host_target())
-    keep_bytecode(cache_root() / "facts")
     return plan, render_cpu(plan, VERSION)
 
 

@@ -1,9 +1,9 @@
 """Plans on disk: what was compiled before is not traced, rewritten and rendered again.
 
-`plan-<key>.pickle` holds the final graph, the plan and the source of a traced graph; its key is that graph's text with
-all locations. `call-<key>.pickle` leads there from a module of the library itself without tracing it; its key is the
+`plan-<key>.sealed` holds the final graph, the plan and the source of a traced graph; its key is that graph's text with
+all locations. `call-<key>.sealed` leads there from a module of the library itself without tracing it; its key is the
 module's structure and the types of the arguments. Both keys also hold the options, the target and the text of every
-file that has a part in it. Entries lie in the build cache's folder of facts and are trusted like the binaries beside.
+file that has a part in it. Entries are data (ir/records.py), lie sealed in the cache's folder of facts, and hold no code.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import contextlib
 import functools
 import hashlib
 import os
-import pickle
 import platform
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,13 +23,14 @@ from monoplan.frontend.pytree import flatten
 from monoplan.frontend.specs import Spec
 from monoplan.frontend.structure import structure
 from monoplan.frontend.tensor import Tensor
+from monoplan.ir import records
 from monoplan.ir.graph import Graph
 from monoplan.ir.printer import print_graph
 from monoplan.ir.sizes import Question
 from monoplan.options import Options
 from monoplan.passes.manager import Pass, Stage
 from monoplan.passes.pipeline import PIPELINE, UNFUSED
-from monoplan.runtime import cache_places
+from monoplan.runtime import cache_places, facts
 
 KEPT = 256  # entries of each kind; the longest unused go first
 _FOLDERS = ("ir", "passes", "codegen", "frontend", "models")
@@ -103,8 +102,6 @@ def _digest(*parts: str) -> str:
 
 def recall_plan(key: str | None) -> tuple[Graph, tuple[Question, ...], tuple[Any, Any]] | None:
     """Final graph, questions about sizes, plan and source of a traced graph."""
-    import monoplan.ir.ops  # noqa: F401  (ops are pickled by name)
-
     found: tuple[Graph, tuple[Question, ...], tuple[Any, Any]] | None = None if key is None else _recall("plan", key)
     return found
 
@@ -137,32 +134,49 @@ def tensors(module: Module) -> dict[str, Tensor]:
 
 
 def _recall(kind: str, key: str) -> Any:
-    for root in cache_places.read_roots():
-        path = _path(root, kind, key)
-        try:
-            made = pickle.loads(path.read_bytes())
-            os.utime(path)
-            return made
-        except OSError:
-            continue
-        except Exception:  # a damaged entry is no entry
-            with contextlib.suppress(OSError):
-                path.unlink()
-    return None
+    import monoplan.ir.ops  # noqa: F401  (fills the registry of ops)
+
+    table = facts.recall_file(_name(kind, key), used=True)
+    if table is None:
+        return None
+    try:
+        return records.load(table, classes())
+    except records.RecordError:  # of another version of this code: the digest was right
+        return None
 
 
 def _remember(kind: str, key: str, value: Any) -> None:
     """Keeps an entry for later processes; failing to write it is no error."""
-    path = _path(cache_places.cache_root(), kind, key)
-    temp = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+    try:
+        table = records.dump(value, classes())
+    except records.RecordError:  # results in a class of the user's
+        return
+    facts.remember_file(_name(kind, key), table)
+    folder = cache_places.cache_root() / "facts"
     with contextlib.suppress(OSError):
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        temp.write_bytes(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
-        os.replace(temp, path)
-        entries = sorted(path.parent.glob(f"{kind}-*.pickle"), key=lambda p: p.stat().st_mtime)
+        entries = sorted(folder.glob(f"{kind}-*.sealed"), key=lambda p: p.stat().st_mtime)
         for old in entries[:-KEPT]:
             old.unlink()
 
 
-def _path(root: Path, kind: str, key: str) -> Path:
-    return root / "facts" / f"{kind}-{key}.pickle"
+def _name(kind: str, key: str) -> str:
+    return f"{kind}-{key}.sealed"
+
+
+@functools.cache
+def classes() -> tuple[type, ...]:
+    """The classes that an entry may be made of."""
+    from monoplan.codegen import kernels, lower, memory, operands, plan, render, schedule, target, views
+    from monoplan.codegen import schedule_attention as attention
+    from monoplan.codegen import schedule_linear as linear
+    from monoplan.frontend.pytree import Tree
+    from monoplan.ir import dims, expr, graph, sizes, types
+
+    return (
+        graph.Graph, graph.Param, graph.Op, graph.Value, graph.Loc, types.TensorType, dims.Expr, dims.FloorDiv,
+        expr.Arg, expr.Const, expr.Call, sizes.Question, Tree,
+        plan.Plan, plan.Step, plan.StepLoop, lower.ParamUse, memory.Arena, memory.Lifetime, views.Buffer, views.View,
+        operands.Operand, operands.Body, target.Target, render.Source, render.Function,
+        schedule.Schedule, linear.LinearSchedule, linear.Blocking, attention.AttentionSchedule,
+        *sorted(kernels.Kernel.__subclasses__(), key=lambda cls: cls.__name__),
+    )  # fmt: skip

@@ -1,10 +1,12 @@
 """The content-addressed build cache: an entry appears whole, by one rename, or not at all.
 
-    <root>/plans/<digest>/   plan.c (and its headers), plan.so, build.sh, build.log, meta.json
-    <root>/facts/            small answers about this machine's compiler and CPU (see facts.py)
+    <root>/plans/<digest>/   plan.c (and its headers), plan.so, build.sh, build.log, meta.sealed
+    <root>/facts/            small answers about this machine's compiler and CPU (see facts.py), and plans as data
     <root>/failed/           sources whose build failed, kept for the reader of the error
 
 There are no locks: two builders of one key make equal entries, and the loser of the rename discards its own.
+An entry is used if nobody else can have written any part of it (trusted.py) and every file has the digest that
+meta.sealed recorded; meta.sealed is sealed with its own. Anything else is a miss.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 
 from monoplan.ir.errors import ArgumentError, CompileError
+from monoplan.runtime import trusted
 from monoplan.runtime.cache_files import FACT_NAME, FAILED_NAME, discard, entries_of, remove_named, sweep
 from monoplan.runtime.cache_places import (
     cache_root,
@@ -33,15 +36,16 @@ from monoplan.runtime.cache_places import (
     read_roots,
     temporary_root,
     wanted_root,
+    warn_damaged,
 )
-from monoplan.runtime.warn import warn
 
+FORMAT = 2  # of an entry: versions that keep other files, or check others, have entries of their own
 DEFAULT_MAX_BYTES = 2_000_000_000
 RECENT_SECONDS = 600
 FILE_NAMES = {"c": ("plan.c", "plan.so"), "cuda": ("plan.cu", "plan.cubin")}
 
 # The place is at fault, not the build: another may do. ESTALE is NFS's word for a directory that went away.
-_PLACE_ERRORS = "ENOSPC EDQUOT EROFS EACCES EPERM ENOTDIR EIO ESTALE".split()
+_PLACE_ERRORS = "ENOSPC EDQUOT EFBIG EROFS EACCES EPERM ENOTDIR EIO ESTALE".split()
 _PLACE_TEXTS = ("No space left on device", "Disk quota exceeded", "Read-only file system")
 
 
@@ -61,7 +65,8 @@ class BuildKey:
         """The name of the entry: sha256 of all fields, but for comments in C: they hold the user's lines, which move
         whenever a file is edited above them."""
         source = _TOKEN.sub(_without_comment, self.source) if self.language == "c" else self.source
-        return hashlib.sha256(json.dumps(asdict(self) | {"source": source}, sort_keys=True).encode()).hexdigest()
+        parts = asdict(self) | {"source": source, "format": FORMAT}
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 # A string, a character or a comment, whichever begins first.
@@ -116,14 +121,23 @@ def get_or_build(key: BuildKey, build: Callable[[Path], None]) -> Entry:
     return entry
 
 
+def build_privately(key: BuildKey, build: Callable[[Path], None]) -> Entry:
+    """The entry of `key` in the temporary place of this process, which no other process clears."""
+    root = temporary_root()
+    return _lookup(root, key) or _build_in(root, key, build)
+
+
 def _build_somewhere(key: BuildKey, build: Callable[[Path], None]) -> Entry:
-    root = cache_root()
+    root, again = cache_root(), 3
     while True:
         try:
             return _build_in(root, key, build)
         except (OSError, CompileError) as error:
             if not _place_at_fault(error):
                 raise
+            if getattr(error, "errno", None) == errno.ESTALE and again:
+                again -= 1  # somebody clears the cache: the place itself is in order
+                continue
             if is_temporary(root):
                 raise (no_place(error, root) if isinstance(error, OSError) else error) from None
             leave(root, getattr(error, "strerror", None) or "the compiler could not write there")
@@ -135,43 +149,48 @@ def _lookup(root: Path, key: BuildKey) -> Entry | None:
     if not os.path.exists(path):  # not Path.exists: that one raises where the directory may not be entered
         return None
     # Asked twice: while another process replaces the entry, one look may see half of it old, half new.
-    problem = _problem(path, key) and _problem(path, key)
+    problem = _problem(root, key) and _problem(root, key)
     if problem is None:
         with contextlib.suppress(OSError):  # a read-only cache is still a cache
-            os.utime(path / "meta.json")  # the clock of the LRU; its content is not touched
+            os.utime(path / "meta.sealed")  # the clock of the LRU; its content is not touched
         return _entry(path, key, hit=True)
     if os.path.exists(path):  # else another process cleared it while we read: an ordinary miss
-        warn(f"damaged cache entry {path} ({problem}): rebuilt")
+        warn_damaged(f"entry {path} ({problem})")
         discard(path)
     return None
 
 
-def _problem(path: Path, key: BuildKey) -> str | None:
-    """Why the entry can't be used, or None when its binary has the recorded sum."""
-    binary = FILE_NAMES[key.language][1]
+def _problem(root: Path, key: BuildKey) -> str | None:
+    """Why the entry can't be used, or None when nobody else could write it and all its files have the recorded sums."""
     try:
-        meta = json.loads((path / "meta.json").read_text("utf-8"))
-        recorded = meta["files"][binary]["sha256"]
-        actual = _sha256(path / binary)
+        files = trusted.read_all(root, f"plans/{key.digest()}")
+        meta = json.loads(trusted.unseal("meta.sealed", files.pop("meta.sealed")) or b"null")
+        if meta is None:
+            return "meta.sealed is damaged"
         if meta["digest"] != key.digest():
-            return "meta.json belongs to another key"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+            return "meta.sealed belongs to another key"
+        recorded = {name: file["sha256"] for name, file in meta["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
-    return None if actual == recorded else f"{binary} does not have the recorded sha256"
+    actual = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    for name in sorted({*recorded, *actual, FILE_NAMES[key.language][1]}):
+        if recorded.get(name) is None or recorded[name] != actual.get(name):
+            return f"{name} does not have the recorded sha256"
+    return None
 
 
 def _build_in(root: Path, key: BuildKey, build: Callable[[Path], None]) -> Entry:
     plans = root / "plans"
-    plans.mkdir(mode=0o700, exist_ok=True)
     temp = plans / f".tmp-{os.getpid()}-{secrets.token_hex(8)}"
-    temp.mkdir(mode=0o700)
     try:
+        plans.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temp.mkdir(mode=0o700)
         _write_sources(temp, key)
         build(temp)
         if not (temp / FILE_NAMES[key.language][1]).is_file():
             raise CompileError(f"the build made no {FILE_NAMES[key.language][1]}")
         _write_meta(temp, key)
-        _publish(temp, plans / key.digest(), key)
+        _publish(temp, root, key)
     except (FileNotFoundError, CompileError) as error:
         if temp.exists():
             raise
@@ -192,30 +211,39 @@ def _write_sources(temp: Path, key: BuildKey) -> None:
 
 
 def _write_meta(temp: Path, key: BuildKey) -> None:
-    """Writes meta.json, then forces everything to the disk: after the rename a crash must not tear it."""
-    names = sorted(p.relative_to(temp).as_posix() for p in temp.rglob("*") if p.is_file())
+    """Writes meta.sealed, then forces everything to the disk: after the rename a crash must not tear it.
+
+    Whatever the umask and the compiler did, nobody else may write what lies here.
+    """
+    paths = sorted(temp.rglob("*"))
+    for path in paths:
+        os.chmod(path, 0o700 if path.is_dir() or path.suffix in (".so", ".sh") else 0o600)
     parts = asdict(key)
     del parts["source"], parts["headers"]  # they lie beside it, as files
+    files = {p.relative_to(temp).as_posix(): p.read_bytes() for p in paths if p.is_file()}
     meta = {
         "digest": key.digest(),
         "key": parts,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "files": {n: {"sha256": _sha256(temp / n), "bytes": (temp / n).stat().st_size} for n in names},
+        "files": {n: {"sha256": hashlib.sha256(d).hexdigest(), "bytes": len(d)} for n, d in files.items()},
     }
-    (temp / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", "utf-8")
-    for path in temp.rglob("*"):
+    sealed = temp / "meta.sealed"
+    sealed.write_bytes(trusted.seal("meta.sealed", json.dumps(meta, indent=1).encode() + b"\n"))
+    os.chmod(sealed, 0o600)
+    for path in (*paths, sealed):
         if path.is_file():
             _fsync(path)
 
 
-def _publish(temp: Path, final: Path, key: BuildKey) -> None:
+def _publish(temp: Path, root: Path, key: BuildKey) -> None:
+    final = root / "plans" / key.digest()
     for _ in range(8):
         try:
             os.rename(temp, final)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
-            if _problem(final, key) is None:
+            if _problem(root, key) is None:
                 return  # another process won the race; our copy is discarded by the caller
             discard(final)
         else:
@@ -235,10 +263,6 @@ def _place_at_fault(error: Exception) -> bool:
     if isinstance(error, OSError):
         return errno.errorcode.get(error.errno or 0) in _PLACE_ERRORS
     return any(text in str(error) for text in _PLACE_TEXTS)  # the compiler ran into it, and said so
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _fsync(path: Path) -> None:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 STALE_SECONDS = 3600  # a temporary directory this old, of a dead process, is rubbish
 TEMP_NAME = re.compile(r"\.tmp-([0-9]{1,9})-[0-9a-f]+")
-# What `clear` may remove: the folder of a cache may hold files of others, too. A number of process and thread in
-# place of the suffix, or .tmp behind it, is of a file that was being written.
+# What `clear` may remove: the folder of a cache may hold files of others, too. The second form of a fact is one that
+# was being written; the third is what earlier versions left.
 PLAN_NAME = re.compile(r"[0-9a-f]{64}")
 FACT_NAME = re.compile(
-    r"[a-z-]+-[0-9a-f]{24}\.(json|[0-9]+-[0-9]+)"  # facts.remember
-    r"|(plan|call)-[0-9a-f]{64}\.(pickle|[0-9]+-[0-9]+)"  # plan_cache.py
-    r"|__jinja2_[0-9a-f]{40}\.cache(\w+\.tmp)?"  # compiled templates
+    r"[a-z-]+-([0-9a-f]{24}|[0-9a-f]{64})\.sealed"
+    r"|\.tmp-[0-9]{1,9}-[0-9a-f]{16}"
+    r"|[a-z-]+-[0-9a-f]{24}\.json|(plan|call)-[0-9a-f]{64}\.pickle|__jinja2_[0-9a-f]{40}\.cache"
 )
 FAILED_NAME = re.compile(r"[0-9a-f]{16}|tmp-[0-9]{1,9}-[0-9a-f]+")
 
@@ -29,7 +29,7 @@ def entries_of(root: Path) -> Iterator[tuple[float, int, Path]]:
     for path in sorted(p for p in (root / "plans").glob("[0-9a-f]*") if PLAN_NAME.fullmatch(p.name)):
         try:
             size = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
-            meta = path / "meta.json"
+            meta = path / "meta.sealed"
             yield (meta if meta.exists() else path).stat().st_mtime, size, path
         except OSError:
             continue
@@ -40,7 +40,7 @@ def discard(path: Path) -> bool:
     trash = path.parent / f".tmp-{os.getpid()}-{secrets.token_hex(8)}"
     try:
         os.rename(path, trash)
-        trash.unlink() if trash.is_file() else shutil.rmtree(trash, ignore_errors=True)
+        trash.unlink() if trash.is_symlink() or not trash.is_dir() else shutil.rmtree(trash, ignore_errors=True)
     except OSError:
         return False
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import io
 from typing import Any
@@ -15,13 +16,18 @@ def declared(cdef: str) -> Any:
     import _cffi_backend  # type: ignore[import-untyped]
 
     key = f"cffi {_cffi_backend.__version__}\n{cdef}"
-    fact = facts.recall("cffi", key)
+    fact = facts.recall("cffi-tables", key)
     if fact is None:
-        fact = {"code": _parsed(cdef)}
-        facts.remember("cffi", key, fact)
-    names: dict[str, Any] = {}
-    exec(compile(str(fact["code"]), "<cffi declarations>", "exec"), names)
-    return names["ffi"]
+        fact = {"tables": repr(_tables(_parsed(cdef)))}
+        facts.remember("cffi-tables", key, fact)
+    return _cffi_backend.FFI("monoplan_declarations", **ast.literal_eval(str(fact["tables"])))
+
+
+def _tables(code: str) -> dict[str, Any]:
+    """The tables of types and functions in the Python code that cffi makes: literals, which are read and not run."""
+    (call,) = (node.value for node in ast.parse(code).body if isinstance(node, ast.Assign))
+    assert isinstance(call, ast.Call)
+    return {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
 
 
 def _parsed(cdef: str) -> str:

@@ -165,8 +165,9 @@ def load(
 ) -> tuple[T, cache.Entry]:
     """opener(path) and the entry it opened; survives a noexec cache, a concurrent clear and a stale entry."""
     errors: list[str] = []
-    for _ in range(4):
-        entry, errors = cache.get_or_build(key, build), []
+    for again in range(4, -1, -1):
+        # The last try is made where nobody clears the cache between the build and the load.
+        entry, errors = (cache.get_or_build if again else cache.build_privately)(key, build), []
         for path in load_candidates(entry):
             try:
                 library = opener(str(path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from monoplan.codegen.plan import make_plan
-from monoplan.codegen.render import environment, headers, keep_bytecode, render_cpu
+from monoplan.codegen.render import headers, render_cpu
 from monoplan.codegen.target import cpu_target
 from monoplan.ir.builder import build_graph
 from monoplan.ir.graph import Graph
@@ -38,22 +37,6 @@ STRICT = ("-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fPIC")
 
 def source_of(graph: Graph) -> str:
     return render_cpu(make_plan(graph, host_target()), "test").text
-
-
-def test_a_full_disk_under_the_kept_templates_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    before = source_of(mixed_graph())
-    monkeypatch.setattr(environment(), "bytecode_cache", None)
-    environment().cache.clear()  # of templates in memory
-    monkeypatch.setattr("jinja2.bccache.tempfile.NamedTemporaryFile", full)
-    keep_bytecode(tmp_path / "kept")
-    assert source_of(mixed_graph()) == before and list((tmp_path / "kept").iterdir()) == []
-    (tmp_path / "file").touch()
-    keep_bytecode(tmp_path / "file" / "kept")
-    environment().cache.clear()
-    assert source_of(mixed_graph()) == before
 
 
 def compile_strictly(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,19 @@ from jinja2 import ChoiceLoader, DictLoader
 import monoplan as mp
 from monoplan import build, built, nn, plan_cache
 from monoplan.codegen import render
+from monoplan.codegen.plan import make_plan
 from monoplan.frontend.specs import spec
 from monoplan.frontend.structure import structure
 from monoplan.frontend.tensor import Tensor
 from monoplan.frontend.tracer import trace
+from monoplan.ir import records
 from monoplan.models import LlamaForCausalLM
 from monoplan.nn import functional as F
 from monoplan.options import Options
+from monoplan.runtime import trusted
+from monoplan.runtime.cpu import host_target
 from monoplan.runtime.ffi import declared
+from tests.codegen.mixed import mixed_graph
 from tests.integration.support import small_config
 
 MAKERS = plan_cache.makers
@@ -65,7 +71,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def entries(folder: Path, kind: str) -> list[Path]:
-    return sorted((folder / "facts").glob(f"{kind}-*.pickle"))
+    return sorted((folder / "facts").glob(f"{kind}-*.sealed"))
 
 
 def test_a_model_is_neither_traced_nor_lowered_twice(cache_dir: Path, counts: dict[str, int]) -> None:
@@ -177,6 +183,27 @@ def test_a_damaged_entry_is_no_entry(cache_dir: Path, counts: dict[str, int]) ->
     assert counts == {"trace": 3, "run_passes": 3}
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_plan_is_the_same_after_it_was_data(dtype: str) -> None:
+    graph = mixed_graph(dtype)
+    plan = make_plan(graph, host_target())
+    source = render.render_cpu(plan, "1")
+    table = json.loads(json.dumps(records.dump((graph, plan, source), plan_cache.classes())))
+    _, plan_again, source_again = records.load(table, plan_cache.classes())
+    assert source_again == source and str(plan_again) == str(plan)
+    assert render.render_cpu(plan_again, "1").text == source.text
+
+
+def test_nothing_but_data_is_kept(cache_dir: Path) -> None:
+    """Whatever a later process reads is sealed JSON, a source, a log, or the binary that was built from it."""
+    mp.compile(LlamaForCausalLM.from_config(small_config(), seed=1))(IDS)
+    for path in (cache_dir / "facts").iterdir():
+        body = trusted.unseal(f"facts/{path.name}", path.read_bytes())
+        assert body is not None and json.loads(body) is not None, path
+    kinds = {path.suffix for path in (cache_dir / "plans").rglob("*") if path.is_file()}
+    assert kinds == {".c", ".h", ".so", ".sh", ".log", ".sealed"}
+
+
 def test_old_entries_go(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_cache, "KEPT", 2)
     for n in range(4):
@@ -225,7 +252,7 @@ def test_declarations_are_parsed_once(cache_dir: Path) -> None:
     cdef = "typedef struct { int a; double b[2]; } pair; int f(const pair *);"
     declared.cache_clear()
     ffi = declared(cdef)
-    (fact,) = (cache_dir / "facts").glob("cffi-*.json")
+    (fact,) = (cache_dir / "facts").glob("cffi-tables-*.sealed")
     declared.cache_clear()
     again = declared(cdef)
     for f in (ffi, again):

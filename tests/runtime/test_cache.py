@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from monoplan.ir.errors import ArgumentError, CompileError
-from monoplan.runtime import cache, cache_files, cache_places, facts
+from monoplan.runtime import cache, cache_files, cache_places, facts, trusted
 from tests.runtime.cache_support import KEY, build, never, plans, start_child, truncate
 
 pytestmark = pytest.mark.usefixtures("root")
@@ -31,7 +31,7 @@ def fake_entry(name: str, size: int, age: float) -> cache.Entry:
 
     entry = cache.get_or_build(replace(KEY, source=name), make)
     then = time.time() - age
-    os.utime(entry.path / "meta.json", (then, then))
+    os.utime(entry.path / "meta.sealed", (then, then))
     return entry
 
 
@@ -48,7 +48,7 @@ def test_miss_then_hit(root: Path) -> None:
 
 def test_meta_records_key_and_sums() -> None:
     entry = cache.get_or_build(KEY, build)
-    meta = json.loads((entry.path / "meta.json").read_text())
+    meta = json.loads(trusted.unseal("meta.sealed", (entry.path / "meta.sealed").read_bytes()) or b"")
     assert set(meta["files"]) == {"plan.c", "plan.so", "build.log", "vec/v.h"}
     assert meta["key"] == {"compiler": "cc 1", "flags": ["-O3"], "target": "test", "abi": 1, "language": "c"}
     assert re.match(r"\d{4}-\d\d-\d\dT", meta["created"])
@@ -178,12 +178,12 @@ DAMAGE = {
     "truncated binary": truncate,
     "flipped bit": flip,
     "no binary": lambda path: (path / "plan.so").unlink(),
-    "no meta": lambda path: (path / "meta.json").unlink(),
-    "meta is not json": lambda path: (path / "meta.json").write_text("{"),
-    "meta is not utf-8": lambda path: (path / "meta.json").write_bytes(b"\xff\xfe"),
-    "meta is a list": lambda path: (path / "meta.json").write_text("[]"),
-    "meta without files": lambda path: (path / "meta.json").write_text("{}"),
-    "meta is nothing": lambda path: (path / "meta.json").write_text('{"files": {"plan.so": null}}'),
+    "no meta": lambda path: (path / "meta.sealed").unlink(),
+    "meta is not json": lambda path: (path / "meta.sealed").write_text("{"),
+    "meta is not utf-8": lambda path: (path / "meta.sealed").write_bytes(b"\xff\xfe"),
+    "meta is a list": lambda path: (path / "meta.sealed").write_text("[]"),
+    "meta without files": lambda path: (path / "meta.sealed").write_text("{}"),
+    "meta is nothing": lambda path: (path / "meta.sealed").write_text('{"files": {"plan.so": null}}'),
 }
 
 
@@ -319,12 +319,12 @@ def test_clear_leaves_files_of_others(root: Path) -> None:
     cache.get_or_build(KEY, build)
     facts.remember("limits", "key", {})
     ours = [
-        f"facts/plan-{'a1' * 32}.pickle", f"facts/call-{'a1' * 32}.123-456", f"facts/isa-{'0f' * 12}.123-456",
-        f"facts/__jinja2_{'0f' * 20}.cache", f"facts/__jinja2_{'0f' * 20}.cachex_1y2z3w.tmp",
+        f"facts/plan-{'a1' * 32}.sealed", f"facts/isa-{'0f' * 12}.sealed", f"facts/.tmp-12-{'0f' * 8}",
+        f"facts/plan-{'a1' * 32}.pickle", f"facts/isa-{'0f' * 12}.json", f"facts/__jinja2_{'0f' * 20}.cache",
         f"failed/{'0f' * 8}/plan.c", "failed/tmp-123-00ff/plan.cu",
     ]  # fmt: skip
     theirs = [
-        "facts/notes.txt", "facts/a-list.json", "facts/plan-b.pickle", "facts/more/limits.json", "failed/why.md",
+        "facts/notes.txt", "facts/a-list.json", "facts/plan-b.sealed", "facts/more/limits.json", "failed/why.md",
         "plans/budget.txt", "plans/data/table.csv",
     ]  # fmt: skip
     for name in ours + theirs:
