@@ -1,7 +1,7 @@
 """Frozen dataclasses as JSON and back: how graphs and plans are kept on disk. Data only, no code.
 
-A document is a table of records. A record is a plain JSON scalar, or a list: the number of a class among `classes`, or a
-word for a built-in container, and then the places in the table of what it is made from, which come before it. Objects
+A document is a table of records. A record is a plain JSON scalar, or a list: the number of a class among `classes`, or
+the word for a container, and then the places in the table of what it is made from, which come before it. Objects
 that were shared are shared again, so identity keeps its meaning. Reading calls nothing but the constructors of the
 classes that the reader names.
 """

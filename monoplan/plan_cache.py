@@ -3,7 +3,7 @@
 `plan-<key>.sealed` holds the final graph, the plan and the source of a traced graph; its key is that graph's text with
 all locations. `call-<key>.sealed` leads there from a module of the library itself without tracing it; its key is the
 module's structure and the types of the arguments. Both keys also hold the options, the target and the text of every
-file that has a part in it. Entries are data (ir/records.py), lie sealed in the cache's folder of facts, and hold no code.
+file that has a part in it. Entries are data (ir/records.py) and lie sealed in the cache's folder of facts.
 """
 
 from __future__ import annotations

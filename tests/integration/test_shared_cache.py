@@ -1,4 +1,4 @@
-"""Several processes and several versions of the package share one cache: each finds its own, and nobody is disturbed."""
+"""Processes and versions of the package that share one cache: each finds its own, and nobody is disturbed."""
 
 from __future__ import annotations
 

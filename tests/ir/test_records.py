@@ -40,8 +40,8 @@ def through(value: Any, classes: tuple[type, ...] = CLASSES) -> Any:
 def small_graph() -> Graph:
     x, w = Value(tensor_type("f32", "n", 4), "x"), Value(tensor_type("f32", 3, 4), "w")
     from monoplan.ir.builder import Builder
-    from monoplan.ir.ops import linear  # noqa: F401
     from monoplan.ir.opdef import REGISTRY
+    from monoplan.ir.ops import linear  # noqa: F401
 
     with Builder(taken=["x", "w"]) as b:
         b.loc = Loc("a", "file.py", 3)
