@@ -5,7 +5,7 @@
 One process imports everything and compiles nothing. For each case it damages one file of the cache and forks a child
 that compiles, runs and compares: the child reads every fact, plan and binary from disk as a new process would. A second
 child then has to find all of it in order, without a word. A case fails if a child crashes, hangs, raises, has another
-result, or if the second one still warns. The C compiler is a script that keeps what it built, so that a rebuild is quick.
+result, or if the second one still warns. The C compiler is a script that keeps what it built: a rebuild is quick.
 """
 
 from __future__ import annotations
