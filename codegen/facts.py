@@ -9,6 +9,7 @@ from typing import Any
 from monoplan.codegen.expressions import C_TYPES, c_dim, c_index, c_literal, compute_type, convert, load
 from monoplan.codegen.facts_attention import attention
 from monoplan.codegen.facts_products import linear
+from monoplan.codegen.formats import format_of
 from monoplan.codegen.kernels import (
     Attention,
     Collective,
@@ -27,10 +28,9 @@ from monoplan.codegen.kernels import (
     Sort,
 )
 from monoplan.codegen.operands import Operand
-from monoplan.codegen.schedule_linear import parse_layout
 from monoplan.codegen.views import View, merge_dims
 from monoplan.ir.dims import Dim, equal
-from monoplan.ir.types import DType, bf16, f32, f64, product
+from monoplan.ir.types import DType, f32, f64, product
 
 Facts = dict[str, Any]
 
@@ -166,25 +166,14 @@ def matmul(k: Matmul) -> Facts:
 def gather(k: Gather) -> Facts:
     outer, inner = names("o", k.outer), names("i", k.inner)
     x = k.operand("x")
-    coded = k.packed and x.view.buffer.layout.startswith("tiles")
-    if k.packed:
-        value = load(x.dtype, "row[i0]" if coded else f"x[{_packed_index(x, k.depth, 'i0')}]")
-    else:
-        value = x.at(*outer, "at", *inner)
+    layout = x.view.buffer.layout if k.packed else None
+    value = x.at(*outer, "at", *inner) if layout is None else load(x.dtype, "row[i0]")
     tail = k.body.c([value, *(e.at(*outer, *inner) for e in k.group("e"))])
     return {"lookup": {
         "outer_size": product(k.outer), "inner_size": product(k.inner), "index": k.operand("index").at(*outer),
-        "statement": k.operand("y").store(tail, k.body.dtype, *outer, *inner), "coded": coded,
+        "statement": k.operand("y").store(tail, k.body.dtype, *outer, *inner),
+        "layout": layout, "format": layout and format_of(layout), "ctype": x.ctype,
     }}
-
-
-def _packed_index(x: Operand, depth: int, i: str) -> str:
-    """Where column i of row `at` lies in a packed weight."""
-    panel, _, _ = parse_layout(x.view.buffer.layout)
-    column = f"at % {panel}"
-    if x.dtype == bf16:  # beside the column half a panel away
-        column = f"(at % {panel} * 2 - (at % {panel} >= {panel // 2}) * {panel - 1})"
-    return f"at / {panel} * {panel * depth} + {i} * {panel} + {column}"
 
 
 def rope(k: Rope) -> Facts:

@@ -22,7 +22,7 @@ _WAITING = {"slices": "0", "heads": "(slot + p - p0)", "strips": "(p - p0)"}
 
 
 def linear(k: Linear, s: LinearSchedule) -> Facts:
-    x, w, y = k.operand("x"), k.operand("w"), k.operand("y")
+    x, y = k.operand("x"), k.operand("y")
     value = x.with_view(View(x.view.buffer, (k.depth,), (x.view.strides[1],))).at("i").replace("x[", "row[", 1)
     normed = value
     if k.norm != "none":
@@ -33,14 +33,14 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
             normed = f"{normed} + {k.operand('norm_bias').at('i')}"
     block = [x, *(k.operand(n) for n in ("norm_weight", "norm_bias") if k.has(n))]
     found: Facts = {
-        "w_type": w.ctype, "w_name": w.dtype.name, "x_type": x.ctype, "x_stride": "x_stride",
+        "w_type": s.format.c_type, "format": s.format, "x_type": x.ctype, "x_stride": "x_stride",
         "x_value": value, "x_centred": f"{value} - mean - rest" if k.norm == "layer" else value, "x_normed": normed,
         "eps": c_literal(k.eps, f32), "columns": k.columns // 2 if k.epilogue == "gated" else k.columns,
         "block_params": ", ".join(f"const {o.ctype} *{o.name}" for o in block) + ", const int64_t x_stride",
         "block_args": ", ".join(
             [f"x + {c_dim(x.view.offset)}" if o.name == "x" else o.name for o in block] + [c_dim(x.view.strides[0])]
         ),
-        "widen": w.dtype != f32, "choose_block": _choose_block(s.row_blocks),
+        "widen": s.format.c_type != "float", "choose_block": _choose_block(s.row_blocks),
         "register_tile": f"mp_tile_{s.blocking.block}x{s.vectors}x{s.blocking.abreast}",
         "own_rows": "float *xs = xt + (int64_t)t * K * MOST",
     }

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from monoplan.codegen.expressions import c_dim
+from monoplan.codegen.formats import format_of
 from monoplan.codegen.kernels import Attention, Kernel, Linear
 from monoplan.codegen.moves import Items, all_kernels
 from monoplan.codegen.operands import Operand
@@ -97,4 +98,5 @@ def _taken(k: Kernel, o: Operand, target: Target) -> Matrix | None:
 
 
 def _packed(k: Linear) -> bool:
-    return k.operand("w").view.buffer.layout.startswith("tiles")
+    layout = k.operand("w").view.buffer.layout
+    return layout is not None and format_of(layout).for_tiles

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monoplan.codegen.aliases import aliased_outputs
+from monoplan.codegen.formats import Layout
 from monoplan.codegen.kernels import Kernel, Pointwise
 from monoplan.codegen.operands import Body, Operand
 from monoplan.codegen.target import Target
@@ -31,7 +32,7 @@ class ParamUse:
     """A weight as the plan wants it: the value it comes from and how it is packed."""
 
     value: Value
-    layout: str
+    layout: Layout | None
 
 
 @dataclass
@@ -86,7 +87,7 @@ class Lowerer:
         self.result: Lowered = Lowered() if parent is None else parent.root.result
         self.destinations: dict[Value, View] = {}  # where a result must be written
         self.param_values: set[Value] = set()
-        self.param_index: dict[tuple[Value, str], Buffer] = {}
+        self.param_index: dict[tuple[Value, Layout | None], Buffer] = {}
         self.table_params: dict[Value, tuple[Value, ...]] = {}  # body inputs of rolled layers that are weights
         self.packed_tables: set[Value] = set()  # weights that a plain linear packs: lookups read that copy
         self.writable: set[Buffer] = set()
@@ -113,13 +114,13 @@ class Lowerer:
     def read(self, value: Value) -> View:
         """The storage of an operand (a param in row-major order)."""
         if value not in self.views and value in self.root.param_values:
-            return whole(self.param(value, "rows"), value.type.shape)
+            return whole(self.param(value, None), value.type.shape)
         return self.views[value]
 
     def is_param(self, value: Value) -> bool:
         return value in self.root.param_values
 
-    def param(self, value: Value, layout: str) -> Buffer:
+    def param(self, value: Value, layout: Layout | None) -> Buffer:
         """The plan's param for a value in a layout."""
         root = self.root
         key = (value, layout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from monoplan.codegen.formats import choose_format
 from monoplan.codegen.kernels import Gather, KVUpdate, Norm, Reduce, Rope, Sample, Scan, Softmax, Sort
 from monoplan.codegen.lower import Lowerer, lowers, rows_by_columns
 from monoplan.codegen.operands import Body, Operand
@@ -11,7 +12,7 @@ from monoplan.ir.dims import Dim
 from monoplan.ir.expr import Arg, parse_expr
 from monoplan.ir.graph import Op, Value
 from monoplan.ir.rules import normalized_axes
-from monoplan.ir.types import DType, bf16, f16, f32, f64, i64, product
+from monoplan.ir.types import DType, f64, i64, product
 
 
 def given(op: Op, name: str) -> Value:
@@ -194,7 +195,8 @@ def _lower_embedding(lo: Lowerer, op: Op) -> None:
     y = lo.destination(op.result)
     outer = ids.shape
     extras = [v for v in op.operands[2:] if v is not None]
-    packed = lo.is_param(weight) and weight in lo.root.packed_tables and weight.type.dtype in (f32, bf16, f16)
+    packed = lo.is_param(weight) and weight in lo.root.packed_tables
+    packed = packed and choose_format(weight.type, lo.target) is not None
     if packed:
         buffer = lo.param(weight, linear_layout(lo.target, weight.type, "pointwise"))
         source = View(buffer, (*outer, rows, depth), (*[0] * len(outer), 1, 1))

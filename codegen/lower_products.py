@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from monoplan.codegen.expressions import compute_type
+from monoplan.codegen.formats import choose_format, format_of
 from monoplan.codegen.kernels import KVUpdate, Linear, Matmul, Norm, Reduce, Rope
 from monoplan.codegen.lower import Lowerer, expanded_rows, lowers, rows_by_columns
 from monoplan.codegen.operands import Body, Operand
@@ -17,8 +18,8 @@ FAST = (f32, bf16, f16)
 
 
 def can_pack(lo: Lowerer, x: Value, weight: Value) -> bool:
-    """Whether the packed kernel takes this product: constant weights, floats up to f32."""
-    return lo.is_param(weight) and weight.type.dtype in FAST and x.type.dtype in FAST
+    """Whether the packed kernel takes this product: constant weights in a format, floats up to f32."""
+    return lo.is_param(weight) and x.type.dtype in FAST and choose_format(weight.type, lo.target) is not None
 
 
 def _rows(x: Value) -> Dim:
@@ -90,12 +91,13 @@ def _scratch(lo: Lowerer, x: Value, weight: View) -> tuple[Operand, ...]:
     """Rows of x, normed and transposed into blocks: one copy for all threads, or a block for each when rows are few;
     and for each thread the sums of many rows between strips of k."""
     depth, layout = x.type.shape[-1], weight.buffer.layout
-    if layout.startswith("rows"):
+    assert layout is not None
+    if not layout.panel:
         return ()
     assert isinstance(depth, int)
     b, few = blocking(lo.target, layout, depth), few_rows(lo.target, layout)[-1]
-    tiles = layout.startswith("tiles")  # floats for each k: rows in bf16, or a few of them in three parts
-    many, own = (b.block // 2, -(-3 * few // 2)) if tiles else (b.block, few)
+    # Floats for each k: on tile units rows are bf16, or a few of them in three parts.
+    many, own = (b.block // 2, -(-3 * few // 2)) if format_of(layout).for_tiles else (b.block, few)
     rows = (_rows(x) + (b.block - 1)) // b.block * many + lo_threads() * own
     sums = lo.fresh(f32, (lo_threads(), b.sums), "scratch")
     xt = lo.fresh(f32, (rows, depth), "scratch")

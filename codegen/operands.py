@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monoplan.codegen.expressions import C_TYPES, c_expr, c_index, c_literal, compute_type, convert, load
-from monoplan.codegen.target import CODED_BITS
+from monoplan.codegen.formats import format_of
 from monoplan.codegen.views import View
 from monoplan.ir.dims import Dim, Expr, symbols_of
 from monoplan.ir.expr import Node, expr_dtype
@@ -77,9 +77,8 @@ class Operand:
 
 def stored_bytes(o: Operand, elements: Dim) -> Dim:
     """Bytes of so many elements of an operand as it lies in memory."""
-    if o.view.buffer.layout.startswith("tiles"):
-        return elements * CODED_BITS // 8
-    return elements * o.dtype.itemsize
+    layout = o.view.buffer.layout
+    return elements * o.dtype.itemsize if layout is None else format_of(layout).bytes(elements)
 
 
 def touched(v: View) -> Dim:

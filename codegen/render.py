@@ -12,6 +12,7 @@ from typing import Any
 
 from monoplan.codegen.expressions import C_TYPES, c_dim, c_literal, c_symbol
 from monoplan.codegen.facts import facts, unravel_lines
+from monoplan.codegen.formats import format_headers
 from monoplan.codegen.kernels import Kernel, Linear
 from monoplan.codegen.layout import wrap
 from monoplan.codegen.operands import Operand
@@ -84,7 +85,8 @@ def number_symbols(plan: Plan) -> contextvars.Token[Mapping[str, int]]:
 def headers(target: str) -> tuple[tuple[str, str], ...]:
     """Names and texts of the headers that generated source includes."""
     folder = HERE / "include" / target
-    return tuple((p.name, p.read_text("utf-8")) for p in sorted(folder.iterdir()) if p.suffix in (".h", ".cuh"))
+    found = [(p.name, p.read_text("utf-8")) for p in sorted(folder.iterdir()) if p.suffix in (".h", ".cuh")]
+    return (*found, *(format_headers() if target == "cpu" else ()))
 
 
 def render_cpu(plan: Plan, version: str) -> Source:
@@ -159,7 +161,7 @@ def _barrier(plan: Plan, product: Step | None) -> str:
         return "mp_barrier(run, T);"
     w, s = product.kernel.operand("w"), product.schedule
     assert isinstance(s, LinearSchedule) and isinstance(product.kernel, Linear)
-    group = s.group_bytes(product.kernel.depth, w.dtype.itemsize)
+    group = s.group_bytes(product.kernel.depth)
     bytes_ = f"{c_dim(product.kernel.rows)} <= {s.row_blocks[-1]} ? {group} : 0"
     return f"mp_barrier_before(run, {_pointer(plan, w)}, {s.groups - s.tail}, {bytes_}, t, T);"
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from monoplan.codegen.formats import Layout, WeightFormat, choose_format, format_of
 from monoplan.codegen.kernels import Linear
-from monoplan.codegen.target import CODED_BITS, Target
-from monoplan.ir.types import TensorType, bf16
+from monoplan.codegen.target import Target
+from monoplan.ir.types import TensorType
 
 CHUNK, TILE_CHUNK = 512, 256  # rows that share a pass over the weights
 SLICE_BYTES, NEON_SLICE_BYTES = 24 << 10, 32 << 10  # of panels, in f32: stay in L1 (32 KB or more; NEON: 64 KB)
@@ -54,8 +55,7 @@ class Blocking:
 class LinearSchedule:
     """How a packed product runs: groups of `panels` panels make one epilogue."""
 
-    panel: int  # columns in a panel
-    panels: int  # panels in a group
+    layout: Layout
     groups: int
     row_blocks: tuple[int, ...]  # rows that a pass over the weights serves when they are few
     vectors: int  # vectors in a panel
@@ -63,18 +63,36 @@ class LinearSchedule:
     near: int  # rows (tiles: bytes) by which a panel is asked for into L1 before it is read, when rows of x are few
     far: int  # and into L2
     blocking: Blocking
-    tiles: bool = False  # on bf16 tile units
     takes_tiles: bool = False  # x comes as bf16 tiles when rows are many: see hand_over
     gives_tiles: bool = False  # y is made so
 
     @property
+    def format(self) -> WeightFormat:
+        return format_of(self.layout)
+
+    @property
+    def tiles(self) -> bool:
+        """Whether it runs on bf16 tile units."""
+        return self.format.for_tiles
+
+    @property
+    def panel(self) -> int:
+        """Columns of a panel."""
+        return self.layout.panel
+
+    @property
+    def panels(self) -> int:
+        """Panels of a group."""
+        return self.layout.panels
+
+    @property
     def width(self) -> int:
         """Columns of a group, padding included."""
-        return self.panel * self.panels
+        return self.layout.width
 
-    def group_bytes(self, depth: int, itemsize: int) -> int:
+    def group_bytes(self, depth: int) -> int:
         """Bytes of the weights of a group."""
-        return self.panels * (coded_panel_bytes(depth) if self.tiles else depth * self.panel * itemsize)
+        return self.panels * self.format.panel_bytes(depth, self.panel)
 
     @property
     def tail(self) -> int:
@@ -82,29 +100,22 @@ class LinearSchedule:
         return min(self.groups // 4, 8)
 
 
-def linear_layout(target: Target, weight: TensorType, epilogue: str, head_dim: int = 0) -> str:
-    """How a weight is packed for an epilogue: `panel16x2`, with what a group means after a colon; on a GPU `rows`.
-
-    `tiles` in place of `panel`: each panel as bf16 tile units read it, in 12 bits (mp_coded.h).
-    """
+def linear_layout(target: Target, weight: TensorType, epilogue: str, head_dim: int = 0) -> Layout:
+    """How the weight of a product with this epilogue is kept."""
+    found = choose_format(weight, target)
+    assert found is not None, "lowering asks for no product of a weight that no format takes"
+    order = epilogue if epilogue in ("heads", "gated") else "plain"
     if not target.is_cpu:  # row-major; rows that an epilogue needs together are neighbours
-        return {"heads": f"rows:heads{head_dim}", "gated": "rows:gated"}.get(epilogue, "rows")
-    columns, depth = weight.shape
-    tiles = target.has_tiles and weight.dtype == bf16 and isinstance(depth, int) and depth % 32 == 0
-    panel = target.panel_16 if weight.dtype.itemsize == 2 else target.panel
-    kind = f"{'tiles' if tiles else 'panel'}{panel}"
-    if epilogue == "heads":
-        return f"{kind}x{-(-head_dim // panel)}:heads{head_dim}"
+        return Layout(found.name, order=order, head_dim=head_dim)
+    panel = found.panel(target)
     wide = max(1, 8 * target.lanes // panel)  # panels that are finished at once, at most: eight vectors
-    if epilogue == "gated":
-        return f"{kind}x{wide}:gated"
+    if order == "heads":
+        return Layout(found.name, panel, -(-head_dim // panel), order, head_dim)
+    if order == "gated":
+        return Layout(found.name, panel, wide, order)
+    columns, depth = weight.shape
     assert isinstance(columns, int) and isinstance(depth, int)
-    return f"{kind}x{_group(-(-columns // panel), wide, depth * panel * weight.dtype.itemsize)}"
-
-
-def coded_panel_bytes(depth: int) -> int:
-    """Bytes of a panel for tile units: 32 columns in 12 bits, and a line that says how."""
-    return depth * 32 * CODED_BITS // 8 + 64
+    return Layout(found.name, panel, _group(-(-columns // panel), wide, depth * panel * weight.dtype.itemsize))
 
 
 def _group(panels: int, wide: int, panel_bytes: int) -> int:
@@ -114,18 +125,11 @@ def _group(panels: int, wide: int, panel_bytes: int) -> int:
     return min(choices, key=lambda n: (-(-panels // n) * n, -(-panels // n) % 2, wide - n))
 
 
-def parse_layout(layout: str) -> tuple[int, int, str]:
-    """Columns in a panel, panels in a group, and what a group is."""
-    shape, _, group = layout.partition(":")
-    panel, panels = shape.removeprefix("panel").removeprefix("tiles").split("x")
-    return int(panel), int(panels), group
-
-
-def blocking(target: Target, layout: str, depth: int) -> Blocking:
+def blocking(target: Target, layout: Layout, depth: int) -> Blocking:
     """The nest for many rows of a product with weights of this layout."""
-    panel, panels, group = parse_layout(layout)
-    if layout.startswith("tiles"):
-        return _tile_blocking(depth, panels if group.startswith("heads") else 1)
+    panel, panels = layout.panel, layout.panels
+    if format_of(layout).for_tiles:
+        return _tile_blocking(depth, panels if layout.order == "heads" else 1)
     vectors = panel // target.lanes
     fitting = [n for n in range(1, panels + 1) if panels % n == 0 and n * vectors <= max(target.abreast, vectors)]
     abreast = min(fitting, key=lambda n: (abs(4 - n * vectors), -n))  # about as many as rows
@@ -159,31 +163,31 @@ def _tile_blocking(depth: int, unit: int) -> Blocking:
     )
 
 
-def few_rows(target: Target, layout: str) -> tuple[int, ...]:
+def few_rows(target: Target, layout: Layout) -> tuple[int, ...]:
     """Numbers of rows that a pass over the weights serves: in wider panels fewer, which have as many sums."""
-    if layout.startswith("tiles"):
+    if format_of(layout).for_tiles:
         return TILE_FEW
-    panel, _, _ = parse_layout(layout)
-    return tuple(max(1, rows * target.panel // panel) for rows in target.row_blocks)
+    return tuple(max(1, rows * target.panel // layout.panel) for rows in target.row_blocks)
 
 
 def choose_linear(k: Linear, target: Target) -> LinearSchedule:
     """The schedule of a packed product."""
     w = k.operand("w")
     layout = w.view.buffer.layout
-    panel, panels, _ = parse_layout(layout)
+    assert layout is not None
+    packed, panel, panels = format_of(layout), layout.panel, layout.panels
     if k.epilogue == "heads":
         groups = k.heads + 2 * k.kv_heads
     elif k.epilogue == "gated":
         groups = -(-(k.columns // 2) // (panel // 2 * panels))
     else:
         groups = -(-k.columns // (panel * panels))
-    row, vectors = panel * w.dtype.itemsize, panel // target.lanes
-    tiles = layout.startswith("tiles")
+    row, vectors = panel * packed.bits // 8, panel // target.lanes
+    tiles = packed.for_tiles
     ahead = 1 if tiles else row
     near, far = (NEON_NEAR_BYTES, NEON_FAR_BYTES) if target.isa == "neon" else (NEAR_BYTES, FAR_BYTES)
     return LinearSchedule(
-        panel, panels, groups, few_rows(target, layout), vectors, max(1, 64 // row),
-        near // ahead, far // ahead, blocking(target, layout, k.depth), tiles,
+        layout, groups, few_rows(target, layout), vectors, max(1, 64 // row),
+        near // ahead, far // ahead, blocking(target, layout, k.depth),
         k.operand("x").view.buffer.tiled > 0, k.operand("y").view.buffer.tiled > 0,
     )  # fmt: skip

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CODED_BITS = 12  # of a bf16 weight for tile units: mp_coded.h
-
 
 @dataclass(frozen=True, slots=True)
 class Target:

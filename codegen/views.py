@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from monoplan.codegen.formats.base import Layout
 from monoplan.ir.dims import Dim, equal
 from monoplan.ir.types import DType, product
 
@@ -26,7 +27,7 @@ class Buffer:
     start: Dim | float | bool = 0
     table: tuple[int, ...] = ()  # numbers of the inputs or params behind a table, by turn
     table_kind: str = ""  # "input" or "param"
-    layout: str = "rows"  # how a param is packed; "rows" is row-major
+    layout: Layout | None = None  # how the weight of a product is packed; None: row-major
     tiled: int = 0  # columns of a matrix that lies here as bf16 tiles when it has many rows: see hand_over
     queries: Dim | None = None  # of a sequence, where those rows are queries: a few of them lie as they are
 

@@ -20,7 +20,7 @@ from monoplan.frontend.module import Module
 from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.types import as_dtype, bf16
+from monoplan.ir.types import TensorType, as_dtype
 from monoplan.models.decoding import Array, Row, Settings, greedy_arrays, pieces, sampling_arrays, whole_rows
 from monoplan.models.generation import (
     GenerationMixin,
@@ -287,13 +287,13 @@ class CompiledLM(GenerationMixin):
     @property
     def bytes_per_token(self) -> int:
         """Bytes of weights that a token reads: all but the embedding, unless it is the head as well."""
-        from monoplan.codegen.target import CODED_BITS
+        from monoplan.codegen.formats import choose_format
         from monoplan.runtime.cpu import host_target
 
-        tied = self.config.tie_word_embeddings
-        table = 0 if tied else self.config.vocab_size * self.config.hidden_size
-        coded = self.target == "cpu" and self.dtype == bf16 and host_target().has_tiles
-        return (self.num_parameters - table) * (CODED_BITS if coded else 8 * self.dtype.itemsize) // 8
+        shape = (self.config.vocab_size, self.config.hidden_size)
+        table = 0 if self.config.tie_word_embeddings else math.prod(shape)
+        kept = choose_format(TensorType(self.dtype, shape), host_target()) if self.target == "cpu" else None
+        return (self.num_parameters - table) * (8 * self.dtype.itemsize if kept is None else kept.bits) // 8
 
 
 def _whole_numbers(name: str, value: Any, dtype: Any) -> Array:

@@ -169,6 +169,7 @@ def classes() -> tuple[type, ...]:
     from monoplan.codegen import kernels, lower, memory, operands, plan, render, schedule, target, views
     from monoplan.codegen import schedule_attention as attention
     from monoplan.codegen import schedule_linear as linear
+    from monoplan.codegen.formats import Layout
     from monoplan.frontend.pytree import Tree
     from monoplan.ir import dims, expr, graph, sizes, types
 
@@ -176,7 +177,7 @@ def classes() -> tuple[type, ...]:
         graph.Graph, graph.Param, graph.Op, graph.Value, graph.Loc, types.TensorType, dims.Expr, dims.FloorDiv,
         expr.Arg, expr.Const, expr.Call, sizes.Question, Tree,
         plan.Plan, plan.Step, plan.StepLoop, lower.ParamUse, memory.Arena, memory.Lifetime, views.Buffer, views.View,
-        operands.Operand, operands.Body, target.Target, render.Source, render.Function,
+        Layout, operands.Operand, operands.Body, target.Target, render.Source, render.Function,
         schedule.Schedule, linear.LinearSchedule, linear.Blocking, attention.AttentionSchedule,
         *sorted(kernels.Kernel.__subclasses__(), key=lambda cls: cls.__name__),
     )  # fmt: skip

@@ -24,12 +24,12 @@ def upload_params(
     orders, store = row_orders(plan), shared_weights()
     found = []
     for i, use in enumerate(plan.params):
-        key = weight_key(plan.graph, use.value, orders[i].tobytes() if use.layout != "rows" else b"")
+        key = weight_key(plan.graph, use.value, orders[i].tobytes() if i in orders else b"")
         if key in store:
             found.append(store[key])
             continue
-        (array,) = prepare(plan.graph, [replace(use, layout="rows")], source)
-        if use.layout != "rows":
+        (array,) = prepare(plan.graph, [replace(use, layout=None)], source)
+        if i in orders:
             array = array[orders[i]]
         memory = device.allocate(array.nbytes)
         device.upload(memory.address, np.ascontiguousarray(array))

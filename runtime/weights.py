@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from monoplan.codegen.lower import ParamUse
-from monoplan.codegen.schedule_linear import parse_layout
-from monoplan.ir.arrays import aligned, drop_mapped_pages
+from monoplan.ir.arrays import drop_mapped_pages
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import run_op
-from monoplan.runtime.packing import Make, converted, pack_coded, pack_rows
+from monoplan.runtime.packing import converted, pack
 from monoplan.runtime.pages import Pages
 from monoplan.runtime.threads import default_threads
 
@@ -76,40 +75,3 @@ def _run_setup(op: Op, value: Value, get: Callable[[Value], Array]) -> Array:
         if env[v] is not made:
             drop_mapped_pages(env[v])
     return made
-
-
-def pack(w: Array, layout: str, make: Make = aligned) -> Array:
-    """A weight [rows, depth] in its kernel's layout: groups of panels, each panel [depth][columns].
-
-    Gated: the first half of each panel are gates, the second what they let through. For tile units: see pack_coded.
-    """
-    if layout == "rows":
-        return np.require(w, None, ["C", "A"])  # aligned: a file mapped at an odd offset is not
-    rows = _rows_of_columns(len(w), layout)
-    if layout.startswith("tiles"):
-        return pack_coded(w, rows, make)
-    panel, panels, _ = parse_layout(layout)
-    out = make((rows.size // (panel * panels), panels, w.shape[1], panel), w.dtype)
-    pack_rows(w, rows, out)
-    return out
-
-
-def _rows_of_columns(count: int, layout: str) -> Array:
-    """The row of a weight that each column of its panels is, of `count` rows; -1 where a group is filled up."""
-    panel, panels, group = parse_layout(layout)
-    if group.startswith("heads"):
-        dim = int(group.removeprefix("heads"))
-        rows = np.full((count // dim, panel * panels), -1, np.int64)
-        rows[:, :dim] = np.arange(count).reshape(-1, dim)
-        return rows.reshape(-1)
-    parts = 2 if group == "gated" else 1  # gates are the first half of each panel
-    each, columns = count // parts, panel // parts
-    groups = -(-each // (columns * panels))
-    inside = np.arange(groups * panels * columns).reshape(-1, 1, columns)
-    return np.where(inside < each, inside + np.arange(parts)[:, None] * each, -1).reshape(-1)
-
-
-def total_bytes(arrays: Mapping[str, Array] | Sequence[Array]) -> int:
-    """Bytes of several arrays."""
-    items = arrays.values() if isinstance(arrays, Mapping) else arrays
-    return sum(a.nbytes for a in items)

@@ -128,7 +128,7 @@ MP_FN void mp_strip(const float *x, const int64_t xr, const int64_t xk, const fl
     MP_TWICE
     for (int64_t k = 0; k < K; ++k) {
         mp_vec wide[64];
-        mp_panel_f32(w + k * ldw, wide, V);
+        mp_vloads(w + k * ldw, wide, V);
         MP_FULLY
         for (int r = 0; r < R; ++r) {
             const mp_vec one = mp_splat(x[r * xr + k * xk]);

@@ -28,22 +28,11 @@ MP_FN void mp_later(const void *row, const int64_t bytes)
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)row + i, 0, 2);
 }
 
-/* V vectors of one row of a panel, widened to float. A bf16 panel keeps column c beside column c + PANEL / 2, so
- * that one load, a shift and a mask give two vectors. */
-MP_FN void mp_panel_f32(const float *p, mp_vec *wide, const int V)
+/* V vectors of floats. */
+MP_FN void mp_vloads(const float *p, mp_vec *wide, const int V)
 {
     MP_FULLY
     for (int j = 0; j < V; ++j) wide[j] = mp_vload_f32(p + j * MP_LANES);
-}
-MP_FN void mp_panel_f16(const mp_f16 *p, mp_vec *wide, const int V)
-{
-    MP_FULLY
-    for (int j = 0; j < V; ++j) wide[j] = mp_vload_f16(p + j * MP_LANES);
-}
-MP_FN void mp_panel_bf16(const mp_bf16 *p, mp_vec *wide, const int V)
-{
-    MP_FULLY
-    for (int j = 0; j < V / 2; ++j) mp_vload2_bf16(p + 2 * j * MP_LANES, &wide[j], &wide[j + V / 2]);
 }
 
 /* acc[r][p][j] += x_r * w[p][k][j] for R rows and P panels of V vectors; X says what x_r is. */
@@ -51,7 +40,7 @@ MP_FN void mp_panel_bf16(const mp_bf16 *p, mp_vec *wide, const int V)
     do { \
         mp_vec wide[ALL]; \
         MP_FULLY \
-        for (int p = 0; p < (P); ++p) mp_panel_f32(w + p * wp + (k) * WIDE, wide + p * (V), V); \
+        for (int p = 0; p < (P); ++p) mp_vloads(w + p * wp + (k) * WIDE, wide + p * (V), V); \
         MP_FULLY \
         for (int r = 0; r < (R); ++r) { \
             const mp_vec one = mp_splat(X); \

@@ -4,7 +4,7 @@
 #ifndef MP_TILE_ROWS_H
 #define MP_TILE_ROWS_H
 
-#include "mp_coded.h"
+#include "mp_format_bf16_12.h"
 
 /* 32 floats as three rows of a tile, `apart` elements from each other, that add up to them: each has the bits which those
  * before it left over. An infinite number leaves nothing. */

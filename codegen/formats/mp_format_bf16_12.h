@@ -6,8 +6,8 @@
  * each 32 of k. For each quarter of a tile, four rows, 64 bytes of codes and twice 64 lower bytes. They lie as an interleaving of
  * vectors puts them in place: 64 bytes are two rows, 8 numbers of the one, 8 of the other; their codes are the lower halves of
  * 64 bytes, those of the other two rows the upper ones. */
-#ifndef MP_CODED_H
-#define MP_CODED_H
+#ifndef MP_FORMAT_BF16_12_H
+#define MP_FORMAT_BF16_12_H
 
 #include "mp_amx.h"
 #include "mp_tile.h"
@@ -182,6 +182,12 @@ static void __attribute__((unused, noinline)) mp_decode_column(mp_bf16 *to, cons
         const int64_t step = odd->at / 1024, half = odd->at / 512 % 2, pair = odd->at / 32 % 16;
         if (half * 16 + odd->at % 32 / 2 == c) to[step * 32 + pair * 2 + odd->at % 2] = (mp_bf16)odd->value;
     }
+}
+
+/* Column c of a weight with K rows: a row of an embedding table. */
+MP_FN void mp_load_column_bf16_12(mp_bf16 *to, const mp_bf16 *w, const int64_t c, const int64_t K, const int panel MP_UNUSED)
+{
+    mp_decode_column(to, mp_coded_panel(w, c / 32, K), K, (int)(c % 32));
 }
 
 #endif

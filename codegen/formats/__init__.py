@@ -1,0 +1,38 @@
+"""Weight formats: one file for each, with its packing, its meaning in numpy and its C and CUDA load functions.
+
+Nothing outside of this folder knows a format by its name.
+"""
+
+from __future__ import annotations
+
+from monoplan.codegen.formats.base import Array, Layout, Make, Native, Plain, WeightFormat
+from monoplan.codegen.formats.bf16 import BF16
+from monoplan.codegen.formats.bf16_12 import BF16In12Bits
+from monoplan.codegen.formats.f16 import F16
+from monoplan.codegen.formats.f32 import F32
+from monoplan.codegen.target import Target
+from monoplan.ir.types import TensorType
+
+# In the order of preference: the first one that takes a weight keeps it.
+FORMATS: list[WeightFormat] = [BF16In12Bits(), F32(), F16(), BF16()]
+
+
+def format_of(layout: Layout) -> WeightFormat:
+    """The format of a layout."""
+    return next(f for f in FORMATS if f.name == layout.format)
+
+
+def choose_format(weight: TensorType, target: Target) -> WeightFormat | None:
+    """The format in which a product keeps a weight; None if no format takes it."""
+    return next((f for f in FORMATS if f.takes(weight, target)), None)
+
+
+def format_headers() -> list[tuple[str, str]]:
+    """Names and texts of the C headers of all formats."""
+    return [header for f in FORMATS for header in f.headers()]
+
+
+__all__ = [
+    "FORMATS", "Array", "Layout", "Make", "Native", "Plain", "WeightFormat", "choose_format", "format_headers",
+    "format_of",
+]  # fmt: skip

@@ -1,0 +1,132 @@
+"""What a weight format is, and how a plan lays the rows of a weight out in it.
+
+A format says what the bytes of a weight mean: how they are packed, what they are in numpy, and which functions of its
+header load them. A layout says which rows of the weight lie together: kernels read panels of columns, and an epilogue
+may need rows side by side that are far apart in the weight. The two do not know each other's details.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from monoplan.codegen.target import Target
+from monoplan.ir.dims import Dim
+from monoplan.ir.types import DType, TensorType
+
+Array = np.ndarray[Any, Any]
+Make = Callable[[tuple[int, ...], Any], Array]  # memory of a shape and a type, at the begin of a cache line
+# A function of the C library that packs weights, with arrays and numbers as arguments; None where there is no compiler.
+Native = Callable[..., int]
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a plan keeps the weight of a product: its format, and which of its rows are the columns of each panel.
+
+    order: `plain`; `gated`, where each panel has gates in its first half and the columns they multiply in its second;
+    `heads`, where a group of panels is one head. Without panels, as on a GPU, the weight is row-major, and the order
+    says which rows become neighbours.
+    """
+
+    format: str
+    panel: int = 0  # columns of a panel, 0 without panels
+    panels: int = 1  # panels of a group, which one call of the epilogue finishes
+    order: str = "plain"
+    head_dim: int = 0
+
+    @property
+    def width(self) -> int:
+        """Columns of a group, padding included."""
+        return self.panel * self.panels
+
+    def rows(self, count: int) -> Array:
+        """The row of a weight of `count` rows that each column of the panels is; -1 where a group is padded."""
+        if self.order == "heads":
+            rows = np.full((count // self.head_dim, self.width), -1, np.int64)
+            rows[:, : self.head_dim] = np.arange(count).reshape(-1, self.head_dim)
+            return rows.reshape(-1)
+        parts = 2 if self.order == "gated" else 1
+        each, columns = count // parts, self.panel // parts
+        groups = -(-each // (columns * self.panels))
+        inside = np.arange(groups * self.panels * columns).reshape(-1, 1, columns)
+        return np.where(inside < each, inside + np.arange(parts)[:, None] * each, -1).reshape(-1)
+
+
+class WeightFormat:
+    """One way to store the numbers of a weight. Subclass it in a file of its own, and list it in `FORMATS`."""
+
+    name: ClassVar[str]
+    dtype: ClassVar[DType]  # of the values, as the IR and the interpreter see them
+    bits: ClassVar[int]  # of memory for each number
+    # -- what C and CUDA source needs: the headers beside this file, and the type that pointers to packed weights have
+    header: ClassVar[str]
+    cuda_header: ClassVar[str] = ""  # where the format needs more than its element type
+    c_type: ClassVar[str]
+    for_tiles: ClassVar[bool] = False  # panels are made for bf16 tile units
+    native: ClassVar[str] = ""  # the function of the C library that packs it
+
+    def takes(self, weight: TensorType, target: Target) -> bool:
+        """Whether a product on this target can keep such a weight in this format."""
+        raise NotImplementedError
+
+    def panel(self, target: Target) -> int:
+        """Columns of a panel."""
+        raise NotImplementedError
+
+    def panel_bytes(self, depth: int, panel: int) -> int:
+        """Bytes of one panel."""
+        return depth * panel * self.bits // 8
+
+    def bytes(self, elements: Dim) -> Dim:
+        """Bytes that a kernel reads for so many numbers."""
+        return elements * self.bits // 8
+
+    def pack(self, w: Array, rows: Array, layout: Layout, make: Make, native: Native | None) -> Array:
+        """The panels of a weight [rows, depth]: column j of all panels is row rows[j], zeros where that is -1."""
+        raise NotImplementedError
+
+    def unpack(self, packed: Array, depth: int, layout: Layout) -> Array:
+        """The columns of all panels as rows [columns, depth], padding included: what the packed bytes mean."""
+        raise NotImplementedError
+
+    def headers(self) -> list[tuple[str, str]]:
+        """Names and texts of the C headers."""
+        return [(self.header, (HERE / self.header).read_text("utf-8"))]
+
+
+class Plain(WeightFormat):
+    """Numbers of an element type as they are: a panel is [depth][columns]."""
+
+    def takes(self, weight: TensorType, target: Target) -> bool:
+        return weight.dtype == self.dtype
+
+    def panel(self, target: Target) -> int:
+        return target.panel_16 if self.bits == 16 else target.panel
+
+    def columns(self, rows: Array) -> Array:
+        """Rows in the order in which the columns of a panel lie: [panels, columns]."""
+        return rows
+
+    def pack(self, w: Array, rows: Array, layout: Layout, make: Make, native: Native | None) -> Array:
+        depth, panel = w.shape[1], layout.panel
+        out = make((rows.size // layout.width, layout.panels, depth, panel), w.dtype)
+        rows = np.ascontiguousarray(self.columns(rows.reshape(-1, panel)), np.int64)
+        none = np.zeros(depth, w.dtype)  # what rows of number -1 are
+        if native is not None:
+            native(np.require(w, None, ["C", "A"]), none, out, rows, len(rows), panel, depth)
+        else:
+            out.reshape(len(rows), depth, panel)[:] = np.concatenate([w, none[None]])[rows].swapaxes(1, 2)
+        return out
+
+    def unpack(self, packed: Array, depth: int, layout: Layout) -> Array:
+        panels = packed.reshape(-1, depth, layout.panel).swapaxes(1, 2)
+        order = self.columns(np.arange(layout.panel)[None])[0]
+        rows = np.empty_like(panels)
+        rows[:, order] = panels
+        return rows.reshape(-1, depth)

@@ -1,0 +1,105 @@
+"""bf16 in 12 bits, without loss, for CPUs with tile units: mp_format_bf16_12.h describes the bytes.
+
+The upper byte of a number, its sign and most of its exponent, is nearly always one of 16 that its panel has: a code of
+4 bits says which. The numbers whose upper byte has no code stand in an exception list behind all panels.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from monoplan.codegen.formats.base import Array, Layout, Make, Native, WeightFormat
+from monoplan.codegen.target import Target
+from monoplan.ir.arrays import aligned
+from monoplan.ir.types import TensorType, bf16
+
+_HEAD = 64  # bytes in front of a panel: the 16 upper bytes, and where its exceptions begin
+_END = 0xFFFFFFFF  # the place of the last exception of a panel, which is none
+
+
+class BF16In12Bits(WeightFormat):
+    name, dtype, bits = "bf16_12", bf16, 12
+    header, c_type, native, for_tiles = "mp_format_bf16_12.h", "mp_bf16", "mp_pack_coded", True
+
+    def takes(self, weight: TensorType, target: Target) -> bool:
+        depth = weight.shape[-1]
+        return target.has_tiles and weight.dtype == bf16 and isinstance(depth, int) and depth % 32 == 0
+
+    def panel(self, target: Target) -> int:
+        return 32  # two tiles
+
+    def panel_bytes(self, depth: int, panel: int) -> int:
+        return super().panel_bytes(depth, panel) + _HEAD
+
+    def pack(self, w: Array, rows: Array, layout: Layout, make: Make, native: Native | None) -> Array:
+        depth, rows = w.shape[1], np.ascontiguousarray(rows.reshape(-1, 32), np.int64)
+        assert depth % 32 == 0 and w.dtype == bf16.numpy
+        if native is None:
+            return self._pack_slowly(w, rows)
+        w, none, tiles = np.require(w, None, ["C", "A"]), np.zeros(depth, w.dtype), aligned((depth * 32,), np.uint16)
+        panels, each = len(rows), self.panel_bytes(depth, 32)
+        # Memory that `make` gave is not given back: one or two panels say how long the list will be.
+        few = np.ascontiguousarray(rows[:: -(-panels // 2)])
+        found = native(w, none, aligned((len(few) * each,), np.uint8), few, len(few), depth, tiles, 0)
+        room = 2 * found * panels // len(few) + rows.size * depth // 2048
+        while True:
+            out = make((panels * each + 8 * room,), np.uint8)
+            needed = native(w, none, out, rows, panels, depth, tiles, room)
+            if needed <= room:
+                return out[: out.size - 8 * (room - needed)]
+            del out
+            room = needed  # panels that are not like those
+
+    def _pack_slowly(self, w: Array, rows: Array) -> Array:
+        """The same without a compiler."""
+        count, depth = len(rows), w.shape[1]
+        panels = np.concatenate([w, np.zeros((1, depth), w.dtype)])[rows].view(np.uint32)  # -1 is the last one
+        # [panel][k / 32][half][pair][column]
+        cut = panels.reshape(count, 2, 16, depth // 32, 16).transpose(0, 3, 1, 4, 2)
+        tiles = np.ascontiguousarray(cut).view(np.uint16).reshape(count, -1)
+        out = np.zeros((count, self.panel_bytes(depth, 32)), np.uint8)
+        lists: list[Array] = []
+        for p, w16 in enumerate(tiles):
+            upper = _usual_bytes(w16)
+            known = w16[:, None] >> 8 & 127 == upper  # of each number, by codes
+            exceptions = np.flatnonzero(~known.any(1))
+            code = known.argmax(1) | w16 >> 12 & 8  # 0 where there is none; and the sign
+            # Two rows of a tile lie together, eight numbers of the one and eight of the other.
+            both = np.stack([code, w16 & 255]).reshape(2, -1, 2, 4, 8).swapaxes(2, 3).astype(np.uint8)
+            codes, lower = both[0].reshape(-1, 2, 64), both[1].reshape(-1, 128)
+            begins = (count - p) * out.shape[1] - _HEAD + 8 * sum(map(len, lists))
+            out[p, _HEAD:] = np.concatenate([codes[:, 0] | codes[:, 1] << 4, lower], axis=1).reshape(-1)
+            out[p, :16] = np.concatenate([upper, upper | 0x80])
+            out[p, 16:24] = np.array([begins], np.int64).view(np.uint8)
+            lists.append(np.array([*zip(exceptions, w16[exceptions], strict=True), (_END, 0)], np.uint32))
+        return np.concatenate([out.reshape(-1), *(one.reshape(-1).view(np.uint8) for one in lists)])
+
+    def unpack(self, packed: Array, depth: int, layout: Layout) -> Array:
+        each, count = self.panel_bytes(depth, 32), 0
+        first = int(packed[16:24].view(np.int64)[0]) + _HEAD  # the first exceptions stand behind the last panel
+        count = first // each
+        made = np.empty((count, depth * 32), np.uint16)
+        for p in range(count):
+            head = packed[p * each : (p + 1) * each]
+            quarters = head[_HEAD:].reshape(-1, 192)
+            codes = np.stack([quarters[:, :64] & 15, quarters[:, :64] >> 4], axis=1).reshape(-1, 64)
+            lower = quarters[:, 64:].reshape(-1, 64)
+            values = head[:16].astype(np.uint16)[codes] << 8 | lower
+            tiles = values.reshape(-1, 4, 2, 8).swapaxes(1, 2).reshape(-1)  # two rows of 32
+            at = p * each + _HEAD + int(head[16:24].view(np.int64)[0])
+            exceptions = np.ascontiguousarray(packed[at:]).view(np.uint32).reshape(-1, 2)
+            exceptions = exceptions[: int(np.argmax(exceptions[:, 0] == _END))]
+            tiles[exceptions[:, 0]] = exceptions[:, 1]
+            made[p] = tiles
+        # [panel][k / 32][half][pair][column][2] to [panel][half][column][k]
+        cut = made.reshape(count, depth // 32, 2, 16, 16, 2).transpose(0, 2, 4, 1, 3, 5)
+        return np.ascontiguousarray(cut).reshape(-1, depth).view(bf16.numpy)
+
+
+def _usual_bytes(numbers: Array) -> Array:
+    """Upper bytes without sign that most of them have, by a sample; below those that were seen, a quarter as many."""
+    rows = numbers.reshape(-1, 32)[:: numbers.size // 4096 | 1]
+    guess = np.bincount(rows.reshape(-1) >> 8 & 127, minlength=128).astype(np.float64)
+    for b in range(126, -1, -1):
+        guess[b] = max(guess[b], guess[b + 1] / 4)
+    return np.argsort(-guess, kind="stable")[:8].astype(np.uint8)
