@@ -172,7 +172,7 @@ def gather(k: Gather) -> Facts:
     return {"lookup": {
         "outer_size": product(k.outer), "inner_size": product(k.inner), "index": k.operand("index").at(*outer),
         "statement": k.operand("y").store(tail, k.body.dtype, *outer, *inner),
-        "layout": layout, "format": layout and format_of(layout), "ctype": x.ctype,
+        "layout": layout, "format": layout and format_of(layout), "ctype": C_TYPES[x.dtype.name],
     }}
 
 

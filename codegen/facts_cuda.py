@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 from monoplan.codegen import facts as shared
-from monoplan.codegen.expressions import C_TYPES, c_dim, c_literal, compute_type, convert, load
+from monoplan.codegen.expressions import C_TYPES, c_dim, c_literal, compute_type, convert
 from monoplan.codegen.facts import Facts, names
+from monoplan.codegen.formats import format_of
 from monoplan.codegen.kernels import Attention, Gather, Kernel, Linear, Matmul, Reduce
 from monoplan.codegen.operands import Operand
 from monoplan.ir.dims import Dim
@@ -78,7 +79,10 @@ def gather(k: Gather) -> Facts:
     """As on the CPU; a table that is also a linear weight lies row by row."""
     outer, inner = names("o", k.outer), names("i", k.inner)
     x = k.operand("x")
-    value = load(x.dtype, f"x[at * {k.depth} + i0]") if k.packed else x.at(*outer, "at", *inner)
+    layout = x.view.buffer.layout if k.packed else None
+    value = x.at(*outer, "at", *inner)
+    if layout is not None:
+        value = format_of(layout).cuda_value(f"x[at * {k.depth} + i0]")
     tail = k.body.c([value, *(e.at(*outer, *inner) for e in k.group("e"))])
     return {
         "lookup": {
@@ -149,6 +153,7 @@ def attention(k: Attention) -> Facts:
 
 def linear(k: Linear) -> Facts:
     x, w = k.operand("x"), k.operand("w")
+    kept = k.format
     normed = value = x.at("row", "i")
     if k.norm == "rms":
         normed = f"{value} * scales[r]"
@@ -161,9 +166,9 @@ def linear(k: Linear) -> Facts:
         "x_type": x.ctype,
         "x": value,
         "x_normed": normed,
-        "w": w.at("n", "i"),
+        "w": kept.cuda_value(w.place("n", "i")),
         "eps": c_literal(k.eps, f32),
-        "lane_elements": 16 // w.dtype.itemsize,
+        "lane_elements": 128 // kept.bits,
         "gamma": "" if gamma is None else gamma.pointer("0"),
         "gamma_type": "" if gamma is None else gamma.ctype,
         # Only weights may be read before the kernels in front are done: one of them may have made this vector.

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from monoplan.codegen.expressions import c_dim
-from monoplan.codegen.formats import format_of
 from monoplan.codegen.kernels import Attention, Kernel, Linear
 from monoplan.codegen.moves import Items, all_kernels
 from monoplan.codegen.operands import Operand
@@ -98,5 +97,4 @@ def _taken(k: Kernel, o: Operand, target: Target) -> Matrix | None:
 
 
 def _packed(k: Linear) -> bool:
-    layout = k.operand("w").view.buffer.layout
-    return layout is not None and format_of(layout).for_tiles
+    return k.format.for_tiles

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from monoplan.codegen.formats import Layout, WeightFormat, format_of
 from monoplan.codegen.operands import Body, Operand, stored_bytes, touched
 from monoplan.ir.dims import Dim, symbols_of
 from monoplan.ir.graph import Op
@@ -150,6 +151,18 @@ class Linear(Kernel):
     batch: Dim = 1
     seq: Dim = 1
     family: str = field(default="linear", init=False)
+
+    @property
+    def layout(self) -> Layout:
+        """How its weight is kept."""
+        found = self.operand("w").view.buffer.layout
+        assert found is not None
+        return found
+
+    @property
+    def format(self) -> WeightFormat:
+        """The format of its weight."""
+        return format_of(self.layout)
 
     @property
     def mentioned(self) -> set[str]:

@@ -61,7 +61,7 @@ class LinearVariants:
         words = self._words(k.operands)
         candidates = [("uint64_t *candidates", Word("workspace"))] if k.epilogue == "argmax" else []
         function, all_words = self.renderer.function(k, "linear_row", [*words, *candidates], r=row, **self.names)
-        shared = row.shared(k.depth, k.columns, self.half.itemsize)
+        shared = row.shared(k.depth * k.format.bits // 8, k.columns)
         actions: list[Action] = [Launch(function, (row.grid, 1, 1), row.warps * 32, all_words, shared)]
         if candidates:
             actions.append(self._best(row.grid, Word("workspace"), 1))

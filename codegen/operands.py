@@ -27,7 +27,8 @@ class Operand:
 
     @property
     def ctype(self) -> str:
-        return C_TYPES[self.view.dtype.name]
+        layout = self.view.buffer.layout
+        return C_TYPES[self.view.dtype.name] if layout is None else format_of(layout).c_type
 
     @property
     def compute(self) -> DType:

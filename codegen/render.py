@@ -168,7 +168,8 @@ def _barrier(plan: Plan, product: Step | None) -> str:
 
 def _pointer(plan: Plan, o: Operand) -> str:
     b = o.view.buffer
-    cast = f"({'' if o.written else 'const '}{C_TYPES[b.dtype.name]} *)"
+    ctype = C_TYPES[b.dtype.name] if b.layout is None else "void"  # a format's own type is known to its kernels alone
+    cast = f"({'' if o.written else 'const '}{ctype} *)"
     if b.kind in ("arena", "scratch"):
         return f"{cast}(arena + at[{plan.arena.slot_of[b]}])"
     if b.kind == "table":

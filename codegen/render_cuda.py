@@ -9,6 +9,7 @@ from typing import Any
 
 from monoplan.codegen.expressions import c_dim
 from monoplan.codegen.facts_cuda import facts_cuda
+from monoplan.codegen.formats import cuda_headers
 from monoplan.codegen.kernels import (
     Attention,
     Collective,
@@ -132,6 +133,8 @@ def with_headers(functions: Sequence[Function]) -> str:
         "mp_select.cuh": ("mp_select",),
         "mp_wgmma.cuh": ("mp_wgmma",),
     }
+    for ctype, name, text in cuda_headers():
+        needed[name], texts[name] = (ctype,), text
     wanted = ["mp_ptx.cuh", "mp_base.cuh", *(name for name, words in needed.items() if any(w in body for w in words))]
     return "\n".join([*(texts[name] for name in wanted), body])
 

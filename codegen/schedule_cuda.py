@@ -41,16 +41,16 @@ class RowSchedule:
     late: int = 0  # batches a warp has left when it lets the next kernel start; 0: from the beginning
     pad: int = 0
 
-    def shared(self, depth: int, columns: int, itemsize: int) -> int:
+    def shared(self, row_bytes: int, columns: int) -> int:
         """Bytes of dynamic shared memory: the rings of all warps, the sums of all slices, and padding."""
         pairs = (columns + 1) // 2
         rows = 2 * -(-pairs // self.grid)
         sums = self.slices * -(-rows // self.batch) * self.batch * 4
-        return self.warps * self.ring * self.batch * self.vectors(depth, itemsize) * 512 + sums + self.pad
+        return self.warps * self.ring * self.batch * self.vectors(row_bytes) * 512 + sums + self.pad
 
-    def vectors(self, depth: int, itemsize: int) -> int:
+    def vectors(self, row_bytes: int) -> int:
         """16-byte pieces of a row that one lane reads."""
-        slice_ = -(-(depth * itemsize // 16) // self.slices)
+        slice_ = -(-(row_bytes // 16) // self.slices)
         return -(-slice_ // 32)
 
 
@@ -153,7 +153,7 @@ Tuning = Mapping[str, Mapping[str, int]]  # constants by the name of a kernel, s
 def choose_cuda(k: Kernel, target: Target) -> CudaSchedule | CudaLinear | CudaAttention:
     """The schedule of a kernel on a GPU."""
     if isinstance(k, Linear):
-        library = target.library and (k.operand("w").dtype != bf16 or target.capability >= 80)
+        library = target.library and _library_takes(k, target)
         return CudaLinear(_row(k, target), _few(k, target), library)
     if isinstance(k, Attention):
         return CudaAttention(_decode(k, target), _prefill(k, target), _hopper(k, target))
@@ -166,6 +166,13 @@ def choose_cuda(k: Kernel, target: Target) -> CudaSchedule | CudaLinear | CudaAt
     if isinstance(k, Matmul):
         return CudaSchedule(256)
     return CudaSchedule(256)
+
+
+def _library_takes(k: Linear, target: Target) -> bool:
+    """Whether the vendor's library multiplies by weights in their format."""
+    if not k.format.tensor_cores:
+        return k.format.c_type == "float"
+    return k.operand("w").dtype != bf16 or target.capability >= 80
 
 
 T = TypeVar("T", RowSchedule, DecodeSchedule, PrefillSchedule, HopperSchedule)
@@ -196,9 +203,10 @@ def _aligned(offset: Dim, elements: int) -> bool:
 def _row(k: Linear, target: Target) -> RowSchedule | None:
     """The constants that served every shape well without tuning; None where rows are not whole 16-byte pieces."""
     w, x = k.operand("w"), k.operand("x")
-    each = 16 // w.dtype.itemsize
+    bits = k.format.bits
+    each = 128 // bits
     gamma = k.operand("norm_weight").dtype if k.has("norm_weight") else w.dtype
-    if k.depth % each or not _aligned(x.view.offset, each) or not _vector_types(w.dtype, x.dtype, gamma):
+    if k.depth % each or not _aligned(x.view.offset, each) or not _vector_types(bits, x.dtype, gamma):
         return None
     if k.has("q_norm") or k.has("k_norm") or not (isinstance(x.view.strides[1], int) and x.view.strides[1] == 1):
         return None
@@ -209,7 +217,7 @@ def _row(k: Linear, target: Target) -> RowSchedule | None:
     # Few pieces for a lane, all lanes busy: a lane's x stays in registers.
     slices = max(choices, key=lambda s: pieces / (s * 32 * -(-pieces // (s * 32))))
     vectors = -(-pieces // (slices * 32))
-    large, heads = k.depth * k.columns * w.dtype.itemsize > 24 << 20, k.epilogue == "heads"
+    large, heads = k.depth * k.columns * bits // 8 > 24 << 20, k.epilogue == "heads"
     even = not large and target.cores >= 96 and target.cores % 32 <= 8
     grid = min(target.cores // 32 * 32 if even else target.cores, pairs)
     grid *= -(-slices * 8 * pairs // (grid * target.shared // 4))  # sums take a quarter of the memory at most
@@ -231,13 +239,14 @@ def _row(k: Linear, target: Target) -> RowSchedule | None:
     return None
 
 
-def _vector_types(w: DType, x: DType, gamma: DType) -> bool:
-    return all(t in (f32, *HALF) and t.itemsize >= w.itemsize for t in (w, x, gamma))
+def _vector_types(bits: int, x: DType, gamma: DType) -> bool:
+    """Whether what 16 bytes of weights multiply is whole pieces of 16 bytes too."""
+    return all(t in (f32, *HALF) and t.bits >= bits for t in (x, gamma))
 
 
 def _few(k: Linear, target: Target) -> tuple[FewSchedule, ...]:
     """One schedule for up to 8 rows and one for up to 32: the split of K that keeps all warps equally busy."""
-    if k.operand("w").dtype not in HALF or k.depth % 64 or target.capability < 80:
+    if not k.format.tensor_cores or k.depth % 64 or target.capability < 80:
         return ()
     # A kernel that starts early and has nearly all shared memory keeps away the blocks that it waits for.
     room = target.shared - SPARE if target.capability >= 90 else target.shared

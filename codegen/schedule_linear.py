@@ -172,10 +172,8 @@ def few_rows(target: Target, layout: Layout) -> tuple[int, ...]:
 
 def choose_linear(k: Linear, target: Target) -> LinearSchedule:
     """The schedule of a packed product."""
-    w = k.operand("w")
-    layout = w.view.buffer.layout
-    assert layout is not None
-    packed, panel, panels = format_of(layout), layout.panel, layout.panels
+    layout, packed = k.layout, k.format
+    panel, panels = layout.panel, layout.panels
     if k.epilogue == "heads":
         groups = k.heads + 2 * k.kv_heads
     elif k.epilogue == "gated":

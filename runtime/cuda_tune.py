@@ -48,13 +48,13 @@ def recall_tuning(device_name: str, source: str) -> Tuning | None:
     return None if fact is None else dict(fact["steps"])  # type: ignore[call-overload]
 
 
-def candidates(row: RowSchedule, depth: int, columns: int, itemsize: int, shared: int) -> Iterator[Constants]:
+def candidates(row: RowSchedule, row_bytes: int, columns: int, shared: int) -> Iterator[Constants]:
     """Constants worth trying: 60 to 220 KB in flight on an SM, 14 to 100 of them (or all) before the dependency, slices
     of whole 512-byte pieces where K allows it; the next kernel at once or when the last weights are asked for."""
-    pieces = depth * itemsize // 16
+    pieces = row_bytes // 16
     for warps, slices, batch, ring in product((8, 16), (1, 2, 4, 8, 16), (2, 4, 8), (1, 2, 3, 4, 6, 8)):
         made = replace(row, warps=warps, slices=slices, batch=batch, ring=ring, early=ring, pad=0)
-        vectors, held = made.vectors(depth, itemsize), made.shared(depth, columns, itemsize)
+        vectors, held = made.vectors(row_bytes), made.shared(row_bytes, columns)
         waste = slices * vectors * 32 / pieces
         if slices > warps or vectors > 8 or batch * vectors > 16 or waste > 1.4:
             continue
@@ -111,7 +111,7 @@ class Tuner:
         step = self.steps[number]
         k, row = step.kernel, step.schedule.row  # type: ignore[attr-defined]
         assert isinstance(k, Linear)
-        found = list(candidates(row, k.depth, k.columns, k.operand("w").dtype.itemsize, self.plan.target.shared))
+        found = list(candidates(row, k.depth * k.format.bits // 8, k.columns, self.plan.target.shared))
         self.random.shuffle(found)
         # Half of them only change what is in flight, and when: that decides most.
         same = {name: value for name, value in _plain(row).items() if name in ("warps", "slices", "batch", "blocks")}

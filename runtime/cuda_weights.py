@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from monoplan.codegen.formats import format_of
 from monoplan.codegen.kernels import Linear
 from monoplan.codegen.plan import Plan
 from monoplan.ir.errors import CompileError
@@ -24,13 +25,15 @@ def upload_params(
     orders, store = row_orders(plan), shared_weights()
     found = []
     for i, use in enumerate(plan.params):
-        key = weight_key(plan.graph, use.value, orders[i].tobytes() if i in orders else b"")
+        key = weight_key(plan.graph, use.value, orders[i].tobytes() if i in orders else b"", use.layout)
         if key in store:
             found.append(store[key])
             continue
         (array,) = prepare(plan.graph, [replace(use, layout=None)], source)
         if i in orders:
             array = array[orders[i]]
+        if use.layout is not None:
+            array = format_of(use.layout).pack_rows(array)
         memory = device.allocate(array.nbytes)
         device.upload(memory.address, np.ascontiguousarray(array))
         device.synchronize()

@@ -32,8 +32,8 @@ def shared_weights() -> dict[str, Any]:
     return {} if store is None else store
 
 
-def weight_key(graph: Graph, value: Value, order: bytes) -> str:
-    """The name of a weight: the parameters it is made of, how, its type, and the order of its rows."""
+def weight_key(graph: Graph, value: Value, order: bytes, layout: object) -> str:
+    """The name of a weight: the parameters it is made of, how, its type and layout, and the order of its rows."""
     paths = {p.value: p.path for p in graph.params}
     made = {result: op for op in graph.setup for result in op.results}
 
@@ -44,4 +44,4 @@ def weight_key(graph: Graph, value: Value, order: bytes) -> str:
         parts = ", ".join(map(describe, op.reads))
         return f"{op.name}[{op.results.index(v)}]({parts}) {sorted(map(str, op.attrs.items()))}: {v.type}"
 
-    return f"{describe(value)} {hashlib.sha256(order).hexdigest() if order else ''}"
+    return f"{describe(value)} {layout} {hashlib.sha256(order).hexdigest() if order else ''}"

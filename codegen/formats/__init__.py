@@ -27,12 +27,18 @@ def choose_format(weight: TensorType, target: Target) -> WeightFormat | None:
     return next((f for f in FORMATS if f.takes(weight, target)), None)
 
 
+def cuda_headers() -> list[tuple[str, str, str]]:
+    """Type, name and text of the CUDA headers of formats that have one."""
+    wanted = [f for f in FORMATS if f.cuda_header]
+    return [(f.c_type, f.cuda_header, f.cuda_text()) for f in wanted]
+
+
 def format_headers() -> list[tuple[str, str]]:
     """Names and texts of the C headers of all formats."""
     return [header for f in FORMATS for header in f.headers()]
 
 
 __all__ = [
-    "FORMATS", "Array", "Layout", "Make", "Native", "Plain", "WeightFormat", "choose_format", "format_headers",
-    "format_of",
+    "FORMATS", "Array", "Layout", "Make", "Native", "Plain", "WeightFormat", "choose_format", "cuda_headers",
+    "format_headers", "format_of",
 ]  # fmt: skip

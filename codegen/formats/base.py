@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from monoplan.codegen.expressions import load
 from monoplan.codegen.target import Target
 from monoplan.ir.dims import Dim
 from monoplan.ir.types import DType, TensorType
@@ -64,12 +65,14 @@ class WeightFormat:
     name: ClassVar[str]
     dtype: ClassVar[DType]  # of the values, as the IR and the interpreter see them
     bits: ClassVar[int]  # of memory for each number
-    # -- what C and CUDA source needs: the headers beside this file, and the type that pointers to packed weights have
-    header: ClassVar[str]
-    cuda_header: ClassVar[str] = ""  # where the format needs more than its element type
-    c_type: ClassVar[str]
+    c_type: ClassVar[str]  # what pointers to packed weights point to, in C and in CUDA
+    # -- C: panels
+    header: ClassVar[str]  # mp_load_row_<name> and mp_load_column_<name>, beside the format's file
     for_tiles: ClassVar[bool] = False  # panels are made for bf16 tile units
     native: ClassVar[str] = ""  # the function of the C library that packs it
+    # -- CUDA: rows of whole bytes, 16 of which mp_widen<c_type> makes floats
+    cuda_header: ClassVar[str] = ""  # where mp_widen and mp_weight of a type of its own are
+    tensor_cores: ClassVar[bool] = False  # rows are half precision as tensor cores and the vendor's library take it
 
     def takes(self, weight: TensorType, target: Target) -> bool:
         """Whether a product on this target can keep such a weight in this format."""
@@ -95,9 +98,21 @@ class WeightFormat:
         """The columns of all panels as rows [columns, depth], padding included: what the packed bytes mean."""
         raise NotImplementedError
 
+    def pack_rows(self, w: Array) -> Array:
+        """A weight [rows, depth] as a GPU keeps it, row by row."""
+        raise NotImplementedError
+
+    def cuda_value(self, element: str) -> str:
+        """The value of one element as a CUDA expression."""
+        return f"mp_weight({element})"
+
     def headers(self) -> list[tuple[str, str]]:
         """Names and texts of the C headers."""
         return [(self.header, (HERE / self.header).read_text("utf-8"))]
+
+    def cuda_text(self) -> str:
+        """The text of the CUDA header."""
+        return (HERE / self.cuda_header).read_text("utf-8")
 
 
 class Plain(WeightFormat):
@@ -108,6 +123,12 @@ class Plain(WeightFormat):
 
     def panel(self, target: Target) -> int:
         return target.panel_16 if self.bits == 16 else target.panel
+
+    def pack_rows(self, w: Array) -> Array:
+        return np.ascontiguousarray(w)
+
+    def cuda_value(self, element: str) -> str:
+        return load(self.dtype, element)
 
     def columns(self, rows: Array) -> Array:
         """Rows in the order in which the columns of a panel lie: [panels, columns]."""

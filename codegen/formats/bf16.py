@@ -9,6 +9,7 @@ from monoplan.ir.types import bf16
 class BF16(Plain):
     name, dtype, bits = "bf16", bf16, 16
     header, c_type, native = "mp_format_bf16.h", "mp_bf16", "mp_pack_16"
+    tensor_cores = True
 
     def columns(self, rows: Array) -> Array:
         panel = rows.shape[1]

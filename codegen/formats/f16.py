@@ -9,3 +9,4 @@ from monoplan.ir.types import f16
 class F16(Plain):
     name, dtype, bits = "f16", f16, 16
     header, c_type, native = "mp_format_f16.h", "mp_f16", "mp_pack_16"
+    tensor_cores = True
