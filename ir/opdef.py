@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from monoplan.ir.dims import Expr
 from monoplan.ir.errors import TypeRuleError
 from monoplan.ir.types import DType, TensorType, as_dtype, bf16, f16, f32, promote
 
@@ -29,6 +30,7 @@ class OpDef:
     optional: tuple[str, ...]  # operands that may be None
     variadic: str | None  # a last operand that stands for any number of values
     attr_defaults: Mapping[str, Any]  # REQUIRED where there is no default
+    attr_types: Mapping[str, str]  # annotations, see _ACCEPTED
     rule: TypeRule
     reference: Callable[..., Any]
     doc: str
@@ -75,6 +77,9 @@ class OpDef:
             known = result if isinstance(result, tuple) else (result,)
             if key is not None and len(self._inferred) < 4096:
                 self._inferred[key] = known
+        for name, v in attrs.items():  # not remembered: 1 and True are one key
+            if not _ACCEPTED[self.attr_types[name]](v):
+                raise TypeRuleError(f"{self.name}: {name}={v!r} is not of type {self.attr_types[name]}")
         return known
 
     def evaluate(
@@ -129,6 +134,7 @@ def op(
             optional=tuple(p.name for p in positional if p.default is None),
             variadic=next((p.name for p in params if p.kind is p.VAR_POSITIONAL), None),
             attr_defaults={p.name: p.default for p in params if p.kind is p.KEYWORD_ONLY},
+            attr_types={p.name: str(p.annotation) for p in params if p.kind is p.KEYWORD_ONLY},
             rule=rule,
             reference=fn,
             doc=inspect.cleandoc(fn.__doc__ or ""),
@@ -170,6 +176,41 @@ def _plain(v: Any) -> Any:
     if isinstance(v, np.generic):
         return v.item()
     return v
+
+
+def _is_int(v: Any) -> bool:
+    return isinstance(v, int) and not isinstance(v, bool)
+
+
+def _is_float(v: Any) -> bool:
+    return isinstance(v, float) or _is_int(v)
+
+
+def _is_dim(v: Any) -> bool:
+    return isinstance(v, Expr) or _is_int(v)
+
+
+def _all(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda v: isinstance(v, tuple) and all(map(accepts, v))
+
+
+# What each annotation of an attribute takes. IR text may say anything, and attributes become numbers of a source: a
+# name where a number belongs would be a variable there.
+_ACCEPTED: dict[str, Callable[[Any], bool]] = {
+    "int": _is_int,
+    "int | None": lambda v: v is None or _is_int(v),
+    "float": _is_float,
+    "float | None": lambda v: v is None or _is_float(v),
+    "float | int | bool": lambda v: isinstance(v, bool) or _is_float(v),
+    "bool": lambda v: isinstance(v, int),
+    "str": lambda v: isinstance(v, str),
+    "Dim": _is_dim,
+    "DType": lambda v: isinstance(v, DType),
+    "tuple[int, ...]": _all(_is_int),
+    "tuple[int, ...] | None": lambda v: v is None or _is_int(v) or _all(_is_int)(v),
+    "tuple[Dim, ...]": _all(_is_dim),
+    "Graph": lambda v: type(v).__name__ == "Graph",
+}
 
 
 def same_as(name: str) -> Callable[..., TensorType]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -214,7 +215,8 @@ class _Parser:
 
     def attr_value(self, text: str) -> Any:
         text = text.strip()
-        if text.startswith("("):
+        closed = text.count("(") == text.count(")")
+        if text == "()" or text.startswith("(") and ("," in text or not closed):  # else a dim such as (n+1)//2
             if not text.endswith(")"):
                 raise self.fail("`(` is not closed", text)
             return tuple(self.attr_value(t) for t in _pieces(text[1:-1]))
@@ -237,13 +239,9 @@ class _Parser:
 def _pieces(text: str) -> list[str]:
     """Splits at commas outside of brackets and strings."""
     found: list[str] = []
-    depth, start, quoted = 0, 0, False
-    for i, c in enumerate(text):
-        if c == '"' and text[i - 1 : i] != "\\":
-            quoted = not quoted
-        elif quoted:
-            continue
-        elif c in "([{":
+    depth, start = 0, 0
+    for i, c in _unquoted(text):
+        if c in "([{":
             depth += 1
         elif c in ")]}":
             depth -= 1
@@ -255,15 +253,25 @@ def _pieces(text: str) -> list[str]:
     return found
 
 
+def _unquoted(text: str) -> Iterator[tuple[int, str]]:
+    """The characters outside of strings, with their places."""
+    quoted = escaped = False
+    for i, c in enumerate(text):
+        if quoted:
+            quoted, escaped = escaped or c != '"', c == "\\" and not escaped
+        elif c == '"':
+            quoted = True
+        else:
+            yield i, c
+
+
 def _closing(text: str) -> int:
     """The index of the `}` that closes the `{` at 0, or -1."""
-    depth, quoted = 0, False
-    for i, c in enumerate(text):
-        if c == '"' and text[i - 1 : i] != "\\":
-            quoted = not quoted
-        elif not quoted and c == "{":
+    depth = 0
+    for i, c in _unquoted(text):
+        if c == "{":
             depth += 1
-        elif not quoted and c == "}":
+        elif c == "}":
             depth -= 1
             if depth == 0:
                 return i

@@ -20,6 +20,10 @@ from monoplan.ir.types import TensorType, i64, promote
 NORMS = ("none", "rms", "layer")
 
 
+def _check_norm(norm: str, name: str) -> None:
+    require(norm in NORMS, f"{name}: norm={norm!r} is not one of {', '.join(NORMS)}")
+
+
 def _with_expr(first: list[TensorType], extras: tuple[TensorType, ...], expr: str, name: str) -> TensorType:
     """The type of `expr` over accumulators and extras, which must broadcast to the accumulator's shape."""
     types = [*first, *extras]
@@ -61,7 +65,7 @@ def _fused_linear_type(
     gated: bool,
     expr: str,
 ) -> TensorType:
-    require(norm in NORMS, f"fused_linear: norm={norm!r} is not one of {', '.join(NORMS)}")
+    _check_norm(norm, "fused_linear")
     norm_type(x, norm_weight, norm_bias, 1, "fused_linear")
     full = linear_type(x, weight, bias, "fused_linear")
     if gated:
@@ -113,6 +117,7 @@ def _fused_norm_type(
     dims: int,
     expr: str,
 ) -> TensorType:
+    _check_norm(norm, "fused_norm")
     return _with_expr([norm_type(x, weight, bias, dims, "fused_norm")], extras, expr, "fused_norm")
 
 
@@ -198,6 +203,7 @@ def _argmax_type(
     eps: float,
     keepdims: bool,
 ) -> TensorType:
+    _check_norm(norm, "linear_argmax")
     norm_type(x, norm_weight, norm_bias, 1, "linear_argmax")
     full = linear_type(x, weight, bias, "linear_argmax")
     return TensorType(i64, reduced_shape(full, normalized_axes(-1, full.rank, "linear_argmax"), keepdims))
@@ -244,6 +250,7 @@ def _qkv_type(
     qk_eps: float,
 ) -> tuple[TensorType, TensorType, TensorType]:
     require(x.rank == 3, f"qkv_rope_cache: x must be [batch, seq, features], got {x}")
+    _check_norm(norm, "qkv_rope_cache")
     norm_type(x, norm_weight, norm_bias, 1, "qkv_rope_cache")
     full = linear_type(x, weight, bias, "qkv_rope_cache")
     dim: Any = k_cache.shape[-1]

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monoplan.ir.dims import symbol
 from monoplan.ir.errors import ParseError
-from monoplan.ir.parser import parse_graph
+from monoplan.ir.parser import _closing, _pieces, parse_graph
 from monoplan.ir.printer import print_graph
 
 GOOD = """\
@@ -92,6 +93,20 @@ def test_errors_name_line_and_column(old: str, new: str, line: int, column: int,
     assert caught.value.what.startswith(f"line {line}, column {column}: "), caught.value.what
     shown = text.splitlines()[line - 1].strip() if line <= len(text.splitlines()) else "end of text"
     assert caught.value.where == shown
+
+
+def test_sizes_in_brackets_are_no_tuples() -> None:
+    n = symbol("n")
+    for size in ((n + 1) // 2, ((n + 1) // 2) * ((n + 2) // 3), (n + 1) // 2 + 3):
+        line = f"%y = arange() {{length={size}, start={size}, dtype=i64}} : i64[{size}]"
+        text = f"graph g() {{\n  {line}\n  return %y\n}}\n"
+        assert print_graph(parse_graph(text)) == text
+
+
+def test_strings_may_end_with_a_backslash() -> None:
+    """JSON writes it twice: the quote behind it ends the string."""
+    assert _pieces(r'a="\\", b="\",", c=(1, 2)') == [r'a="\\"', r'b="\","', "c=(1, 2)"]
+    assert _closing(r'{a="\\"} {') == 7
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "// only a comment\n"])
