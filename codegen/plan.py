@@ -16,7 +16,7 @@ from monoplan.codegen.schedule import choose
 from monoplan.codegen.target import Target
 from monoplan.codegen.views import Buffer, View
 from monoplan.ir.dims import Dim, evaluate, symbols_of
-from monoplan.ir.errors import CompileError
+from monoplan.ir.errors import CompileError, printable
 from monoplan.ir.graph import Graph, Value
 from monoplan.ir.printer import print_op
 
@@ -86,7 +86,7 @@ class Plan:
         for step, count in self.steps():
             k = step.kernel
             rows.append((
-                str(step.number), str(count), k.family, k.op.loc.path or "-", _amount(k.flops, symbols),
+                str(step.number), str(count), k.family, printable(k.op.loc.path) or "-", _amount(k.flops, symbols),
                 _amount(k.bytes, symbols), _buffers(k), print_op(k.op),
             ))
         widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]) - 1)]

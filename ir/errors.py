@@ -15,7 +15,14 @@ class MonoplanError(Exception):
             lines.append(f"  why:   {why}")
         if fix:
             lines.append(f"  to do: {fix}")
-        super().__init__("\n".join(lines))
+        super().__init__(printable("\n".join(lines)))
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: characters that would steer it (escapes, marks of direction, returns) are written out."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def in_words(error: BaseException) -> str:

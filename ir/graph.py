@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from monoplan.ir.dims import symbols_of
+from monoplan.ir.errors import printable
 from monoplan.ir.types import TensorType
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class Loc:
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.file else ""
-        return f"{place} in {self.path}" if place and self.path else place or self.path
+        return printable(f"{place} in {self.path}" if place and self.path else place or self.path)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

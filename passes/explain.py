@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from monoplan.ir.errors import printable
 from monoplan.ir.graph import Graph, Loc, Op, Value, definitions
 from monoplan.passes.legality import fused_groups
 from monoplan.passes.manager import NearMiss, Stage
@@ -131,7 +132,7 @@ def _place(loc: Loc) -> str:
     """Module path and line, with the file's own name only."""
     file = re.split(r"[/\\]", loc.file)[-1]
     line = f"{file}:{loc.line}" if file else ""
-    return f"{loc.path} ({line})" if loc.path and line else loc.path or line
+    return printable(f"{loc.path} ({line})" if loc.path and line else loc.path or line)
 
 
 def _at(loc: Loc) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from monoplan.codegen.kernels import Attention, Gather, Kernel, Linear, Rope
 from monoplan.codegen.operands import stored_bytes
 from monoplan.ir.dims import Dim, evaluate
+from monoplan.ir.errors import printable
 from monoplan.ir.printer import print_op
 from monoplan.ir.types import product
 from monoplan.runtime.limits import Limits, measure_target
@@ -186,8 +187,8 @@ def profile(subject: Subject, *, repeat: int = REPEAT) -> Profile:
         moved, flops = kernel_cost(k, sizes, subject.inputs)
         roof, bound = _roof(k, moved * runs, flops * runs, limits, bandwidth)
         steps.append(StepProfile(
-            step.number, runs, k.family, functions[step.number], print_op(k.op), k.op.loc.path, short_loc(k.op.loc),
-            times[step.number], moved * runs, flops * runs, roof, bound,
+            step.number, runs, k.family, functions[step.number], print_op(k.op), printable(k.op.loc.path),
+            short_loc(k.op.loc), times[step.number], moved * runs, flops * runs, roof, bound,
         ))  # fmt: skip
     timeline = tuple((number, turn, float(t)) for (number, turn), t in zip(events, per_event, strict=True))
     return Profile(subject.name, subject.target, subject.sizes, threads, tuple(steps), timeline, plain, probed, limits)
