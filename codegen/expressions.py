@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from monoplan.ir.dims import Dim, Expr, FloorDiv, bounds
+from monoplan.ir.errors import CompileError
 from monoplan.ir.expr import Arg, Call, Const, Node, call_dtypes, expr_dtype
 from monoplan.ir.types import DType, bool_, f32, f64, promote
 
@@ -32,6 +33,8 @@ def compute_type(dtype: DType) -> DType:
 
 def c_symbol(name: str) -> str:
     """The C variable of a symbolic dimension; the prefix keeps `t` or `i` apart from a template's own names."""
+    if not (name.isascii() and name.isidentifier()):
+        raise CompileError(f"{name!r} is not a name for a symbolic dimension", fix="use a name such as seq")
     return f"n_{name}"
 
 

@@ -33,8 +33,7 @@ def _broken(line: str, width: int) -> list[str]:
 
 def _break_at(line: str, width: int, start: int) -> int:
     """Where to break: after the last comma or before the last operator that fits, not inside a comment; 0: nowhere."""
-    comment = line.find("/*")
-    limit = min(width, comment if comment > 0 else width)
+    limit = min([width, *(at for at in (line.find("/*"), line.find("//")) if at > 0)])
     for mark, shift in ((", ", 2), (" && ", 1), (" || ", 1), (" + ", 1), (" ? ", 1), (" = ", 3)):
         at = line.rfind(mark, start + 8, limit)
         if at > 0:

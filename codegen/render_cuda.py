@@ -42,8 +42,9 @@ from monoplan.codegen.plan_cuda import (
     stable_past,
     symbol_words,
 )
-from monoplan.codegen.render import Function, _comment, _uncommented, environment, headers
+from monoplan.codegen.render import Function, environment, headers, kernel_comment, title
 from monoplan.codegen.schedule_cuda import CudaAttention, DecodeSchedule, Tuning, tuned
+from monoplan.codegen.text import block_comment
 from monoplan.ir.dims import Dim
 from monoplan.ir.printer import print_op
 from monoplan.ir.types import product
@@ -101,7 +102,7 @@ class Renderer:
             name = f"{k.op.name}_{k.step}{suffix}"
             taken = {f.name for f in self.functions.values()}
             name = next(n for n in (name, *(f"{name}_{i}" for i in range(2, 99))) if n not in taken)
-            self.functions[digest] = Function(name, _comment(k), text.replace("@NAME@", name))
+            self.functions[digest] = Function(name, kernel_comment(k), text.replace("@NAME@", name))
         return self.functions[digest].name, tuple(w for _, w in given)
 
 
@@ -110,23 +111,16 @@ def render_cuda(plan: Plan, version: str, tuning: Tuning | None = None) -> CudaS
     renderer = Renderer(plan, tuning or {})
     variants = {step.number: _variants(renderer, step) for step, _ in plan.steps()}
     functions = tuple(renderer.functions.values())
-    text = (
-        environment()
-        .get_template("cuda/plan.cu.j2")
-        .render(
-            plan=plan,
-            body=with_headers(functions),
-            version=version,
-            target=plan.target,
-            table=[_uncommented(line) for line in _table(plan, variants)],
-        )
-    )
+    steps = "Steps, each with the launches it may become; the number of rows decides."
+    head = block_comment([*title(plan, version), "", steps, *_table(plan, variants)])
+    text = environment().get_template("cuda/plan.cu.j2").render(head=head, body=with_headers(functions))
     return CudaSource(text, functions, variants)
 
 
 def with_headers(functions: Sequence[Function]) -> str:
     """Functions behind the helpers they need: a source that includes nothing."""
     body = "\n".join(f"{f.comment}\n{f.text}" for f in functions)
+    code = "\n".join(f.text for f in functions)
     texts = dict(headers("cuda"))
     needed = {
         "mp_vec.cuh": ("mp_vec", "mp_widen", "mp_dot", "mp_reduce_rows"),
@@ -135,7 +129,7 @@ def with_headers(functions: Sequence[Function]) -> str:
     }
     for ctype, name, text in cuda_headers():
         needed[name], texts[name] = (ctype,), text
-    wanted = ["mp_ptx.cuh", "mp_base.cuh", *(name for name, words in needed.items() if any(w in body for w in words))]
+    wanted = ["mp_ptx.cuh", "mp_base.cuh", *(name for name, words in needed.items() if any(w in code for w in words))]
     return "\n".join([*(texts[name] for name in wanted), body])
 
 

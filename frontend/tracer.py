@@ -213,7 +213,8 @@ def trace(module: Module, *specs: Any, **kwargs: Any) -> Trace:
             fix="pass it to forward as an argument (a KVCache, a dict of tensors), which may be written",
         )
     params = tuple(p for p, _ in tracer.params.values())
-    graph = Graph(type(module).__name__, tuple(inputs), params, tuple(tracer.builder.ops), outputs, writes=mutated)
+    name = _value_name(type(module).__name__)
+    graph = Graph(name, tuple(inputs), params, tuple(tracer.builder.ops), outputs, writes=mutated)
     verify(graph, set(graph.ops))  # their types were inferred a moment ago
     return Trace(graph, {p.path: t for p, t in tracer.params.values()}, in_tree, out_tree, mutated)
 
@@ -315,7 +316,7 @@ def _restore(tables: Sequence[tuple[Module, dict[str, Any], dict[str, Any]]]) ->
 
 def _value_name(name: str) -> str:
     """A user's name as one that IR text can hold: children may be called `a b`, `a[0]` or `a,b`."""
-    return re.sub(r"[^\w.$-]", "_", name)
+    return re.sub(r"[^\w.$-]|^$", "_", name)
 
 
 def _is_tensor(x: Any) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 from monoplan.arguments import as_compiled, match, same_constant
 from monoplan.build import build
 from monoplan.built import Built
+from monoplan.codegen.text import file_name
 from monoplan.foreign import adopt, array_spec, assign, is_array
 from monoplan.frontend.held_weights import HeldWeights
 from monoplan.frontend.module import Module
@@ -237,7 +238,7 @@ class Compiled(Inspection):
         folder = self.options.dump or os.environ.get("MONOPLAN_DUMP")
         if folder:
             suffix = "" if len(self.built) == 1 else f"_{len(self.built)}"
-            built.dump(Path(folder) / f"{built.graph.name}{suffix}")
+            built.dump(Path(folder) / f"{file_name(built.graph.name)}{suffix}")
         _report(built)
         return built
 

@@ -11,6 +11,7 @@ import re
 import sys
 from pathlib import Path
 
+from monoplan.codegen.text import comment_text, file_name
 from monoplan.ir.errors import ArgumentError, CompileError
 
 # What the runtime calls by name: the one function of a C plan, the kernels of a CUDA plan.
@@ -27,11 +28,11 @@ def override_text(source: str | None, name: str, generated: str, suffix: str = "
     folder = os.environ.get("MONOPLAN_OVERRIDE", "").strip()
     if not folder:
         return None
-    own, general = Path(folder) / name / f"plan.{suffix}", Path(folder) / f"plan.{suffix}"
+    own, general = Path(folder) / file_name(name) / f"plan.{suffix}", Path(folder) / f"plan.{suffix}"
     if own.is_file():
         found = own
     elif general.is_file():
-        if not _read(general).startswith(f"/* {name}:"):
+        if not _read(general).startswith(f"/* {comment_text(name)}:"):
             return None  # it belongs to another plan of the process
         found = general
     elif not Path(folder).is_dir():

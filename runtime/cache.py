@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 
+from monoplan.codegen.text import without_comments
 from monoplan.ir.errors import ArgumentError, CompileError
 from monoplan.runtime import trusted
 from monoplan.runtime.cache_files import FACT_NAME, FAILED_NAME, discard, entries_of, remove_named, sweep
@@ -64,17 +65,9 @@ class BuildKey:
     def digest(self) -> str:
         """The name of the entry: sha256 of all fields, but for comments in C: they hold the user's lines, which move
         whenever a file is edited above them."""
-        source = _TOKEN.sub(_without_comment, self.source) if self.language == "c" else self.source
+        source = without_comments(self.source) if self.language == "c" else self.source
         parts = asdict(self) | {"source": source, "format": FORMAT}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-# A string, a character or a comment, whichever begins first.
-_TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|//[^\n]*|/\*.*?\*/', re.DOTALL)
-
-
-def _without_comment(token: re.Match[str]) -> str:
-    return " " if token[0][0] == "/" else token[0]
 
 
 @dataclass(frozen=True, slots=True)

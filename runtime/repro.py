@@ -11,6 +11,7 @@ import numpy as np
 
 from monoplan.codegen.plan import make_plan
 from monoplan.codegen.render import headers, render_cpu
+from monoplan.codegen.text import block_comment
 from monoplan.ir.errors import MonoplanError
 from monoplan.ir.graph import Graph, Op, Param, Value
 from monoplan.ir.printer import print_graph
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from monoplan.runtime.verify import Subject
 
 _PASS_SCRIPT = '''\
-"""The values of {value} before and after the pass {name}, both computed in float64. Exit status 1: they differ."""
+"""A value before and after a pass, both computed in float64. Exit status 1: they differ."""
 
 import sys
 from pathlib import Path
@@ -33,6 +34,7 @@ from monoplan.ir.interpreter import interpret
 from monoplan.ir.parser import parse_graph
 from monoplan.ir.tolerances import compare
 
+VALUE, PASS = {value!r}, {name!r}
 HERE = Path(__file__).resolve().parent
 ARRAYS = np.load(HERE / "inputs.npz")
 
@@ -45,7 +47,7 @@ def run(name):
 wrong = False
 for before, after in zip(run("before.ir"), run("after.ir")):
     difference = compare(after, before, "f64" if before.dtype.kind == "f" else before.dtype, "rewrite")
-    print(difference)
+    print(VALUE, "after", PASS, difference)
     wrong = wrong or not difference.ok
 sys.exit(1 if wrong else 0)
 '''
@@ -160,7 +162,7 @@ def write_kernel_folder(into: Path, subject: Subject, fault: KernelFault) -> Pat
     try:
         (into / file).write_text(_with_edits(_render(part, subject), subject, fault), "utf-8")
     except MonoplanError as error:  # the op does not stand alone: its IR and inputs are still there
-        (into / file).write_text(f"/* {error} */\n", "utf-8")
+        (into / file).write_text(block_comment(str(error).splitlines()) + "\n", "utf-8")
     if target == "cpu":
         for name, text in headers("cpu"):
             (into / name).write_text(text, "utf-8")
@@ -262,8 +264,9 @@ def _bare(text: str, name: str) -> str:
 
 def function_text(text: str, name: str) -> str | None:
     """A kernel's text in a source that may have been edited: what follows the comment with its IR line."""
-    kernels = text.partition("static void plan_run(")[0]
+    kernels = text.partition("\nstatic void plan_run(")[0]
     for block in re.split(r"(?m)^(?=/\* %)", kernels):
-        if re.search(rf"\b{re.escape(name)}\(", block):
-            return block.partition("*/\n")[2].rstrip("\n") + "\n"
+        code = block.partition("*/\n")[2]
+        if re.search(rf"\b{re.escape(name)}\(", code):
+            return code.rstrip("\n") + "\n"
     return None

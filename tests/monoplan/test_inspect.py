@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,24 @@ def test_run_ir(own: Path, run: Any, tmp_path: Path) -> None:
     (tmp_path / "bad.ir").write_text("graph g(%x: f32[2]) {\n  %y = nope(%x) : f32[2]\n  return %y\n}\n")
     assert "line 2, column" in run("run-ir", tmp_path / "bad.ir", status=1)
     assert "can't read" in run("run-ir", tmp_path / "missing.ir", status=1)
+
+
+def test_ir_text_runs_no_code_of_its_own(run: Any, tmp_path: Path) -> None:
+    """A location that would end its comment, if anything did, defines a function that runs when the plan is loaded."""
+    marker = tmp_path / "marker"
+    code = f'int creat(const char *, int); __attribute__((constructor)) void own(void) {{ creat("{marker}", 0600); }}'
+    for end, begin in (("*\\", "/\\*"), ("*/", "/*"), ("*\\/", "/"), ("*??/", "/*"), ("*\\\n/", "/*"), ("\n*/", "/*")):
+        file = json.dumps(f"{end} {code} {begin}")
+        graph = f'graph g(%x: f32[4]) {{\n  %y = exp(%x) : f32[4] @ {file} {file}:1\n  return %y\n}}\n'
+        (tmp_path / "own.ir").write_text(graph)
+        assert "within tolerance" in run("run-ir", tmp_path / "own.ir")
+        assert not marker.exists()
+
+
+def test_messages_do_not_steer_the_terminal(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "bad.ir").write_text("graph g(%x: f32[2]) {\n  %y = \x1b[2J\u202enope(%x) : f32[2]\n  return %y\n}\n")
+    said = run("run-ir", tmp_path / "bad.ir", status=1)
+    assert "\\x1b[2J\\u202enope" in said and "\x1b" not in said and "\u202e" not in said
 
 
 def test_run_ir_of_what_is_no_text(run: Any, tmp_path: Path) -> None:
