@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from monoplan.codegen.text import comment_text
 from monoplan.report_data import report_data
 
 if TYPE_CHECKING:
@@ -30,12 +33,8 @@ def render_report(data: Mapping[str, Any]) -> str:
     style = (ASSETS / "report.css").read_text(encoding="utf-8")
     script = "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS)
     # Inside a script element `</script` and `<!--` would not be text.
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    title = f"{data['name']} for {data['target']} · monoplan"
-    for mark, part in (("@TITLE@", _escaped(title)), ("@STYLE@", style), ("@SCRIPT@", script), ("@DATA@", text)):
-        page = page.replace(mark, part, 1)
-    return page
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    title = html.escape(f"{comment_text(data['name'])} for {data['target']} · monoplan")
+    parts = {"@TITLE@": title, "@STYLE@": style, "@SCRIPT@": script, "@DATA@": text}
+    # In one pass: a name may hold a mark.
+    return re.sub("|".join(parts), lambda mark: parts[mark[0]], page)

@@ -97,6 +97,25 @@ def test_names_from_users_do_not_become_markup() -> None:
     assert "</script><b>" not in page and "&lt;/script&gt;&lt;b&gt;&amp;" in page
 
 
+def test_names_of_every_kind_leave_the_page_whole(tmp_path: Path) -> None:
+    """Marks of the page, ends of elements, what no encoding holds: all of it is data."""
+    space: dict[str, Any] = {}
+    text = "def forward(self, x):\n    return x * self.w\n"
+    exec(compile(text, "</script><!--\udc80\u2028@STYLE@.py", "exec"), space)
+    module = type("@DATA@</title>@SCRIPT@", (nn.Module,), {"forward": space["forward"]})()
+    module.w = nn.Parameter(np.ones(4, np.float32))
+    data = report_data(mp.compile(module, mp.spec("n", 4))._latest(), {})
+    name = f"{type(module).__name__}\ud800"
+    page = render_report({**data, "name": name})
+    (tmp_path / "page.html").write_text(page, "utf-8")
+    plain = render_report({**data, "graphs": {}, "lines": {}, "name": "plain"})
+    for mark in ("<script", "</script", "<!--", "</title", "<style"):
+        assert page.count(mark) == plain.count(mark)
+    assert 'id="data">{' in page and "</script>\n<script>\n\"use strict\"" in page
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None and json.loads(found[1])["name"] == name
+
+
 def test_without_arguments_there_are_no_times(tmp_path: Path) -> None:
     fast = mp.compile(nn.Linear(8, 8), mp.spec("n", 8))
     text = fast.report(tmp_path / "r.html").read_text()
