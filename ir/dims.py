@@ -22,6 +22,9 @@ Dim = Union[int, "Expr"]
 Atom = Union[str, "FloorDiv"]
 Monomial = tuple[Atom, ...]
 
+LARGEST = 2**63 - 1  # of sizes: what a plan counts with
+MOST_ATOMS = 256  # of an expression, nested ones counted: text may ask for a product of any size
+
 # Makes the error for an undecidable text; True: a plain number was asked for, not a comparison.
 MakeError = Callable[[str, bool], Exception]
 
@@ -75,6 +78,8 @@ class Expr:
         if not isinstance(other, (int, Expr)):
             return NotImplemented
         result: dict[Monomial, int] = {}
+        if isinstance(other, Expr) and len(self.terms) * len(other.terms) > 4 * MOST_ATOMS:
+            raise _too_large()
         for m1, c1 in self.terms:
             for m2, c2 in _terms(other):
                 key = tuple(sorted(m1 + m2, key=str))
@@ -91,7 +96,7 @@ class Expr:
             raise ParseError(f"{self} // {other}: a symbolic divisor must divide exactly")
         if other <= 0:
             raise ParseError(f"{self} // {other}: a divisor must be 1 or more")
-        return Expr((((FloorDiv(self, other),), 1),))
+        return _make({(FloorDiv(self, other),): 1})
 
     def __rfloordiv__(self, other: int) -> Dim:
         quotient = divide_exactly(other, self)
@@ -148,6 +153,11 @@ class Expr:
     def __index__(self) -> int:
         make_error = _undecided.get()
         raise make_error(str(self), True) if make_error else TypeError(f"{self} is symbolic, not an int")
+
+    @cached_property
+    def atoms(self) -> int:
+        """How many atoms there are, those inside of divisions as well."""
+        return sum(1 + sum(1 if isinstance(a, str) else 1 + a.numerator.atoms for a in m) for m, _ in self.terms)
 
     @cached_property
     def text(self) -> str:
@@ -278,6 +288,13 @@ def symbols_of(d: Dim) -> set[str]:
     return found
 
 
+def symbols_in(attr: object) -> set[str]:
+    """The names of the symbols in an attribute: a dim, or tuples of them."""
+    if isinstance(attr, tuple):
+        return set().union(*map(symbols_in, attr))
+    return symbols_of(attr) if isinstance(attr, Expr) else set()
+
+
 def evaluate(d: Dim, values: Mapping[str, int]) -> int:
     """The int that `d` is for these values of its symbols."""
     result = 0
@@ -313,6 +330,8 @@ def parse_dim(text: str) -> Dim:
     scanner = Scanner(text, "a dimension")
     result = _parse_sum(scanner)
     scanner.end()
+    if isinstance(result, int) and abs(result) > LARGEST:
+        raise scanner.wrong(f"it is larger than {LARGEST}")
     return result
 
 
@@ -332,6 +351,8 @@ def _parse_product(s: Scanner) -> Dim:
     while True:
         if s.skip("*"):
             result = result * _parse_factor(s)
+            if isinstance(result, int) and abs(result) > LARGEST:
+                raise s.wrong(f"it is larger than {LARGEST}")
         elif s.skip("//"):
             divisor = _parse_factor(s)
             if isinstance(divisor, Expr):
@@ -381,4 +402,14 @@ def _make(terms: Mapping[Monomial, int]) -> Dim:
         return 0
     if set(kept) == {()}:
         return kept[()]
-    return Expr(tuple(sorted(kept.items(), key=lambda item: (-len(item[0]), [str(a) for a in item[0]]))))
+    if len(kept) > MOST_ATOMS or any(abs(c) > LARGEST for c in kept.values()):
+        raise _too_large()
+    made = Expr(tuple(sorted(kept.items(), key=lambda item: (-len(item[0]), [str(a) for a in item[0]]))))
+    if made.atoms > MOST_ATOMS:
+        raise _too_large()
+    return made
+
+
+def _too_large() -> ParseError:
+    why = f"it has more than {MOST_ATOMS} parts, or a number larger than {LARGEST}"
+    return ParseError("the size of a dimension is too large an expression", why=why)

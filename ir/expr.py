@@ -75,7 +75,7 @@ def _parse_node(s: Scanner) -> Node:
     name = s.take()
     if name in ("True", "False"):
         return Const(name == "True")
-    if s.peek() != "(" and name[0] == "x" and name[1:].isdigit():
+    if s.peek() != "(" and name[0] == "x" and name[1:].isdecimal() and len(name) < 9:
         return Arg(int(name[1:]))
     s.expect("(")
     s.open()

@@ -13,16 +13,18 @@ from monoplan.ir.dims import Dim, parse_dim
 from monoplan.ir.errors import MonoplanError, ParseError
 from monoplan.ir.graph import Graph, Loc, Op, Param, Value
 from monoplan.ir.opdef import REGISTRY, OpDef
-from monoplan.ir.types import DTYPES, TensorType
+from monoplan.ir.scan import LARGEST
+from monoplan.ir.types import DTYPES, TensorType, unfit
 
-_NUMBER = re.compile(r"-?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?")
+_NUMBER = re.compile(r"-?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_DEEPEST = 16  # tuples in tuples, graphs in graphs
 _WORDS: dict[str, Any] = {"True": True, "False": False, "None": None}
 _NAME = r"[\w.$-]+"
 _TYPE = re.compile(r"(\w+)\[([^\]]*)\]")
 _HEAD = re.compile(rf"graph ({_NAME})\((.*)\) \{{")
 _PARAM = re.compile(rf"param %({_NAME}): (\w+\[[^\]]*\]) = (\".*\")")
 _OP = re.compile(rf"((?:%{_NAME}(?:, )?)+) = (\w+)\(([^)]*)\)")
-_LOC = re.compile(r' @ ("(?:[^"\\]|\\.)*") ("(?:[^"\\]|\\.)*"):(\d+)$')
+_LOC = re.compile(r' @ ("(?:[^"\\]|\\.)*") ("(?:[^"\\]|\\.)*"):([0-9]{1,9})$')
 
 
 def parse_graph(text: str) -> Graph:
@@ -67,8 +69,9 @@ class _Parser:
         m = _HEAD.fullmatch(head)
         if m is None:
             raise self.fail("expected `graph name(%x: f32[…], …) {`")
-        scope: dict[str, Value] = {}
-        self.scopes.append(scope)
+        if len(self.scopes) >= _DEEPEST:
+            raise self.fail("graphs are nested too deeply")
+        self.scopes.append({})
         inputs = tuple(self.define(n, self.type(t)) for n, t in self.split_signature(m[2]))
         self.at += 1
         params: list[Param] = []
@@ -171,6 +174,8 @@ class _Parser:
         if len(names) != len(op.results):
             raise self.fail(f"{opdef.name} has {len(op.results)} results, {len(names)} names are written")
         for v in op.results:
+            if why := unfit(v.type):
+                raise self.fail(f"{v}: the type rule of {opdef.name} gives a type that can't be: {why}")
             self.register(v)
         return op
 
@@ -196,7 +201,10 @@ class _Parser:
         m = _TYPE.fullmatch(text.strip())
         if m is None or m[1] not in DTYPES:
             raise self.fail(f"{text.strip()!r} is not a tensor type such as f32[2, n]", text.strip())
-        return TensorType(DTYPES[m[1]], tuple(self.dim(d) for d in _pieces(m[2])))
+        found = TensorType(DTYPES[m[1]], tuple(self.dim(d) for d in _pieces(m[2])))
+        if why := unfit(found):
+            raise self.fail(f"{text.strip():.60} is no type: {why}", text.strip())
+        return found
 
     def dim(self, text: str) -> Dim:
         try:
@@ -213,13 +221,15 @@ class _Parser:
             found[name] = self.attr_value(value)
         return found
 
-    def attr_value(self, text: str) -> Any:
+    def attr_value(self, text: str, depth: int = 0) -> Any:
         text = text.strip()
         closed = text.count("(") == text.count(")")
         if text == "()" or text.startswith("(") and ("," in text or not closed):  # else a dim such as (n+1)//2
             if not text.endswith(")"):
                 raise self.fail("`(` is not closed", text)
-            return tuple(self.attr_value(t) for t in _pieces(text[1:-1]))
+            if depth >= _DEEPEST:
+                raise self.fail("tuples are nested too deeply", text)
+            return tuple(self.attr_value(t, depth + 1) for t in _pieces(text[1:-1]))
         if text in DTYPES:
             return DTYPES[text]
         if text in ("inf", "-inf", "nan"):
@@ -227,7 +237,11 @@ class _Parser:
         if text in _WORDS:
             return _WORDS[text]
         if _NUMBER.fullmatch(text):
-            return int(text) if text.lstrip("-").isdigit() else float(text)
+            if not text.lstrip("-").isdigit():
+                return float(text)
+            if len(text) > 21 or abs(int(text)) > LARGEST:
+                raise self.fail(f"{text[:24]} is larger than {LARGEST}", text)
+            return int(text)
         if text.startswith('"'):
             try:
                 return json.loads(text)

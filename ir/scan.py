@@ -11,9 +11,10 @@ import re
 from monoplan.ir.errors import ParseError
 
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)|(?P<name>[^\W\d]\w*)|(?P<text>'[^']*')|(?P<mark>//|[-+*(),=]))"
+    r"\s*(?:(?P<number>(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][+-]?[0-9]+)?)|(?P<name>[^\W\d]\w*)|(?P<text>'[^']*')|(?P<mark>//|[-+*(),=]))"
 )
 DEEPEST = 200  # brackets inside brackets
+LARGEST = 2**64 - 1  # of integers
 
 
 class Scanner:
@@ -30,7 +31,11 @@ class Scanner:
             m = _TOKEN.match(text, position)
             if m is None or m.lastgroup is None:
                 raise self.wrong()
-            self.tokens.append((m.lastgroup, m[m.lastgroup]))
+            token = m[m.lastgroup]
+            # Digits are counted first: Python refuses to convert thousands of them.
+            if token.isdecimal() and (len(token) > len(str(LARGEST)) or int(token) > LARGEST):
+                raise self.wrong(f"{token[:24]} is larger than {LARGEST}")
+            self.tokens.append((m.lastgroup, token))
             position = m.end()
 
     def wrong(self, why: str = "") -> ParseError:

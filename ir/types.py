@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from monoplan.ir.dims import Dim, as_dim, equal, format_dim
+from monoplan.ir.dims import LARGEST, Dim, as_dim, equal, format_dim
 from monoplan.ir.errors import ArgumentError, TypeRuleError
 
 
@@ -168,6 +168,19 @@ class TensorType:
 
     def with_dtype(self, dtype: DType) -> TensorType:
         return TensorType(dtype, self.shape)
+
+
+MOST_DIMS = 32  # what every release of numpy can hold
+
+
+def unfit(t: TensorType) -> str:
+    """What is wrong with the sizes of a type, if anything is: too many, negative, or too large to be counted."""
+    if t.rank > MOST_DIMS:
+        return f"it has {t.rank} dimensions, more than {MOST_DIMS}"
+    sizes = [d for d in t.shape if isinstance(d, int)]
+    if any(d < 0 for d in sizes):
+        return "a size is negative"
+    return f"a size is larger than {LARGEST}" if any(d > LARGEST for d in sizes) else ""
 
 
 def product(dims: Iterable[Dim]) -> Dim:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from monoplan.ir.dims import Expr, symbols_in
 from monoplan.ir.errors import MonoplanError, VerifyError
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.printer import print_op
+from monoplan.ir.types import unfit
 
 
 def verify(graph: Graph, checked: set[Op] | None = None) -> None:
@@ -26,6 +28,12 @@ def verify(graph: Graph, checked: set[Op] | None = None) -> None:
         define(v, f"inputs of {graph.name}")
     for p in graph.params:
         define(p.value, f"params of {graph.name}")
+        if any(isinstance(d, Expr) for d in p.value.type.shape):
+            raise VerifyError(f"the parameter {p.value} has a symbolic size: {p.value.type}", where=p.path)
+    for v in (*graph.inputs, *(p.value for p in graph.params)):
+        if why := unfit(v.type):
+            raise VerifyError(f"{v} has a type that can't be: {why}")
+    symbols = set(graph.symbols)
     settled = {p.value for p in graph.params}
     overwritten: dict[Value, Op] = {}
     for number, op in enumerate((*graph.setup, *graph.ops)):
@@ -44,6 +52,7 @@ def verify(graph: Graph, checked: set[Op] | None = None) -> None:
             settled.update(op.results)
         if op not in checked:
             _check_types(op)
+            _check_sizes(op, symbols)
             checked.add(op)
         for name in op.opdef.inplace.values():
             target = op.operand(name)
@@ -62,6 +71,20 @@ def verify(graph: Graph, checked: set[Op] | None = None) -> None:
         source, target = graph.outputs[j], graph.inputs[i]
         if source.type != target.type:
             raise VerifyError(f"output {source}: {source.type} can't replace input {target}: {target.type}")
+
+
+def _check_sizes(op: Op, symbols: set[str]) -> None:
+    """Raises VerifyError unless each size can be counted and follows from those of the inputs."""
+    for r in op.results:
+        if why := unfit(r.type):
+            raise VerifyError(f"{r} has a type that can't be: {why}", where=_line(op))
+    used = set().union(*(symbols_in(v) for v in (*op.attrs.values(), *(r.type.shape for r in op.results))))
+    if unknown := sorted(used - symbols):
+        raise VerifyError(
+            f"{op.name} has the symbolic size {unknown[0]!r}, which no input has",
+            where=_line(op),
+            fix=f"use the sizes of inputs: {', '.join(sorted(symbols)) or 'they have no symbolic ones'}",
+        )
 
 
 def _line(op: Op) -> str:

@@ -145,6 +145,24 @@ def test_what_is_not_a_dimension(text: str) -> None:
         parse_dim(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(a+b+c+d)*" * 40 + "a",
+        "+".join(f"s{i}" for i in range(100_000)),
+        "*".join(["a"] * 100_000),
+        "//3".join(["a"] + [""] * 5000),
+        "9223372036854775807*" * 300 + "a",
+        "9223372036854775807*" * 300 + "1",
+        "((a+b+c+d+e+f)//3+a+b+c+d)*((a+b+c+d+e+f)//5+a+b+c+d)*((a+b+c+d+e+f)//7+a+b+c+d)",
+    ],
+    ids=lambda text: text[:20],
+)
+def test_dimensions_that_are_too_large(text: str) -> None:
+    with pytest.raises(ParseError, match="too large|larger than|nested too deeply"):
+        parse_dim(text)
+
+
 @pytest.mark.parametrize("name", ["", "2n", "a b", "f32", "inf", "nan", "bool", "for", "naïve"])
 def test_what_can_not_name_a_symbol(name: str) -> None:
     with pytest.raises(ParseError, match="not a name"):

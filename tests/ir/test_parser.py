@@ -58,6 +58,15 @@ BAD = [
     ),
     ("%add = add", "%add, %more = add", 4, 3, "2 names are written"),
     ("%add = add", "%x = add", 4, 3, "%x is defined twice"),
+    ("%x: f32[n, 4]", "%x: f32[n, -4]", 1, 13, "a size is negative"),
+    ("%x: f32[n, 4]", f"%x: f32[n, {2**63}]", 1, 20, "is larger than"),
+    ("%x: f32[n, 4]", f"%x: f32[n, {'9' * 5000}]", 1, 20, "is larger than"),
+    ("%x: f32[n, 4]", "%x: f32[n, 2**4]", 1, 20, "is not a dimension"),
+    ("%x: f32[n, 4]", f"%x: f32[{'1, ' * 40}4]", 1, 13, "it has 41 dimensions, more than 32"),
+    ("axes=(1,)", f"axes={'(' * 400}1{',)' * 400}", 5, 42, "tuples are nested too deeply"),
+    ("axes=(1,)", f"axes=({'9' * 5000},)", 5, 27, "is larger than"),
+    ("mul(x0, 2.0)", "mul(x0, x\u00b2)", 7, 3, "is not a pointwise expression"),
+    ("mul(x0, 2.0)", f"mul(x0, {'9' * 5000})", 7, 3, "is not a pointwise expression"),
     ("%add = add", "add = add", 4, 3, "expected `%result = op"),
     ("axes=(1,)", "axes=(7,)", 5, 3, "axis 7 is out of range"),
     ("axes=(1,)", "axis=(1,)", 5, 3, "unknown attributes axis"),
@@ -84,7 +93,7 @@ def test_the_text_itself_is_good() -> None:
     assert print_graph(parse_graph(GOOD)) == GOOD
 
 
-@pytest.mark.parametrize(("old", "new", "line", "column", "message"), BAD, ids=[b[4] + "|" + b[1] for b in BAD])
+@pytest.mark.parametrize(("old", "new", "line", "column", "message"), BAD, ids=[f"{b[4]}|{b[1]:.60}" for b in BAD])
 def test_errors_name_line_and_column(old: str, new: str, line: int, column: int, message: str) -> None:
     place = GOOD.rindex(old) if old == "}\n" else GOOD.index(old)
     text = GOOD[:place] + new + GOOD[place + len(old) :]

@@ -134,6 +134,19 @@ graph g(%x: f32[2], %w0: f32[2], %w1: f32[2]) {
 """
 
 
+def test_sizes_follow_from_those_of_inputs() -> None:
+    for line in (
+        "%a = full() {shape=(n, m), value=0.0, dtype=f32} : f32[n, m]",
+        "%a = slice(%x) {axis=0, start=m, length=1, step=1} : f32[1]",
+    ):
+        text = f"graph g(%x: f32[n]) {{\n  {line}\n  return %a\n}}\n"
+        with pytest.raises(VerifyError, match="has the symbolic size 'm', which no input has"):
+            verify(parse_graph(text))
+    text = 'graph g(%x: f32[n]) {\n  param %w: f32[n] = "w"\n  return %x, %w\n}\n'
+    with pytest.raises(VerifyError, match="the parameter %w has a symbolic size"):
+        verify(parse_graph(text))
+
+
 def test_bodies_are_verified_too() -> None:
     graph = parse_graph(REPEAT)
     verify(graph)
