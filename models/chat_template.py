@@ -20,8 +20,8 @@ def read_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
             raise LoadError("can't read chat_template.jinja", where=path, why=str(error)) from None
     template = settings.get("chat_template")
     if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        template = named.get("default")
+        named = [item for item in template if isinstance(item, dict) and item.get("name") == "default"]
+        template = named[-1].get("template") if named else None
     return template if isinstance(template, str) else None
 
 

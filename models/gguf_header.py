@@ -146,9 +146,11 @@ class Header:
 
     def _tensor_info(self) -> tuple[str, int, tuple[int, ...], int]:
         name, rank = self.string(), self.number("I")
-        if rank > 4:
-            raise self.damaged(f"the tensor {name!r} has {rank} dimensions")
+        if not 1 <= rank <= 4:
+            raise self.damaged(f"the tensor {name!r} has {rank} dimensions, not 1 to 4")
         shape = tuple(reversed([self.number("Q") for _ in range(rank)]))
+        if 0 in shape:  # whatever its other sizes are: they would be checked against nothing
+            raise self.damaged(f"the tensor {name!r} has no elements: its shape is {list(shape)}")
         return name, self.number("I"), shape, self.number("Q")
 
     def _tensor(self, name: str, number: int, shape: tuple[int, ...], begin: int) -> StoredTensor:

@@ -74,10 +74,17 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     return core, {
         "bos_id": named.get("bos"),
         "eos_ids": ends | {named[name] for name in ("eos", "eot", "eom") if name in named},
-        "add_bos": bool(get("add_bos_token", kind == "llama" or pre in _WHOLE_WORDS_FIRST)),
+        "add_bos": _flag(metadata, "add_bos_token", kind == "llama" or pre in _WHOLE_WORDS_FIRST),
         "chat_template": template if isinstance(template, str) else None,
         "special_tokens": {names[name]: tokens[token] for name, token in named.items() if name in names},
     }
+
+
+def _flag(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = metadata.get(f"tokenizer.ggml.{key}", default)
+    if not isinstance(value, int) or value not in (0, 1):
+        raise LoadError(f"tokenizer.ggml.{key} must be true or false, got {value!r:.60}", fix="convert the model again")
+    return bool(value)
 
 
 def _numbers(values: Any, count: int, what: str) -> list[float]:
@@ -152,7 +159,7 @@ def _sentence_pieces(vocab: dict[str, int], kinds: Sequence[float], metadata: Ma
     unknown = next((text for text, index in vocab.items() if kinds[index] == _UNKNOWN), None)
     model = models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     core = Core(model)
-    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    prefix = _flag(metadata, "add_space_prefix", True)
     to_marks, to_spaces = normalizers.Replace(" ", "\u2581"), decoders.Replace("\u2581", " ")
     core.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581")] * prefix + [to_marks])
     ending = [decoders.Strip(" ", 1, 0)] if prefix else []

@@ -106,8 +106,9 @@ def _read_shards(directory: Path) -> dict[str, _Entry]:
     shards: dict[str, dict[str, _Entry]] = {}
     for shard in sorted({str(value) for value in weight_map.values()}):
         # The index comes with the download: it may not point outside the directory.
-        if shard in ("", ".", "..") or any(mark in shard for mark in "/\\\0:"):
-            raise LoadError(f"the index names {shard!r}, which is not a plain file name", where=path)
+        long = len(shard.encode("utf-8", "replace")) > 255  # no file system has such names
+        if shard in ("", ".", "..") or long or any(mark in shard for mark in "/\\\0:"):
+            raise LoadError(f"the index names {shard!r:.80}, which is not a plain file name", where=path)
         if not (directory / shard).is_file():
             raise LoadError(f"the shard {shard} is missing", where=directory, fix="download it again")
         shards[shard] = _read_header(directory / shard)

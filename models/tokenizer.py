@@ -9,7 +9,7 @@ from typing import Any
 
 from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.models.chat_template import read_template, render_chat
-from monoplan.models.config_json import read_json
+from monoplan.models.config_json import read_json, short
 from monoplan.models.streaming import StreamDecoder
 
 Messages = Sequence[Mapping[str, Any]]
@@ -70,7 +70,11 @@ class Tokenizer:
         eos_ids = {core.token_to_id(special.get("eos_token", ""))}
         for name in ("config.json", "generation_config.json"):
             found = _read_optional(directory / name).get("eos_token_id")
-            eos_ids.update(found if isinstance(found, list) else [found])
+            ends = found if isinstance(found, list) else [found]
+            if not all(end is None or (type(end) is int and end >= 0) for end in ends):
+                what = f"eos_token_id must be a token id or a list of them, got {short(found)}"
+                raise LoadError(what, where=directory / name)
+            eos_ids.update(ends)
         return cls(
             core,
             bos_id=bos_id,

@@ -321,6 +321,20 @@ def test_wrong_magic_version_and_counts(tmp_path: Path) -> None:
             open_gguf(path)
 
 
+@pytest.mark.parametrize("shape", [(), (0,), (0, 2**63), (2**64 - 1, 0, 1)], ids=str)
+@pytest.mark.parametrize("name", ["blk.0.attn_q.weight", "rope_freqs.weight", "strange"])
+def test_tensors_of_no_elements_or_no_dimensions(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
+    whole = write(tmp_path / "m.gguf", {}).read_bytes()
+    start = whole.index(b"llama.rope.freq_base") + len(b"llama.rope.freq_base") + 8  # the end of the metadata
+    info = len(name).to_bytes(8, "little") + name.encode() + len(shape).to_bytes(4, "little")
+    info += b"".join(size.to_bytes(8, "little") for size in shape) + bytes(12)
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(whole[:8] + (1).to_bytes(8, "little") + whole[16:start] + info + bytes(64))
+    with pytest.raises(LoadError, match="has 0 dimensions, not 1 to 4|has no elements") as caught:
+        open_gguf(path)
+    assert repr(name) in str(caught.value)
+
+
 def test_any_cut_and_any_flipped_header_byte(tmp_path: Path) -> None:
     """Whatever happens to the header: a LoadError, or tensors within the file; never another exception."""
     tokens = {

@@ -194,7 +194,7 @@ def test_any_cut_and_any_flipped_header_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../w.safetensors", "/w.safetensors", "a/b.safetensors", "..", "", "c:w", "a\\b"]
+    "name", ["../w.safetensors", "/w.safetensors", "a/b.safetensors", "..", "", "c:w", "a\\b", "a" * 300, "é" * 200]
 )
 def test_an_index_may_not_leave_the_directory(tmp_path: Path, name: str) -> None:
     directory = tmp_path / "model"

@@ -177,6 +177,9 @@ def test_a_model_may_have_more_rows_than_tokens_but_not_fewer() -> None:
         ({"ggml.token_type": ["x"] * 258}, "tokens have 258 types"),
         ({"ggml.bos_token_id": 999}, "bos_token_id 999 is not in the vocabulary of 258"),
         ({"ggml.eos_token_id": -1}, "eos_token_id -1 is not in the vocabulary"),
+        ({"ggml.add_bos_token": np.array([], np.uint8)}, "add_bos_token must be true or false"),
+        ({"ggml.add_bos_token": np.array([1, 0], np.uint8)}, "add_bos_token must be true or false"),
+        ({"ggml.add_bos_token": "no"}, "add_bos_token must be true or false, got 'no'"),
     ],
     ids=str,
 )
@@ -189,6 +192,8 @@ def test_bad_metadata(change: dict[str, Any], message: str) -> None:
 def test_sentence_pieces_need_scores() -> None:
     with pytest.raises(LoadError, match="tokens have 0 scores"):
         Tokenizer.from_gguf(pieces(**{"ggml.scores": []}))
+    with pytest.raises(LoadError, match="add_space_prefix must be true or false"):
+        Tokenizer.from_gguf(pieces(**{"ggml.add_space_prefix": np.array([], np.int32)}))
 
 
 def chat_tokenizer(template: str) -> Tokenizer:
@@ -314,6 +319,16 @@ def test_directory_ends_of_text_come_from_every_file(tmp_path: Path) -> None:
     assert Tokenizer.from_pretrained(tmp_path).eos_ids == {5, 6, 7, 257}
 
 
+@pytest.mark.parametrize("found", [[[5]], {"a": 5}, [5, {}], "5", -1, [1.5], True])
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_directory_ends_of_text_are_token_ids(tmp_path: Path, name: str, found: Any) -> None:
+    save_directory(tmp_path)
+    (tmp_path / name).write_text(json.dumps({"eos_token_id": found}))
+    with pytest.raises(LoadError, match="eos_token_id must be a token id or a list of them") as caught:
+        Tokenizer.from_pretrained(tmp_path)
+    assert name in str(caught.value)
+
+
 def test_directory_chat_templates(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "hi"}]
     save_directory(
@@ -322,7 +337,8 @@ def test_directory_chat_templates(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_pretrained(tmp_path)
     assert tokenizer.chat_text(messages) == "<s>hi</s>"
     assert tokenizer.chat(messages).count(256) == 1
-    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
+    named: list[Any] = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
+    named += [{"name": ["default"], "template": "nothing"}, "default"]
     save_directory(tmp_path, config={"chat_template": named})
     assert Tokenizer.from_pretrained(tmp_path).chat_text(messages) == "plain"
     (tmp_path / "chat_template.jinja").write_text("from the file")
