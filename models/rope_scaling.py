@@ -90,7 +90,7 @@ def _checked(kind: str, key: str, value: Any, rotary_dim: int) -> Any:
         return value
     if key in ("short_factor", "long_factor"):
         if not isinstance(value, (list, tuple)) or not all(map(_is_positive, value)):
-            raise bad("a list of positive numbers")
+            raise bad("a list of positive numbers from 1e-30 to 1e30")
         if len(value) != rotary_dim // 2:
             raise bad(
                 f"{rotary_dim // 2} numbers, one for each pair of rotated values; there are {len(value)}"
@@ -102,12 +102,13 @@ def _checked(kind: str, key: str, value: Any, rotary_dim: int) -> Any:
             raise bad("an integer of 2 or more")
         return int(value)
     if not _is_positive(value):
-        raise bad("a positive number")
+        raise bad("a positive number from 1e-30 to 1e30")
     return float(value)
 
 
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    # Beyond these bounds a float32 is 0 or infinite.
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 1e-30 <= value <= 1e30
 
 
 def inverse_frequencies(

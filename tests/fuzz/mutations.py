@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -87,22 +88,22 @@ def change_json(random: Random, value: Any, hostile: Sequence[Any] = HOSTILE) ->
         holder, key = random.choice(places)
         kind = random.randrange(10)
         if kind <= 3:
-            holder[key] = random.choice(hostile)
+            holder[key] = copy.deepcopy(random.choice(hostile))
         elif kind == 4:
             holder[key] = _RAW + random.choice(RAW)
         elif kind == 5:
             other, its = random.choice(places)
-            holder[key] = json.loads(json.dumps(other[its])) if its in other or isinstance(other, list) else None
+            holder[key] = copy.deepcopy(other[its])
         elif kind == 6:
             del holder[key]
         elif kind == 7 and isinstance(holder, dict):
-            holder[_AGAIN + key] = random.choice(hostile)
+            holder[_AGAIN + key] = copy.deepcopy(random.choice(hostile))
         elif kind == 8 and isinstance(holder, dict):
             holder[random.choice((key + "x", "", "\ud800", key.upper(), "rope_type", "a"))] = holder.pop(key)
         elif kind == 9:
             holder[key] = [holder[key]] if random.random() < 0.5 else {"a": holder[key]}
         else:
-            holder[key] = random.choice(hostile)
+            holder[key] = copy.deepcopy(random.choice(hostile))
     return value
 
 

@@ -140,6 +140,8 @@ def test_bad_positions(positions: Any) -> None:
         ({"type": "linear", "factor": 0}, "factor of rope kind 'linear' must be a positive number"),
         ({"type": "linear", "factor": "2"}, "must be a positive number"),
         ({"type": "linear", "factor": float("inf")}, "must be a positive number"),
+        ({"type": "linear", "factor": 1e-320}, "must be a positive number from 1e-30 to 1e30, got 1e-320"),
+        ({"type": "linear", "factor": 10**400}, "must be a positive number from 1e-30 to 1e30"),
         ({"type": "linear", "factor": 2, "mrope_section": [8, 8]}, "unknown mrope_section"),
         ({"type": "default", "mrope_section": [8, 8]}, "unknown mrope_section"),
         ({"type": "llama3", "factor": 8, "low_freq_factor": 1}, "missing high_freq_factor"),
