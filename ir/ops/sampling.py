@@ -6,7 +6,7 @@ import numpy as np
 
 from monoplan.ir.dims import equal
 from monoplan.ir.opdef import Array, op, require
-from monoplan.ir.rules import broadcasts_to
+from monoplan.ir.rules import broadcasts_to, require_some
 from monoplan.ir.types import TensorType, i64
 
 
@@ -22,6 +22,7 @@ def _sample_type(
         logits.rank >= 1 and logits.dtype.is_float,
         f"random_sample: logits must be floats [..., vocabulary], got {logits}",
     )
+    require_some("random_sample", logits, (logits.rank - 1,))
     lead = logits.shape[:-1]
     for name, t in (
         ("random_val", random_val),
@@ -37,7 +38,7 @@ def _sample_type(
     return TensorType(i64, lead)
 
 
-@op(_sample_type, "sample")
+@op(_sample_type, "sample", bounded=True)
 def random_sample(
     logits: Array,
     random_val: Array,

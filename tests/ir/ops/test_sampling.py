@@ -101,6 +101,7 @@ def test_types() -> None:
     logits = tensor_type("bf16", "b", 100)
     assert infer("random_sample", logits, tensor_type("f32", "b"), f, i, f) == tensor_type("i64", "b")
     refuses("top_k must be an integer", "random_sample", logits, f, f, f, f)
+    refuses("axis 1 of f32\\[b, 0\\] has no elements", "random_sample", tensor_type("f32", "b", 0), f, f, i, f)
     refuses("top_p must be a float", "random_sample", logits, f, i, i, f)
     refuses("does not broadcast", "random_sample", logits, tensor_type("f32", "c"), f, i, f)
     # One row of logits does not become three.
