@@ -1,4 +1,4 @@
-"""Plans as programs of their own that a sanitizer watches: calls of compiled plans are recorded, and run there again."""
+"""Plans as programs of their own that a sanitizer watches: recorded calls are run there again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated C under the address, undefined behaviour and thread sanitizers, in every instruction set of this machine."""
+"""Generated C under the address, undefined and thread sanitizers, in every instruction set of this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from tests.integration.blocks import CONTEXT, VOCAB, Gpt2Block
 from tests.models.support import tiny_config
 
 THREADS = (1, 2, 3)
-ISAS = [isa for isa in (*levels(machine(), read_cpu()[1]), "tiles") if isa != "amx"]  # whose tiles are the emulated ones
+# Sanitizers do not see what tile instructions read and write: emulated tiles stand for those of amx.
+ISAS = [isa for isa in (*levels(machine(), read_cpu()[1]), "tiles") if isa != "amx"]
 
 
 class Block(nn.Module):
@@ -127,20 +128,20 @@ def test_plans_are_clean(name: str, isa: str, kind: str, tmp_path: Path, monkeyp
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("kind_of_bug", "pattern", "change", "report"),
+    ("kind_of_bug", "bug", "report"),
     [
-        ("address", r"(?m)^(    char \*const arena .*)$", r"\1\n    ((volatile char *)out[0])[1 << 20] = 1;", "AddressSanitizer"),
-        ("address", r"(?m)^(    char \*const arena .*)$", r"\1\n    volatile int m = 40; m = 1 << m;", "runtime error"),
-        ("thread", r"(?m)^(    char \*const arena .*)$", r"\1\n    ++*(volatile int *)out[0];", "ThreadSanitizer: data race"),
+        ("address", "((volatile char *)out[0])[1 << 20] = 1;", "AddressSanitizer"),
+        ("address", "volatile int m = 40; m = 1 << m;", "runtime error"),
+        ("thread", "++*(volatile int *)out[0];", "ThreadSanitizer: data race"),
     ],
-)  # fmt: skip
-def test_bugs_are_found(kind_of_bug: str, pattern: str, change: str, report: str, tmp_path: Path) -> None:
+)
+def test_bugs_are_found(kind_of_bug: str, bug: str, report: str, tmp_path: Path) -> None:
     if why := missing(kind_of_bug):
         pytest.skip(why)
     with recording() as plans:
         block("f32")
     executable = plans[0].executable
-    text, count = re.subn(pattern, change, executable.text)
+    text, count = re.subn(r"(?m)^(    char \*const arena .*)$", rf"\1\n    {bug}", executable.text)
     assert count == 1
     program = compile_watched(executable, tmp_path, kind_of_bug, text)
     with pytest.raises(AssertionError, match=report):
