@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from monoplan.frontend.tensor import Tensor
-from monoplan.ir.arrays import drop_mapped_pages
+from monoplan.ir.arrays import Part
 from monoplan.ir.dims import Dim
 from monoplan.ir.errors import LoadError
 from monoplan.ir.types import TensorType, as_dtype
@@ -39,7 +39,7 @@ class Parameter(Tensor):
         if tp_size < 1 or not 0 <= tp_rank < tp_size:
             raise LoadError(f"tp_rank {tp_rank} is not a rank of a group of {tp_size}")
         self._stored: np.ndarray[Any, Any] | None = None
-        self._source: Callable[[], Any] | None = None
+        self._source: Callable[..., Any] | None = None
         self._deferred_type: TensorType | None = None
         super().__init__(data, dtype)
         if not 0 <= tp_dim < max(self.ndim, 1):
@@ -73,25 +73,36 @@ class Parameter(Tensor):
         """Whether its values are still in the checkpoint."""
         return self._stored is None and self._source is not None
 
-    def defer(self, source: Callable[[], Any]) -> None:
-        """Takes its values from `source()`, a full tensor of any float type, each time they are wanted."""
+    def defer(self, source: Callable[..., Any]) -> None:
+        """Takes its values from `source()`, a full tensor of any float type, each time they are wanted.
+
+        The array that `source` gives is nobody else's. `source(part)` gives a Part of the full tensor alone.
+        """
         kept = self.type
         self._stored, self._source, self._deferred_type = None, source, kept
         note_change()
 
-    def read(self, convert: Callable[[Any, Any], Any] | None = None) -> np.ndarray[Any, Any]:
-        """Its values; those of a deferred parameter are read anew and not kept, as a compiler wants them once.
-        `convert(array, dtype)` may be faster than numpy's astype."""
+    def read(
+        self, convert: Callable[[Any, Any], Any] | None = None, part: Part | None = None
+    ) -> np.ndarray[Any, Any]:
+        """Its values, or a part of them; those of a deferred parameter are read anew and not kept, as a compiler wants
+        them once. `convert(array, dtype)` may be faster than numpy's astype."""
         if self._stored is not None or self._source is None or self._deferred_type is None:
-            return self.numpy()
-        full = np.asarray(self._source())
-        array = self._cut(full) if self.tp_size > 1 and full.shape == self.full_shape else full
+            return self.numpy() if part is None else part.cut(self.numpy())
+        if self.tp_size > 1:
+            own = self._own_part()
+            if part is None or part.axis == own.axis:
+                inside = part or Part(own.axis, 0, own.length)
+                array = self._source(Part(own.axis, own.start + inside.start, inside.length))
+            else:
+                array = part.cut(self._source(own))
+        else:
+            array = self._source() if part is None else self._source(part)
+        array = np.asarray(array)
         wanted = self._deferred_type.dtype.numpy
         if array.dtype == wanted:
             return array
-        made: np.ndarray[Any, Any] = array.astype(wanted) if convert is None else convert(array, wanted)
-        drop_mapped_pages(full)
-        return made
+        return array.astype(wanted) if convert is None else convert(array, wanted)  # type: ignore[no-any-return]
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: Any = "f32", **tp: int) -> Parameter:
@@ -106,13 +117,11 @@ class Parameter(Tensor):
 
     def shard(self, full: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """This rank's part of a full tensor."""
-        return full if self.tp_size == 1 else self._cut(full)
+        return full if self.tp_size == 1 else self._own_part().cut(full)
 
-    def _cut(self, full: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _own_part(self) -> Part:
         size = int(self.type.shape[self.tp_dim])  # type: ignore[call-overload]
-        index = [slice(None)] * full.ndim
-        index[self.tp_dim] = slice(self.tp_rank * size, (self.tp_rank + 1) * size)
-        return full[tuple(index)]
+        return Part(self.tp_dim, self.tp_rank * size, size)
 
     def load(self, data: Any) -> None:
         """Takes its values (its shard, of a full tensor) from a tensor or array, in its own dtype."""
@@ -123,9 +132,7 @@ class Parameter(Tensor):
         elif array.shape != own.shape:
             shard = f" (or the shard {list(own.shape)})" if self.tp_size > 1 else ""
             raise LoadError(f"expected {list(self.full_shape)}{shard}, got {list(array.shape)}")
-        # A memory-mapped tensor of the right type is kept as it is: it costs no memory until it is read.
-        same = array.dtype == own.dtype and isinstance(array, np.memmap | np.ndarray) and not array.flags.writeable
-        self._array = array if same else array.astype(own.dtype)
+        self._array = array.astype(own.dtype)  # a copy: the array is its owner's, or a file's that others may cut
 
     def load_blob(self, blob: Any) -> None:
         """Takes its values from raw bytes of its own dtype and shape."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,15 +21,17 @@ def aligned(shape: tuple[int, ...], dtype: Any, align: int = 64, zero: bool = Fa
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
-def drop_mapped_pages(a: np.ndarray[Any, Any]) -> None:
-    """Gives the memory behind a view of a mapped file back; the file is read again when the view is next used."""
-    base: Any = a
-    while isinstance(base, np.ndarray):
-        base = base.base
-    if not isinstance(base, mmap.mmap) or not hasattr(base, "madvise") or a.nbytes == 0:
-        return
-    begin = address(a) - address(np.frombuffer(base, np.uint8))
-    start = begin // mmap.PAGESIZE * mmap.PAGESIZE
-    spanned = a.itemsize + sum((n - 1) * step for n, step in zip(a.shape, a.strides, strict=True))
-    if 0 <= start < len(base):
-        base.madvise(mmap.MADV_DONTNEED, start, min(begin + spanned, len(base)) - start)
+class Part(NamedTuple):
+    """`length` places of an axis of an array, from `start`."""
+
+    axis: int
+    start: int
+    length: int
+
+    def of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of this part of an array of that shape."""
+        return (*shape[: self.axis], self.length, *shape[self.axis + 1 :])
+
+    def cut(self, a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """This part of an array, as a view."""
+        return a[(slice(None),) * self.axis + (slice(self.start, self.start + self.length),)]

@@ -19,6 +19,7 @@ import numpy as np
 from monoplan.frontend.init import no_init
 from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import Parameter
+from monoplan.ir.arrays import Part
 from monoplan.ir.errors import LoadError
 from monoplan.ir.targets import known_target
 from monoplan.models.checkpoint import Weights, open_model
@@ -34,6 +35,7 @@ _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
     "generation_config.json",
 )  # fmt: skip
+_COMPARED = 1 << 20  # elements of two tensors that are compared at a time
 _SHOWN = 12  # names of each kind in an error; a wrong configuration would list hundreds
 
 
@@ -47,10 +49,10 @@ class AutoLlamaModel:
     ) -> LlamaForCausalLM:  # fmt: skip
         """The model with its weights in `dtype` (float32, bfloat16, float16; None: the checkpoint's own).
 
-        The checkpoint's own is what config.json says, or else the dtype of most weights. Weights that are in `dtype`
-        already stay mapped files. Loading that takes over a second shows a bar on stderr (progress=False: never);
-        `verbose` says there what was loaded. The tokenizer is made when it is used first. `device` (cpu, cuda or
-        reference) is where mp.compile(model) runs it unless told otherwise.
+        The checkpoint's own is what config.json says, or else the dtype of most weights. Headers are read now, each
+        weight when it is wanted, as a copy: see load_weights. Loading that takes over a second shows a bar on stderr
+        (progress=False: never); `verbose` says there what was loaded. The tokenizer is made when it is used first.
+        `device` (cpu, cuda or reference) is where mp.compile(model) runs it unless told otherwise.
         """
         target = known_target(str(device))
         begin = time.perf_counter()
@@ -77,7 +79,9 @@ def load_weights(model: Module, weights: Weights) -> None:
     """Binds every parameter to its tensor of a checkpoint, in its own dtype; nothing changes unless all names fit.
 
     The tensors are read when they are wanted: once by the compiler, which packs them one at a time, so that the
-    weights are never in memory twice; or at the first eager call.
+    weights are never in memory twice; or at the first eager call. What was read is a copy, and nothing that happens to
+    the files afterwards changes it. The files stay open until then: one that is replaced is read as it was, one that
+    was written to or cut since its header was read is a LoadError.
     """
     own = {name: t for name, t in model.state_dict().items() if isinstance(t, Parameter)}
     names = _names(weights)
@@ -86,7 +90,7 @@ def load_weights(model: Module, weights: Weights) -> None:
     if tied and TIED in names:
         # A second copy of the embedding is harmless; another matrix under that name is a wrong configuration.
         embedding = next(name for name, t in own.items() if t is own[TIED] and name != TIED)
-        if not np.array_equal(weights.tensor(TIED), weights.tensor(embedding), equal_nan=True):
+        if not _are_equal(weights, TIED, embedding):
             raise LoadError(
                 f"{TIED} differs from {embedding}, but tie_word_embeddings is true", where=weights.path,
                 fix="set tie_word_embeddings to false in config.json",
@@ -94,6 +98,15 @@ def load_weights(model: Module, weights: Weights) -> None:
         names.remove(TIED)
     for name in names:
         own[name].defer(partial(weights.tensor, name))
+
+
+def _are_equal(weights: Weights, one: str, other: str) -> bool:
+    """Whether two matrices of a checkpoint have the same shape and values; they are read a few rows at a time."""
+    if (shape := weights.shape(one)) != weights.shape(other):
+        return False
+    step = max(1, _COMPARED // max(1, math.prod(shape[1:])))
+    parts = [Part(0, begin, min(step, shape[0] - begin)) for begin in range(0, shape[0], step)]
+    return all(np.array_equal(weights.tensor(one, p), weights.tensor(other, p), equal_nan=True) for p in parts)
 
 
 def _names(weights: Weights) -> list[str]:

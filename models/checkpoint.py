@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from monoplan.ir.arrays import Part
 from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.models.config import LlamaConfig
 from monoplan.models.config_json import DTYPES, read_json
@@ -36,8 +37,8 @@ class Weights(Protocol):
         """Return the dtype that `tensor` gives."""
         ...
 
-    def tensor(self, name: str) -> NDArray[Any]:
-        """Return a tensor, as a view of the file where its format allows."""
+    def tensor(self, name: str, part: Part | None = None) -> NDArray[Any]:
+        """Return a tensor, or a part of it, read now: the caller's own copy."""
         ...
 
 

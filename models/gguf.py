@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from monoplan.ir.arrays import Part
 from monoplan.ir.errors import LoadError
 from monoplan.models.gguf_config import ROPE_TENSORS, read_config
 from monoplan.models.gguf_header import FLOATS, Header, StoredTensor
@@ -28,7 +29,7 @@ _NAMES = {
 class GGUFCheckpoint:
     """The tensors of a GGUF file under Hugging Face names, its metadata, and the configuration in it.
 
-    Tensors stored as floats are views of the mapped file; block formats become float32 at each call.
+    A tensor is read at each call, into memory of its own (see weight_file.py); block formats become float32.
     """
 
     def __init__(self, path: Path, tensors: Mapping[str, StoredTensor], metadata: Mapping[str, Any]) -> None:
@@ -57,11 +58,17 @@ class GGUFCheckpoint:
         """Return the format in the file: F32, F16, BF16, Q8_0, Q4_K and so on."""
         return self._find(name).kind
 
-    def tensor(self, name: str) -> Array:
-        """Return the values of a tensor, with the rows of q and k in Hugging Face order."""
-        array = self._find(name).values()
-        heads = self._permuted_heads(name)
-        return array if heads is None else _unpermute(array, heads)
+    def tensor(self, name: str, part: Part | None = None) -> Array:
+        """Return a copy of a tensor, or of a part of it, with the rows of q and k in Hugging Face order."""
+        stored, heads = self._find(name), self._permuted_heads(name)
+        if heads is None:
+            return stored.values(part)
+        if part is None or part.axis > 0:
+            return _unpermute(stored.values(part), heads)
+        rows = stored.shape[0] // heads  # are permuted within each head
+        if rows and part.start % rows == part.length % rows == 0:
+            return _unpermute(stored.values(part), part.length // rows)
+        return part.cut(_unpermute(stored.values(), heads)).copy()
 
     def _permuted_heads(self, name: str) -> int | None:
         if self.metadata["general.architecture"] != "llama":

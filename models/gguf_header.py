@@ -14,54 +14,81 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from monoplan.ir.arrays import Part
 from monoplan.ir.errors import LoadError
 from monoplan.models.safetensors import DTYPES
+from monoplan.models.weight_file import WeightFile
 
 Array = NDArray[Any]
 
 FLOATS = {kind: DTYPES[kind] for kind in ("F32", "F16", "BF16")}
 CHUNK = 1 << 18  # values dequantized at a time: small enough to stay in the CPU's cache
+FIRST_READ = 16 << 20  # bytes: more than the header of most files, vocabulary and all
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of the file: its block format, its shape (row-major), and its bytes."""
+    """A tensor of the file: its block format, its shape (row-major), and where its bytes are."""
 
+    name: str
     kind: str
     shape: tuple[int, ...]
-    raw: Array
+    file: WeightFile
+    begin: int
+    nbytes: int
 
-    def values(self) -> Array:
-        """Return the numbers: a view of the file where it holds floats, else float32."""
-        import gguf
-
+    def values(self, part: Part | None = None) -> Array:
+        """Return a copy of the numbers, or of a part of them: in the stored type if that is of floats, else float32."""
+        what = f"tensor {self.name!r}"
         if self.kind in FLOATS:
-            array = self.raw.view(FLOATS[self.kind]).reshape(self.shape)
-            return array if array.flags.aligned else array.copy()
-        codec = getattr(gguf.quants, self.kind)
-        codec.init_grid()
-        blocks = self.raw.reshape(-1, codec.type_size)
-        out = np.empty((len(blocks), codec.block_size), np.float32)
-        step = max(1, CHUNK // codec.block_size)
-        # Damaged scales may overflow to infinity; that is seen in the numbers and needs no warning as well.
-        with np.errstate(all="ignore"):
-            for begin in range(0, len(blocks), step):
-                out[begin : begin + step] = codec.dequantize_blocks(blocks[begin : begin + step])
-        return out.reshape(self.shape)
+            return self.file.tensor(self.begin, FLOATS[self.kind], self.shape, what, part)
+        if part is None:
+            return dequantized(self.kind, self.shape, self.file.read(self.begin, self.nbytes, what))
+        if part.axis == 0 and len(self.shape) > 1:  # rows are made of whole blocks
+            row = self.nbytes // self.shape[0]
+            raw = self.file.read(self.begin + part.start * row, part.length * row, what)
+            return dequantized(self.kind, part.of(self.shape), raw)
+        return np.ascontiguousarray(part.cut(self.values()))
+
+
+def dequantized(kind: str, shape: tuple[int, ...], raw: Array) -> Array:
+    """Return the numbers, in float32, that the blocks of a format stand for."""
+    import gguf
+
+    codec = getattr(gguf.quants, kind)
+    codec.init_grid()
+    blocks = raw.reshape(-1, codec.type_size)
+    out = np.empty((len(blocks), codec.block_size), np.float32)
+    step = max(1, CHUNK // codec.block_size)
+    # Damaged scales may overflow to infinity; that is seen in the numbers and needs no warning as well.
+    with np.errstate(all="ignore"):
+        for begin in range(0, len(blocks), step):
+            out[begin : begin + step] = codec.dequantize_blocks(blocks[begin : begin + step])
+    return out.reshape(shape)
+
+
+class _MoreNeeded(Exception):  # noqa: N818  (no error: more of the file is read)
+    """The header goes on beyond what was read of the file."""
 
 
 class Header:
     """The header of a GGUF file; every length is checked against the file before it is used."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.position = path, 0
-        try:
-            self.data: Array = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
-        except (OSError, ValueError) as error:
-            raise LoadError(f"can't read {path.name}", where=path, why=str(error)) from None
-        self.bytes = memoryview(self.data)  # type: ignore[arg-type]
+        self.path, self.file = path, WeightFile(path)
+        self.size, count = self.file.size, FIRST_READ
+        while True:
+            self.bytes = memoryview(self.file.read(0, min(count, self.size), "the header"))  # type: ignore[arg-type]
+            try:
+                self._parse()
+                break
+            except _MoreNeeded:
+                count *= 4
+        self.bytes = memoryview(b"")  # it may be large, and all that was in it has been taken
+
+    def _parse(self) -> None:
         if bytes(self.bytes[:4]) != b"GGUF":
             raise self.damaged("it does not begin with GGUF")
         self.position = 4
@@ -71,7 +98,7 @@ class Header:
             raise self.damaged("it is big-endian" if swapped else f"format version {version} is unknown")
         tensors, pairs = self.number("Q"), self.number("Q")
         # The smallest pair has 13 bytes and the smallest tensor 24: a larger count can only be damage.
-        if tensors * 24 + pairs * 13 > len(self.bytes):
+        if tensors * 24 + pairs * 13 > self.size:
             raise self.damaged(f"{tensors} tensors and {pairs} metadata entries can't fit into the file")
         self.metadata: dict[str, Any] = {}
         for _ in range(pairs):
@@ -97,7 +124,9 @@ class Header:
     def take(self, count: int) -> int:
         """Step over `count` bytes and return where they begin."""
         begin = self.position
-        if count > len(self.bytes) - begin:
+        if begin + count > len(self.bytes):
+            if begin + count <= self.size:
+                raise _MoreNeeded
             raise self.damaged(f"it ends inside its header: {count} bytes wanted at byte {begin}")
         self.position += count
         return begin
@@ -119,10 +148,10 @@ class Header:
         if kind in _SCALARS:
             dtype = np.dtype(_SCALARS[kind]).newbyteorder("<")
             begin = self.take(count * dtype.itemsize)
-            return np.frombuffer(self.bytes, dtype, count, begin)
+            return np.frombuffer(self.bytes, dtype, count, begin).copy()
         if kind != _STRING:
             raise self.damaged(f"a metadata array has the unsupported type {kind}")
-        if count * 8 > len(self.bytes):
+        if count * 8 > self.size:
             raise self.damaged(f"an array of {count} strings can't fit into the file")
         return self._strings(count)
 
@@ -140,6 +169,8 @@ class Header:
         except (struct.error, UnicodeDecodeError):
             pass
         if len(texts) < count:
+            if size < self.size and (position + 8 > size or position + 8 + length_at(data, position)[0] > size):
+                raise _MoreNeeded
             raise self.damaged(f"the text at byte {position} is longer than the file or not UTF-8")
         self.position = position
         return texts
@@ -171,8 +202,6 @@ class Header:
         nbytes = count // block * size
         if count % block or (shape and shape[-1] % block):
             raise self.damaged(f"a row of the tensor {name!r} is not made of whole {kind.name} blocks")
-        if begin + nbytes > len(self.bytes):
-            raise self.damaged(
-                f"the tensor {name!r} ends at byte {begin + nbytes}, the file at {len(self.bytes)}"
-            )
-        return StoredTensor(kind.name, shape, self.data[begin : begin + nbytes])
+        if begin + nbytes > self.size:
+            raise self.damaged(f"the tensor {name!r} ends at byte {begin + nbytes}, the file at {self.size}")
+        return StoredTensor(name, kind.name, shape, self.file, begin, nbytes)

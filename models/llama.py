@@ -21,6 +21,7 @@ from monoplan.frontend.layers import Embedding, Linear, RMSNorm
 from monoplan.frontend.module import Module, ModuleList
 from monoplan.frontend.parameter import Parameter
 from monoplan.frontend.tensor import Tensor, as_tensor
+from monoplan.ir.arrays import Part
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import DType, as_dtype
 from monoplan.models.config import LlamaConfig
@@ -180,9 +181,15 @@ def _positions(batch: Any, seq: Any, past: KVCache | None, num_valid: Tensor | N
     return F.minimum(positions, past.lengths.unsqueeze(1) + num_valid.unsqueeze(1) - 1)
 
 
-def _reader(t: Tensor) -> Callable[[], Any]:
+def _reader(t: Tensor) -> Callable[..., Any]:
     """How another model reads this tensor's values, when it wants them."""
-    return t.read if isinstance(t, Parameter) else t.numpy
+
+    def read(part: Part | None = None) -> Any:
+        if isinstance(t, Parameter) and t.is_deferred:
+            return t.read(part=part)
+        return (t.numpy() if part is None else part.cut(t.numpy())).copy()
+
+    return read
 
 
 class LlamaForCausalLM(Module, GenerationMixin):

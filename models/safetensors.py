@@ -1,11 +1,16 @@
-"""Hugging Face weight files: one `model.safetensors` or several shards with an index, mapped into memory."""
+"""Hugging Face weight files: one `model.safetensors` or several shards with an index.
+
+The headers are read and checked when a checkpoint is opened, each tensor when it is asked for: a copy of its own, see
+weight_file.py.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +19,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from monoplan.ir.arrays import Part
 from monoplan.ir.errors import LoadError
 from monoplan.models.config_json import read_json
+from monoplan.models.weight_file import WeightFile
 
 Array = NDArray[Any]
 
@@ -27,16 +34,16 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "U64": np.dtype(np.uint64), "U32": np.dtype(np.uint32), "U16": np.dtype(np.uint16),
     "U8": np.dtype(np.uint8),
 }  # fmt: skip
+_LONGEST_HEADER = 100_000_000  # bytes, as in the safetensors library
 FLOATS = frozenset(DTYPES[kind] for kind in ("F64", "F32", "F16", "BF16"))  # what weights may be
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """Where a tensor lies in its mapped file."""
+    """Where a tensor lies."""
 
-    data: Array
+    file: WeightFile
     begin: int
-    end: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
@@ -60,12 +67,10 @@ class Checkpoint:
         """Return the numpy dtype of a tensor; bfloat16 is the one of ml_dtypes."""
         return self._entry(name).dtype
 
-    def tensor(self, name: str) -> Array:
-        """Return a tensor as a read-only view of the mapped file."""
+    def tensor(self, name: str, part: Part | None = None) -> Array:
+        """Return a copy of a tensor, or of a part of it, read now."""
         entry = self._entry(name)
-        array = entry.data[entry.begin : entry.end].view(entry.dtype).reshape(entry.shape)
-        # A file may put a tensor at any byte; kernels want aligned pointers, so such a tensor is copied.
-        return array if array.flags.aligned else array.copy()
+        return entry.file.tensor(entry.begin, entry.dtype, entry.shape, f"tensor {name!r}", part)
 
     def _entry(self, name: str) -> _Entry:
         if name not in self._entries:
@@ -120,43 +125,54 @@ def _read_shards(directory: Path) -> dict[str, _Entry]:
 
 
 def _read_header(path: Path) -> dict[str, _Entry]:
-    """Check one file with the safetensors library, then find each tensor's place in it."""
-    from safetensors import SafetensorError, safe_open
-
+    """Read the header of one file and find each tensor's place: together they are all of the file, without a gap."""
+    file = WeightFile(path)
     try:
-        with safe_open(str(path), framework="numpy"):
-            pass  # opening it checks lengths, offsets, sizes and that the tensors cover the file
-        data = np.memmap(path, dtype=np.uint8, mode="r")
-        start = 8 + int.from_bytes(data[:8].tobytes(), "little")
-        header = json.loads(data[8:start].tobytes())
+        length = int.from_bytes(file.read(0, min(8, file.size), "the header").tobytes(), "little")
+        start = 8 + length
+        if file.size < 8 or start > file.size or length > _LONGEST_HEADER:
+            raise ValueError(f"a header of {length} bytes does not fit")
+        header = json.loads(file.read(8, length, "the header").tobytes(), object_pairs_hook=_unique)
+        if not isinstance(header, dict):
+            raise ValueError("the header is not a JSON object")
         header.pop("__metadata__", None)
-        return {name: _entry(name, info, data, start) for name, info in header.items()}
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, LoadError):
-            raise LoadError(error.what, where=path, why=error.why, fix=error.fix) from None
-        why = f"{error} ({path.stat().st_size} bytes)"
+        entries = {name: _entry(name, info, file, start) for name, info in header.items()}
+        end = start
+        for name, (begin, nbytes) in sorted(
+            ((name, (entry.begin, entry.dtype.itemsize * math.prod(entry.shape))) for name, entry in entries.items()),
+            key=lambda item: item[1],
+        ):
+            if begin != end:
+                raise ValueError(f"tensor {name!r} begins at byte {begin}, and not at {end} where the last one ends")
+            end += nbytes
+        if end != file.size:
+            raise ValueError(f"the tensors end at byte {end}")
+        return entries
+    except LoadError as error:
+        raise LoadError(error.what, where=path, why=error.why, fix=error.fix) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        why = f"{error} ({file.size} bytes)"
         raise LoadError(f"{path.name} is damaged", where=path, why=why, fix="download it again") from None
-    except OSError as error:
-        raise LoadError(f"can't read {path.name}", where=path, why=str(error)) from None
 
 
-def _entry(name: str, info: Mapping[str, Any], data: Array, start: int) -> _Entry:
-    kind = info["dtype"]
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("the header has a name twice")
+    return found
+
+
+def _entry(name: str, info: Mapping[str, Any], file: WeightFile, start: int) -> _Entry:
+    kind, shape, offsets = info["dtype"], info["shape"], info["data_offsets"]
+    if not isinstance(kind, str) or not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
+        raise ValueError(f"tensor {name!r} has no dtype, shape and offsets")
+    if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)):
+        raise ValueError(f"tensor {name!r} has sizes that are no whole numbers")
     if kind not in DTYPES:
-        raise LoadError(f"tensor {name!r} has the dtype {kind}", fix=f"supported: {', '.join(DTYPES)}")
-    dtype, shape = DTYPES[kind], tuple(int(size) for size in info["shape"])
-    begin, end = (start + int(offset) for offset in info["data_offsets"])
-    # The library has checked this; a view beyond the file would be a crash, so it is checked again.
-    if not start <= begin <= end <= data.size or end - begin != dtype.itemsize * _product(shape):
+        raise LoadError(f"tensor {name!r} has the dtype {kind:.40}", fix=f"supported: {', '.join(DTYPES)}")
+    if offsets[1] - offsets[0] != DTYPES[kind].itemsize * math.prod(shape):
         raise ValueError(f"tensor {name!r} has wrong offsets")
-    return _Entry(data, begin, end, dtype, shape)
-
-
-def _product(shape: Iterable[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
+    return _Entry(file, start + offsets[0], DTYPES[kind], tuple(shape))
 
 
 def save_checkpoint(

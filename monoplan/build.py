@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from monoplan.frontend.parameter import Parameter
 from monoplan.frontend.pytree import Tree
 from monoplan.frontend.tensor import Tensor
 from monoplan.frontend.tracer import Trace, trace
+from monoplan.ir.arrays import Part
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph, Param, Value
 from monoplan.ir.interpreter import bind_symbols
@@ -32,6 +33,9 @@ from monoplan.passes.rebuild import replace_values
 from monoplan.passes.shard import shard_pass
 from monoplan.progress import progress
 from monoplan.runtime.comm import Communicator
+
+if TYPE_CHECKING:
+    from monoplan.runtime.weights import Source
 
 Array = np.ndarray[Any, Any]
 VERSION = "0.1.0"
@@ -61,7 +65,7 @@ def build(
             final, stages, None, None, None, traced.out_tree, traced.params, target, clock.laps, tp, questions(graph)
         )
     final, tensors = stages[-1].graph, traced.params
-    executable = make_executable(final, lambda path: _values(tensors[path]), target, options, clock, tp)
+    executable = make_executable(final, module_source(tensors), target, options, clock, tp)
     return _built(final, stages, executable, traced.out_tree, tensors, target, clock, questions(graph), tp)
 
 
@@ -108,7 +112,7 @@ def _build_cpu(
     stages = passed() if known is None else []
     final, asked, ready = (stages[-1].graph, questions(traced()[1]), None) if known is None else known
     clock.lap("passes")
-    executable = make_executable(final, lambda path: _values(tensors[path]), "cpu", options, clock, ready=ready)
+    executable = make_executable(final, module_source(tensors), "cpu", options, clock, ready=ready)
     if known is None:
         plan_cache.remember_plan(key, final, asked, executable.plan, executable.source)
     if seen is None:
@@ -120,7 +124,7 @@ def _build_cpu(
 
 
 def make_executable(
-    graph: Graph, params: Callable[[str], Array], target: str, options: Options, clock: _Clock | None = None,
+    graph: Graph, params: Source | Callable[[str], Array], target: str, options: Options, clock: _Clock | None = None,
     tp: Communicator | None = None, ready: tuple[Any, Any] | None = None,
 ) -> Any:  # fmt: skip
     """Plan, source (unless they are `ready`), weights and binary; `params` gives a tensor by its path."""
@@ -175,11 +179,20 @@ def _lower(graph: Graph) -> tuple[Any, Any]:
     return plan, render_cpu(plan, VERSION)
 
 
-def _values(t: Tensor) -> Array:
-    """A tensor's values; those of a deferred parameter are read and not kept."""
+def module_source(tensors: Mapping[str, Tensor]) -> Source:
+    """The tensors of a module, to make weights of; those of deferred parameters are read and not kept."""
     from monoplan.runtime.packing import converted
+    from monoplan.runtime.weights import Source
 
-    return t.read(converted) if isinstance(t, Parameter) else t.numpy()
+    def read(path: str, part: Part | None = None) -> Array:
+        if isinstance(t := tensors[path], Parameter):
+            return t.read(converted, part)
+        return t.numpy() if part is None else part.cut(t.numpy())
+
+    def gives_away(path: str) -> bool:
+        return isinstance(t := tensors[path], Parameter) and t.is_deferred
+
+    return Source(read, gives_away)
 
 
 @dataclass(frozen=True)

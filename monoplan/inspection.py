@@ -40,16 +40,17 @@ class Inspection:
 
     def subject(self, *args: Any, **kwargs: Any) -> Subject:
         """The plan for these arguments, ready to be examined; the arguments are not changed."""
-        from monoplan.build import _values
+        from monoplan.build import module_source
         from monoplan.runtime.verify import Subject
 
         built, _, arrays, symbols = self._bind(args, kwargs)
         arrays = [a if isinstance(a, np.ndarray) else a.get() for a in arrays]  # the tools compare on the host
         # What a rank computes begins with its part of the graph.
+        source = module_source(built.tensors)
         stages = built.stages[1:] if built.tp is not None and built.tp.size > 1 else built.stages
         return Subject(
             built.stages[0].graph.name, self.target, stages, built.executable,
-            lambda path: _values(built.tensors[path]), arrays, symbols, output_names(built),
+            lambda path: source.read(path, None), arrays, symbols, output_names(built),
         )  # fmt: skip
 
     def verify(self, *args: Any, nodes: bool = False, **kwargs: Any) -> Verification:
@@ -109,12 +110,12 @@ class Inspection:
 
 def other_weight(built: Built) -> ArgumentError | None:
     """The error for an array that was changed in place since the plan copied it: it would look like a wrong kernel."""
-    from monoplan.build import _values
+    from monoplan.build import module_source
     from monoplan.runtime.weights import prepare
 
     if built.target != "cpu" or built.tp is not None:
         return None
-    now = prepare(built.graph, built.executable.plan.params, lambda path: _values(built.tensors[path]))
+    now = prepare(built.graph, built.executable.plan.params, module_source(built.tensors))
     for use, old, new in zip(built.executable.plan.params, built.executable.params, now, strict=True):
         if not np.array_equal(old.reshape(-1).view(np.uint8), new.reshape(-1).view(np.uint8)):
             return ArgumentError(

@@ -27,6 +27,7 @@ from monoplan.runtime.cpu import describe_failure
 from monoplan.runtime.cuda_arrays import Arguments, ErrorRecord, Results, Twins
 from monoplan.runtime.cuda_device import Device, GpuDevice, LaunchSpec, ProductSpec, gpu
 from monoplan.runtime.cuda_exchange import exchange, exchange_spec
+from monoplan.runtime.weights import Source
 
 Array = np.ndarray[Any, Any]
 KEPT = 64  # launch lists (and graphs) that are kept for sizes and addresses seen before
@@ -330,7 +331,7 @@ class _Resolver:
 
 def compile_cuda(
     graph: Graph,
-    weights: Callable[[str], Array],
+    weights: Source | Callable[[str], Array],
     version: str,
     override: Callable[[str], str | None],
     lap: Callable[[str], None],

@@ -13,13 +13,13 @@ from monoplan.codegen.kernels import Linear
 from monoplan.codegen.plan import Plan
 from monoplan.ir.errors import CompileError
 from monoplan.runtime.shared_weights import shared_weights, weight_key
-from monoplan.runtime.weights import Progress, prepare
+from monoplan.runtime.weights import Progress, Source, prepare
 
 Array = np.ndarray[Any, Any]
 
 
 def upload_params(
-    plan: Plan, source: Callable[[str], Array], device: Any, progress: Progress | None = None
+    plan: Plan, source: Source | Callable[[str], Array], device: Any, progress: Progress | None = None
 ) -> list[Any]:
     """Device memory of every param in order; the host holds one param at a time beside the model's own arrays."""
     orders, store = row_orders(plan), shared_weights()
@@ -29,7 +29,7 @@ def upload_params(
         if key in store:
             found.append(store[key])
             continue
-        (array,) = prepare(plan.graph, [replace(use, layout=None)], source)
+        (array,) = prepare(plan.graph, [replace(use, layout=None)], source, keep=False)
         if i in orders:
             array = array[orders[i]]
         if use.layout is not None:

@@ -46,6 +46,6 @@ def _huge(nbytes: int) -> Array:
     mapped = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a system without them
         mapped.madvise(mmap.MADV_HUGEPAGE)
-    raw = np.frombuffer(memoryview(mapped), np.uint8)  # not of the mapping itself: drop_mapped_pages looks for files
+    raw = np.frombuffer(mapped, np.uint8)
     start = -address(raw) % HUGE_PAGE
     return raw[start : start + nbytes]

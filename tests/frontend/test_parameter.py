@@ -7,6 +7,7 @@ import pytest
 
 from monoplan.frontend.parameter import Parameter
 from monoplan.frontend.tensor import Tensor
+from monoplan.ir.arrays import Part
 from monoplan.ir.errors import LoadError
 from monoplan.ir.types import bf16, f16
 
@@ -50,16 +51,41 @@ def test_blobs() -> None:
         p.load_blob(b"ab")
 
 
-def test_memory_mapped_tensors_are_kept(tmp_path: object) -> None:
+def test_loaded_values_are_a_copy(tmp_path: object) -> None:
     path = f"{tmp_path}/weights.npy"
     np.save(path, FULL)
     mapped = np.load(path, mmap_mode="r")
-    p = Parameter.empty((4, 6))
-    p.load(mapped)
-    assert np.shares_memory(p.numpy(), mapped)
-    half = Parameter.empty((4, 6), "f16")
-    half.load(mapped)
-    assert not np.shares_memory(half.numpy(), mapped)
+    for dtype in ("f32", "f16"):
+        p = Parameter.empty((4, 6), dtype)
+        p.load(mapped)
+        assert not np.shares_memory(p.numpy(), mapped) and type(p.numpy()) is np.ndarray
+
+
+@pytest.mark.parametrize("tp_dim", [0, 1])
+def test_parts_of_deferred_parameters(tp_dim: int) -> None:
+    asked = []
+
+    def source(part: Part | None = None) -> object:
+        asked.append(part)
+        return FULL if part is None else part.cut(FULL)
+
+    whole = Parameter.empty((4, 6), "f16")
+    whole.defer(source)
+    np.testing.assert_array_equal(whole.read(part=Part(tp_dim, 1, 2)), Part(tp_dim, 1, 2).cut(FULL))
+    assert asked.pop() == Part(tp_dim, 1, 2) and whole.is_deferred
+    shape = (2, 6) if tp_dim == 0 else (4, 3)
+    p = Parameter.empty(shape, "f16", tp_dim=tp_dim, tp_rank=1, tp_size=2)
+    p.defer(source)
+    own = Part(tp_dim, shape[tp_dim], shape[tp_dim])
+    np.testing.assert_array_equal(p.read(), own.cut(FULL))
+    assert asked.pop() == own
+    for axis in (0, 1):
+        part = Part(axis, 1, shape[axis] - 1)
+        np.testing.assert_array_equal(p.read(part=part), part.cut(own.cut(FULL)))
+        asked.pop()
+        p.numpy()
+        np.testing.assert_array_equal(p.read(part=part), part.cut(own.cut(FULL)))
+        p.defer(source)
 
 
 @pytest.mark.parametrize(

@@ -64,11 +64,27 @@ def test_without_a_dtype_in_config_json_it_is_that_of_the_weights(tmp_path: Path
     assert AutoLlamaModel.from_pretrained(directory).config.dtype == "float32"
 
 
-def test_weights_of_the_same_dtype_stay_in_the_file(tmp_path: Path) -> None:
-    model = AutoLlamaModel.from_pretrained(tiny_checkpoint(tmp_path))
-    for parameter in model.parameters():
-        array = parameter.numpy()
-        assert not array.flags.owndata and not array.flags.writeable
+@pytest.mark.parametrize("target", ["eager", "cpu"])
+def test_weights_are_a_copy_and_a_file_that_is_cut_ends_nothing(tmp_path: Path, target: str) -> None:
+    directory = tiny_checkpoint(tmp_path)
+    model = AutoLlamaModel.from_pretrained(directory)
+    lm = model if target == "eager" else mp.compile(model)
+    before = lm.generate_ids([1, 2, 3], 4)
+    with (directory / "model.safetensors").open("r+b") as file:
+        file.truncate(1000)
+    assert lm.generate_ids([1, 2, 3], 4) == before
+    with pytest.raises(LoadError, match="damaged"):
+        AutoLlamaModel.from_pretrained(directory)
+
+
+@pytest.mark.parametrize("target", ["eager", "cpu"])
+def test_a_file_that_is_cut_before_its_weights_are_read_is_an_error(tmp_path: Path, target: str) -> None:
+    directory = tiny_checkpoint(tmp_path)
+    model = AutoLlamaModel.from_pretrained(directory)
+    with (directory / "model.safetensors").open("r+b") as file:
+        file.truncate(1000)
+    with pytest.raises(LoadError, match="model.safetensors changed while it was being loaded"):
+        (model if target == "eager" else mp.compile(model)).generate_ids([1, 2, 3], 4)
 
 
 def test_all_that_does_not_fit_is_in_one_error(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
+from monoplan.ir.arrays import Part
 from monoplan.ir.errors import LoadError
+from monoplan.models import gguf_header
 from monoplan.models.checkpoint import open_model
 from monoplan.models.config import LlamaConfig
 from monoplan.models.gguf import open_gguf
@@ -147,12 +149,41 @@ def test_weights_and_configuration(tmp_path: Path, arch: str, bias: bool) -> Non
     assert config.qk_norm == (arch == "qwen3") and not config.tie_word_embeddings
 
 
-def test_norms_and_float_weights_are_views(tmp_path: Path) -> None:
+def test_tensors_are_copies_and_a_file_that_shrinks_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf", weights("qwen2"), "qwen2")
     checkpoint = open_gguf(path)
-    array = checkpoint.tensor("model.layers.1.mlp.up_proj.weight")
-    assert not array.flags.owndata and not array.flags.writeable
-    assert np.shares_memory(array, checkpoint.tensor("model.layers.1.mlp.up_proj.weight"))
+    name = "model.layers.1.mlp.up_proj.weight"
+    array = checkpoint.tensor(name)
+    assert array.flags.writeable and not np.shares_memory(array, checkpoint.tensor(name))
+    before = array.copy()
+    with path.open("r+b") as file:
+        file.truncate(100)
+    np.testing.assert_array_equal(array, before)
+    with pytest.raises(LoadError, match="model.gguf changed while it was being loaded") as caught:
+        checkpoint.tensor(name)
+    assert "tensor 'blk.1.ffn_up.weight'" in str(caught.value) and "bytes" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0"])
+def test_parts_of_tensors(tmp_path: Path, kind: str) -> None:
+    names = ["model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.down_proj.weight"]
+    checkpoint = open_gguf(write(tmp_path / "m.gguf", weights(), kinds={name: Kind[kind] for name in names}))
+    for name in names:
+        whole = checkpoint.tensor(name)
+        for axis, size in enumerate(whole.shape):
+            for start, length in ((0, size), (size // 2, size // 2), (3, 5), (size - 1, 1)):
+                found = checkpoint.tensor(name, Part(axis, start, length))
+                assert found.flags.c_contiguous and not np.may_share_memory(found, whole)
+                np.testing.assert_array_equal(found, np.take(whole, range(start, start + length), axis))
+
+
+def test_a_header_that_is_longer_than_the_first_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = weights()
+    path = write(tmp_path / "m.gguf", state)
+    for count in (4, 23, 100, 1000):
+        monkeypatch.setattr(gguf_header, "FIRST_READ", count)
+        checkpoint = open_gguf(path)
+        np.testing.assert_array_equal(checkpoint.tensor("model.norm.weight"), state["model.norm.weight"])
 
 
 def test_no_output_matrix_means_tied_embeddings(tmp_path: Path) -> None:
@@ -180,7 +211,7 @@ def test_formats_that_the_library_writes(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_NL"])
 def test_formats_that_the_library_only_reads(kind: str) -> None:
     """Random blocks through our road and the library's, more of them than one chunk holds."""
-    from monoplan.models.gguf_header import CHUNK, StoredTensor
+    from monoplan.models.gguf_header import CHUNK, dequantized
 
     codec = getattr(gguf.quants, kind)
     rows, columns = 3, 256 * (CHUNK // 256 // 2)
@@ -188,7 +219,7 @@ def test_formats_that_the_library_only_reads(kind: str) -> None:
     raw = random.integers(0, 256, (rows, columns // codec.block_size * codec.type_size), dtype=np.uint8)
     with np.errstate(all="ignore"):
         expected = gguf.quants.dequantize(raw, Kind[kind])
-    found = StoredTensor(kind, (rows, columns), raw.reshape(-1)).values()
+    found = dequantized(kind, (rows, columns), raw.reshape(-1))
     np.testing.assert_array_equal(found, expected)
 
 
@@ -305,7 +336,7 @@ def test_wrong_magic_version_and_counts(tmp_path: Path) -> None:
     whole = write(tmp_path / "m.gguf", weights()).read_bytes()
     huge = (2**62).to_bytes(8, "little")
     for data, message in (
-        (b"", "can't read"),
+        (b"", "does not begin with GGUF"),
         (b"GGML" + whole[4:], "does not begin with GGUF"),
         (whole[:4] + b"\0\0\0\3" + whole[8:], "big-endian"),
         (whole[:4] + b"\1\0\0\0" + whole[8:], "version 1 is unknown"),

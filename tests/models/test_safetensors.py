@@ -1,8 +1,11 @@
-"""safetensors directories: views of mapped files, shards, and one LoadError for each kind of damage."""
+"""safetensors directories: copies of what the files held, shards, and one LoadError for each kind of damage."""
 
 from __future__ import annotations
 
+import copy
 import json
+import os
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,9 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from monoplan.ir.arrays import Part
 from monoplan.ir.errors import LoadError
+from monoplan.models import weight_file
 from monoplan.models.checkpoint import open_model
 from monoplan.models.config import LlamaConfig
 from monoplan.models.safetensors import INDEX, SINGLE, open_checkpoint, save_checkpoint
@@ -54,19 +59,87 @@ def test_single_file_and_what_the_library_reads(tmp_path: Path) -> None:
     assert b'"__metadata__":{"format":"pt"}' in header
 
 
-def test_tensors_are_read_only_views_of_the_mapped_file(tmp_path: Path) -> None:
+def test_a_tensor_is_a_copy_of_its_own(tmp_path: Path) -> None:
     save_file({"w": np.arange(12, dtype=np.float32).reshape(3, 4)}, tmp_path / SINGLE)
     checkpoint = open_checkpoint(tmp_path)
     first, second = checkpoint.tensor("w"), checkpoint.tensor("w")
-    assert not first.flags.owndata and not first.flags.writeable
-    assert np.shares_memory(first, second)
-    base: Any = first
-    while not isinstance(base, np.memmap):
-        base = base.base
-    assert base.filename == tmp_path / SINGLE
+    assert first.flags.writeable and not np.shares_memory(first, second)
+    cut(tmp_path / SINGLE, 0)
+    assert first.sum() == 66.0  # of a mapped file this would end the process
 
 
-def test_a_tensor_at_an_odd_byte_is_copied(tmp_path: Path) -> None:
+def cut(path: Path, length: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(length)
+
+
+def test_a_file_that_shrinks_is_an_error(tmp_path: Path) -> None:
+    state = {"a": np.zeros((64, 64), np.float32), "b": np.ones((2, 4), np.float32)}
+    for length in (0, 5, 300, 20_000):
+        save_file(state, tmp_path / SINGLE)
+        size = (tmp_path / SINGLE).stat().st_size
+        checkpoint = open_checkpoint(tmp_path)
+        cut(tmp_path / SINGLE, min(length, size - 4))
+        for part in (None, Part(0, 1, 1), Part(1, 0, 2)):
+            with pytest.raises(LoadError, match="changed while it was being loaded") as caught:
+                checkpoint.tensor("b", part)
+            text = str(caught.value)
+            assert "tensor 'b'" in text and "bytes" in text and SINGLE in text and "load the model again" in text
+
+
+def test_a_file_that_is_written_to_is_an_error_and_one_that_is_replaced_is_not(tmp_path: Path) -> None:
+    path = tmp_path / SINGLE
+    save_file({"a": np.zeros(4, np.float32)}, path)
+    checkpoint = open_checkpoint(tmp_path)
+    save_file({"a": np.ones(4, np.float32)}, tmp_path / "new")
+    (tmp_path / "new").rename(path)
+    assert checkpoint.tensor("a").sum() == 0.0
+    assert open_checkpoint(tmp_path).tensor("a").sum() == 4.0
+    checkpoint = open_checkpoint(tmp_path)
+    with path.open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"abcd")
+    os.utime(path, ns=(0, 1))  # the clock of a file system may be too coarse to tell
+    with pytest.raises(LoadError, match="changed while it was being loaded") as caught:
+        checkpoint.tensor("a")
+    assert "written to since it was opened" in str(caught.value)
+
+
+def test_an_open_file_can_be_copied_and_pickled(tmp_path: Path) -> None:
+    save_file({"a": np.arange(4, dtype=np.float32)}, tmp_path / SINGLE)
+    checkpoint = open_checkpoint(tmp_path)
+    for other in (copy.deepcopy(checkpoint), pickle.loads(pickle.dumps(checkpoint))):
+        assert other.tensor("a").tolist() == [0, 1, 2, 3]
+    stored = pickle.dumps(checkpoint)
+    os.utime(tmp_path / SINGLE, ns=(0, 1))
+    with pytest.raises(LoadError, match="it is not the file that was opened first"):
+        pickle.loads(stored)
+
+
+def test_parts_of_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_file, "_BLOCK", 100)
+    array = np.arange(7 * 6 * 5, dtype=np.float32).reshape(7, 6, 5)
+    save_file({"x": np.zeros(3, np.uint8), "w": array}, tmp_path / SINGLE)
+    checkpoint, got = open_checkpoint(tmp_path), 0
+    true = os.preadv
+
+    def count(descriptor: int, buffers: Any, offset: int) -> int:
+        nonlocal got
+        got += (n := true(descriptor, buffers, offset))
+        return n
+
+    monkeypatch.setattr(os, "preadv", count)
+    for axis, size in enumerate(array.shape):
+        for start, length in ((0, size), (1, size - 1), (size - 1, 1), (2, 0)):
+            got = 0
+            found = checkpoint.tensor("w", Part(axis, start, length))
+            assert found.flags.c_contiguous and found.flags.aligned
+            np.testing.assert_array_equal(found, np.take(array, range(start, start + length), axis))
+            if axis == 0:
+                assert got == found.nbytes, "a rank reads only its rows"
+
+
+def test_a_tensor_at_an_odd_byte_is_aligned(tmp_path: Path) -> None:
     entries = {
         "x": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
         "y": {"dtype": "F32", "shape": [2], "data_offsets": [3, 11]},
@@ -144,7 +217,14 @@ ONE = '{"x": {"dtype": "%s", "shape": %s, "data_offsets": %s}}'
         (ONE % ("F32", "[-2]", "[0, 8]"), b"12345678", None),
         (ONE % ("F32", "[4611686018427387904, 4]", "[0, 8]"), b"12345678", None),  # overflows 64 bits
         (ONE % ("F32", "[2]", "[8, 0]"), b"12345678", None),
-        (ONE % ("F33", "[2]", "[0, 8]"), b"12345678", None),
+        (ONE % ("F32", "[2.0]", "[0, 8]"), b"12345678", None),
+        (ONE % ("F32", "[true, 2]", "[0, 8]"), b"12345678", None),
+        (ONE % ("F32", "[2]", "[0, 8, 8]"), b"12345678", None),
+        (ONE % ("F32", '"2"', "[0, 8]"), b"12345678", None),
+        ('{"x": {"dtype": 1, "shape": [2], "data_offsets": [0, 8]}}', b"12345678", None),
+        (ONE[:-1] % ("F32", "[2]", "[0, 8]") + "," + ONE[1:] % ("F32", "[2]", "[0, 8]"), b"12345678", None),  # twice
+        (ONE[:-1].replace("x", "y") % ("F32", "[1]", "[0, 4]") + "," + ONE[1:] % ("F32", "[2]", "[0, 8]"), b"12345678",
+         None),  # two tensors overlap
         ("{garbage", b"", None),
         ("[]", b"", None),
         ('{"x": 1}', b"", None),
@@ -159,9 +239,10 @@ def test_damaged_headers(tmp_path: Path, header: str, data: bytes, length: int |
 
 
 def test_dtypes_that_numpy_lacks_are_named(tmp_path: Path) -> None:
-    write_raw(tmp_path / SINGLE, ONE % ("F8_E4M3", "[2]", "[0, 2]"), b"12")
-    with pytest.raises(LoadError, match="tensor 'x' has the dtype F8_E4M3"):
-        open_checkpoint(tmp_path)
+    for kind in ("F8_E4M3", "F33"):
+        write_raw(tmp_path / SINGLE, ONE % (kind, "[2]", "[0, 2]"), b"12")
+        with pytest.raises(LoadError, match=f"tensor 'x' has the dtype {kind}"):
+            open_checkpoint(tmp_path)
 
 
 def test_any_cut_and_any_flipped_header_byte(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,3 +89,27 @@ def test_a_change_in_place_is_not_taken_for_a_wrong_kernel() -> None:
     assert not found.ok and "%weight is no longer what Linear was compiled with: its array was changed" in str(found)
     with pytest.raises(mp.MonoplanError, match="%weight is no longer what Linear was compiled with"):
         compiled.bisect(X)
+
+
+class Scaled(nn.Module):
+    """Its weights keep the order of rows in a plan, which others could be tempted to share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.table = nn.RMSNorm(8), nn.Embedding(4, 8)
+
+    def forward(self, x: Any, ids: Any) -> Any:
+        return self.norm(x) + self.table(ids)
+
+
+def test_no_weight_of_a_plan_is_memory_of_the_module(tmp_path: Path) -> None:
+    module, ids = Scaled(), np.array([0, 3])
+    np.save(tmp_path / "w.npy", np.ones((4, 8), np.float32))
+    mapped = np.load(tmp_path / "w.npy", mmap_mode="r+")
+    module.table.weight = nn.Parameter(mapped)
+    compiled = mp.compile(module)
+    before = compiled(X, ids)
+    module.norm.weight.numpy()[:] = 7.0
+    mapped[:] = 3.0
+    np.testing.assert_array_equal(compiled(X, ids), before)
+    assert "changed in place" in str(compiled.verify(X, ids))

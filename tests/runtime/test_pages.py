@@ -1,14 +1,11 @@
-"""Memory for weights: zeros that begin with a line, share nothing, and are nobody's file."""
+"""Memory for weights: zeros that begin with a line, and share nothing."""
 
 from __future__ import annotations
-
-import mmap
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from monoplan.ir.arrays import address, aligned, drop_mapped_pages
+from monoplan.ir.arrays import address
 from monoplan.runtime import pages as memory
 from monoplan.runtime.pages import BLOCK, HUGE_PAGE, Pages
 
@@ -37,16 +34,3 @@ def test_they_live_as_long_as_one_of_them() -> None:
 def test_a_system_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "HAS_HUGE_PAGES", False)
     assert not Pages(BLOCK).take((100,), np.float32).any()
-
-
-def test_only_pages_of_files_are_dropped(tmp_path: Path) -> None:
-    """What belongs to no file could not be read again."""
-    ours, plain = Pages(BLOCK).take((HUGE_PAGE,), np.uint8), aligned((HUGE_PAGE,), np.uint8)
-    path = tmp_path / "file"
-    path.write_bytes(b"\x05" * HUGE_PAGE)
-    with path.open("rb") as f:
-        mapped = np.frombuffer(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-    ours[:], plain[:] = 5, 5
-    for a in (ours, plain, mapped):
-        drop_mapped_pages(a)
-        assert (a == 5).all()

@@ -1,0 +1,111 @@
+"""A file of weights: read by position into memory of the reader's own, never mapped.
+
+A mapped file is shared with whoever writes to it: a weight would change under a plan, and a file that is cut would end
+the process by SIGBUS. What is read here is a copy, and a file that is not what it was is an error.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monoplan.ir.arrays import Part, aligned
+from monoplan.ir.errors import LoadError
+
+Array = NDArray[Any]
+
+_BLOCK = 4 << 20  # bytes read at a time where a part is scattered over its tensor
+
+
+class WeightFile:
+    """An open file. The descriptor stays open: if the path gets another file meanwhile, this one is read all the same.
+
+    A change in place is noticed by size and modification time, which are compared after each read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._descriptor = path, -1
+        try:
+            # Without O_NONBLOCK opening a named pipe would wait for somebody who writes to it.
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            found = os.fstat(self._descriptor)
+        except OSError as error:
+            raise LoadError(f"can't read {path.name}", where=path, why=error.strerror or str(error)) from None
+        if not stat.S_ISREG(found.st_mode):
+            raise LoadError(f"can't read {path.name}", where=path, why="it is not a regular file")
+        self.size, self._modified = found.st_size, found.st_mtime_ns
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WeightFile:
+        return self  # nothing about it ever changes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _open_again, (self.path, self.size, self._modified)
+
+    def read(self, begin: int, nbytes: int, what: str) -> Array:
+        """Return a copy of these bytes; `what` names them in an error."""
+        data = aligned((nbytes,), np.uint8)
+        self._fill(data, begin, what)
+        self._check(what)
+        return data
+
+    def tensor(self, begin: int, dtype: np.dtype[Any], shape: tuple[int, ...], what: str, part: Part | None) -> Array:
+        """Return a copy of a dense tensor, or of a part of it: of a part only its own bytes are held."""
+        if part is None:
+            return self.read(begin, dtype.itemsize * math.prod(shape), what).view(dtype).reshape(shape)
+        outer, inner = math.prod(shape[: part.axis]), math.prod(shape[part.axis + 1 :]) * dtype.itemsize
+        skipped, wanted, row = part.start * inner, part.length * inner, shape[part.axis] * inner
+        data = aligned((outer, wanted), np.uint8)
+        if outer == 1:
+            self._fill(data[0], begin + skipped, what)
+        else:
+            step = max(1, _BLOCK // max(row, 1))
+            for first in range(0, outer, step):
+                block = np.empty((min(step, outer - first), row), np.uint8)
+                self._fill(block.reshape(-1), begin + first * row, what)
+                data[first : first + step] = block[:, skipped : skipped + wanted]
+        self._check(what)
+        return data.reshape(-1).view(dtype).reshape(part.of(shape))
+
+    def _fill(self, data: Array, begin: int, what: str) -> None:
+        """Read until `data` is full: the system gives at most 2 GB at a time."""
+        view, done = memoryview(data), 0  # type: ignore[arg-type]
+        try:
+            while done < len(view):
+                count = os.preadv(self._descriptor, [view[done:]], begin + done)
+                if count == 0:
+                    raise self._changed(what, f"{len(view)} bytes were expected at byte {begin}, {done} were found")
+                done += count
+        except OSError as error:
+            why = f"{what}: {error.strerror or error}"
+            raise LoadError(f"can't read {self.path.name}", where=self.path, why=why) from None
+
+    def _check(self, what: str) -> None:
+        found = os.fstat(self._descriptor)
+        if found.st_size != self.size:
+            raise self._changed(what, f"it had {self.size} bytes when it was opened and has {found.st_size}")
+        if found.st_mtime_ns != self._modified:
+            raise self._changed(what, "it was written to since it was opened")
+
+    def _changed(self, what: str, why: str) -> LoadError:
+        return LoadError(
+            f"{self.path.name} changed while it was being loaded", where=self.path, why=f"{what}: {why}",
+            fix="load the model again when nobody writes to the file; replace a file by renaming a new one onto it",
+        )  # fmt: skip
+
+
+def _open_again(path: Path, size: int, modified: int) -> WeightFile:
+    """The file in another process; it must still be the one whose header was read."""
+    file = WeightFile(path)
+    if (file.size, file._modified) != (size, modified):
+        raise file._changed("its header", "it is not the file that was opened first")
+    return file
