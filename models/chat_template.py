@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from monoplan.ir.errors import ArgumentError, LoadError
+from monoplan.ir.errors import ArgumentError, LoadError, in_words
 
 
 def read_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
@@ -25,45 +27,40 @@ def read_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
     return template if isinstance(template, str) else None
 
 
+class Refused(Exception):  # noqa: N818
+    """The template itself does not accept the messages."""
+
+
+def _refuse(message: str) -> None:
+    raise Refused(message)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+@functools.cache
+def _environment() -> Any:
+    from monoplan.models.template_sandbox import BoundedEnvironment
+
+    functions = {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
+    return BoundedEnvironment({"tojson": _to_json}, functions)
+
+
 def render_chat(template: str, values: Mapping[str, Any], where: object) -> str:
-    """Render a chat template in a sandbox: it comes with the model and is not trusted."""
-    from datetime import datetime
-
+    """Render a chat template in a sandbox with a budget: it comes with the model and is not trusted."""
     import jinja2
-    from jinja2.ext import Extension
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(Extension):
-        """`{% generation %}` marks the assistant's text for training; here it is only its contents."""
+    from monoplan.models.template_sandbox import BudgetExceeded, render
 
-        tags = {"generation"}
-
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    class Refused(Exception):
-        """The template itself does not accept the messages."""
-
-    def refuse(message: str) -> None:
-        raise Refused(message)
-
-    def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     try:
-        return environment.from_string(template).render(**values)
+        return render(_environment(), template, values)
     except Refused as error:
         raise ArgumentError("the model's chat template refuses the messages", why=str(error)) from None
     except jinja2.TemplateSyntaxError as error:
         raise LoadError("the chat template is damaged", where=where, why=str(error)) from None
+    except BudgetExceeded as error:
+        fix = "use another one: tokenizer.chat_template = ..."
+        raise LoadError("the chat template wants too much", where=where, why=str(error), fix=fix) from None
     except Exception as error:  # a template is a program: it may fail in any way
-        raise LoadError(
-            "the chat template failed", where=where, why=f"{type(error).__name__}: {error}"
-        ) from None
+        raise LoadError("the chat template failed", where=where, why=in_words(error)) from None

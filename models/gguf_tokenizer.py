@@ -33,6 +33,7 @@ PRE_TOKENIZERS: dict[str, list[str] | str | None] = {
     "llama-bpe": _LLAMA3, "llama3": _LLAMA3, "llama-v3": _LLAMA3,
     "qwen2": _QWEN2, "deepseek-r1-qwen": _QWEN2, "tekken": _TEKKEN,
 }  # fmt: skip
+_LONGEST_PIECE = 512  # characters; SentencePiece's own vocabularies have 16, or some more for spaces
 _WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")  # these want a BOS as well
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 # Control tokens that end a turn or a text, though a GGUF file can name only one of them as its eos_token_id.
@@ -142,6 +143,9 @@ def _sentence_pieces(vocab: dict[str, int], kinds: Sequence[float], metadata: Ma
     scores = _numbers(metadata.get("tokenizer.ggml.scores", []), len(vocab), "scores")
     # SentencePiece joins the pair whose whole has the best score: merges are all splits of pieces, by score.
     pieces = [text for text, index in vocab.items() if kinds[index] in (_NORMAL, _USER_DEFINED)]
+    if (longest := max(map(len, pieces), default=0)) > _LONGEST_PIECE:
+        what = f"the vocabulary has a piece of {longest} characters, the limit is {_LONGEST_PIECE}"
+        raise LoadError(what, why="the time to find its merges grows with the square of that")
     ranked = [
         (
             -scores[vocab[piece]],

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import operator
+import re
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from monoplan.ir.errors import ArgumentError, LoadError
+from monoplan.ir.errors import ArgumentError, LoadError, in_words
 from monoplan.models.chat_template import read_template, render_chat
-from monoplan.models.config_json import read_json, short
+from monoplan.models.config_json import read_json
 from monoplan.models.streaming import StreamDecoder
 
 Messages = Sequence[Mapping[str, Any]]
+SECONDS, CHARACTERS_A_SECOND = 5.0, 50_000  # time for any text, and more for a long one: 20 x what they take
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class MissingTokenizer(LoadError):
@@ -59,26 +64,24 @@ class Tokenizer:
         for key, value in named.items():
             text = value.get("content") if isinstance(value, dict) else value
             if key.endswith("_token") and isinstance(text, str):
+                if not _is_unicode(text):
+                    why = "it has half of a surrogate pair, which no text has"
+                    raise LoadError(f"{key} is {text!r:.60}", where=directory / "tokenizer_config.json", why=why)
                 special[key] = text
         bos_id = core.token_to_id(special["bos_token"]) if "bos_token" in special else None
         if "bos_token" not in named:  # then tokenizer.json itself may tell, or the model
-            bos_id = _put_in_front(core, _read_optional(directory / "config.json").get("bos_token_id"))
+            bos_id = _put_in_front(core, directory, _read_optional(directory / "config.json").get("bos_token_id"))
         add_bos = settings.get("add_bos_token")
         if not isinstance(add_bos, bool):
             legacy = "LlamaTokenizer" in str(settings.get("tokenizer_class"))
-            add_bos = legacy or _put_in_front(core) == bos_id
-        eos_ids = {core.token_to_id(special.get("eos_token", ""))}
+            add_bos = legacy or _put_in_front(core, directory) == bos_id
+        eos_ids = {core.token_to_id(special["eos_token"])} if "eos_token" in special else set()
         for name in ("config.json", "generation_config.json"):
-            found = _read_optional(directory / name).get("eos_token_id")
-            ends = found if isinstance(found, list) else [found]
-            if not all(end is None or (type(end) is int and end >= 0) for end in ends):
-                what = f"eos_token_id must be a token id or a list of them, got {short(found)}"
-                raise LoadError(what, where=directory / name)
-            eos_ids.update(ends)
+            eos_ids.update(_ends(_read_optional(directory / name), directory / name))
         return cls(
             core,
             bos_id=bos_id,
-            eos_ids=[value for value in eos_ids if isinstance(value, int)],
+            eos_ids=eos_ids - {None},
             add_bos=add_bos,
             chat_template=read_template(directory, settings),
             special_tokens=special,
@@ -101,10 +104,12 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text, with one BOS in front where the model wants it and the text has none."""
-        try:
-            ids: list[int] = self._core.encode(text, add_special_tokens=False).ids
-        except (TypeError, UnicodeEncodeError) as error:
-            raise ArgumentError("the text can't be tokenized", why=str(error)) from None
+        if not isinstance(text, str):
+            raise ArgumentError("the text can't be tokenized", why=f"it is {text!r:.60}")
+        if not _is_unicode(text):
+            why = "it has half of a surrogate pair, which UTF-8 can't write"
+            raise ArgumentError("the text can't be tokenized", why=why, fix="text.encode('utf-8', 'replace').decode()")
+        ids: list[int] = _encoded(self._core, [text], self._where)[0].ids
         if add_special_tokens and self.add_bos and ids[:1] != [self.bos_id]:
             return [self.bos_id, *ids]  # type: ignore[list-item]
         return ids
@@ -114,7 +119,12 @@ class Tokenizer:
         if not isinstance(ids, Iterable):
             raise ArgumentError("decode takes a list of token ids", why=f"it is {ids!r:.60}")
         checked = [self._check(token) for token in ids]
-        return str(self._core.decode(checked, skip_special_tokens=skip_special_tokens))
+        try:
+            return str(self._core.decode(checked, skip_special_tokens=skip_special_tokens))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # panics are no Exceptions
+            raise LoadError("the tokenizer failed", where=self._where, why=in_words(error)) from None
 
     def token(self, token: int) -> str | None:
         """Return the vocabulary's own spelling of a token; None where the model has a row without one."""
@@ -157,24 +167,112 @@ def _read_tokenizer_json(path: Path) -> Any:
         raise MissingTokenizer("there is no tokenizer.json", where=path.parent, fix=fix)
     from tokenizers import Tokenizer as Core
 
+    _check_normalizer(path)
     try:
-        return Core.from_file(str(path))
+        core = Core.from_file(str(path))
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library raises bare exceptions, and its panics are not even those
         raise LoadError("tokenizer.json can't be used", where=path, why=str(error)) from None
+    if core.decoder is not None and b'"Regex"' in core.decoder.__getstate__():
+        # It is run for every token that is generated, with Python's lock held: nobody could give up waiting for it.
+        raise LoadError("tokenizer.json can't be used", where=path, why="its decoder has a regular expression")
+    return core
 
 
-def _put_in_front(core: Any, otherwise: Any = None) -> int | None:
+def _check_normalizer(path: Path) -> None:
+    """Raises where added tokens can't be normalized in time: the library does it while it loads a file, with Python's
+    lock held, so that nobody could give up waiting for it. A file without such a regular expression is not parsed."""
+    from tokenizers import Tokenizer as Core
+
+    try:
+        text = path.read_bytes().decode("utf-8", "replace")
+    except OSError as error:
+        raise LoadError("can't read tokenizer.json", where=path, why=error.strerror or str(error)) from None
+    # Names could be spelled with escapes of plain letters, which no program writes.
+    if not any(mark in text for mark in ("\\u006", "\\u007")) and not _has_pattern(text, "normalizer"):
+        return
+    data = read_json(path)
+    tokens, normalizer = data.get("added_tokens"), data.get("normalizer")
+    if not isinstance(tokens, list) or '"Regex"' not in json.dumps(normalizer):
+        return
+    model = {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}
+    try:
+        core = Core.from_str(json.dumps({"version": "1.0", "normalizer": normalizer, "model": model}))
+    except Exception as error:  # the library raises bare exceptions
+        raise LoadError("tokenizer.json can't be used", where=path, why=str(error)) from None
+    texts = [t["content"] for t in tokens if isinstance(t, dict) and isinstance(t.get("content"), str)]
+    _encoded(core, texts, path)
+
+
+def _has_pattern(text: str, name: str) -> bool:
+    """Whether an object of that name in a JSON text has a regular expression in it."""
+    for found in re.finditer(rf'"{name}"\s*:\s*', text):
+        try:
+            if '"Regex"' in json.dumps(json.JSONDecoder().raw_decode(text, found.end())[0]):
+                return True
+        except (ValueError, RecursionError):
+            return True  # the library will say what is wrong
+    return False
+
+
+def _encoded(core: Any, texts: Sequence[str], where: object, special: bool = False) -> list[Any]:
+    """Encodings of texts, or an error when the library takes too long: a regular expression may try for ever.
+
+    It can't be stopped. The thread that it runs in goes on until it is done, or the process ends.
+    """
+    found: list[Any] = []
+
+    def encode() -> None:
+        try:
+            # For one text there is `encode`, but that keeps Python's lock, and nobody could give up waiting for it.
+            found.append(core.encode_batch(texts, add_special_tokens=special))
+        except BaseException as error:  # panics are no Exceptions
+            found.append(error)
+
+    thread, length = threading.Thread(target=encode, name="monoplan-tokenizer", daemon=True), sum(map(len, texts))
+    thread.start()
+    seconds = SECONDS + length / CHARACTERS_A_SECOND
+    thread.join(seconds)
+    why = "the time of a regular expression in tokenizer.json may grow exponentially with the length of a text"
+    if not found:
+        what = f"the tokenizer was not done with {length} characters in {seconds:.0f} s"
+        raise LoadError(what, where=where, why=why, fix="use another tokenizer.json")
+    if isinstance(found[0], BaseException):
+        why = f"{in_words(found[0])}; {why}" if "retry-limit" in str(found[0]) else in_words(found[0])
+        raise LoadError(f"the tokenizer failed on {length} characters", where=where, why=why)
+    encodings: list[Any] = found[0]
+    return encodings
+
+
+def _put_in_front(core: Any, where: object, otherwise: Any = None) -> int | None:
     """Return the id that the tokenizer itself puts in front of a text, or another one if it has that."""
     core.no_padding()
     try:
-        encoding = core.encode("a", add_special_tokens=True)
-    except Exception:  # the library raises bare exceptions where a vocabulary has no such letter
-        encoding = core.encode("", add_special_tokens=True)
+        (encoding,) = _encoded(core, ["a"], where, special=True)
+    except LoadError:  # a vocabulary that has no such letter
+        (encoding,) = _encoded(core, [""], where, special=True)
     if encoding.ids and encoding.sequence_ids[0] is None:  # not of the text
         return int(encoding.ids[0])
-    return otherwise if isinstance(otherwise, int) and core.id_to_token(otherwise) is not None else None
+    return otherwise if _is_id(otherwise) and core.id_to_token(otherwise) is not None else None
+
+
+def _ends(data: Mapping[str, Any], where: object) -> list[int]:
+    """The ids that end a text, of a configuration: one, or a list of them."""
+    found = data.get("eos_token_id")
+    ends = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(map(_is_id, ends)):
+        raise LoadError(f"eos_token_id is {found!r:.60}", where=where, fix="give a token id, or a list of them")
+    return ends
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**32
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether UTF-8 can write a text: not if it has half of a surrogate pair."""
+    return text.isascii() or not _SURROGATE.search(text)
 
 
 def _read_optional(path: Path) -> dict[str, Any]:

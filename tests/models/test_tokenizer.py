@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Core
 
 from monoplan.ir.errors import ArgumentError, LoadError
@@ -251,6 +253,190 @@ def test_templates_that_refuse_fail_or_reach_out() -> None:
     for bad in ([], ["hi"], [{"content": "hi"}]):
         with pytest.raises(ArgumentError, match="messages with a role"):
             chat_tokenizer(CHATML).chat(bad)  # type: ignore[arg-type]
+
+
+DOUBLED = "{% set ns = namespace(v=START) %}{% for i in range(60) %}{% set ns.v = STEP %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+        "{{ 'a' * 10**10 }}",
+        "{{ [1] * 10000000000 }}",
+        "{{ 9**(9**9) }}",
+        "{{ 'a'|center(1000000000) }}",
+        "{{ 'a'|center(width=10**9) }}",
+        "{{ 'a'.ljust(10**9) }}",
+        "{{ '\t'.expandtabs(10**9) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%*d' % (10**9, 1) }}",
+        "{{ '%1000000000d'|format(1) }}",
+        "{{ '{:>1000000000}'.format(1) }}",
+        "{{ '{:>{}}'.format(1, 10**9) }}",
+        "{{ '{x:>{w}}'.format_map({'x': 1, 'w': 10**9}) }}",
+        "{{ [1]|batch(10**9, 'x')|list }}",
+        "{{ [1]|slice(10**9, 'x')|list }}",
+        "{{ 'a\nb'|indent(10**9) }}",
+        "{{ [1]|tojson(indent=10**9) }}",
+        "{{ 1.5|round(10**9, 'ceil') }}",
+        "{{ (1).to_bytes(10**9, 'big') }}",
+        "{{ ('f' * 2000000)|int(0, 16) }}",
+        DOUBLED.replace("START", "'ab'").replace("STEP", "ns.v ~ ns.v"),
+        DOUBLED.replace("START", "'ab'").replace("STEP", "ns.v + ns.v"),
+        DOUBLED.replace("START", "'ab'").replace("STEP", "[ns.v, ns.v]|join"),
+        DOUBLED.replace("START", "2").replace("STEP", "ns.v * ns.v"),
+        DOUBLED.replace("START", "[1]").replace("STEP", "[ns.v, ns.v]") + "{{ ns.v }}",
+        DOUBLED.replace("START", "(1,)").replace("STEP", "(ns.v, ns.v)") + "{{ {ns.v: 1} }}",
+        DOUBLED.replace("START", "()").replace("STEP", "(ns.v,)").replace("60", "100000") + "{{ {ns.v: 1} }}",
+        "{% set s = 'a' * 1000000 %}{% for i in range(100000) %}{{ s }}{% endfor %}",
+        "{% set s = 'a' * 1000000 %}{% set b %}{% for i in range(100000) %}{{ s }}{% endfor %}{% endset %}",
+        "{% macro m() %}{% for i in range(100000) %}{{ 'a' * 1000000 }}{% endfor %}{% endmacro %}{{ m() }}",
+        "{% set s = 'a' * 1000000 %}{{ s.replace('a', s) }}",
+        "{% set s = 'a' * 1000000 %}{{ s|replace('a', s) }}",
+        "{% set s = 'a' * 1000000 %}{{ s.join([s] * 4) }}",
+        "{% set s = 'a' * 1000000 %}{{ s.translate({97: s}) }}",
+        "{% set s = 'a' * 1000000 %}{{ ('%(a)s' * 1000) % {'a': s} }}",
+        "{% set s = 'a' * 1000000 %}{{ ('{0}' * 1000).format(s) }}",
+        "{% set s = 'a' * 2000000 %}{{ s.rfind('a' * 1000000 ~ 'b') }}",
+        "{% set s = 'a' * 2000000 %}{{ s|trim('b' * 2000000) }}",
+        "{% set n = namespace(l=none) %}{% set s = 'a' * 2000000 %}"
+        "{% for i in range(100000) %}{% set n.l = namespace(a=n.l, b=s[1:]) %}{% endfor %}",
+        "{% set n = namespace(b='a' * 1000000) %}{{ ([n] * 100000)|join(attribute='b') }}",
+        "{{ ('<' * 1000000)|striptags }}",
+        "{{ ([[1] * 1000] * 1000)|sum(start=[]) }}",
+        "{% set l = [1] * 1000000 %}{% set m = [1] * 1000000 %}{{ " + " and ".join(["l == m"] * 300) + " }}",
+        "{{ messages|length }}" * 60_000,
+    ],
+)
+def test_templates_that_want_too_much(template: str) -> None:
+    with pytest.raises(LoadError, match="the chat template wants too much"):
+        chat_tokenizer(template).chat_text([{"role": "user", "content": "hi"}])
+
+
+def test_a_long_conversation_is_not_too_much() -> None:
+    messages = [{"role": "user", "content": "12345678 " * 10_000}] * 100
+    text = chat_tokenizer("{{ messages|tojson }}" + CHATML).chat_text(messages)
+    assert len(text) > 2 * 100 * 90_000 and sys.gettrace() is None
+
+
+def test_what_a_budget_must_not_change() -> None:
+    def text(template: str) -> str:
+        return chat_tokenizer(template).chat_text([{"role": "user", "content": "a b"}] * 3)
+
+    assert text("{{ messages[1:]|length }}{{ 'abcdef'[-4:-1:2] }}") == "2ce"
+    assert text("{{ messages[:-1]|map(attribute='role')|join('+') }}") == "user+user"
+    assert text("{% set a, b = (1, 2) %}{% for x, y in [(a, b)] %}{{ x ~ y ~ 'z' }}{% endfor %}") == "12z"
+    assert text("{{ {'k': [1, (2,)]} }}{{ [] == [] }}{{ 1 < 2 < 3 }}{{ 'a' in ['a'] }}{{ 3 is in [3] }}") == (
+        "{'k': [1, (2,)]}TrueTrueTrueTrue"
+    )
+    assert text("{{ '%s-%3d' % ('a', 7) }}{{ '{}{x:>4}'.format(1, x=2) }}") == "a-  71   2"
+    assert text("{{ 'a'.center(3) }}|{{ 'ab'|replace('a', 'c') }}") == " a |cb"
+    macro = "{% macro m(x, y=[1]) %}{{ x }}{{ y }}{{ caller() }}{% endmacro %}"
+    assert text(macro + "{% call m(2) %}c{% endcall %}") == "2[1]c"
+    assert text("{% for x in [[1, []], [2, [[3, []]]]] recursive %}{{ x[0] }}{{ loop(x[1]) }}{% endfor %}") == "123"
+    assert text("{{ range(3)|sum }}{{ [3, 1]|sort }}{{ 2**10 }}{{ 7 // 2 }}{{ ' x '|trim }}{{ 'x'|upper|lower }}") == (
+        "3[1, 3]10243xx"
+    )
+
+
+def evil(where: str, pattern: str) -> Core:
+    core = Core(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    if where == "pre_tokenizer":
+        core.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    elif where == "normalizer":
+        core.normalizer = normalizers.Replace(Regex(pattern), "b")
+    else:
+        core.decoder = decoders.Replace(Regex(pattern), "b")
+    return core
+
+
+@pytest.mark.parametrize("where", ["pre_tokenizer", "normalizer"])
+def test_a_pattern_that_panics(where: str, capfd: pytest.CaptureFixture[str]) -> None:
+    tokenizer = Tokenizer(evil(where, "(a+)+$"), where="tokenizer.json")
+    assert tokenizer.encode("aa") in ([0, 0], [1])
+    with pytest.raises(LoadError, match="the tokenizer failed on 101 characters") as caught:
+        tokenizer.encode("a" * 100 + "!")
+    assert "PanicException" in str(caught.value) and "regular expression" in str(caught.value)
+    capfd.readouterr()  # the library shows where it was
+
+
+def test_a_pattern_that_runs_on(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("monoplan.models.tokenizer.SECONDS", 0.01)
+    tokenizer = Tokenizer(evil("pre_tokenizer", "(a|aa){1,24}$"), where="tokenizer.json")
+    with pytest.raises(LoadError, match="the tokenizer was not done with 101 characters in 0 s") as caught:
+        tokenizer.encode("a" * 100 + "!")
+    assert "use another tokenizer.json" in str(caught.value)
+    for thread in threading.enumerate():
+        if thread.name == "monoplan-tokenizer":
+            thread.join()
+    capfd.readouterr()
+
+
+@pytest.mark.parametrize("escaped", [False, True])
+def test_patterns_that_would_run_while_a_file_is_loaded(
+    tmp_path: Path, escaped: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    core = evil("normalizer", "(a+)+$")
+    core.add_tokens([AddedToken("aa", normalized=True)])
+    core.save(str(tmp_path / "tokenizer.json"))
+    text = (tmp_path / "tokenizer.json").read_text()
+    text = text.replace('"aa"', json.dumps("a" * 100 + "!"))
+    text = text.replace('"normalizer"', '"\\u006eormalizer"') if escaped else text
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(LoadError, match="the tokenizer failed on 101 characters"):
+        Tokenizer.from_pretrained(tmp_path)
+    capfd.readouterr()
+
+
+def test_a_decoder_has_no_pattern(tmp_path: Path) -> None:
+    evil("decoder", "(a+)+$").save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(LoadError, match="tokenizer.json can't be used") as caught:
+        Tokenizer.from_pretrained(tmp_path)
+    assert "its decoder has a regular expression" in str(caught.value)
+
+
+def test_half_of_a_surrogate_pair(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_pretrained(save_directory(tmp_path))
+    for text in ("a\ud800", "\udfff", "é\udc80x"):
+        with pytest.raises(ArgumentError, match="the text can't be tokenized") as caught:
+            tokenizer.encode(text)
+        assert "surrogate" in str(caught.value)
+    assert tokenizer.decode(tokenizer.encode("\U0001f600")) == "\U0001f600"
+    with pytest.raises(ArgumentError, match="the text can't be tokenized"):
+        chat_tokenizer(CHATML).chat([{"role": "user", "content": "\ud800"}])
+    for key in ("bos_token", "eos_token", "pad_token"):
+        save_directory(tmp_path, config={key: "\ud800"})
+        with pytest.raises(LoadError, match=f"{key} is .*ud800"):
+            Tokenizer.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("ends", [[[2, 3]], [2, [3]], {"a": 1}, "2", [2.5], -1, True, 2**40])
+def test_ends_of_text_that_are_no_ids(tmp_path: Path, ends: Any) -> None:
+    save_directory(tmp_path, generation_config={"eos_token_id": ends})
+    with pytest.raises(LoadError, match="eos_token_id is ") as caught:
+        Tokenizer.from_pretrained(tmp_path)
+    assert "generation_config.json" in str(caught.value)
+
+
+def test_odd_entries_of_the_files_beside(tmp_path: Path) -> None:
+    save_directory(tmp_path, config={"chat_template": [{"name": ["default"], "template": "x"}, 3, {}]})
+    assert Tokenizer.from_pretrained(tmp_path).chat_template is None
+    core = Core.from_file(str(tmp_path / "tokenizer.json"))
+    core.post_processor = None
+    core.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").unlink()
+    for odd in (-1, 2**70, [1], True, "1"):
+        (tmp_path / "config.json").write_text(json.dumps({"bos_token_id": odd}))
+        assert Tokenizer.from_pretrained(tmp_path).bos_id is None
+
+
+def test_long_sentence_pieces_are_refused() -> None:
+    metadata = pieces()
+    metadata["tokenizer.ggml.tokens"][-1] = "x" * 100_000
+    with pytest.raises(LoadError, match="a piece of 100000 characters"):
+        Tokenizer.from_gguf(metadata)
 
 
 def save_directory(
