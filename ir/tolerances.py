@@ -83,6 +83,8 @@ class Difference:
     got: Any
     want: Any
     allowed: float  # at that place
+    lost: int = 0  # elements that are NaN or infinite where the exact ones are other numbers
+    shared: int = 0  # elements that are NaN or infinite on both sides
 
     @property
     def ok(self) -> bool:
@@ -123,20 +125,23 @@ def compare(
     wrong = error > allowed
     if plain is not None and d.is_float and wrong.any():
         theirs = errors(np.asarray(plain), b, d)
-        limit = FACTOR * float(theirs.max())
-        wrong = wrong & (error > limit)
+        # A reference that overflows somewhere excuses the same place, and no other.
+        limit = FACTOR * float(np.max(theirs, initial=0.0, where=np.isfinite(theirs)))
+        wrong = wrong & (error > limit) & ~(np.isinf(error) & np.isinf(theirs))
         allowed = np.maximum(allowed, limit)
     place = tuple(int(i) for i in np.unravel_index(int(np.argmax(np.where(wrong, error - allowed, -1.0))), a.shape))
     if not wrong.any():
         place = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), a.shape))
     finite = np.where(np.isinf(error), 0.0, error)
     with np.errstate(all="ignore"):
-        strange = int((~np.isfinite(a.astype(np.float64)) | ~np.isfinite(exact)).sum()) if d.is_float else 0
+        ours = ~np.isfinite(a.astype(np.float64)) if d.is_float else np.zeros(a.shape, bool)
+        strange = int((ours | ~np.isfinite(exact)).sum()) if d.is_float else 0
         rel = np.where(size > 0, finite / np.where(size > 0, size, 1.0), 0.0)
         ulp = finite / _spacing(size, d) if d.is_float else finite
     return Difference(
         d, a.size, int(wrong.sum()), float(error.max()), float(rel.max()), float(ulp.max()),
         strange, place, a[place].item(), b[place].item(), float(allowed[place]),
+        int((ours & np.isinf(error)).sum()), int((ours & ~np.isinf(error)).sum()),
     )  # fmt: skip
 
 

@@ -94,8 +94,13 @@ class Subject:
             difference = compare(a, want, v.type.dtype, "model", epsilon=rough.get(v))
             if not difference.ok and v.type.dtype.is_float:
                 difference = compare(a, want, v.type.dtype, "model", epsilon=rough.get(v), plain=self.plain[i])
-            found.append(difference)
+            found.append(_strict(difference))
         return found
+
+
+def _strict(d: Difference) -> Difference:
+    """A NaN or an infinity that forward does not mean is wrong, also where the plain references have it too."""
+    return replace(d, bad=max(d.bad, d.lost))
 
 
 @dataclass(frozen=True)
@@ -188,6 +193,7 @@ def verify(subject: Subject, *, nodes: bool = False) -> Verification:
             f"{', '.join(ties)}: another index than the exact one; every kernel is right on its own inputs,"
             " so two scores are equal up to rounding"
         )
+    notes += _strange_notes(subject, rows)
     inner: list[Row] = []
     if nodes and subject.executable is not None:
         inner = _nodes(subject)
@@ -196,6 +202,25 @@ def verify(subject: Subject, *, nodes: bool = False) -> Verification:
     about = f" at {subject.sizes}" if subject.sizes else ""
     title = f"{subject.name} on {subject.target} against the float64 interpreter{about}"
     return Verification(title, tuple(rows), tuple(inner), tuple(notes))
+
+
+def _strange_notes(subject: Subject, rows: Sequence[Row]) -> list[str]:
+    """What to say about outputs that are NaN or infinite: a table of errors does not show it."""
+    notes = []
+    for i, row in enumerate(rows):
+        d = row.difference
+        if d.lost:
+            text = f"{row.name}: {d.lost} of {d.size} elements are NaN or infinite where forward in float64 is not"
+            plain = subject.plain[i]
+            if count := int((~np.isfinite(plain.astype(np.float64))).sum()):
+                text += f"; so are {count} in plain {d.dtype}, whose range may be too small for this model"
+            notes.append(text)
+        if d.shared:
+            notes.append(
+                f"{row.name}: {d.shared} of {d.size} elements are NaN or infinite, as forward in float64 says"
+                f" (or beyond the range of {d.dtype}): nothing else is known about them"
+            )
+    return notes
 
 
 def _settle_ties(subject: Subject, rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
@@ -235,7 +260,7 @@ def _nodes(subject: Subject) -> list[Row]:
                 known = doubtful.get((node.name(i), i))
                 if known is not None:
                     at, got, want = known
-                    d = compare(got, want, r.type.dtype, "model", epsilon=rough.get(r), plain=plain[i])
+                    d = _strict(compare(got, want, r.type.dtype, "model", epsilon=rough.get(r), plain=plain[i]))
                     rows[at] = Row(rows[at].name, rows[at].type, rows[at].where, d)
 
         walk(subject.final, list(subject.inputs), subject.params, exact=False, visit=ask)

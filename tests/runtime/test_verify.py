@@ -15,7 +15,7 @@ from monoplan.ir.tolerances import EPSILON, compare, tolerance
 from monoplan.nn import functional as F
 from monoplan.passes.manager import run_passes
 from monoplan.passes.pipeline import PIPELINE
-from monoplan.runtime.verify import Verification
+from monoplan.runtime.verify import Verification, verify
 from monoplan.runtime.walk import roundings, turn_locs
 from tests import tolerances
 from tests.codegen.random_graphs import Grower
@@ -82,11 +82,38 @@ def test_nan_and_infinity_count(fast: Any, x: Any) -> None:
     found = fast.verify(x)
     assert found.ok  # the exact result is NaN as well
     assert found.outputs[0].difference.strange == 24  # a row of it, which the table shows
+    assert "y: 24 of 72 elements are NaN or infinite, as forward in float64 says" in str(found)
     subject = fast.subject(np.zeros((1, 24), "f4"))
     got = subject.run()
     got[0][0, 5] = np.inf
     difference = subject.judge(got)[0]
     assert (difference.ok, difference.strange, difference.place) == (False, 1, (0, 5))
+
+
+class Squares(nn.Module):
+    """Halves overflow where the sum is over 65504; forward itself does not."""
+
+    def forward(self, x: Any) -> Any:
+        return (x * x).sum(-1) * 0.001
+
+
+def test_infinity_where_the_reference_has_none_is_wrong() -> None:
+    fast = mp.compile(Squares(), mp.spec("batch", 8, dtype="float16"))
+    x = np.ones((3, 8), np.float16)
+    found = fast.verify(x)
+    assert found.ok and "infinite" not in str(found)
+    x[1] = 200.0
+    subject = fast.subject(x)
+    got = subject.run()
+    got[0][1] = np.inf  # as plain halves have it, or worse
+    assert np.isinf(subject.plain[0][1]) and np.isfinite(subject.exact[0]).all()
+    assert not subject.judge(got)[0].ok
+    got[0][2] = np.nan  # and one that nothing excuses
+    assert subject.judge(got)[0].bad == 2
+    subject.run = lambda: got  # type: ignore[method-assign]
+    text = str(verify(subject))
+    assert "WRONG" in text and "2 of 3 elements are NaN or infinite where forward in float64 is not" in text
+    assert "so are 1 in plain f16" in text
 
 
 def test_arguments_are_not_changed() -> None:
@@ -164,6 +191,12 @@ def test_compare_accepts_what_is_no_worse_than_the_plain_reference() -> None:
     assert not compare(got, want, "f32", "pointwise").ok
     assert compare(got, want, "f32", "pointwise", plain=plain).ok
     assert not compare(np.array([1.1], "f4"), want, "f32", "pointwise", plain=plain).ok
+
+
+def test_a_reference_that_overflows_excuses_only_the_same_place() -> None:
+    want, plain = np.array([1.0, 2.0, 3.0]), np.array([np.inf, 2.0, 3.0], "f4")
+    for got, ok in ([np.inf, 2, 3], True), ([np.nan, 2, 3], True), ([1, np.nan, 3], False), ([1, 2, 30], False):
+        assert compare(np.array(got, "f4"), want, "f32", "model", plain=plain).ok is ok
 
 
 def test_the_reference_target_is_compared_too(x: Any) -> None:
