@@ -262,7 +262,8 @@ def _ends(data: Mapping[str, Any], where: object) -> list[int]:
     found = data.get("eos_token_id")
     ends = found if isinstance(found, list) else [] if found is None else [found]
     if not all(map(_is_id, ends)):
-        raise LoadError(f"eos_token_id is {found!r:.60}", where=where, fix="give a token id, or a list of them")
+        what = f"eos_token_id must be a token id or a list of them, got {found!r:.60}"
+        raise LoadError(what, where=where, fix="correct it, or remove it")
     return ends
 
 

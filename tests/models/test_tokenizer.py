@@ -415,7 +415,7 @@ def test_half_of_a_surrogate_pair(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ends", [[[2, 3]], [2, [3]], {"a": 1}, "2", [2.5], -1, True, 2**40])
 def test_ends_of_text_that_are_no_ids(tmp_path: Path, ends: Any) -> None:
     save_directory(tmp_path, generation_config={"eos_token_id": ends})
-    with pytest.raises(LoadError, match="eos_token_id is ") as caught:
+    with pytest.raises(LoadError, match="eos_token_id must be") as caught:
         Tokenizer.from_pretrained(tmp_path)
     assert "generation_config.json" in str(caught.value)
 
