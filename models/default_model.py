@@ -15,12 +15,14 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from monoplan.ir.errors import LoadError
 from monoplan.runtime import facts
+from monoplan.runtime.background import Work, stoppable
 from monoplan.runtime.cache_places import cache_root, read_roots, warn_damaged
 
 
@@ -112,19 +114,18 @@ def _download(source: Source, folder: Path, progress: bool) -> Path:
     scratch.mkdir()
     # pip's own proxies, mirrors and certificates hold, which is why it is not replaced by a plain download.
     # Two tries are enough to tell a slow network from none; a copy in pip's cache would only take more room.
-    options = "download --no-deps --only-binary=:all: --no-input --disable-pip-version-check --no-cache-dir"
-    options += " --retries 1 --timeout 20"
-    command = [*PIP, *options.split(), "--dest", str(wheels), source.requirement]
+    arguments = "download --no-deps --only-binary=:all: --no-input --disable-pip-version-check --no-cache-dir"
+    arguments += " --retries 1 --timeout 20"
+    command = [*PIP, *arguments.split(), "--dest", str(wheels), source.requirement]
     # pip collects the file in its temporary directory, which has to be where the progress can be seen.
     environment = {**os.environ, "TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
-    with log.open("wb") as output:
+    with log.open("wb") as output, stoppable() as work:
+        options = {"env": environment, "stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        ended = work.begin(lambda: _run(work, command, options))
         try:
-            process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-            )
+            _wait(ended, folder, source.wheel_bytes if progress else 0)
         except OSError as error:
             raise _unavailable(source, f"can't run {command[0]}: {error}") from None
-        _wait(process, folder, source.wheel_bytes if progress else 0)
     found = sorted(wheels.glob("*.whl"))
     if len(found) != 1:
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
@@ -135,18 +136,21 @@ def _download(source: Source, folder: Path, progress: bool) -> Path:
     return found[0]
 
 
-def _wait(process: subprocess.Popen[bytes], folder: Path, total: int) -> None:
+def _run(work: Work, command: list[str], options: dict[str, Any]) -> None:
+    with work.process(command, **options) as process:
+        while process.poll() is None:
+            work.check()
+            time.sleep(0.1)
+
+
+def _wait(ended: Future[None], folder: Path, total: int) -> None:
     """Wait for pip and show how much of `total` bytes is there."""
-    try:
-        with _progress_bar(total) as bar:
-            while process.poll() is None:
-                time.sleep(0.1)
-                if bar is not None:
-                    bar.update(min(_size(folder), total) - bar.n)
-    finally:
-        if process.poll() is None:  # Ctrl-C, or a failure here: nothing of it may go on
-            process.kill()
-        process.wait()
+    with _progress_bar(total) as bar:
+        while not ended.done():
+            time.sleep(0.1)
+            if bar is not None:
+                bar.update(min(_size(folder), total) - bar.n)
+    ended.result()
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ from monoplan.passes.pipeline import PIPELINE, UNFUSED
 from monoplan.passes.rebuild import replace_values
 from monoplan.passes.shard import shard_pass
 from monoplan.progress import progress
+from monoplan.runtime.background import begin, stoppable
 from monoplan.runtime.comm import Communicator
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def build(
     """Compiles one signature of a module."""
     clock = _Clock()
     if target == "cpu" and tp is None:
-        return _build_cpu(module, arguments, dtype, options, clock)
+        with stoppable():
+            return _build_cpu(module, arguments, dtype, options, clock)
     traced, graph = _traced(module, arguments, dtype)
     check_world(graph, tp)
     clock.lap("trace")
@@ -83,7 +85,6 @@ def _build_cpu(
     from monoplan import plan_cache
     from monoplan.runtime import features, packing
     from monoplan.runtime.cpu import host_target
-    from monoplan.runtime.once import begin
 
     pipeline = _pipeline(options)
     traced = functools.cache(lambda: _traced(module, arguments, dtype))

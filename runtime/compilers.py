@@ -11,7 +11,6 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from monoplan.ir.errors import CompileError
 from monoplan.runtime import cache_places
 from monoplan.runtime.facts import DAY, recall, remember
 from monoplan.runtime.once import Once
-from monoplan.runtime.processes import run
+from monoplan.runtime.processes import CompileTimeout, run
 
 VERSION_SECONDS = 30  # for the answer to --version
 _INSTALL = """install one of:
@@ -102,7 +101,7 @@ def _identify_signed(command: tuple[str, ...], signature: str) -> Compiler | Non
     if fact is None:
         try:
             code, log = run([*command, "--version"], Path.cwd(), None, timeout=VERSION_SECONDS)
-        except subprocess.TimeoutExpired:
+        except CompileTimeout:
             return None
         except OSError as error:
             raise CompileError(f"{shlex.join(command)} --version does not run: {error}") from error

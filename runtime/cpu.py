@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,11 @@ from monoplan.ir.errors import ArgumentError, CompileError, PlanError
 from monoplan.ir.printer import print_op
 from monoplan.ir.types import product
 from monoplan.runtime import cache, features, toolchain
+from monoplan.runtime.background import stoppable
 from monoplan.runtime.comm import Communicator
 from monoplan.runtime.cpu_frame import Frame, Layout
 from monoplan.runtime.ffi import declared
 from monoplan.runtime.threads import default_threads
-from monoplan.runtime.warn import context_of_caller
 
 Array = np.ndarray[Any, Any]
 ABI = 1
@@ -84,8 +83,8 @@ class CpuExecutable:
         self.text = source.text if text is None else text
         self.ffi = declared(self.declarations)
         if callable(params):
-            with ThreadPoolExecutor(1) as beside:
-                loaded = beside.submit(context_of_caller().run, self._load)
+            with stoppable() as work:
+                loaded = work.begin(self._load)
                 self.params = list(params())
                 self.library, self.entry = loaded.result()
         else:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from monoplan.codegen.target import Target
 from monoplan.ir.errors import CompileError
 from monoplan.runtime import cache, cache_places
+from monoplan.runtime.background import side_by_side
 
 ABI = 1
 MESSAGE_LINES = 30
@@ -45,8 +45,7 @@ def build(source: str, target: Target, parts: Sequence[str] = ()) -> cache.Entry
     key = cache.BuildKey(source, (), version, flags, target.isa, ABI, "cuda")
 
     def make(folder: Path) -> None:
-        with ThreadPoolExecutor(os.cpu_count() or 4) as threads:
-            made = list(threads.map(lambda text: _compile(nvrtc, text, flags), parts or (source,)))
+        made = side_by_side(lambda text: _compile(nvrtc, text, flags), parts or (source,), os.cpu_count() or 4)
         for binary, log in made:
             if not binary:
                 raise _failure(log, folder)

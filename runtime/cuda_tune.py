@@ -15,7 +15,6 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -27,6 +26,7 @@ from monoplan.codegen.plan_cuda import Launch, Variant
 from monoplan.codegen.render_cuda import Renderer, with_headers
 from monoplan.codegen.schedule_cuda import CudaAttention, CudaLinear, RowSchedule, Tuning
 from monoplan.runtime import facts
+from monoplan.runtime.background import side_by_side
 from monoplan.runtime.cuda_build import unpack
 from monoplan.runtime.cuda_driver import Module
 
@@ -196,8 +196,8 @@ class Tuner:
         """The best constants found in about that time, builds included."""
         start = time.monotonic()
         self.pools = {n: self.pool(n) for n in self.steps}
-        with ThreadPoolExecutor(os.cpu_count() or 4) as threads:
-            list(threads.map(lambda job: self.build(*job), [(n, c) for n, cs in self.pools.items() for c in cs]))
+        jobs = [(n, c) for n, cs in self.pools.items() for c in cs]
+        side_by_side(lambda job: self.build(*job), jobs, os.cpu_count() or 4)
         current = {n: dict(cs[0]) for n, cs in self.pools.items()} | self.attention
         begun = time.monotonic()
         end = max(start + seconds, begun + 0.25 * seconds)

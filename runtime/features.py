@@ -23,6 +23,7 @@ from monoplan.ir.errors import ArgumentError, CompileError
 from monoplan.runtime import cache_places, compilers, facts, toolchain
 from monoplan.runtime.cpu_info import libc, machine, read_cpu
 from monoplan.runtime.once import Once
+from monoplan.runtime.processes import CompileTimeout
 
 _HERE = Path(__file__).resolve().parent
 _EMULATED = "tiles"  # code for AMX in plain C: for tests, and only when asked for
@@ -206,6 +207,8 @@ class _Trial:
                 continue
             except subprocess.TimeoutExpired:
                 return "the probe did not end"
+            except CompileTimeout:
+                raise  # it says nothing about the level
             except CompileError as error:
                 lines = error.what.splitlines()
                 reason = next((line for line in lines[1:] if "error" in line), lines[-1]).strip()

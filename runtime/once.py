@@ -1,4 +1,4 @@
-"""Answers that cost a compiler process: worked out once, by one thread, and begun before they are needed."""
+"""Answers that cost a compiler process: worked out once, by one thread."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, ParamSpec, TypeVar
-
-from monoplan.runtime.warn import context_of_caller
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,12 +40,3 @@ class Once(Generic[P, T]):
     def cache_clear(self) -> None:
         """Forgets all answers."""
         self._known.clear()
-
-
-def begin(function: Callable[[], T]) -> Future[T]:
-    """Works out an answer in a thread of its own: who asks for it later waits, or finds it."""
-    beside = ThreadPoolExecutor(1)
-    try:
-        return beside.submit(context_of_caller().run, function)
-    finally:
-        beside.shutdown(wait=False)

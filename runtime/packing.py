@@ -14,6 +14,7 @@ from monoplan.ir.types import bf16
 from monoplan.runtime import features, toolchain
 from monoplan.runtime.ffi import declared
 from monoplan.runtime.once import Once
+from monoplan.runtime.processes import CompileTimeout
 
 ABI = 7
 CDEF = """
@@ -73,6 +74,8 @@ def native_library() -> tuple[Any, Any] | None:
         source = (Path(__file__).resolve().parent / "packing.c").read_text("utf-8")
         key, build = toolchain.plan_build(source, features.compile_flags(found), target=found.key, abi=ABI)
         library, _ = toolchain.load(key, build, ffi.dlopen)
+    except CompileTimeout:
+        raise  # a compiler that hangs is not one that is missing
     except MonoplanError:
         return None
     return ffi, library

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -13,10 +14,28 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from monoplan.ir.errors import ArgumentError, CompileError
+from monoplan.runtime.background import Work, stoppable
+
 PROGRESS_AFTER = 1.0  # seconds
+INTERVAL = 0.1  # between looks at the clock
+DEFAULT_TIME_LIMIT = 600.0
 
 _counter_lock = threading.Lock()
 _started = 0
+
+
+class CompileTimeout(CompileError):
+    """A compiler took too long: worth no second wait with other flags."""
+
+    def __init__(self, command: Sequence[str], folder: Path, limit: float, source: Path | None = None) -> None:
+        self.command, self.limit = command, limit
+        super().__init__(
+            f"{command[0]} did not end within {limit:g} s and was killed",
+            where=source,
+            why=f"cd {shlex.quote(str(folder))} && {shlex.join(command)}",
+            fix="set CC to another compiler, or MONOPLAN_COMPILE_TIMEOUT to more seconds if it only needs longer",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +58,16 @@ def compiler_runs() -> int:
     return _started
 
 
+def time_limit() -> float:
+    """Seconds that a compiler may take: MONOPLAN_COMPILE_TIMEOUT, or ten minutes."""
+    text = os.environ.get("MONOPLAN_COMPILE_TIMEOUT", "").strip()
+    if text and not (re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", text) and float(text) > 0):
+        raise ArgumentError(
+            f"MONOPLAN_COMPILE_TIMEOUT={text!r} is not a number of seconds", fix="give a number above 0, such as 600"
+        )
+    return float(text) if text else DEFAULT_TIME_LIMIT
+
+
 def run(
     command: Sequence[str],
     cwd: Path,
@@ -59,32 +88,45 @@ def run_all(
     progress: bool = False,
     timeout: float | None = None,
 ) -> list[tuple[int, BuildLog]]:
-    """Several of them side by side."""
+    """Several of them side by side; CompileTimeout after `timeout` seconds (None: time_limit())."""
+    limit = time_limit() if timeout is None else timeout
+    show = progress and sys.stderr is not None and sys.stderr.isatty()
+    # Started and watched by another thread: no Ctrl-C comes between the start of a process and the note of it.
+    with stoppable() as work:
+        return work.begin(lambda: _run_all(work, commands, cwd, temporary, show, limit)).result()
+
+
+def _run_all(
+    work: Work, commands: Sequence[Sequence[str]], cwd: Path, temporary: Path | None, show: bool, limit: float
+) -> list[tuple[int, BuildLog]]:
     global _started
     # English messages: the cache looks for "No space left on device" in them.
     environ = {**os.environ, "LC_ALL": "C"} | ({"TMPDIR": str(temporary)} if temporary else {})
-    show = progress and sys.stderr is not None and sys.stderr.isatty()
     found = []
-    begin = time.perf_counter()
+    begin = time.monotonic()
     with contextlib.ExitStack() as stack:
-        processes: list[subprocess.Popen[str]] = []
         update = stack.enter_context(_shown())
-        try:
-            for command in commands:
-                with _counter_lock:
-                    _started += 1
-                process = subprocess.Popen(
-                    command, cwd=cwd, env=environ, text=True, encoding="utf-8", errors="replace",
-                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                )  # fmt: skip
-                processes.append(stack.enter_context(process))
-            for command, process in zip(commands, processes, strict=True):
-                out, err = _wait(process, update if show else None, timeout)
-                found.append((process.returncode, BuildLog(tuple(command), out, err, time.perf_counter() - begin)))
-        except BaseException:  # Ctrl-C too: the compiler must not outlive the wish
-            for process in processes:
-                process.kill()
-            raise
+        processes: list[subprocess.Popen[str]] = []
+        for command in commands:
+            with _counter_lock:
+                _started += 1
+            started = work.process(
+                command, cwd=cwd, env=environ, text=True, encoding="utf-8", errors="replace",
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )  # fmt: skip
+            processes.append(stack.enter_context(started))
+        for command, process in zip(commands, processes, strict=True):
+            while process.returncode is None:
+                try:
+                    out, err = process.communicate(timeout=INTERVAL)
+                except subprocess.TimeoutExpired:
+                    work.check()
+                    if time.monotonic() - begin > limit:
+                        raise CompileTimeout(command, cwd, limit) from None
+                    if show:
+                        update()
+            work.check()  # else its failure may be that it was killed
+            found.append((process.returncode, BuildLog(tuple(command), out, err, time.monotonic() - begin)))
     return found
 
 
@@ -106,11 +148,3 @@ def _shown() -> Iterator[Callable[[], None]]:
         if shown:
             sys.stderr.write("\n")
 
-
-def _wait(process: subprocess.Popen[str], update: Callable[[], None] | None, timeout: float | None) -> tuple[str, str]:
-    if update is None:
-        return process.communicate(timeout=timeout)
-    while True:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.communicate(timeout=0.1)
-        update()

@@ -13,7 +13,7 @@ from typing import TypeVar
 from monoplan.ir.errors import CompileError
 from monoplan.runtime import cache, cache_files, cache_places
 from monoplan.runtime.compilers import Compiler, find_compiler, has_openmp
-from monoplan.runtime.processes import BuildLog, run, run_all
+from monoplan.runtime.processes import BuildLog, CompileTimeout, run, run_all
 from monoplan.runtime.warn import warn
 
 T = TypeVar("T")
@@ -57,6 +57,8 @@ def compile_parts(folder: Path, parts: Sequence[str], flags: Sequence[str], comp
         done = run_all(commands, folder, folder, progress=True)
         if all(code == 0 for code, _ in done):
             done += run_all([link], folder, folder)
+    except CompileTimeout as error:
+        raise _timeout(error, folder / "plan.c") from None
     except OSError as error:
         raise CompileError(f"{compiler.path} can't be started: {error}") from error
     for code, log in done:
@@ -86,6 +88,8 @@ def _compile(
     command = [*compiler.command, *front, source.name, "-o", target, *back]
     try:
         code, log = run(command, source.parent, out.parent, progress=True)
+    except CompileTimeout as error:
+        raise _timeout(error, source) from None
     except OSError as error:
         raise CompileError(f"{compiler.path} can't be started: {error}") from error
     if code != 0:
@@ -106,6 +110,11 @@ def _failure(code: int, log: BuildLog, kept: Path) -> CompileError:
         why=f"cd {shlex.quote(str(kept.parent))} && {shlex.join(log.command)}",
         fix="read the source at the path above; set CC to try another compiler",
     )
+
+
+def _timeout(error: CompileTimeout, source: Path) -> CompileTimeout:
+    kept = _keep(source)
+    return CompileTimeout(error.command, kept.parent, error.limit, kept)
 
 
 def _keep(source: Path) -> Path:

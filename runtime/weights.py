@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from monoplan.codegen.lower import ParamUse
 from monoplan.ir.arrays import Part
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import run_op
+from monoplan.runtime.background import side_by_side
 from monoplan.runtime.packing import converted, pack
 from monoplan.runtime.pages import Pages
 from monoplan.runtime.threads import default_threads
@@ -84,13 +84,7 @@ def prepare(
         return _owned(packed, lent, pages) if keep else packed
 
     # Reading, converting and transposing let go of Python's lock. Few at a time: each holds a tensor meanwhile.
-    result = []
-    with ThreadPoolExecutor(min(WORKERS, default_threads().count)) as pool:
-        for packed in pool.map(pack_one, uses):
-            result.append(packed)
-            if progress is not None:
-                progress(len(result), len(uses))
-    return result
+    return side_by_side(pack_one, uses, min(WORKERS, default_threads().count), progress)
 
 
 def _slice_of(op: Op) -> Part | None:

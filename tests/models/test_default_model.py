@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
-import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +14,7 @@ from monoplan.ir.errors import LoadError
 from monoplan.models import default_model
 from monoplan.models.default_model import SMOLLM2, Source, default_model_path
 from monoplan.runtime import cache_places
+from tests.interrupts import assert_gone, interrupted
 
 MODEL = b"GGUF" + bytes(range(256)) * 40
 
@@ -160,26 +159,15 @@ def test_a_place_that_can_t_hold_it(source: Source, tmp_path: Path) -> None:
         default_model_path(source=source)
 
 
-def test_an_interrupt_stops_pip_and_leaves_nothing(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = tmp_path / "index" / "pip.py"
-    script.write_text(
-        "import os, pathlib, time\npathlib.Path(__file__).with_name('pid').write_text(str(os.getpid()))\n"
-        "time.sleep(60)\n"
+def test_an_interrupt_stops_pip_and_leaves_nothing(source: Source, tmp_path: Path) -> None:
+    pids = tmp_path / "index" / "pids"
+    (tmp_path / "index" / "pip.py").write_text(
+        "import os, subprocess, time\nchild = subprocess.Popen(['sleep', '60'])\n"
+        f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}\\n')\ntime.sleep(60)\n"
     )
-
-    def interrupt(seconds: float) -> None:
-        if (tmp_path / "index" / "pid").exists() and (tmp_path / "index" / "pid").read_text():
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(default_model.time, "sleep", interrupt)
-    begin = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(lambda: pids.is_file() and pids.read_text().endswith("\n")):
         default_model_path(source=source)
-    assert time.monotonic() - begin < 30
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "index" / "pid").read_text()), 0)
+    assert_gone(pids)
     assert files(tmp_path) == []
 
 

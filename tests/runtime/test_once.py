@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from monoplan.runtime.once import Once, begin
+from monoplan.runtime.background import begin
+from monoplan.runtime.once import Once
 
 
 def test_threads_wait_for_the_one_that_is_at_work() -> None:
@@ -69,7 +70,8 @@ def test_what_was_begun_is_found() -> None:
 def test_a_child_does_not_wait_for_a_thread_of_its_parent() -> None:
     code = """
         import os, threading
-        from monoplan.runtime.once import Once, begin
+        from monoplan.runtime.background import begin
+        from monoplan.runtime.once import Once
         asked, go = threading.Event(), threading.Event()
 
         @Once

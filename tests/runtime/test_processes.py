@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from monoplan.runtime import compilers, processes, toolchain
-from tests.runtime.test_toolchain import root, script  # noqa: F401  (a fixture that every test uses)
+from monoplan.ir.errors import ArgumentError, CompileError
+from monoplan.runtime import cache, compilers, features, processes, toolchain
+from monoplan.runtime.cpu_info import machine, read_cpu
+from tests.interrupts import assert_gone, interrupted
+from tests.runtime.test_toolchain import plan, root, script  # noqa: F401  (a fixture that every test uses)
 
 
 @pytest.mark.parametrize(
@@ -37,38 +38,74 @@ def test_progress_is_for_long_builds_on_a_terminal(
     assert (text.startswith("\rcompiling plan … 0.") and text.endswith(" s\n")) if shown else text == ""
 
 
+def slow(path: Path, pids: Path) -> Path:
+    """A compiler that hangs, like gcc in a child that holds its pipes."""
+    return script(path, f"sleep 60 & echo $$ $! >> {pids}; wait")
+
+
+def begun(pids: Path, count: int = 1) -> Callable[[], bool]:
+    return lambda: pids.is_file() and pids.read_text().count("\n") == count
+
+
 def test_interrupt_kills_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", str(script(tmp_path / "cc", f"echo $$ > {tmp_path}/pid; exec sleep 60")))
-
-    def interrupted(process: subprocess.Popen[str], show: bool, timeout: float | None) -> tuple[str, str]:
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-            time.sleep(0.01)
-        raise KeyboardInterrupt
-
+    pids = tmp_path / "pids"
+    monkeypatch.setenv("CC", str(slow(tmp_path / "cc", pids)))
     compiler = compilers.find_compiler()
     monkeypatch.setattr(toolchain, "has_openmp", lambda *_, **__: False)
-    monkeypatch.setattr(processes, "_wait", interrupted)
     (tmp_path / "a.c").write_text("")
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(begun(pids)):
         toolchain.compile_shared(tmp_path / "a.c", tmp_path / "a.so", (), compiler)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
+    assert_gone(pids)
 
 
 def test_interrupt_kills_all_compilers_that_work_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", str(script(tmp_path / "cc", f"echo $$ >> {tmp_path}/pids; exec sleep 60")))
     pids = tmp_path / "pids"
-
-    def interrupted(process: subprocess.Popen[str], update: object, timeout: float | None) -> tuple[str, str]:
-        while not pids.exists() or len(pids.read_text().split()) < 3:
-            time.sleep(0.01)
-        raise KeyboardInterrupt
-
+    monkeypatch.setenv("CC", str(slow(tmp_path / "cc", pids)))
     compiler = compilers.find_compiler()
     monkeypatch.setattr(toolchain, "has_openmp", lambda *_, **__: False)
-    monkeypatch.setattr(processes, "_wait", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(begun(pids, 3)):
         toolchain.compile_parts(tmp_path, ("", "", ""), toolchain.build_flags((), compiler), compiler)
-    for pid in pids.read_text().split():
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(pid), 0)
+    assert_gone(pids)
+
+
+@pytest.mark.filterwarnings("ignore:monoplan. plans run on one thread")
+def test_a_compiler_that_hangs_is_killed_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = tmp_path / "pids"
+    monkeypatch.setenv("CC", str(slow(tmp_path / "my cc", pids)).replace(" ", "\\ "))
+    monkeypatch.setenv("MONOPLAN_COMPILE_TIMEOUT", "0.5")
+    compiler = compilers.find_compiler()
+    monkeypatch.setattr(toolchain, "has_openmp", lambda *_, **__: False)
+    with pytest.raises(CompileError) as caught:
+        cache.get_or_build(*plan())
+    assert_gone(pids)
+    text = str(caught.value)
+    assert f"{compiler.path} did not end within 0.5 s" in text and f"'{compiler.path}' -std=gnu11" in text
+    assert "MONOPLAN_COMPILE_TIMEOUT" in text and Path(str(caught.value.where)).is_file()
+
+
+def test_a_hanging_compiler_is_not_tried_with_every_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = tmp_path / "pids"
+    trial = f"case \"$*\" in *probe.c*-o*probe) sleep 60 & echo $$ $! >> {pids}; wait;; esac"
+    monkeypatch.setenv("CC", str(script(tmp_path / "cc", trial)))
+    monkeypatch.setenv("MONOPLAN_COMPILE_TIMEOUT", "0.5")
+    monkeypatch.delenv("MONOPLAN_ISA", raising=False)
+    if len(features.levels(machine(), read_cpu()[1])) <= 2:
+        pytest.skip("this CPU has no level that is tried")
+    with pytest.raises(CompileError, match="did not end within"):
+        features.detect()
+    assert begun(pids)()
+    assert_gone(pids)
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "0", "1e999", "nan"])
+def test_time_limits_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("MONOPLAN_COMPILE_TIMEOUT", text)
+    with pytest.raises(ArgumentError, match="is not a number of seconds"):
+        processes.run(["true"], tmp_path, None)
+
+
+def test_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MONOPLAN_COMPILE_TIMEOUT", raising=False)
+    assert processes.time_limit() == 600
+    monkeypatch.setenv("MONOPLAN_COMPILE_TIMEOUT", " 7.5 ")
+    assert processes.time_limit() == 7.5
