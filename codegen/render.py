@@ -183,12 +183,12 @@ def _call(
 def _barrier(plan: Plan, tables: Tables, product: Step | None) -> str:
     """Waits for the other threads; where rows are few, asks meanwhile for the weights that this one will read next."""
     if product is None:
-        return "mp_barrier(run, T);"
+        return "if (mp_phase(run, &t, &T)) return;"
     w, s = product.kernel.operand("w"), product.schedule
     assert isinstance(s, LinearSchedule) and isinstance(product.kernel, Linear)
     group = s.group_bytes(product.kernel.depth)
     bytes_ = f"{c_dim(product.kernel.rows)} <= {s.row_blocks[-1]} ? {group} : 0"
-    return f"mp_barrier_before(run, {_pointer(plan, tables, w)}, {s.groups - s.tail}, {bytes_}, t, T);"
+    return f"if (mp_phase_before(run, {_pointer(plan, tables, w)}, {s.groups - s.tail}, {bytes_}, &t, &T)) return;"
 
 
 def _pointer(plan: Plan, tables: Tables, o: Operand) -> str:

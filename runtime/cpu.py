@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from _signal import SIGINT, default_int_handler, getsignal  # type: ignore[import-not-found]  # without enums: quick
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from threading import get_ident, main_thread
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -29,16 +31,17 @@ from monoplan.runtime.threads import default_threads
 
 Array = np.ndarray[Any, Any]
 ABI = 1
+_MAIN = main_thread().ident
 
 CDEF = """
 typedef struct { int32_t code, step; int64_t place, value, limit; } mp_error;
 typedef struct {
     const int64_t *symbols; void *const *inputs; void *const *outputs; void *const *params;
-    char *arena; const int64_t *offsets; int32_t threads; void *exchange; void *comm; int64_t room;
+    char *arena; const int64_t *offsets; int32_t threads, stoppable; void *exchange; void *comm; int64_t room;
 } mp_args;
 int mp_run_plan(const mp_args *, mp_error *);
 """
-_INDEX, _POSITION, _CACHE_FULL, _COUNT, _COMM = 1, 2, 3, 4, 5
+_INDEX, _POSITION, _CACHE_FULL, _COUNT, _COMM, _STOPPED = 1, 2, 3, 4, 5, 6
 
 
 @dataclasses.dataclass
@@ -149,13 +152,18 @@ class CpuExecutable:
         except IndexError:
             frame = Frame(self.ffi, self.plan, self._params)
         frame.fill(layout, inputs, outputs)
-        try:
-            args, error = frame.args, frame.error
-            code = self.enter(args, error) if self.comm is None else self._enter_among(self.comm, args, error)
-            if code:
-                frame.error = self.ffi.new("mp_error *")
-        finally:
-            self._frames.append(frame)
+        args, error = frame.args, frame.error
+        # Only Python's main thread gets signals; a handler of the user's own decides itself what an interrupt is. Ranks
+        # would wait for one that stopped.
+        args.stoppable = (
+            layout.long and self.comm is None and get_ident() == _MAIN and getsignal(SIGINT) is default_int_handler
+        )
+        code = self.enter(args, error) if self.comm is None else self._enter_among(self.comm, args, error)
+        if code:
+            frame.error = self.ffi.new("mp_error *")
+        self._frames.append(frame)  # not after an exception: its error is not known to be empty
+        if code == _STOPPED:
+            return _interrupted()
         if code:
             raise self._failure(code, error, symbols)
         return outputs
@@ -188,6 +196,13 @@ class CpuExecutable:
         if cut is None or cut.name != "slice" or cut.operands[0] is None:
             return limit
         return int(cut.operands[0].type.shape[0])  # type: ignore[call-overload]
+
+
+def _interrupted() -> NoReturn:
+    """The plan raised the signal again: Python's handler runs between two of the next instructions."""
+    for _ in range(100):
+        pass
+    raise KeyboardInterrupt  # another thread has replaced the handler meanwhile
 
 
 def _with_origin(error: CompileError, text: str) -> CompileError:

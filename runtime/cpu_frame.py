@@ -20,6 +20,7 @@ from monoplan.ir.arrays import address, aligned
 from monoplan.ir.dims import evaluate
 
 Array = np.ndarray[Any, Any]
+LONG = 50_000_000  # operations and bytes: below, a run ends in milliseconds; above, two system calls are nothing
 _referent = weakref.ref.__call__
 
 
@@ -41,6 +42,7 @@ class Layout:
     offsets: Any
     total: int  # bytes of the arena
     threads: int
+    long: bool  # whether a run takes long enough to be interrupted
     aliases: tuple[int, ...]  # for each output the input that it is, or 0 if it is none
     fresh: tuple[tuple[int, tuple[int, ...], Any], ...]  # number, shape and dtype of the other outputs
 
@@ -53,10 +55,11 @@ class Layout:
             aliases.append(0 if isinstance(where, Buffer) else where)
             if isinstance(where, Buffer):
                 fresh.append((number, tuple(evaluate(d, values) for d in v.type.shape), v.type.dtype.numpy))
+        work = sum(n * (evaluate(s.kernel.flops, values) + evaluate(s.kernel.bytes, values)) for s, n in plan.steps())
         numbers = [values[name] for name in plan.symbols]
         return cls(
             ffi.new("int64_t[]", numbers), ffi.new("int64_t[]", list(offsets) or [0]), total, values["threads"],
-            tuple(aliases), tuple(fresh),
+            work > LONG, tuple(aliases), tuple(fresh),
         )  # fmt: skip
 
     def outputs(self, inputs: Sequence[Array]) -> list[Array]:

@@ -41,7 +41,7 @@ int mp_run_probed(const mp_args *args, mp_error *error, mp_probe *probe)
 """
 _CALL = re.compile(r"^([ \t]+)\w+\(run, t, T, (\d+)(?:,([^;]*))?\);[ \t]*$", re.MULTILINE)  # may go on over lines
 _BODY = re.compile(
-    r"^    (?:/\* \d+: |mp_barrier\(|for \(int turn|static const int table_|\w+\(run, t, T, \d+)", re.MULTILINE
+    r"^    (?:/\* \d+: |if \(mp_phase|for \(int turn|static const int table_|\w+\(run, t, T, \d+)", re.MULTILINE
 )
 _PLAN = "static void plan_run("
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 from cffi import FFI
 
 import monoplan.codegen
+from monoplan.ir.errors import CompileError
+from monoplan.runtime.compilers import find_compiler
 from monoplan.runtime.cpu import flags_for, host_target
-from monoplan.runtime.toolchain import compile_shared
+from monoplan.runtime.toolchain import compile_program, compile_shared
 
 INCLUDE = Path(monoplan.codegen.__file__).parent / "include" / "cpu"
 DECLARED = """
@@ -24,7 +27,8 @@ SOURCE = """
 
 int64_t pieces(int64_t owners, int64_t all, int64_t line, int64_t least, int64_t most, int64_t *first, int64_t *count)
 {
-    mp_run run = {0};
+    static const atomic_int silence;
+    mp_run run = {.signal = &silence};
     int64_t n = 0;
     for (mp_span s; (s = mp_some(&run, 0, (int)owners, all, line, least, most)).count; ++n) {
         first[n] = s.first;
@@ -85,3 +89,19 @@ def test_short_powers_of_two(lib: Any) -> None:
     y = np.empty_like(special)
     functions.powers(*(ffi.cast("float *", ffi.from_buffer(a)) for a in (special, y)), len(special))
     np.testing.assert_array_equal(y, np.float32([0.0, 0.0, 0.0, np.nan] * 4))
+
+
+@pytest.mark.parametrize("sanitizer", ["", "thread", "address,undefined"])
+def test_threads_wait_for_each_other_and_leave_together(tmp_path: Path, sanitizer: str) -> None:
+    flags = [*flags_for(host_target()), "-O1", "-g", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}", "-pthread"]
+    flags += [f"-fsanitize={sanitizer}"] if sanitizer else []
+    program, source = tmp_path / "threads", Path(__file__).with_name("threads.c")
+    try:
+        compile_program(source, program, flags, find_compiler())
+    except CompileError:
+        if not sanitizer:
+            raise
+        pytest.skip(f"this compiler has no -fsanitize={sanitizer}")
+    for threads in (1, 2, 3, 5):
+        done = subprocess.run([str(program), str(threads)], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0 and not done.stderr, done.stderr

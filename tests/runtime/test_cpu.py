@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import monoplan as mp
 from monoplan.build import GraphExecutable, build_graph_executable
 from monoplan.ir.builder import Builder
 from monoplan.ir.errors import ArgumentError
@@ -21,6 +22,7 @@ from monoplan.ir.graph import Graph, Loc, Value
 from monoplan.ir.interpreter import interpret
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.types import TensorType, tensor_type
+from monoplan.runtime.cpu import CpuExecutable
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -241,3 +243,17 @@ def test_a_graph_without_ops_is_copied() -> None:
     a, b = np.zeros(5, np.float32), np.arange(5, dtype=np.float32)
     out = mp.compile(Keep())(a, b)
     assert a.tolist() == b.tolist() == out.tolist() and not np.shares_memory(out, b)
+
+
+def test_crowded_threads_leave_the_rest_to_one() -> None:
+    """Of a run whose threads wait for their cores one goes on, with the same results to the bit."""
+    module = mp.nn.Sequential(*(mp.nn.Linear(64, 64) for _ in range(4)))
+    fast = mp.compile(module, mp.spec("rows", 64), options=mp.Options(threads=3))
+    made = fast.built[0][2].executable
+    crowded = made.text.replace("run.begun = mp_now();", "run.begun = mp_now() - 2000000; run.waited = 1ll << 60;")
+    assert crowded != made.text and "if (mp_phase" in made.text
+    other = CpuExecutable(made.plan, made.source, made.params, 3, crowded)
+    rng = np.random.default_rng(0)
+    for rows in (1, 3, 300, 1, 300):
+        x = rng.normal(size=(rows, 64)).astype(np.float32)
+        np.testing.assert_array_equal(other.run([x], {"rows": rows})[0], fast(x))

@@ -3,6 +3,7 @@
 #define MP_PLAN_H
 
 #include <math.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
@@ -16,6 +17,12 @@
 #include <omp.h>
 #endif
 #include <sched.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
 
 #if defined(__clang__)
 /* `omp simd` allows vectors, it does not demand them: a loop over sinf stays as it is. */
@@ -41,7 +48,7 @@
 #endif
 
 /* The first thing that went wrong; Python turns it into an exception with the IR line of the step. */
-enum { MP_OK = 0, MP_INDEX = 1, MP_POSITION = 2, MP_CACHE_FULL = 3, MP_COUNT = 4, MP_COMM = 5 };
+enum { MP_OK = 0, MP_INDEX = 1, MP_POSITION = 2, MP_CACHE_FULL = 3, MP_COUNT = 4, MP_COMM = 5, MP_STOPPED = 6 };
 
 typedef struct {
     int32_t code, step;
@@ -59,6 +66,7 @@ typedef struct {
     char *arena;
     const int64_t *offsets;   /* byte offset of each arena slot for these symbols */
     int32_t threads;
+    int32_t stoppable;        /* whether an interrupt ends the run */
     mp_exchange_fn exchange;  /* with the other ranks, where there are any */
     void *comm;
     int64_t room;             /* bytes of one exchange */
@@ -69,8 +77,13 @@ enum { MP_MOST_PARTS = 64 };
 /* One call of the plan, shared by all threads of its parallel region. */
 typedef struct {
     const mp_args *args;
+    const atomic_int *signal;       /* not 0: an interrupt came, and the results are not wanted any more */
+    int64_t begun, patience;        /* nanoseconds: when the run began, how long a thread spins before it sleeps */
     _Alignas(64) atomic_int arrived;
     _Alignas(64) atomic_int turn;
+    atomic_int sleepers;            /* threads that wait for `turn` or `ready` and do not look */
+    int verdict;                    /* of the last barrier between kernels, see mp_phase */
+    _Alignas(64) atomic_llong waited; /* nanoseconds, of all threads, in waits that were longer than `patience` */
     _Alignas(64) atomic_int taken;  /* pieces of the current kernel's work that were not dealt out beforehand */
     atomic_int ready[MP_MOST_PARTS]; /* threads that have prepared what the work on a part of the rows needs */
     _Alignas(64) atomic_int pieces[MP_MOST_PARTS]; /* of that work which somebody has */
@@ -95,49 +108,147 @@ static inline void mp_begin_anew(mp_run *run, const int T)
     }
 }
 
-/* Waits until all T threads are here. Who waits asks for weights that it will read next: the memory is never idle because
- * a core is. Spins first: phases are microseconds long; then gives the core away. */
-static void __attribute__((unused, noinline)) mp_meet(mp_run *run, int T, const mp_next next)
+/* Tells the core that this loop waits. */
+MP_INLINE void mp_relax(void)
 {
-    enum { FIRST = 2 << 10, MOST = 512 << 10 }; /* bytes: into L1, into L2 */
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory"); /* `yield` does nothing on most cores */
+#endif
+}
+
+static inline int64_t mp_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* One step of a wait until *word is no longer `value`. Spins first: phases are microseconds long. Then it sleeps, since the
+ * thread that it waits for may need this core. The time is taken from the clock: a pause takes 5 ns on one core, 50 on another. */
+static void __attribute__((unused, noinline)) mp_linger(mp_run *run, atomic_int *word, int value, int64_t *since)
+{
+    const int64_t now = mp_now();
+    if (!*since) *since = now;
+    if (now - *since < run->patience) {
+        for (int i = 0; i < 16 && atomic_load_explicit(word, memory_order_relaxed) == value; ++i) mp_relax();
+        return;
+    }
+#if defined(__linux__)
+    atomic_fetch_add_explicit(&run->sleepers, 1, memory_order_seq_cst); /* before the kernel looks at *word */
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, 0, 0, 0);
+    atomic_fetch_sub_explicit(&run->sleepers, 1, memory_order_relaxed);
+#else
+    (void)word, (void)value;
+    sched_yield();
+#endif
+    if (atomic_load_explicit(word, memory_order_relaxed) != value) atomic_fetch_add_explicit(&run->waited, mp_now() - *since, memory_order_relaxed);
+}
+
+/* Wakes those who sleep until *word changes; it was changed by a sequentially consistent operation. */
+static inline void mp_wake(mp_run *run, atomic_int *word)
+{
+#if defined(__linux__)
+    if (atomic_load_explicit(&run->sleepers, memory_order_seq_cst)) syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, 0, 0, 0);
+#else
+    (void)run, (void)word;
+#endif
+}
+
+MP_INLINE int mp_stopping(const mp_run *run) { return atomic_load_explicit(run->signal, memory_order_relaxed); }
+
+/* What threads do after a barrier between kernels: go on, leave the plan, or leave it to the one that came last. */
+enum { MP_ON = 0, MP_LEAVE = 1, MP_ALONE = 2 };
+
+/* Whether threads wait so much that one of them is faster: where other processes want the cores as well, a thread that sleeps or
+ * was stopped gets its core back after milliseconds, again and again, while phases are microseconds long. No more than T - 1
+ * threads have a reason to wait at a time, so these waits are the system's. Not with other ranks: MPI knows only thread 0. */
+static inline int mp_crowded(mp_run *run, int T)
+{
+    enum { LEAST = 1000000 }; /* ns */
+    const int64_t waited = atomic_load_explicit(&run->waited, memory_order_relaxed);
+    if (!waited || run->args->exchange) return 0;
+    const int64_t passed = mp_now() - run->begun;
+    return passed > LEAST && waited > (T - 1) * passed + passed / 4;
+}
+
+/* Waits until all T threads are here. While it waits, a thread prefetches the weights that it reads next: the memory is never
+ * idle because a core is. The verdict of the last one is everybody's, and MP_ON where no kernel ends here. */
+static int __attribute__((unused, noinline)) mp_meet(mp_run *run, int T, const mp_next next, int between)
+{
+    enum { FIRST = 2 << 10, MOST = 512 << 10, SPINS = 64 }; /* bytes: into L1, into L2 */
     const int64_t most = next.bytes < MOST ? next.bytes : MOST;
     int64_t asked = 0;
     for (; asked < FIRST && asked < most; asked += 64) __builtin_prefetch(next.first + asked, 0, 3);
     if (T == 1) {
         mp_begin_anew(run, T);
-        return;
+        return between && mp_stopping(run) ? MP_LEAVE : MP_ON;
     }
     const int turn = atomic_load_explicit(&run->turn, memory_order_relaxed);
     if (atomic_fetch_add_explicit(&run->arrived, 1, memory_order_acq_rel) == T - 1) {
+        const int verdict = !between ? MP_ON : mp_stopping(run) ? MP_LEAVE : mp_crowded(run, T) ? MP_ALONE : MP_ON;
         atomic_store_explicit(&run->arrived, 0, memory_order_relaxed);
         mp_begin_anew(run, T);
-        atomic_store_explicit(&run->turn, turn + 1, memory_order_release);
-        return;
+        run->verdict = verdict;
+        atomic_store_explicit(&run->turn, turn + 1, memory_order_seq_cst);
+        mp_wake(run, &run->turn);
+        return verdict;
     }
+    int64_t since = 0;
     for (int spin = 0; atomic_load_explicit(&run->turn, memory_order_acquire) == turn;) {
         if (asked < most) {
             __builtin_prefetch(next.first + asked, 0, 2);
             asked += 64;
-        } else if (++spin > 4000) {
-            sched_yield();
+        } else if (++spin < SPINS) {
+            mp_relax();
+        } else {
+            mp_linger(run, &run->turn, turn, &since);
         }
     }
+    return run->verdict ? MP_LEAVE : MP_ON;
 }
 
-MP_INLINE void mp_barrier(mp_run *run, int T) { mp_meet(run, T, (mp_next){0, 0}); }
+/* A barrier inside of a kernel. */
+MP_INLINE void mp_barrier(mp_run *run, int T) { (void)mp_meet(run, T, (mp_next){0, 0}, 0); }
+
+/* Between kernels: not 0 where the thread has to leave the plan. Who goes on alone does the work of all. */
+MP_INLINE int mp_between(mp_run *run, int *t, int *T, const mp_next next)
+{
+    const int verdict = mp_meet(run, *T, next, 1);
+    if (verdict != MP_ALONE) return verdict;
+    *t = 0;
+    *T = 1;
+    return 0;
+}
+MP_INLINE int mp_phase(mp_run *run, int *t, int *T) { return mp_between(run, t, T, (mp_next){0, 0}); }
+
+/* Once an interrupt came there is no work left. */
+enum { MP_NONE_LEFT = 1 << 30 };
 
 /* The number of the next piece of work that nobody has; counts from 0 after each barrier. */
-static inline int mp_take(mp_run *run) { return atomic_fetch_add_explicit(&run->taken, 1, memory_order_relaxed); }
+static inline int mp_take(mp_run *run)
+{
+    return mp_stopping(run) ? MP_NONE_LEFT : atomic_fetch_add_explicit(&run->taken, 1, memory_order_relaxed);
+}
 
 /* Rows in parts, each of which belongs to one thread or several: they prepare it and take its pieces first, but a thread that
  * has none left helps the others, since cores are not equally fast: some share their units with a neighbour. */
-static inline void mp_prepared(mp_run *run, int part) { atomic_fetch_add_explicit(&run->ready[part], 1, memory_order_release); }
+static inline void mp_prepared(mp_run *run, int part)
+{
+    atomic_fetch_add_explicit(&run->ready[part], 1, memory_order_seq_cst);
+    mp_wake(run, &run->ready[part]);
+}
 static inline void mp_await(mp_run *run, int part, int owners)
 {
-    for (int spin = 0; atomic_load_explicit(&run->ready[part], memory_order_acquire) < owners;)
-        if (++spin > 4000) sched_yield();
+    int64_t since = 0;
+    for (int ready; (ready = atomic_load_explicit(&run->ready[part], memory_order_acquire)) < owners;)
+        mp_linger(run, &run->ready[part], ready, &since);
 }
-static inline int mp_piece(mp_run *run, int part) { return atomic_fetch_add_explicit(&run->pieces[part], 1, memory_order_relaxed); }
+static inline int mp_piece(mp_run *run, int part)
+{
+    return mp_stopping(run) ? MP_NONE_LEFT : atomic_fetch_add_explicit(&run->pieces[part], 1, memory_order_relaxed);
+}
 
 typedef struct {
     int64_t first, count;
@@ -150,7 +261,7 @@ static inline mp_span mp_some(mp_run *run, int part, int owners, int64_t all, in
     const int64_t fair = all / owners; /* with little for each, small differences count */
     if (least > fair / 4) least = fair / 4 > 1 ? fair / 4 : 1;
     int first = atomic_load_explicit(&run->pieces[part], memory_order_relaxed);
-    while (first < all) {
+    while (first < all && !mp_stopping(run)) {
         int64_t count = (all - first) / (2 * owners), rest = line - first % line;
         if (count < least) count = least;
         if (count > most) count = most;
@@ -216,11 +327,11 @@ MP_INLINE int mp_owner(int64_t block, int parts)
     return (int)(block / parts % 2 ? parts - 1 - block % parts : block % parts);
 }
 
-/* A barrier before a product of a few rows: thread t will read its share of `groups`, of `group` bytes each (0: of many rows). */
-MP_INLINE void mp_barrier_before(mp_run *run, const void *w, int64_t groups, int64_t group, int t, int T)
+/* mp_phase before a product of a few rows: thread t will read its share of `groups`, of `group` bytes each (0: of many rows). */
+MP_INLINE int mp_phase_before(mp_run *run, const void *w, int64_t groups, int64_t group, int *t, int *T)
 {
-    const int64_t first = mp_share(groups, t, T), last = mp_share(groups, t + 1, T);
-    mp_meet(run, T, (mp_next){(const char *)w + first * group, (last - first) * group});
+    const int64_t first = mp_share(groups, *t, *T), last = mp_share(groups, *t + 1, *T);
+    return mp_between(run, t, T, (mp_next){(const char *)w + first * group, (last - first) * group});
 }
 
 /* Python's //: rounds towards minus infinity; b > 0. */
