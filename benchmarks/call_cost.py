@@ -19,7 +19,7 @@ import numpy as np
 import monoplan as mp
 from monoplan import nn
 from monoplan.models import AutoLlamaModel, LlamaConfig, LlamaForCausalLM
-from monoplan.runtime.cpu import CpuExecutable
+from monoplan.runtime.cpu.executable import CpuExecutable
 
 
 class Clock:

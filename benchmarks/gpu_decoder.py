@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 
 from monoplan.api import Compiled
-from monoplan.codegen.plan_cuda import make_cuda_plan
-from monoplan.codegen.render_cuda import render_cuda
+from monoplan.codegen.cuda.launches import make_cuda_plan
+from monoplan.codegen.cuda.render import render_cuda
 from monoplan.frontend.init import no_init
 from monoplan.frontend.module import Module
 from monoplan.frontend.specs import spec
 from monoplan.ir.dims import evaluate
 from monoplan.models.config import LlamaConfig
-from monoplan.models.generation import cache_spec
+from monoplan.models.generate.generation import cache_spec
 from monoplan.models.llama import LlamaForCausalLM
-from monoplan.runtime.cuda import CudaExecutable
-from monoplan.runtime.cuda_device import gpu
-from monoplan.runtime.weights import prepare
+from monoplan.runtime.cpu.weights import prepare
+from monoplan.runtime.cuda.device import gpu
+from monoplan.runtime.cuda.executable import CudaExecutable
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -82,7 +82,7 @@ class Decoder:
             "num_valid": spec("batch", dtype="int32"),
         }
         if full:
-            from monoplan.models.generation import GenerationStep, step_specs
+            from monoplan.models.generate.generation import GenerationStep, step_specs
 
             step, specs = GenerationStep(lm), step_specs(self.config, "bfloat16")
         built = Compiled(step, target="reference", **specs).built[0][2]
@@ -178,7 +178,7 @@ class Decoder:
 
     def tune(self, seconds: float, context: int = 1024) -> dict[str, dict[str, int]]:
         """Tunes the decode kernels for one sequence."""
-        from monoplan.runtime.cuda_tune import tune
+        from monoplan.runtime.cuda.tune import tune
 
         values, inputs = self.inputs(1, 1, context)
         outputs = self.outputs(values)

@@ -125,7 +125,7 @@ def worker(args: argparse.Namespace) -> int:
 
     import monoplan as mp
     from monoplan.models import AutoLlamaModel
-    from monoplan.runtime.comm import launched, mpi
+    from monoplan.runtime.ranks.comm import launched, mpi
 
     comm = mpi() if launched() else None
     model = AutoLlamaModel.from_pretrained(args.model, dtype=args.dtype)

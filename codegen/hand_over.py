@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from monoplan.codegen.cpu.schedule_attention import FEW, on_tiles
+from monoplan.codegen.cpu.schedule_linear import TILE_ROWS
 from monoplan.codegen.expressions import c_dim
 from monoplan.codegen.kernels import Attention, Kernel, Linear
 from monoplan.codegen.moves import Items, all_kernels
 from monoplan.codegen.operands import Operand
-from monoplan.codegen.schedule_attention import FEW, on_tiles
-from monoplan.codegen.schedule_linear import TILE_ROWS
 from monoplan.codegen.target import Target
 from monoplan.codegen.views import Buffer
 from monoplan.ir.dims import Dim, equal, evaluate

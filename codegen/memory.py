@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from monoplan.codegen.kernels import Kernel, Linear, Norm, Pointwise
-from monoplan.codegen.lower import Loop
+from monoplan.codegen.lower.lowerer import Loop
 from monoplan.codegen.views import Buffer
 from monoplan.ir.dims import Dim, equal, evaluate, symbols_of
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from monoplan.codegen.kernels import Kernel
-from monoplan.codegen.lower import Loop, Lowered
+from monoplan.codegen.lower.lowerer import Loop, Lowered
 from monoplan.codegen.views import Buffer, View
 
 Items = Sequence[Kernel | Loop]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from monoplan.codegen.render import Function
+    from monoplan.codegen.cpu.render import Function
 
 LEAST = 24 << 10  # characters of a part: a smaller one takes longer to start than to compile
 FEWEST, MOST = 2, 4

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from monoplan.codegen.cpu.schedule import choose
 from monoplan.codegen.hand_over import handed_over
 from monoplan.codegen.kernels import Attention, Kernel, Linear
-from monoplan.codegen.lower import Loop, Lowered, ParamUse, lower
+from monoplan.codegen.lower.lowerer import Loop, Lowered, ParamUse, lower
 from monoplan.codegen.memory import Arena, plan_arena
 from monoplan.codegen.moves import moved
 from monoplan.codegen.residuals import residuals
-from monoplan.codegen.schedule import choose
 from monoplan.codegen.target import Target
 from monoplan.codegen.views import Buffer, View
 from monoplan.ir.dims import Dim, evaluate, symbols_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from monoplan.codegen.kernels import Kernel, Linear
-from monoplan.codegen.lower import Loop
+from monoplan.codegen.lower.lowerer import Loop
 from monoplan.codegen.moves import Items
 from monoplan.codegen.views import Buffer
 

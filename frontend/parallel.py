@@ -1,7 +1,7 @@
 """Layers whose weight is divided between the ranks of a tensor-parallel group.
 
 For models that are written for it; `mp.compile(model, tp=…)` divides a plain model by itself. Eagerly, and in a plan,
-the layers talk to each other through their communicator (one of monoplan.runtime.comm).
+the layers talk to each other through their communicator (one of monoplan.runtime.ranks.comm).
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@ from typing import Any
 _HOMES = {
     "AutoLlamaModel": "auto", "LlamaConfig": "config", "LlamaForCausalLM": "llama", "LlamaModel": "llama",
     "LlamaDecoderLayer": "llama", "LlamaAttention": "llama", "LlamaMLP": "llama", "LlamaRMSNorm": "llama",
-    "LlamaRotaryEmbedding": "llama", "Tokenizer": "tokenizer", "Generation": "generation",
-    "GenerationMixin": "generation", "GenerationStep": "generation", "Session": "generation",
-    "open_model": "checkpoint", "default_model_path": "default_model",
+    "LlamaRotaryEmbedding": "llama", "Tokenizer": "text.tokenizer", "Generation": "generate.generation",
+    "GenerationMixin": "generate.generation", "GenerationStep": "generate.generation",
+    "Session": "generate.generation",
+    "open_model": "load.checkpoint", "default_model_path": "load.default_model",
 }  # fmt: skip
 __all__ = list(_HOMES)
 

@@ -22,11 +22,11 @@ from monoplan.frontend.parameter import Parameter
 from monoplan.ir.arrays import Part
 from monoplan.ir.errors import LoadError
 from monoplan.ir.targets import known_target
-from monoplan.models.checkpoint import Weights, open_model
 from monoplan.models.llama import LlamaForCausalLM
-from monoplan.models.parameter_shapes import parameter_shapes
-from monoplan.models.safetensors import FLOATS, save_checkpoint
-from monoplan.models.tokenizer import MissingTokenizer
+from monoplan.models.load.checkpoint import Weights, open_model
+from monoplan.models.load.parameter_shapes import parameter_shapes
+from monoplan.models.load.safetensors import FLOATS, save_checkpoint
+from monoplan.models.text.tokenizer import MissingTokenizer
 
 TIED = "lm_head.weight"
 # Old checkpoints store the frequencies of RoPE, which follow from the configuration.

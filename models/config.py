@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from monoplan.ir.errors import LoadError
-from monoplan.models.config_json import (
+from monoplan.models.load.config_json import (
     ARCHITECTURES,
     COMMON,
     FAMILIES,

@@ -25,7 +25,7 @@ from monoplan.ir.arrays import Part
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import DType, as_dtype
 from monoplan.models.config import LlamaConfig
-from monoplan.models.generation import GenerationMixin, GenerationStep, make_room
+from monoplan.models.generate.generation import GenerationMixin, GenerationStep, make_room
 from monoplan.models.rotary import LlamaRotaryEmbedding, RopeRows
 
 __all__ = ["LlamaForCausalLM", "LlamaModel", "LlamaRMSNorm", "LlamaRotaryEmbedding"]

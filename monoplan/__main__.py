@@ -2,6 +2,6 @@
 
 import sys
 
-from monoplan.cli import main
+from monoplan.cli.main import main
 
 sys.exit(main())

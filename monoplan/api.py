@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 
 from monoplan.arguments import as_compiled, match, same_constant
-from monoplan.build import build
 from monoplan.built import Built
 from monoplan.codegen.text import file_name
+from monoplan.driver import build
 from monoplan.foreign import adopt, array_spec, assign, is_array
 from monoplan.frontend.held_weights import HeldWeights
 from monoplan.frontend.module import Module
 from monoplan.frontend.pytree import Tree, flatten, unflatten
 from monoplan.frontend.specs import Spec
 from monoplan.frontend.tensor import Tensor
-from monoplan.inspection import Inspection
+from monoplan.inspect.inspection import Inspection
 from monoplan.ir.dims import Expr, equal, symbol, symbols_of
 from monoplan.ir.errors import ArgumentError, MonoplanError
 from monoplan.ir.printer import print_graph

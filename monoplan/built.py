@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.dump import dump
 from monoplan.frontend.pytree import Tree
 from monoplan.frontend.tensor import Tensor
+from monoplan.inspect.dump import dump
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import bind_symbols, interpret
@@ -20,7 +20,7 @@ from monoplan.ir.sizes import Question
 from monoplan.options import Options
 from monoplan.passes.explain import explain
 from monoplan.passes.manager import Stage, run_passes
-from monoplan.runtime.comm import Communicator
+from monoplan.runtime.ranks.comm import Communicator
 
 Array = np.ndarray[Any, Any]
 

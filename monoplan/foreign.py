@@ -35,7 +35,7 @@ def adopt(x: Any, target: str) -> Any:
             f"a {type(x).__name__} is on a GPU, the plan runs on the CPU",
             fix="copy it to the host (cupy.asnumpy(x), x.cpu()), or compile with target='cuda'",
         )
-    from monoplan.runtime.cuda_device import gpu
+    from monoplan.runtime.cuda.device import gpu
 
     return gpu().adopt(x)
 

@@ -21,8 +21,8 @@ from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import TensorType, as_dtype
-from monoplan.models.decoding import Array, Row, Settings, greedy_arrays, pieces, sampling_arrays, whole_rows
-from monoplan.models.generation import (
+from monoplan.models.generate.decoding import Array, Row, Settings, greedy_arrays, pieces, sampling_arrays, whole_rows
+from monoplan.models.generate.generation import (
     GenerationMixin,
     GreedyStep,
     ModelStep,
@@ -36,7 +36,7 @@ from monoplan.models.llama import LlamaForCausalLM
 from monoplan.options import Options, find_target
 from monoplan.parallel import find_communicator
 from monoplan.progress import progress
-from monoplan.runtime.shared_weights import sharing
+from monoplan.runtime.cpu.shared_weights import sharing
 
 
 class PositionedStep(ModelStep):
@@ -116,7 +116,7 @@ class CompiledLM(GenerationMixin):
     def _road(self, rows: list[Row], session: Session | None) -> Any:
         if not self._stays:
             return super()._road(rows, session)
-        from monoplan.models.device_generation import DeviceRoad
+        from monoplan.models.generate.device_generation import DeviceRoad
 
         s = rows[0].settings
         plain = s.temperature == 0 and s.repetition_penalty == 1 and rows[0].result.logprobs is None
@@ -288,7 +288,7 @@ class CompiledLM(GenerationMixin):
     def bytes_per_token(self) -> int:
         """Bytes of weights that a token reads: all but the embedding, unless it is the head as well."""
         from monoplan.codegen.formats import choose_format
-        from monoplan.runtime.cpu import host_target
+        from monoplan.runtime.cpu.executable import host_target
 
         shape = (self.config.vocab_size, self.config.hidden_size)
         table = 0 if self.config.tie_word_embeddings else math.prod(shape)

@@ -16,7 +16,7 @@ from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph
 from monoplan.ir.printer import print_graph
 from monoplan.options import Options
-from monoplan.runtime.comm import Communicator, communicator
+from monoplan.runtime.ranks.comm import Communicator, communicator
 
 _SAMPLED = 64  # vectors of the weights that are compared between ranks; and one matrix, the smallest
 
@@ -73,7 +73,7 @@ def check_ranks(
 
 
 def _isa() -> str:
-    from monoplan.runtime.cpu import host_target
+    from monoplan.runtime.cpu.executable import host_target
 
     found = host_target()
     return f"{found.isa}, {found.lanes} lanes"

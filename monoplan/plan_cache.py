@@ -30,7 +30,7 @@ from monoplan.ir.sizes import Question
 from monoplan.options import Options
 from monoplan.passes.manager import Pass, Stage
 from monoplan.passes.pipeline import PIPELINE, UNFUSED
-from monoplan.runtime import cache_places, facts
+from monoplan.runtime.build import cache_places, facts
 
 KEPT = 256  # entries of each kind; the longest unused go first
 _FOLDERS = ("ir", "passes", "codegen", "frontend", "models")
@@ -72,7 +72,7 @@ def call_key(module: Module, arguments: Mapping[str, Any], choices: str) -> str 
 
 def is_usable(pipeline: Sequence[Pass]) -> bool:
     """Whether plans are made by the code that the keys stand for: not with passes or templates put in its place."""
-    from monoplan.codegen.render import is_pristine
+    from monoplan.codegen.cpu.render import is_pristine
 
     return makers() != "" and all(any(p is own for own in (*PIPELINE, *UNFUSED)) for p in pipeline) and is_pristine()
 
@@ -166,10 +166,12 @@ def _name(kind: str, key: str) -> str:
 @functools.cache
 def classes() -> tuple[type, ...]:
     """The classes that an entry may be made of."""
-    from monoplan.codegen import kernels, lower, memory, operands, plan, render, schedule, target, views
-    from monoplan.codegen import schedule_attention as attention
-    from monoplan.codegen import schedule_linear as linear
+    from monoplan.codegen import kernels, memory, operands, plan, target, views
+    from monoplan.codegen.cpu import render, schedule
+    from monoplan.codegen.cpu import schedule_attention as attention
+    from monoplan.codegen.cpu import schedule_linear as linear
     from monoplan.codegen.formats import Layout
+    from monoplan.codegen.lower import lowerer as lower
     from monoplan.frontend.pytree import Tree
     from monoplan.ir import dims, expr, graph, sizes, types
 

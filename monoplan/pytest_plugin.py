@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Any:
     """`golden.check(fast, *args)`: the call's outputs must be the recorded ones."""
-    from monoplan.golden import GoldenFixture
+    from monoplan.inspect.golden import GoldenFixture
 
     path = request.node.path
     name = re.sub(r"[^\w.-]+", "_", request.node.name).strip("_")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import networkx
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,8 +23,8 @@ FLOORS: dict[str, set[str]] = {
     "models": {"frontend", "runtime", "ir", "codegen"},
 }
 FILES = [(package, path) for package in FLOORS for path in sorted((ROOT / package).rglob("*.py"))]
-EVERYTHING = [*(path for _, path in FILES), *sorted((ROOT / "monoplan").glob("*.py"))]
-EVERYTHING += [*sorted((ROOT / "monoplan" / "nn").glob("*.py")), *sorted((ROOT / "tests").rglob("*.py"))]
+FACE = [p for place in (".", "nn", "cli", "inspect") for p in sorted((ROOT / "monoplan" / place).glob("*.py"))]
+EVERYTHING = [*(path for _, path in FILES), *FACE, *sorted((ROOT / "tests").rglob("*.py"))]
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
@@ -51,6 +52,25 @@ def test_no_import_runs_upward(package: str, path: Path) -> None:
 def test_no_ctypes(path: Path) -> None:
     for line, name in imports(path):
         assert name.split(".")[0] != "ctypes", f"{path}:{line} imports {name}: cffi is the way to C here"
+
+
+def module_name(path: Path) -> str:
+    parts = path.resolve().relative_to(ROOT).with_suffix("").parts
+    name = ".".join(parts if parts[0] == "monoplan" else ("monoplan", *parts))
+    return name.removesuffix(".__init__")
+
+
+def test_no_imports_in_circles() -> None:
+    """Of two files at most one imports the other when it is loaded, however long the way around."""
+    modules = {module_name(path): path for path in (*(p for _, p in FILES), *FACE)}
+    graph = networkx.DiGraph()
+    for name, path in modules.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                targets = (f"{node.module}.{alias.name}" for alias in node.names)
+                graph.add_edges_from((name, t if t in modules else node.module) for t in targets)
+    circles = [sorted(c) for c in networkx.strongly_connected_components(graph) if len(c) > 1]
+    assert circles == [] and graph.number_of_edges() > 500
 
 
 def test_the_walk_finds_imports() -> None:

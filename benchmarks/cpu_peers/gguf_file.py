@@ -47,7 +47,7 @@ def write_gguf(work: Workload) -> None:
         return
     import gguf
 
-    from monoplan.models.checkpoint import open_model
+    from monoplan.models.load.checkpoint import open_model
 
     shape, half_done = work.shape, work.gguf.with_suffix(".part")
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]

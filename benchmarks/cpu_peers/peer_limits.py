@@ -11,12 +11,12 @@ TRIES = 3  # their median counts
 
 
 class LimitsEngine(Engine):
-    about = "monoplan.runtime.limits"
+    about = "monoplan.runtime.machine.limits"
 
     def __init__(self, threads: int, nbytes: int) -> None:
         """The loop reads as many bytes as a token does, or far more than the last-level cache holds: of fewer, a larger
         part than of the weights could stay there."""
-        from monoplan.runtime.limits import Probes, past_cache
+        from monoplan.runtime.machine.limits import Probes, past_cache
 
         self.probes = Probes(threads, max(past_cache(), nbytes))
 

@@ -91,7 +91,7 @@ def test_a_worker_that_dies_says_how(parts: Any, tmp_path: Path) -> None:
 def test_the_gguf_file_holds_the_weights_of_the_checkpoint(parts: Any, tmp_path: Path) -> None:
     import numpy as np
 
-    from monoplan.models.checkpoint import open_model
+    from monoplan.models.load.checkpoint import open_model
 
     for dtype in ("bf16", "f32"):
         work = parts.workload.Workload("tiny", dtype, tmp_path)

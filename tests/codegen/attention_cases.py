@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.build import build_graph_executable
+from monoplan.driver import build_graph_executable
 from monoplan.ir import ops as _ops  # noqa: F401  (fills the registry)
 from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import interpret
 from monoplan.ir.parser import parse_graph
 from monoplan.ir.types import DTYPES
-from monoplan.runtime.cpu import host_target
+from monoplan.runtime.cpu.executable import host_target
 from tests.tolerances import check
 
 

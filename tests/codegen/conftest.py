@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from monoplan.runtime import cpu
+from monoplan.runtime.cpu import executable as cpu
 
 
 @pytest.fixture

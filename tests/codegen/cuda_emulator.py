@@ -19,7 +19,7 @@ from cffi import FFI
 
 from monoplan.codegen.target import Target, cuda_target
 from monoplan.ir.arrays import address, aligned
-from monoplan.runtime.cuda_device import LaunchSpec, ProductSpec
+from monoplan.runtime.cuda.device import LaunchSpec, ProductSpec
 
 Array = np.ndarray[Any, Any]
 HEADER = Path(__file__).with_name("cuda_emulator.h")

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from monoplan.codegen.views import Buffer
-from monoplan.runtime.compilers import find_compiler
-from monoplan.runtime.cpu import CpuExecutable, flags_for
-from monoplan.runtime.toolchain import BASE_FLAGS
+from monoplan.runtime.build.compilers import find_compiler
+from monoplan.runtime.build.toolchain import BASE_FLAGS
+from monoplan.runtime.cpu.executable import CpuExecutable, flags_for
 
 Array = np.ndarray[Any, Any]
 DRIVER = Path(__file__).with_name("sanitizer_driver.c")

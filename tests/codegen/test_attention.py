@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from monoplan.build import build_graph_executable
+from monoplan.driver import build_graph_executable
 from monoplan.ir.interpreter import interpret
 from monoplan.ir.parser import parse_graph
 from monoplan.ir.types import bf16
-from monoplan.runtime.cpu_info import machine, read_cpu
-from monoplan.runtime.features import detect, levels
+from monoplan.runtime.machine.cpu_info import machine, read_cpu
+from monoplan.runtime.machine.features import detect, levels
 from tests.codegen.attention_cases import CASES, check_case, check_nan, check_neighbours, check_pieces, check_unseen
 from tests.tolerances import check
 

@@ -14,15 +14,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from monoplan.codegen.cuda.launches import make_cuda_plan
+from monoplan.codegen.cuda.render import render_cuda, with_headers
+from monoplan.codegen.cuda.schedule import CudaAttention, HopperSchedule
 from monoplan.codegen.kernels import Attention
-from monoplan.codegen.plan_cuda import make_cuda_plan
-from monoplan.codegen.render_cuda import render_cuda, with_headers
-from monoplan.codegen.schedule_cuda import CudaAttention, HopperSchedule
 from monoplan.codegen.target import cuda_target
 from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import bind_symbols, interpret
 from monoplan.ir.parser import parse_graph
-from monoplan.runtime.cuda import CudaExecutable, choose_variant
+from monoplan.runtime.cuda.executable import CudaExecutable, choose_variant
 from tests.codegen import cuda_emulator
 
 emulated = pytest.mark.skipif(not cuda_emulator.available(), reason="no g++")
@@ -58,7 +58,7 @@ def executable(shape: str, capability: int) -> CudaExecutable:
     if capability:
         device: Any = cuda_emulator.EmulatedDevice(capability)
     else:
-        from monoplan.runtime.cuda_device import gpu
+        from monoplan.runtime.cuda.device import gpu
 
         device = gpu()
     plan = make_cuda_plan(graph_of(shape), device.target)

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from monoplan.api import Compiled
-from monoplan.codegen.plan_cuda import make_cuda_plan
-from monoplan.codegen.render_cuda import render_cuda
+from monoplan.codegen.cuda.launches import make_cuda_plan
+from monoplan.codegen.cuda.render import render_cuda
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import bind_symbols, interpret
 from monoplan.models.config import LlamaConfig
-from monoplan.models.generation import GenerationStep, step_specs
+from monoplan.models.generate.generation import GenerationStep, step_specs
 from monoplan.models.llama import LlamaForCausalLM
-from monoplan.runtime.cuda import CudaExecutable, choose_variant
-from monoplan.runtime.cuda_weights import upload_params
+from monoplan.runtime.cuda.executable import CudaExecutable, choose_variant
+from monoplan.runtime.cuda.weights import upload_params
 from tests.codegen import cuda_emulator
 
 CAPACITY = 40
@@ -68,7 +68,7 @@ def model(name: str) -> tuple[Graph, dict[str, Any]]:
 def on_device(name: str, device_name: str) -> CudaExecutable:
     graph, params = model(name)
     if device_name == "gpu":
-        from monoplan.runtime.cuda_device import gpu
+        from monoplan.runtime.cuda.device import gpu
 
         device: Any = gpu()
     else:

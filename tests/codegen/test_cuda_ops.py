@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monoplan.codegen.plan_cuda import make_cuda_plan
-from monoplan.codegen.render_cuda import render_cuda
+from monoplan.codegen.cuda.launches import make_cuda_plan
+from monoplan.codegen.cuda.render import render_cuda
 from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import bind_symbols, interpret
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.types import DTYPES
-from monoplan.runtime.cuda import CudaExecutable
-from monoplan.runtime.cuda_weights import upload_params
+from monoplan.runtime.cuda.executable import CudaExecutable
+from monoplan.runtime.cuda.weights import upload_params
 from tests.codegen import cuda_emulator
 from tests.codegen.cases import CASES, SIZES, Case
 from tests.codegen.test_ops import KINDS, PAIRS, arrays_of, check_case, graph_of
@@ -30,7 +30,7 @@ SHORT = [p for p in PAIRS if p[0] in EMULATED]
 def make_device(name: str) -> Any:
     if name.startswith("emulator"):
         return cuda_emulator.EmulatedDevice(library="library" in name)
-    from monoplan.runtime.cuda_device import gpu
+    from monoplan.runtime.cuda.device import gpu
 
     return gpu()
 

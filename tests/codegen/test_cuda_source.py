@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from monoplan.codegen.cuda.launches import make_cuda_plan, narrowed
+from monoplan.codegen.cuda.render import PART, render_cuda
+from monoplan.codegen.cuda.schedule import CudaLinear
 from monoplan.codegen.kernels import Linear
-from monoplan.codegen.plan_cuda import make_cuda_plan, narrowed
-from monoplan.codegen.render_cuda import PART, render_cuda
 from monoplan.codegen.residuals import residuals
-from monoplan.codegen.schedule_cuda import CudaLinear
 from monoplan.codegen.target import Target, cuda_target
 from monoplan.ir.parser import parse_graph
 from monoplan.ir.types import DTYPES

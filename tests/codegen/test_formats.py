@@ -13,9 +13,9 @@ import pytest
 import monoplan as mp
 from monoplan import nn
 from monoplan.codegen import formats
+from monoplan.codegen.cuda.launches import make_cuda_plan
+from monoplan.codegen.cuda.render import render_cuda
 from monoplan.codegen.formats import FORMATS, Layout, choose_format, format_of
-from monoplan.codegen.plan_cuda import make_cuda_plan
-from monoplan.codegen.render_cuda import render_cuda
 from monoplan.codegen.target import cpu_target
 from monoplan.frontend.tensor import Tensor
 from monoplan.frontend.tracer import trace
@@ -23,8 +23,8 @@ from monoplan.ir.types import tensor_type
 from monoplan.nn import functional as F
 from monoplan.passes.manager import run_passes
 from monoplan.passes.pipeline import PIPELINE
-from monoplan.runtime.cuda import CudaExecutable
-from monoplan.runtime.cuda_weights import upload_params
+from monoplan.runtime.cuda.executable import CudaExecutable
+from monoplan.runtime.cuda.weights import upload_params
 from tests.codegen import cuda_emulator
 from tests.codegen.toy_format import Toy, value
 

@@ -18,18 +18,18 @@ from cffi import FFI
 import monoplan as mp
 import monoplan.frontend.functional as F
 from monoplan import nn
-from monoplan.build import build_graph_executable
-from monoplan.codegen.render import headers
-from monoplan.codegen.schedule_linear import PART, TILE_FEW, TILE_PART
+from monoplan.codegen.cpu.render import headers
+from monoplan.codegen.cpu.schedule_linear import PART, TILE_FEW, TILE_PART
+from monoplan.driver import build_graph_executable
 from monoplan.ir.builder import build_graph
 from monoplan.ir.interpreter import interpret
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.types import DTYPES, bf16, tensor_type
 from monoplan.models import LlamaConfig, LlamaForCausalLM
-from monoplan.runtime import toolchain
-from monoplan.runtime.cpu import host_target
-from monoplan.runtime.cpu_info import machine, read_cpu
-from monoplan.runtime.features import detect, levels
+from monoplan.runtime.build import toolchain
+from monoplan.runtime.cpu.executable import host_target
+from monoplan.runtime.machine.cpu_info import machine, read_cpu
+from monoplan.runtime.machine.features import detect, levels
 from tests.tolerances import check
 
 ROOT = Path(__file__).resolve().parents[2]

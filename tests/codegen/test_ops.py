@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monoplan.build import build_graph_executable
+from monoplan.driver import build_graph_executable
 from monoplan.ir.builder import Builder
 from monoplan.ir.graph import Graph, Param, Value
 from monoplan.ir.interpreter import interpret
@@ -22,7 +22,7 @@ from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.parser import parse_graph
 from monoplan.ir.printer import print_graph
 from monoplan.ir.types import DTYPES
-from monoplan.runtime import cpu
+from monoplan.runtime.cpu import executable as cpu
 from tests.codegen.cases import CASES, SIZES, Case
 from tests.tolerances import check
 

@@ -10,12 +10,13 @@ import pytest
 
 import monoplan as mp
 from monoplan.codegen import parts as splitting
+from monoplan.codegen.cpu.render import Source, headers, render_cpu
 from monoplan.codegen.parts import parts
 from monoplan.codegen.plan import make_plan
-from monoplan.codegen.render import Source, headers, render_cpu
 from monoplan.ir.errors import CompileError
 from monoplan.models import LlamaConfig, LlamaForCausalLM
-from monoplan.runtime import cache, cpu, toolchain
+from monoplan.runtime.build import cache, toolchain
+from monoplan.runtime.cpu import executable as cpu
 
 
 def tiny() -> LlamaForCausalLM:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monoplan.build import build_graph_executable
 from monoplan.codegen.plan import StepLoop, make_plan
 from monoplan.codegen.target import cpu_target
+from monoplan.driver import build_graph_executable
 from monoplan.ir.builder import build_graph
 from monoplan.ir.dims import symbol
 from monoplan.ir.errors import CompileError

@@ -12,9 +12,9 @@ from cffi import FFI
 
 import monoplan.codegen
 from monoplan.ir.errors import CompileError
-from monoplan.runtime.compilers import find_compiler
-from monoplan.runtime.cpu import flags_for, host_target
-from monoplan.runtime.toolchain import compile_program, compile_shared
+from monoplan.runtime.build.compilers import find_compiler
+from monoplan.runtime.build.toolchain import compile_program, compile_shared
+from monoplan.runtime.cpu.executable import flags_for, host_target
 
 INCLUDE = Path(monoplan.codegen.__file__).parent / "include" / "cpu"
 DECLARED = """

@@ -14,12 +14,12 @@ import pytest
 import monoplan as mp
 import monoplan.nn.functional as F
 from monoplan import nn
-from monoplan.build import build_graph_executable
+from monoplan.driver import build_graph_executable
 from monoplan.ir.types import DTYPES
 from monoplan.models import LlamaForCausalLM
-from monoplan.runtime.compilers import find_compiler
-from monoplan.runtime.cpu_info import machine, read_cpu
-from monoplan.runtime.features import levels
+from monoplan.runtime.build.compilers import find_compiler
+from monoplan.runtime.machine.cpu_info import machine, read_cpu
+from monoplan.runtime.machine.features import levels
 from tests.codegen.cases import CASES, SIZES
 from tests.codegen.sanitizers import KINDS, compile_watched, recording, run_watched
 from tests.codegen.test_ops import arrays_of, graph_of

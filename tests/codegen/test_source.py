@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
+from monoplan.codegen.cpu.render import headers, render_cpu
 from monoplan.codegen.plan import make_plan
-from monoplan.codegen.render import headers, render_cpu
 from monoplan.codegen.target import cpu_target
 from monoplan.ir.builder import build_graph
 from monoplan.ir.graph import Graph
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.printer import print_op
 from monoplan.ir.types import DTYPES, tensor_type
-from monoplan.runtime.compilers import find_compiler
-from monoplan.runtime.cpu import flags_for, host_target
-from monoplan.runtime.cpu_info import machine, read_cpu
-from monoplan.runtime.features import CpuFeatures, compile_flags, detect, levels, vector_bytes
+from monoplan.runtime.build.compilers import find_compiler
+from monoplan.runtime.cpu.executable import flags_for, host_target
+from monoplan.runtime.machine.cpu_info import machine, read_cpu
+from monoplan.runtime.machine.features import CpuFeatures, compile_flags, detect, levels, vector_bytes
 from tests.codegen.cases import CASES
 from tests.codegen.mixed import mixed_graph, rolled_graph
 from tests.codegen.test_ops import graph_of
@@ -112,9 +112,9 @@ def variants() -> list[tuple[str, str]]:
 def test_every_variant_gives_the_right_numbers(name: str, value: str) -> None:
     program = """
         import sys
-        from monoplan.build import build_graph_executable
+        from monoplan.driver import build_graph_executable
         from monoplan.ir.interpreter import interpret
-        from monoplan.runtime.features import detect
+        from monoplan.runtime.machine.features import detect
         from monoplan.runtime.compilers import find_compiler
         from tests.codegen.mixed import mixed_arrays, mixed_graph
         from tests.tolerances import check

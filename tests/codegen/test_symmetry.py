@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from monoplan.codegen.cpu.render import HERE, headers
 from monoplan.codegen.kernels import FAMILIES
-from monoplan.codegen.render import HERE, headers
 
 # Parts and variants that only one target has, beside the one template of each family.
 ONLY_CPU = {"collective"}  # on a GPU a collective is no kernel

@@ -21,26 +21,26 @@ from hypothesis import strategies as st
 import monoplan as mp
 import monoplan.nn.functional as F
 from monoplan import nn
-from monoplan.build import build_graph_executable
-from monoplan.codegen import render
+from monoplan.codegen.cpu import render
+from monoplan.codegen.cpu.render import environment, headers, render_cpu
+from monoplan.codegen.cuda.launches import make_cuda_plan
+from monoplan.codegen.cuda.render import render_cuda
 from monoplan.codegen.expressions import c_symbol
 from monoplan.codegen.layout import wrap
 from monoplan.codegen.plan import make_plan
-from monoplan.codegen.plan_cuda import make_cuda_plan
-from monoplan.codegen.render import environment, headers, render_cpu
-from monoplan.codegen.render_cuda import render_cuda
 from monoplan.codegen.source_map import origin
 from monoplan.codegen.target import cuda_target
 from monoplan.codegen.text import block_comment, comment_text, file_name, identifier, without_comments
+from monoplan.driver import build_graph_executable
+from monoplan.inspect.override import override_text
+from monoplan.inspect.repro import _PASS_SCRIPT, function_text
 from monoplan.ir.errors import CompileError, ParseError
 from monoplan.ir.graph import Graph, Loc, Op, Param, Value
 from monoplan.ir.interpreter import interpret
 from monoplan.ir.parser import parse_graph
 from monoplan.ir.printer import print_graph
-from monoplan.override import override_text
-from monoplan.runtime.cache import BuildKey
-from monoplan.runtime.cpu import flags_for, host_target
-from monoplan.runtime.repro import _PASS_SCRIPT, function_text
+from monoplan.runtime.build.cache import BuildKey
+from monoplan.runtime.cpu.executable import flags_for, host_target
 from tests.codegen.cuda_emulator import HEADER
 from tests.codegen.mixed import mixed_graph, rolled_graph
 

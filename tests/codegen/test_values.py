@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from cffi import FFI
 
-from monoplan.build import build_graph_executable
-from monoplan.codegen.render import headers
+from monoplan.codegen.cpu.render import headers
+from monoplan.driver import build_graph_executable
 from monoplan.ir.builder import build_graph
 from monoplan.ir.errors import TypeRuleError
 from monoplan.ir.graph import Graph, Value
@@ -19,7 +19,7 @@ from monoplan.ir.interpreter import interpret
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.parser import parse_graph
 from monoplan.ir.types import DTYPES, TensorType, tensor_type
-from monoplan.runtime.compilers import find_compiler
+from monoplan.runtime.build.compilers import find_compiler
 from tests.tolerances import check
 
 UNARY = (

@@ -26,9 +26,11 @@ from random import Random
 import numpy as np
 
 import monoplan as mp
-from monoplan import build, plan_cache  # noqa: F401  (children find it imported)
+from monoplan import driver as build  # noqa: F401  (children find it imported)
+from monoplan import plan_cache
 from monoplan.models import LlamaConfig, LlamaForCausalLM
-from monoplan.runtime import cache_places, cpu, packing, weights  # noqa: F401
+from monoplan.runtime.build import cache_places  # noqa: F401
+from monoplan.runtime.cpu import executable as cpu  # noqa: F401
 
 SECONDS = 60  # after which a child counts as hung
 CONFIG = LlamaConfig(

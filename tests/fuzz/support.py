@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from monoplan.models import AutoLlamaModel, LlamaConfig, LlamaForCausalLM, open_model
-from monoplan.models.config_json import FAMILIES
+from monoplan.models.load.config_json import FAMILIES
+from monoplan.models.load.safetensors import save_checkpoint
 from monoplan.models.rope_scaling import rope_tables
-from monoplan.models.safetensors import save_checkpoint
-from monoplan.models.tokenizer import MissingTokenizer, Tokenizer
+from monoplan.models.text.tokenizer import MissingTokenizer, Tokenizer
 from tests.fuzz.engine import Files, scratch
 
 TEXT = "Ab c, 12é\n<s>"

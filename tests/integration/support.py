@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from monoplan.codegen.cpu.render import Source, render_cpu
 from monoplan.codegen.plan import Plan, make_plan
-from monoplan.codegen.render import Source, render_cpu
 from monoplan.codegen.target import cpu_target
 from monoplan.frontend.tracer import trace
 from monoplan.ir.graph import Graph
 from monoplan.models import LlamaConfig, LlamaForCausalLM
-from monoplan.models.generation import step_specs
+from monoplan.models.generate.generation import step_specs
 from monoplan.passes.manager import run_passes
 from monoplan.passes.pipeline import PIPELINE
 

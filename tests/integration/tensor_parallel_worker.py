@@ -21,7 +21,7 @@ import numpy as np
 import monoplan as mp
 from monoplan.ir.errors import ArgumentError
 from monoplan.models import AutoLlamaModel
-from monoplan.runtime.comm import Communicator, mpi
+from monoplan.runtime.ranks.comm import Communicator, mpi
 
 IDS = np.array([[5, 9, 40, 7, 11, 3, 50]])
 TOKENS = 20

@@ -12,8 +12,9 @@ import pytest
 from jinja2 import ChoiceLoader, DictLoader
 
 import monoplan as mp
-from monoplan import build, built, nn, plan_cache
-from monoplan.codegen import render
+from monoplan import built, nn, plan_cache
+from monoplan import driver as build
+from monoplan.codegen.cpu import render
 from monoplan.codegen.plan import make_plan
 from monoplan.frontend.specs import spec
 from monoplan.frontend.structure import structure
@@ -23,9 +24,9 @@ from monoplan.ir import records
 from monoplan.models import LlamaForCausalLM
 from monoplan.nn import functional as F
 from monoplan.options import Options
-from monoplan.runtime import trusted
-from monoplan.runtime.cpu import host_target
-from monoplan.runtime.ffi import declared
+from monoplan.runtime.build import trusted
+from monoplan.runtime.build.ffi import declared
+from monoplan.runtime.cpu.executable import host_target
 from tests.codegen.mixed import mixed_graph
 from tests.integration.support import small_config
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from monoplan.build import build_graph_executable
+from monoplan.driver import build_graph_executable
 from monoplan.ir.interpreter import interpret
 from monoplan.passes.manager import run_passes
 from monoplan.passes.pipeline import PIPELINE, UNFUSED

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from monoplan.runtime import cache, cache_places
+from monoplan.runtime.build import cache, cache_places
 
 PACKAGE = Path(cache.__file__).parents[2]
 FOLDERS = ("ir", "frontend", "passes", "codegen", "runtime", "models", "monoplan")
@@ -21,7 +21,7 @@ PROGRAM = textwrap.dedent("""
     import numpy as np
     import monoplan as mp
     from monoplan import nn
-    from monoplan.build import VERSION
+    from monoplan.driver import VERSION
     layer = nn.Linear(5, 3)
     x = np.arange(10, dtype=np.float32).reshape(2, 5)
     fast = mp.compile(layer, mp.spec("n", 5))

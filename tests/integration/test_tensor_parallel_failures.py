@@ -98,7 +98,7 @@ def test_too_many_ranks_and_wrong_roads(model: Path) -> None:
 def test_a_launcher_of_another_mpi_is_noticed() -> None:
     """Its ranks would all be rank 0 of 1, and print what one process prints, several times."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPI_LOCALNRANKS": "2"}
-    code = "from monoplan.runtime.comm import mpi; mpi()"
+    code = "from monoplan.runtime.ranks.comm import mpi; mpi()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode != 0
     assert "the launcher started several ranks, but each sees itself alone" in done.stderr

@@ -10,7 +10,7 @@ import pytest
 
 import monoplan as mp
 from monoplan import nn
-from monoplan.build import build_graph_executable
+from monoplan.driver import build_graph_executable
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.parser import parse_graph
 from monoplan.ir.sizes import SizeError, questions

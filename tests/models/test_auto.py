@@ -12,7 +12,7 @@ import pytest
 import monoplan as mp
 from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.models import AutoLlamaModel, LlamaForCausalLM
-from monoplan.models.safetensors import open_checkpoint, save_checkpoint
+from monoplan.models.load.safetensors import open_checkpoint, save_checkpoint
 from tests.models.support import tiny_checkpoint, tiny_config, tiny_tokenizer_files
 
 IDS = np.array([[5, 6, 7, 8]])

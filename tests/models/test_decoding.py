@@ -12,7 +12,7 @@ from monoplan.frontend.kv_cache import KVCache
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import ArgumentError
 from monoplan.models import LlamaForCausalLM
-from monoplan.models.decoding import padded, pieces
+from monoplan.models.generate.decoding import padded, pieces
 from tests.models.support import tiny_config
 
 LENGTHS = (70, 1, 33)

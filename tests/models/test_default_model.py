@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from monoplan.ir.errors import LoadError
-from monoplan.models import default_model
-from monoplan.models.default_model import SMOLLM2, Source, default_model_path
-from monoplan.runtime import cache_places
+from monoplan.models.load import default_model
+from monoplan.models.load.default_model import SMOLLM2, Source, default_model_path
+from monoplan.runtime.build import cache_places
 from tests.interrupts import assert_gone, interrupted
 
 MODEL = b"GGUF" + bytes(range(256)) * 40

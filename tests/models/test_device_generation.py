@@ -12,13 +12,14 @@ import pytest
 
 import monoplan as mp
 from monoplan.models.config import LlamaConfig
-from monoplan.models.decoding import random_value, random_values
-from monoplan.models.device_cache import DeviceCache
-from monoplan.models.device_generation import DeviceRoad
-from monoplan.models.generation import Session
+from monoplan.models.generate.decoding import random_value, random_values
+from monoplan.models.generate.device_cache import DeviceCache
+from monoplan.models.generate.device_generation import DeviceRoad
+from monoplan.models.generate.generation import Session
 from monoplan.models.llama import LlamaForCausalLM
-from monoplan.runtime import cuda, cuda_device
-from monoplan.runtime.cuda_decode import AHEAD, may_share
+from monoplan.runtime.cuda import device as cuda_device
+from monoplan.runtime.cuda import executable as cuda
+from monoplan.runtime.cuda.decode import AHEAD, may_share
 from tests.codegen import cuda_emulator
 
 emulated = pytest.mark.skipif(not cuda_emulator.available(), reason="no g++")
@@ -160,8 +161,8 @@ def test_an_abandoned_text_leaves_nothing_under_way(device: Any) -> None:
 
 
 def test_caches_grow(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monoplan.models.device_generation.RESERVED", 4)
-    monkeypatch.setattr("monoplan.models.device_cache.STEP", 4)
+    monkeypatch.setattr("monoplan.models.generate.device_generation.RESERVED", 4)
+    monkeypatch.setattr("monoplan.models.generate.device_cache.STEP", 4)
     stays, travels = roads(tiny_lm())
     prompts = [PROMPT, [9, 8]]
     for settings in ({}, {**SAMPLED, "repetition_penalty": 1.3}):

@@ -12,10 +12,10 @@ import pytest
 import monoplan as mp
 from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.models import AutoLlamaModel, LlamaForCausalLM
-from monoplan.models.decoding import StopText, random_value
-from monoplan.models.default_model import SMOLLM2
-from monoplan.models.generation import Session
-from monoplan.runtime.cache_places import read_roots
+from monoplan.models.generate.decoding import StopText, random_value
+from monoplan.models.generate.generation import Session
+from monoplan.models.load.default_model import SMOLLM2
+from monoplan.runtime.build.cache_places import read_roots
 from tests.models.support import EOS, tiny_checkpoint, tiny_config
 
 PROMPTS = ["Once upon a time", "x", "Hello, world!", "The quick brown fox jumps over the lazy dog"]

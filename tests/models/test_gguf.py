@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from monoplan.ir.arrays import Part
 from monoplan.ir.errors import LoadError
-from monoplan.models import gguf_header
-from monoplan.models.checkpoint import open_model
 from monoplan.models.config import LlamaConfig
-from monoplan.models.gguf import open_gguf
+from monoplan.models.load import gguf_header
+from monoplan.models.load.checkpoint import open_model
+from monoplan.models.load.gguf import open_gguf
 from monoplan.models.rope_scaling import inverse_frequencies
 
 Array = NDArray[Any]
@@ -211,7 +211,7 @@ def test_formats_that_the_library_writes(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_NL"])
 def test_formats_that_the_library_only_reads(kind: str) -> None:
     """Random blocks through our road and the library's, more of them than one chunk holds."""
-    from monoplan.models.gguf_header import CHUNK, dequantized
+    from monoplan.models.load.gguf_header import CHUNK, dequantized
 
     codec = getattr(gguf.quants, kind)
     rows, columns = 3, 256 * (CHUNK // 256 // 2)

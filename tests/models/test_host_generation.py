@@ -11,8 +11,15 @@ import pytest
 import monoplan as mp
 from monoplan.ir.errors import ArgumentError
 from monoplan.models import LlamaForCausalLM
-from monoplan.models.decoding import HISTORY, Settings, greedy_arrays, random_value, sampling_arrays, whole_rows
-from monoplan.models.host_generation import DRAWN
+from monoplan.models.generate.decoding import (
+    HISTORY,
+    Settings,
+    greedy_arrays,
+    random_value,
+    sampling_arrays,
+    whole_rows,
+)
+from monoplan.models.generate.host_generation import DRAWN
 from tests.models.support import tiny_config
 
 LONG = HISTORY + DRAWN + 10  # steps that need new room in a history, and new random numbers

@@ -13,7 +13,7 @@ from monoplan.frontend.tensor import Tensor
 from monoplan.frontend.tracer import trace
 from monoplan.ir.errors import ArgumentError
 from monoplan.models import LlamaForCausalLM
-from monoplan.models.generation import step_specs
+from monoplan.models.generate.generation import step_specs
 from monoplan.models.llama import grouped_query_attention, multi_head_attention, repeat_kv
 from tests.models.support import CASES, Golden, tiny_config
 

@@ -18,10 +18,10 @@ from safetensors.numpy import load_file, save_file
 
 from monoplan.ir.arrays import Part
 from monoplan.ir.errors import LoadError
-from monoplan.models import weight_file
-from monoplan.models.checkpoint import open_model
 from monoplan.models.config import LlamaConfig
-from monoplan.models.safetensors import INDEX, SINGLE, open_checkpoint, save_checkpoint
+from monoplan.models.load import weight_file
+from monoplan.models.load.checkpoint import open_model
+from monoplan.models.load.safetensors import INDEX, SINGLE, open_checkpoint, save_checkpoint
 
 Array = NDArray[Any]
 

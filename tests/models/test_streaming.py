@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models
 
-from monoplan.models.tokenizer import Tokenizer
+from monoplan.models.text.tokenizer import Tokenizer
 from tests.models.vocabularies import byte_level, pieces
 
 

@@ -14,9 +14,9 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Core
 
 from monoplan.ir.errors import ArgumentError, LoadError
-from monoplan.models.gguf import open_gguf
-from monoplan.models.tokenizer import Tokenizer
-from monoplan.runtime.cache_places import read_roots
+from monoplan.models.load.gguf import open_gguf
+from monoplan.models.text.tokenizer import Tokenizer
+from monoplan.runtime.build.cache_places import read_roots
 from tests.models.vocabularies import ALPHABET, byte_level, pieces
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "smollm2" / "tokenizer.json"
@@ -363,7 +363,7 @@ def test_a_pattern_that_panics(where: str, capfd: pytest.CaptureFixture[str]) ->
 
 
 def test_a_pattern_that_runs_on(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("monoplan.models.tokenizer.SECONDS", 0.01)
+    monkeypatch.setattr("monoplan.models.text.tokenizer.SECONDS", 0.01)
     tokenizer = Tokenizer(evil("pre_tokenizer", "(a|aa){1,24}$"), where="tokenizer.json")
     with pytest.raises(LoadError, match="the tokenizer was not done with 101 characters in 0 s") as caught:
         tokenizer.encode("a" * 100 + "!")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from monoplan.cli import main
+from monoplan.cli.main import main
 from monoplan.models import AutoLlamaModel
 from tests.models.support import tiny_checkpoint
 

@@ -10,7 +10,7 @@ import pytest
 
 import monoplan as mp
 from monoplan import nn
-from monoplan.diff import diff, wants_color
+from monoplan.inspect.diff import diff, wants_color
 from monoplan.ir.errors import ArgumentError
 from monoplan.nn import functional as F
 

@@ -26,7 +26,7 @@ def run_python(code: str, cache: Path, **environ: str) -> subprocess.CompletedPr
 PROGRAM = """
     import numpy as np, monoplan as mp, sys
     from monoplan.frontend.module import Module
-    from monoplan.runtime import processes
+    from monoplan.runtime.build import processes
 
     class Twice(Module):
         def forward(self, x):
@@ -51,7 +51,7 @@ def test_a_first_process_asks_a_compiler_nothing_twice(tmp_path: Path) -> None:
     program = """
         import monoplan as mp
         from monoplan import nn
-        from monoplan.runtime import processes
+        from monoplan.runtime.build import processes
 
         model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
         mp.compile(model, mp.spec("n", 64))

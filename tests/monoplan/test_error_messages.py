@@ -12,9 +12,9 @@ import pytest
 
 import monoplan as mp
 from monoplan import nn
+from monoplan.inspect.override import override_text
 from monoplan.ir.errors import MonoplanError
 from monoplan.ir.parser import parse_graph
-from monoplan.override import override_text
 
 HERE = Path(__file__).name
 
@@ -153,7 +153,7 @@ def test_an_override_of_a_gpu_plan_has_its_kernels(tmp_path: Path) -> None:
 
 def test_an_unwritable_cache_directory_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONOPLAN_CACHE_DIR", "/proc/no/such")
-    from monoplan.runtime import cache_places
+    from monoplan.runtime.build import cache_places
 
     monkeypatch.setattr(cache_places, "_state", cache_places._State())
     with warnings.catch_warnings(record=True) as seen:

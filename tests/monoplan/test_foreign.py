@@ -12,7 +12,8 @@ import pytest
 import monoplan as mp
 from monoplan.frontend.module import Module
 from monoplan.ir.errors import ArgumentError, PlanError
-from monoplan.runtime import cuda, cuda_device
+from monoplan.runtime.cuda import device as cuda_device
+from monoplan.runtime.cuda import executable as cuda
 from tests.codegen import cuda_emulator
 from tests.codegen.cuda_emulator import EmulatedArray
 

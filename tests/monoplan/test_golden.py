@@ -15,8 +15,8 @@ import pytest
 
 import monoplan as mp
 from monoplan import nn
-from monoplan.cli import main
-from monoplan.golden import Golden, GoldenError
+from monoplan.cli.main import main
+from monoplan.inspect.golden import Golden, GoldenError
 from monoplan.nn import functional as F
 
 ROOT = Path(__file__).resolve().parents[2]

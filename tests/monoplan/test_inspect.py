@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monoplan.cli import main
-from monoplan.examples import example_inputs, sizes_for
+from monoplan.cli.main import main
+from monoplan.inspect.examples import example_inputs, sizes_for
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.parser import parse_graph
 from monoplan.models import LlamaForCausalLM

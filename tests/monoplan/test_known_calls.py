@@ -17,7 +17,8 @@ from monoplan.api import Compiled
 from monoplan.frontend.module import Module
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import ArgumentError, TraceError
-from monoplan.runtime import cuda, cuda_device
+from monoplan.runtime.cuda import device as cuda_device
+from monoplan.runtime.cuda import executable as cuda
 from tests.codegen import cuda_emulator
 from tests.codegen.cuda_emulator import EmulatedArray
 

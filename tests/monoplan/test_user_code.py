@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from monoplan.cli import main
+from monoplan.cli.main import main
+from monoplan.cli.user_code import import_module, load_file, users_errors
 from monoplan.ir.errors import ArgumentError
-from monoplan.user_code import import_module, load_file, users_errors
 
 GOOD = "import monoplan as mp\nfrom monoplan import nn\n"
 CASES = {

@@ -20,12 +20,12 @@ from monoplan.ir.ops.collective import among
 from monoplan.ir.printer import print_graph
 from monoplan.ir.verifier import verify
 from monoplan.models import LlamaConfig, LlamaForCausalLM
-from monoplan.models.generation import step_specs
+from monoplan.models.generate.generation import step_specs
 from monoplan.passes.manager import Notes, run_passes
 from monoplan.passes.pipeline import PIPELINE
-from monoplan.passes.shard import shard_pass
-from monoplan.passes.shard_splits import cut, cut_ceil, cut_heads, cut_shared
-from monoplan.runtime.comm import Communicator, run_ranks, threads
+from monoplan.passes.shard.rewrite import shard_pass
+from monoplan.passes.shard.splits import cut, cut_ceil, cut_heads, cut_shared
+from monoplan.runtime.ranks.comm import Communicator, run_ranks, threads
 from tests.passes.conftest import Golden
 from tests.passes.support import parse, random_arguments
 

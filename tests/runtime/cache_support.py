@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from monoplan.runtime import cache
+from monoplan.runtime.build import cache
 
 IMPORT_ROOT = Path(cache.__file__).parents[2]  # where `import monoplan` was found
 KEY = cache.BuildKey("int f(void);", (("vec/v.h", "#pragma once\n"),), "cc 1", ("-O3",), "test", 1)
@@ -16,7 +16,7 @@ KEY = cache.BuildKey("int f(void);", (("vec/v.h", "#pragma once\n"),), "cc 1", (
 CHILD = """
 import os, sys, time
 from pathlib import Path
-from monoplan.runtime import cache
+from monoplan.runtime.build import cache
 key = cache.BuildKey("int f(void);", (("vec/v.h", "#pragma once\\n"),), "cc 1", ("-O3",), "test", 1)
 def build(folder):
     {body}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from jinja2 import ChoiceLoader, DictLoader
 
-from monoplan.codegen import render
-from monoplan.runtime import cache_places
+from monoplan.codegen.cpu import render
+from monoplan.runtime.build import cache_places
 
 
 @pytest.fixture

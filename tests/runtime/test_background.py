@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from monoplan.runtime import background
-from monoplan.runtime.background import Stopped, Work, begin, side_by_side, stoppable
+from monoplan.runtime.build import background
+from monoplan.runtime.build.background import Stopped, Work, begin, side_by_side, stoppable
 from tests.interrupts import DEADLINE, assert_gone, interrupted
 
 

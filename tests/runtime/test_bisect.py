@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 import monoplan as mp
-from monoplan import build, nn
-from monoplan.codegen import render
-from monoplan.examples import example_inputs, example_params
-from monoplan.inspection import graph_subject
+from monoplan import driver as build
+from monoplan import nn
+from monoplan.codegen.cpu import render
+from monoplan.inspect.bisect import Finding, bisect
+from monoplan.inspect.examples import example_inputs, example_params
+from monoplan.inspect.inspection import graph_subject
 from monoplan.ir.builder import make_op
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.ops.fused import pointwise
@@ -25,7 +27,6 @@ from monoplan.models import LlamaConfig, LlamaForCausalLM
 from monoplan.nn import functional as F
 from monoplan.passes.manager import Notes, Pass
 from monoplan.passes.pipeline import PIPELINE
-from monoplan.runtime.bisect import Finding, bisect
 
 TEMPLATES = Path(render.__file__).resolve().parent / "templates" / "cpu"
 

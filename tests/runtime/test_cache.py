@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from monoplan.ir.errors import ArgumentError, CompileError
-from monoplan.runtime import cache, cache_files, cache_places, facts, trusted
+from monoplan.runtime.build import cache, cache_files, cache_places, facts, trusted
 from tests.runtime.cache_support import KEY, build, never, plans, start_child, truncate
 
 pytestmark = pytest.mark.usefixtures("root")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from monoplan.ir.errors import CompileError
-from monoplan.runtime import cache, cache_places
+from monoplan.runtime.build import cache, cache_places
 from tests.runtime.cache_support import IMPORT_ROOT, KEY, build, never, plans, truncate
 
 pytestmark = pytest.mark.usefixtures("root")
@@ -43,7 +43,7 @@ def test_unusable_place_falls_to_a_temporary_one(
 def test_temporary_root_is_removed_at_exit(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "tmp").mkdir()
-    code = "from monoplan.runtime import cache_places; print(cache_places.cache_root())"
+    code = "from monoplan.runtime.build import cache_places; print(cache_places.cache_root())"
     environ = {"MONOPLAN_CACHE_DIR": str(tmp_path / "file/x"), "TMPDIR": str(tmp_path / "tmp")}
     environ = {**os.environ, "PYTHONPATH": str(IMPORT_ROOT), **environ}
     done = subprocess.run(
@@ -125,7 +125,7 @@ def test_fork_does_not_remove_the_parents_temporary_root(tmp_path: Path) -> None
     code = """
         import os, sys, warnings
         warnings.simplefilter("ignore")
-        from monoplan.runtime import cache_places
+        from monoplan.runtime.build import cache_places
         mine = cache_places.cache_root()
         pid = os.fork()
         if pid == 0:

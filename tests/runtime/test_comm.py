@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 
 import monoplan as mp
-from monoplan.build import build_graph_executable
+from monoplan.driver import build_graph_executable
 from monoplan.ir.errors import ArgumentError, PlanError
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.types import bf16
-from monoplan.runtime.comm import Communicator, communicator, launched, run_ranks, single, threads
-from monoplan.runtime.exchange import Exchange, shared_bytes
+from monoplan.runtime.ranks.comm import Communicator, communicator, launched, run_ranks, single, threads
+from monoplan.runtime.ranks.exchange import Exchange, shared_bytes
 from tests.tolerances import check
 
 Array = np.ndarray[Any, Any]

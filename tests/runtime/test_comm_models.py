@@ -14,8 +14,8 @@ from monoplan import nn
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import bf16
 from monoplan.models import LlamaForCausalLM
-from monoplan.runtime import comm as comms
-from monoplan.runtime.comm import Communicator, run_ranks, single, threads
+from monoplan.runtime.ranks import comm as comms
+from monoplan.runtime.ranks.comm import Communicator, run_ranks, single, threads
 from tests.models.support import tiny_config
 from tests.runtime.test_comm import drawn
 

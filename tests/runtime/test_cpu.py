@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 import monoplan as mp
-from monoplan.build import GraphExecutable, build_graph_executable
+from monoplan.driver import GraphExecutable, build_graph_executable
 from monoplan.ir.builder import Builder
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph, Loc, Value
 from monoplan.ir.interpreter import interpret
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.types import TensorType, tensor_type
-from monoplan.runtime.cpu import CpuExecutable
+from monoplan.runtime.cpu.executable import CpuExecutable
 
 ROOT = Path(__file__).resolve().parents[2]
 

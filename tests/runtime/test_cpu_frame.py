@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monoplan.build import GraphExecutable, build_graph_executable
+from monoplan.driver import GraphExecutable, build_graph_executable
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.parser import parse_graph
 from monoplan.ir.types import as_dtype

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import monoplan as mp
-from monoplan.codegen.plan_cuda import make_cuda_plan
-from monoplan.codegen.render_cuda import render_cuda
+from monoplan.codegen.cuda.launches import make_cuda_plan
+from monoplan.codegen.cuda.render import render_cuda
 from monoplan.codegen.target import cuda_target
 from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import Parameter
@@ -21,8 +21,11 @@ from monoplan.frontend.tensor import call
 from monoplan.ir.errors import ArgumentError, CompileError, PlanError
 from monoplan.models.config import LlamaConfig
 from monoplan.models.llama import LlamaForCausalLM
-from monoplan.runtime import cuda, cuda_build, cuda_device, cuda_tune
-from monoplan.runtime.cuda_weights import gated_rows
+from monoplan.runtime.cuda import build as cuda_build
+from monoplan.runtime.cuda import device as cuda_device
+from monoplan.runtime.cuda import executable as cuda
+from monoplan.runtime.cuda import tune as cuda_tune
+from monoplan.runtime.cuda.weights import gated_rows
 from tests.codegen import cuda_emulator
 
 emulated = pytest.mark.skipif(not cuda_emulator.available(), reason="no g++")

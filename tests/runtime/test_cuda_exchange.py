@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import monoplan as mp
-from monoplan.codegen.plan_cuda import make_cuda_plan
-from monoplan.codegen.render_cuda import render_cuda
+from monoplan.codegen.cuda.launches import make_cuda_plan
+from monoplan.codegen.cuda.render import render_cuda
 from monoplan.frontend.tracer import trace
 from monoplan.ir.arrays import address
 from monoplan.ir.builder import build_graph
@@ -19,14 +19,14 @@ from monoplan.ir.interpreter import bind_symbols
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.types import as_dtype, tensor_type
 from monoplan.models import LlamaForCausalLM
-from monoplan.models.generation import step_specs
+from monoplan.models.generate.generation import step_specs
 from monoplan.passes.manager import run_passes
 from monoplan.passes.pipeline import PIPELINE
-from monoplan.passes.shard import shard_pass
-from monoplan.runtime.comm import Communicator, run_ranks, threads
-from monoplan.runtime.cuda import CudaExecutable
-from monoplan.runtime.cuda_exchange import ExchangeSpec, exchange
-from monoplan.runtime.cuda_weights import upload_params
+from monoplan.passes.shard.rewrite import shard_pass
+from monoplan.runtime.cuda.exchange import ExchangeSpec, exchange
+from monoplan.runtime.cuda.executable import CudaExecutable
+from monoplan.runtime.cuda.weights import upload_params
+from monoplan.runtime.ranks.comm import Communicator, run_ranks, threads
 from tests.codegen import cuda_emulator
 from tests.models.support import tiny_config
 from tests.tolerances import check
@@ -178,8 +178,8 @@ def test_two_ranks_on_one_gpu(dtype: str) -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_nccl_carries_the_bytes_of_a_plan(rows: int) -> None:
     """A group of one: what comes back is what was given, in the order of the plan's own stream."""
-    from monoplan.runtime.comm import nccl
-    from monoplan.runtime.cuda_device import gpu
+    from monoplan.runtime.cuda.device import gpu
+    from monoplan.runtime.ranks.comm import nccl
 
     comm, device = nccl(), gpu()
     x = np.random.default_rng(rows).standard_normal((rows, 5)).astype(as_dtype("bf16").numpy)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from monoplan.runtime import cache, cache_places, compilers, doctor, features
+from monoplan.runtime.build import cache, cache_places, compilers
+from monoplan.runtime.machine import doctor, features
 
 LABELS = (
     "python numpy compiler cpu isa features threads cache cached gpu"

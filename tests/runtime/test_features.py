@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from monoplan.ir.errors import ArgumentError
-from monoplan.runtime import cache_places, compilers, cpu_info, features, processes
-from monoplan.runtime.features import CpuFeatures
+from monoplan.runtime.build import cache_places, compilers, processes
+from monoplan.runtime.machine import cpu_info, features
+from monoplan.runtime.machine.features import CpuFeatures
 
 COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
 needs_compiler = pytest.mark.skipif(not COMPILERS, reason="no C compiler here")

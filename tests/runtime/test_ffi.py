@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from monoplan.runtime import ffi
+from monoplan.runtime.build import ffi
 
 
 def test_declarations_need_no_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,9 @@ import monoplan as mp
 import monoplan.nn.functional as F
 from monoplan import nn
 from monoplan.models import LlamaForCausalLM
-from monoplan.runtime import features, packing, weights
-from monoplan.runtime.cpu import CpuExecutable
+from monoplan.runtime.cpu import packing, weights
+from monoplan.runtime.cpu.executable import CpuExecutable
+from monoplan.runtime.machine import features
 from tests.interrupts import assert_gone, interrupted
 from tests.models.support import tiny_config
 from tests.runtime.test_toolchain import COMPILERS, needs_compiler, root  # noqa: F401  (an empty cache for every test)

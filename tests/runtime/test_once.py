@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from monoplan.runtime.background import begin
-from monoplan.runtime.once import Once
+from monoplan.runtime.build.background import begin
+from monoplan.runtime.build.once import Once
 
 
 def test_threads_wait_for_the_one_that_is_at_work() -> None:

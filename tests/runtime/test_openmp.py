@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from monoplan.runtime import cache, cache_places, compilers, processes, toolchain
+from monoplan.runtime.build import cache, cache_places, compilers, processes, toolchain
 from tests.runtime.test_toolchain import COMPILERS, SOURCE, needs_compiler, plan, root, script
 
 __all__ = ["root"]  # the fixture of every test there and here

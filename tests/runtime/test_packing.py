@@ -12,8 +12,8 @@ from monoplan.codegen.formats import Layout, format_of
 from monoplan.codegen.formats.bf16_12 import BF16In12Bits
 from monoplan.ir.arrays import aligned
 from monoplan.ir.types import bf16
-from monoplan.runtime import packing
-from monoplan.runtime.packing import pack
+from monoplan.runtime.cpu import packing
+from monoplan.runtime.cpu.packing import pack
 
 # panel, panels, order, head_dim; rows, depth: whole groups and padded ones, depths that are no multiple of a vector
 LAYOUTS = [

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from monoplan.ir.arrays import address
-from monoplan.runtime import pages as memory
-from monoplan.runtime.pages import BLOCK, HUGE_PAGE, Pages
+from monoplan.runtime.cpu import pages as memory
+from monoplan.runtime.cpu.pages import BLOCK, HUGE_PAGE, Pages
 
 
 @pytest.mark.parametrize("expected", [1000, 3 * HUGE_PAGE, BLOCK, 10 * BLOCK])

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monoplan.codegen import render
-from monoplan.codegen.plan_cuda import make_cuda_plan
-from monoplan.codegen.render_cuda import render_cuda
-from monoplan.examples import example_inputs, example_params
-from monoplan.inspection import graph_subject
+from monoplan.codegen.cpu import render
+from monoplan.codegen.cuda.launches import make_cuda_plan
+from monoplan.codegen.cuda.render import render_cuda
+from monoplan.inspect.bisect import bisect
+from monoplan.inspect.examples import example_inputs, example_params
+from monoplan.inspect.inspection import graph_subject
+from monoplan.inspect.verify import Subject, verify
 from monoplan.ir.parser import parse_graph
-from monoplan.runtime.bisect import bisect
-from monoplan.runtime.cuda import CudaExecutable
-from monoplan.runtime.cuda_weights import upload_params
-from monoplan.runtime.verify import Subject, verify
+from monoplan.runtime.cuda.executable import CudaExecutable
+from monoplan.runtime.cuda.weights import upload_params
 from tests.codegen import cuda_emulator
 from tests.runtime.test_bisect import CASES, mutated
 
@@ -37,7 +37,7 @@ TEXT = """graph g(%x: f32[5, 24], %z: f32[5, 40]) {
 
 def device(name: str) -> Any:
     if name == "gpu":
-        from monoplan.runtime.cuda_device import gpu
+        from monoplan.runtime.cuda.device import gpu
 
         return gpu()
     return cuda_emulator.EmulatedDevice(90, library=True)

@@ -13,13 +13,13 @@ import monoplan as mp
 from monoplan.codegen.kernels import Attention, Gather, Linear
 from monoplan.codegen.plan import make_plan
 from monoplan.codegen.target import cpu_target
+from monoplan.inspect.probe import ProbedCpu, events, instrument
+from monoplan.inspect.profile import kernel_cost
 from monoplan.ir.builder import build_graph
 from monoplan.ir.errors import ArgumentError, CompileError
 from monoplan.ir.ops import REGISTRY
 from monoplan.ir.types import tensor_type
-from monoplan.runtime import limits
-from monoplan.runtime.probe import ProbedCpu, events, instrument
-from monoplan.runtime.profiler import kernel_cost
+from monoplan.runtime.machine import limits
 from tests.runtime.test_bisect import small_llama
 
 

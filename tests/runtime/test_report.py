@@ -13,9 +13,9 @@ import pytest
 
 import monoplan as mp
 from monoplan import nn
+from monoplan.inspect.report import render_report
+from monoplan.inspect.report_data import report_data
 from monoplan.nn import functional as F
-from monoplan.report import render_report
-from monoplan.report_data import report_data
 from tests.browser import Page, browser_page, find_browser
 from tests.runtime.test_bisect import small_llama
 

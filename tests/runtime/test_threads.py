@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from monoplan.ir.errors import ArgumentError
-from monoplan.runtime import threads
-from monoplan.runtime.threads import default_threads
+from monoplan.runtime.machine import threads
+from monoplan.runtime.machine.threads import default_threads
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and /sys")
 

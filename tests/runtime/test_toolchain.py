@@ -14,7 +14,7 @@ import pytest
 from cffi import FFI
 
 from monoplan.ir.errors import CompileError
-from monoplan.runtime import cache, cache_places, compilers, facts, processes, toolchain
+from monoplan.runtime.build import cache, cache_places, compilers, facts, processes, toolchain
 
 IMPORT_ROOT = Path(toolchain.__file__).parents[2]
 SOURCE = '#include "answer.h"\nint answer(void) { return ANSWER; }\n'

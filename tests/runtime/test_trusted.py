@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from monoplan.runtime import cache, cache_places, facts, trusted
+from monoplan.runtime.build import cache, cache_places, facts, trusted
 from tests.runtime.cache_support import IMPORT_ROOT, KEY, build, never
 
 STRANGER = 54321
@@ -171,7 +171,7 @@ def test_without_a_home_directory(tmp_path: Path) -> None:
         import os, pwd, warnings
         def nobody(*_): raise KeyError("no such user")
         pwd.getpwuid = nobody
-        from monoplan.runtime import cache_places
+        from monoplan.runtime.build import cache_places
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             root = cache_places.cache_root()

@@ -10,13 +10,13 @@ import pytest
 
 import monoplan as mp
 from monoplan import nn
-from monoplan.inspection import graph_subject
+from monoplan.inspect.inspection import graph_subject
+from monoplan.inspect.verify import Verification, verify
+from monoplan.inspect.walk import roundings, turn_locs
 from monoplan.ir.tolerances import EPSILON, compare, tolerance
 from monoplan.nn import functional as F
 from monoplan.passes.manager import run_passes
 from monoplan.passes.pipeline import PIPELINE
-from monoplan.runtime.verify import Verification, verify
-from monoplan.runtime.walk import roundings, turn_locs
 from tests import tolerances
 from tests.codegen.random_graphs import Grower
 from tests.runtime.test_bisect import small_llama

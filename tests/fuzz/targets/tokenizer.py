@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from monoplan.models.tokenizer import Tokenizer
+from monoplan.models.text.tokenizer import Tokenizer
 from tests.fuzz.engine import Files, Target, scratch
 from tests.fuzz.mutations import damage, mutate_json
 from tests.fuzz.support import use_tokenizer

@@ -1,0 +1,1 @@
+"""The CUDA back end: schedules, launches, template variables, templates and headers."""

@@ -1,0 +1,1 @@
+"""Graph to kernels: one file of rules for each family of ops."""

@@ -1,0 +1,64 @@
+"""Lowering of attention: one kernel whatever the layout, and the scratch memory that its schedule wants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from monoplan.codegen.cpu.schedule_attention import choose_attention
+from monoplan.codegen.kernels import Attention
+from monoplan.codegen.lower.lowerer import Lowerer, lowers
+from monoplan.codegen.operands import Operand
+from monoplan.codegen.views import View
+from monoplan.ir.graph import Op
+from monoplan.ir.types import f32, u32
+
+
+@lowers("attention")
+def lower_attention(lo: Lowerer, op: Op) -> None:
+    """One kernel from scores to weighted values; views bring every layout to [b, s, h, d] and [b, g, t, d]."""
+    q, k, v = (lo.read(o) for o in op.operands[:3] if o is not None)
+    y = lo.destination(op.result)
+    heads_first = op.attrs["layout"] == "bhsd"
+
+    def four(view: View, swap: bool) -> View:
+        if len(view.shape) == 3:
+            view = View(view.buffer, (1, *view.shape), (0, *view.strides), view.offset)
+        return view.transposed((0, 2, 1, 3)) if swap else view
+
+    q, y, k, v = four(q, heads_first), four(y, heads_first), four(k, False), four(v, False)
+    batch, seq, heads, dim = q.shape
+    kv_heads, keys, value_dim = k.shape[1], k.shape[2], v.shape[3]
+    assert all(isinstance(d, int) for d in (heads, dim, kv_heads, value_dim))
+    operands = [Operand("q", q), Operand("k", k), Operand("v", v)]
+    mask, past = op.operand("mask"), op.operand("past")
+    if mask is not None:
+        operands.append(Operand("mask", lo.read(mask).expanded((batch, heads, seq, keys))))
+    if past is not None:
+        operands.append(Operand("past", lo.read(past)))
+    operands.append(Operand("y", y, written=True))
+    a: Any = op.attrs
+    scale = a["scale"] if a["scale"] is not None else dim**-0.5  # type: ignore[operator]
+    kernel = Attention(
+        op=op, operands=tuple(operands), batch=batch, seq=seq, keys=keys, heads=heads, kv_heads=kv_heads,  # type: ignore[arg-type]
+        head_dim=dim, value_dim=value_dim, causal=a["causal"], scale=scale, softcap=a["softcap"],  # type: ignore[arg-type]
+        window=a["window"], flops=batch * seq * keys * heads * (dim + value_dim) * 2,
+    )  # fmt: skip
+    lo.emit(replace(kernel, scratch=_scratch(lo, kernel)) if lo.target.is_cpu else kernel)
+
+
+def _scratch(lo: Lowerer, k: Attention) -> tuple[Operand, ...]:
+    """Few queries: what tasks leave for each other (sums, largest score and total of each head and chunk).
+    Many on tile units: the keys and values as tiles."""
+    s = choose_attention(k, lo.target)
+    found = []
+    if s.has_few and not s.simple:
+        few = k.seq if isinstance(k.seq, int) else s.few
+        width = -(-k.value_dim // s.lanes) * s.lanes + 2
+        shape = (k.batch * few * k.heads * (k.keys // s.least + 1), width)
+        found.append(Operand("partial", lo.fresh(f32, shape, "scratch"), written=True))
+    if s.has_many and s.tiles:
+        for name, dim in (("k_tiles", k.head_dim), ("v_tiles", k.value_dim)):
+            words = (k.batch * k.kv_heads, (k.keys + (s.keys - 1)) // s.keys * s.keys, dim // 2)
+            found.append(Operand(name, lo.fresh(u32, words, "scratch"), written=True))
+    return tuple(found)

@@ -1,0 +1,265 @@
+"""Lowering of products: packed linears with their prologues and epilogues, general matmuls."""
+
+from __future__ import annotations
+
+from monoplan.codegen.cpu.schedule_linear import blocking, few_rows, linear_layout
+from monoplan.codegen.expressions import compute_type
+from monoplan.codegen.formats import choose_format, format_of
+from monoplan.codegen.kernels import KVUpdate, Linear, Matmul, Norm, Reduce, Rope
+from monoplan.codegen.lower.lowerer import Lowerer, expanded_rows, lowers, rows_by_columns
+from monoplan.codegen.operands import Body, Operand
+from monoplan.codegen.views import View, whole
+from monoplan.ir.dims import Dim
+from monoplan.ir.expr import Arg, Call, parse_expr
+from monoplan.ir.graph import Op, Value
+from monoplan.ir.types import DType, bf16, f16, f32, f64, i64, product, promote
+
+FAST = (f32, bf16, f16)
+
+
+def can_pack(lo: Lowerer, x: Value, weight: Value) -> bool:
+    """Whether the packed kernel takes this product: constant weights in a format, floats up to f32."""
+    return lo.is_param(weight) and x.type.dtype in FAST and choose_format(weight.type, lo.target) is not None
+
+
+def _rows(x: Value) -> Dim:
+    return product(x.type.shape[:-1])
+
+
+def _prologue(lo: Lowerer, op: Op, x: Value) -> list[Operand]:
+    """x as rows, with the weights of the norm in front."""
+    depth = x.type.shape[-1]
+    rows = rows_by_columns(lo, lo.read(x), _rows(x), depth)
+    if not isinstance(rows.strides[1], int):  # the template's inner loop knows no symbols
+        rows = lo.copy(rows)
+    operands = [Operand("x", rows)]
+    for name in ("bias", "norm_weight", "norm_bias"):
+        v = op.operand(name) if name in op.opdef.operand_names else None
+        if v is not None:
+            part = lo.dense(lo.read(v))
+            operands.append(Operand(name, part if isinstance(part.offset, int) else lo.copy(part)))
+    return operands
+
+
+@lowers("linear", "fused_linear", "linear_argmax")
+def lower_linear(lo: Lowerer, op: Op) -> None:
+    """A linear layer with constant weights becomes one packed kernel; otherwise a norm (if any) and a matmul."""
+    x, weight = op.operands[0], op.operands[1]
+    assert x is not None and weight is not None
+    if not can_pack(lo, x, weight):
+        _lower_general_linear(lo, op, x, weight)
+        return
+    a = op.attrs
+    gated = a.get("gated", False)
+    columns, depth = weight.type.shape
+    assert isinstance(columns, int) and isinstance(depth, int)
+    operands = _prologue(lo, op, x)
+    packed = lo.param(weight, linear_layout(lo.target, weight.type, "gated" if gated else "pointwise"))
+    operands.insert(1, Operand("w", View(packed, (columns, depth), (depth, 1))))
+    acc = promote(x.type.dtype, weight.type.dtype)
+    y = lo.destination(op.result)
+    common = dict(op=op, norm=a.get("norm", "none"), eps=a.get("eps", 0.0), rows=_rows(x), depth=depth, columns=columns,
+                  flops=_rows(x) * (2 * columns * depth))
+    if op.name == "linear_argmax":
+        best = View(y.buffer, (_rows(x),), (1,), y.offset)
+        operands.append(Operand("y", best, written=True))
+        found = Operand("found", lo.fresh(i64, (lo_threads(), _rows(x), 2), "scratch"), written=True)
+        lo.emit(Linear(**common, operands=tuple(operands), epilogue="argmax", body=Body(Arg(0), (f32,)),
+                       scratch=(*_scratch(lo, x, operands[1].view), found)))
+        return
+    n = columns // 2 if gated else columns
+    extras = [v for v in op.operands[len(op.opdef.operand_names) :] if v is not None]
+    for i, v in enumerate(extras):
+        operands.append(Operand(f"e{i}", expanded_rows(lo, lo.read(v), op.result.type.shape, _rows(x), n)))
+    out = y.reshaped((_rows(x), n))
+    assert out is not None
+    operands.append(Operand("y", out, written=True))
+    node = parse_expr(a["expr"]) if op.name == "fused_linear" else Arg(0)
+    body = Body(node, (*([acc] * (2 if gated else 1)), *(v.type.dtype for v in extras)))
+    lo.emit(Linear(**common, operands=tuple(operands), epilogue="gated" if gated else "pointwise", body=body,
+                   scratch=_scratch(lo, x, operands[1].view)))
+
+
+def lo_threads() -> Dim:
+    """The number of threads as a symbol: scratch memory may be per thread."""
+    from monoplan.ir.dims import symbol
+
+    return symbol("threads")
+
+
+def _scratch(lo: Lowerer, x: Value, weight: View) -> tuple[Operand, ...]:
+    """Rows of x, normed and transposed into blocks: one copy for all threads, or a block for each when rows are few;
+    and for each thread the sums of many rows between strips of k."""
+    depth, layout = x.type.shape[-1], weight.buffer.layout
+    assert layout is not None
+    if not layout.panel:
+        return ()
+    assert isinstance(depth, int)
+    b, few = blocking(lo.target, layout, depth), few_rows(lo.target, layout)[-1]
+    # Floats for each k: on tile units rows are bf16, or a few of them in three parts.
+    many, own = (b.block // 2, -(-3 * few // 2)) if format_of(layout).for_tiles else (b.block, few)
+    rows = (_rows(x) + (b.block - 1)) // b.block * many + lo_threads() * own
+    sums = lo.fresh(f32, (lo_threads(), b.sums), "scratch")
+    xt = lo.fresh(f32, (rows, depth), "scratch")
+    return Operand("xt", xt, written=True), Operand("partial", sums, written=True)
+
+
+def _lower_general_linear(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
+    """Weights that are computed, or f64: the norm, then a matmul by the transposed weight, then the epilogue."""
+    a = op.attrs
+    if op.name == "linear":
+        _product(lo, op, x, weight, lo.destination(op.result))
+        return
+    made = _product(lo, op, x, weight, None)
+    columns = weight.type.shape[0]
+    if op.name == "linear_argmax":
+        y = lo.destination(op.result)
+        out = View(y.buffer, made.shape[:-1], _lead_strides(y, op), y.offset)
+        lo.emit(Reduce(op=op, operands=(Operand("x0", made), Operand("y", out, written=True)), kind="argmax",
+                       pre=Body(Arg(0), (made.dtype,)), post=Body(Arg(0), (i64,)), outer=made.shape[:-1],
+                       inner=(columns,)))
+        return
+    parts = [made]
+    if a["gated"]:
+        half = columns // 2
+        parts = [made.sliced(len(made.shape) - 1, i * half, half) for i in range(2)]
+    extras = [lo.read(v) for v in op.operands[len(op.opdef.operand_names) :] if v is not None]
+    lo.pointwise(parse_expr(a["expr"]), [*parts, *extras], lo.destination(op.result))
+
+
+def _product(lo: Lowerer, op: Op, x: Value, weight: Value, into: View | None) -> View:
+    """linear(norm(x), weight, bias) by a norm kernel (if any) and a matmul; half floats stay f32 in between."""
+    xs = lo.read(x)
+    if op.attrs.get("norm", "none") != "none":
+        depth = x.type.shape[-1]
+        normed = lo.fresh(compute_type(x.type.dtype), (_rows(x), depth))
+        weights = [Operand(short, lo.dense(lo.read(v))) for name, short in _NORM_OPERANDS
+                   if (v := op.operand(name)) is not None]
+        rows = rows_by_columns(lo, xs, _rows(x), depth)
+        operands = (Operand("x", rows), *weights, Operand("y", normed, written=True))
+        lo.emit(Norm(op=op, operands=operands, kind=op.attrs["norm"], eps=op.attrs["eps"],
+                     body=Body(Arg(0), (x.type.dtype,)), outer=(_rows(x),), inner=depth))
+        xs = whole(normed.buffer, x.type.shape)
+    acc = promote(x.type.dtype, weight.type.dtype)
+    bias = op.operand("bias")
+    y = into if into is not None else lo.fresh(compute_type(acc), (*x.type.shape[:-1], weight.type.shape[0]))
+    body = Body(Arg(0), (acc,))
+    if bias is not None:
+        body = Body(Call("add", (Arg(0), Arg(1))), (acc, bias.type.dtype))
+    extras = [] if bias is None else [lo.read(bias)]
+    _emit_matmul(lo, op, xs, lo.read(weight).transposed((1, 0)), y, extras, body)
+    return y
+
+
+_NORM_OPERANDS = (("norm_weight", "weight"), ("norm_bias", "bias"))
+
+
+def _lead_strides(y: View, op: Op) -> tuple[Dim, ...]:
+    return y.strides[:-1] if op.attrs["keepdims"] else y.strides
+
+
+@lowers("matmul", "fused_matmul")
+def lower_matmul(lo: Lowerer, op: Op) -> None:
+    """Batched product of two values."""
+    a, b = op.operands[0], op.operands[1]
+    assert a is not None and b is not None
+    acc = promote(a.type.dtype, b.type.dtype)
+    extras = [v for v in op.operands[2:] if v is not None]
+    node = parse_expr(op.attrs["expr"]) if op.name == "fused_matmul" else Arg(0)
+    body = Body(node, (acc, *(v.type.dtype for v in extras)))
+    _emit_matmul(lo, op, lo.read(a), lo.read(b), lo.destination(op.result), [lo.read(v) for v in extras], body)
+
+
+def _emit_matmul(lo: Lowerer, op: Op, a: View, b: View, y: View, extras: list[View], body: Body) -> None:
+    if len(y.shape) == 1:  # a vector times a matrix
+        a = View(a.buffer, (1, *a.shape), (0, *a.strides), a.offset)
+        y = View(y.buffer, (1, *y.shape), (0, *y.strides), y.offset)
+    batch = y.shape[:-2]
+    rows, columns, depth = y.shape[-2], y.shape[-1], a.shape[-1]
+    left = a.expanded((*batch, rows, depth))
+    right = b.expanded((*batch, depth, columns))
+    operands = [Operand("a", left), Operand("b", right)]
+    operands += [Operand(f"e{i}", v.expanded((*batch, rows, columns))) for i, v in enumerate(extras)]
+    operands.append(Operand("y", y, written=True))
+    acc: DType = body.types[0]
+    kept = acc if acc.is_integer else f64 if acc == f64 else f32
+    lo.emit(Matmul(op=op, operands=tuple(operands), body=body, batch=batch, rows=rows, columns=columns, depth=depth,
+                   accumulator=kept, flops=product(y.shape) * 2 * depth))
+
+
+@lowers("qkv_rope_cache")
+def lower_qkv(lo: Lowerer, op: Op) -> None:
+    """The QKV product whose epilogue norms, rotates and writes heads to q and to the caches."""
+    a = op.attrs
+    x, weight = op.operands[0], op.operands[1]
+    assert x is not None and weight is not None
+    if not can_pack(lo, x, weight):
+        _lower_general_qkv(lo, op, x, weight)
+        return
+    columns, depth = weight.type.shape
+    operands = _prologue(lo, op, x)
+    kc, vc = lo.inplace_view(op, 1), lo.inplace_view(op, 2)
+    dim = kc.shape[3]
+    assert isinstance(dim, int) and isinstance(columns, int) and isinstance(depth, int)
+    packed = lo.param(weight, linear_layout(lo.target, weight.type, "heads", dim))
+    operands.insert(1, Operand("w", View(packed, (columns, depth), (depth, 1))))
+    batch, seq = x.type.shape[:2]
+    positions = op.operand("positions")
+    assert positions is not None
+    operands.append(Operand("positions", lo.read(positions).expanded((batch, seq))))
+    for name in ("sin", "cos", "lengths", "valid", "q_norm", "k_norm"):
+        v = op.operand(name)
+        if v is not None:
+            operands.append(Operand(name, lo.dense(lo.read(v))))
+    operands += [Operand("k_cache", kc, written=True), Operand("v_cache", vc, written=True)]
+    operands.append(Operand("y", lo.destination(op.results[0]), written=True))
+    table = next(o for o in operands if o.name == "sin")
+    half = table.shape[1]
+    assert isinstance(half, int)
+    rows = _rows(x)
+    lo.emit(Linear(op=op, operands=tuple(operands), norm=a["norm"], eps=a["eps"], rows=rows, depth=depth,
+                   columns=columns, epilogue="heads", heads=a["heads"], kv_heads=a["kv_heads"], head_dim=dim,
+                   rotary=2 * half, algo=a["algo"], qk_eps=a["qk_eps"], batch=batch, seq=seq,
+                   flops=rows * (2 * columns * depth), scratch=_scratch(lo, x, operands[1].view)))
+
+
+def _lower_general_qkv(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
+    """The same by one kernel for each part, for weights that are computed, or f64."""
+    a = op.attrs
+    batch, seq = x.type.shape[:2]
+    caches = [lo.inplace_view(op, 1), lo.inplace_view(op, 2)]
+    dim = caches[0].shape[3]
+    assert isinstance(dim, int)
+    made = _product(lo, op, x, weight, None)
+    cut = made.reshaped((batch, seq, a["heads"] + 2 * a["kv_heads"], dim))
+    assert cut is not None
+    q, k = cut.sliced(2, 0, a["heads"]), cut.sliced(2, a["heads"], a["kv_heads"])
+    v = cut.sliced(2, a["heads"] + a["kv_heads"], a["kv_heads"])
+    positions, sin, cos, lengths = (op.operand(n) for n in ("positions", "sin", "cos", "lengths"))
+    assert positions is not None and sin is not None and cos is not None and lengths is not None
+    half = sin.type.shape[1]
+    assert isinstance(half, int)
+    tables = (Operand("positions", lo.read(positions).expanded((batch, seq))),
+              Operand("sin", lo.dense(lo.read(sin))), Operand("cos", lo.dense(lo.read(cos))))
+
+    def turned(part: View, norm: str, into: View | None) -> View:
+        scale = op.operand(norm)
+        if scale is not None:
+            normed = lo.fresh(part.dtype, part.shape)
+            operands = (Operand("x", part), Operand("weight", lo.dense(lo.read(scale))),
+                        Operand("y", normed, written=True))
+            lo.emit(Norm(op=op, operands=operands, kind="rms", eps=a["qk_eps"],
+                         body=Body(Arg(0), (part.dtype,)), outer=part.shape[:3], inner=dim))
+            part = normed
+        y = into if into is not None else lo.fresh(part.dtype, part.shape)
+        lo.emit(Rope(op=op, operands=(Operand("x", part), *tables, Operand("y", y, written=True)),
+                     algo=a["algo"], rotary=2 * half, head_dim=dim, limit=sin.type.shape[0]))
+        return y
+
+    turned(q, "q_norm", lo.destination(op.results[0]))
+    valid = op.operand("valid")
+    counts = [Operand("lengths", lo.read(lengths))]
+    counts += [] if valid is None else [Operand("valid", lo.read(valid))]
+    for cache, rows in zip(caches, (turned(k, "k_norm", None), v), strict=True):
+        operands = (Operand("rows", rows), *counts, Operand("cache", cache, written=True))
+        lo.emit(KVUpdate(op=op, operands=operands, capacity=cache.shape[2]))

@@ -1,0 +1,282 @@
+"""Generation that stays on a GPU: the host sends ahead what each step needs and reads the tokens as they come.
+
+One captured graph serves every token. It reads the token that the run before it chose, so the host need not have seen
+it: up to AHEAD runs are under way while it turns tokens into text. When a text ends, what was begun in vain is dropped;
+it wrote behind the cache's lengths only. All settings of generate are served: greedy, temperature, top_k, top_p, min_p,
+repetition_penalty, stop texts, logprobs and callbacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from monoplan.frontend.tensor import Tensor
+from monoplan.ir.dims import evaluate
+from monoplan.models.generate.decoding import Row, padded, pieces, random_values, sampling_arrays
+from monoplan.models.generate.device_cache import DeviceCache
+from monoplan.runtime.cuda.decode import AHEAD, Block, DecodeLoop, may_share
+
+if TYPE_CHECKING:
+    from monoplan.models.generate.generation import Session
+
+RESERVED = 512  # tokens of an answer for which a new cache has room at once
+SPARE = 1 << 30  # bytes of a finished text's cache that are kept for the next one
+DRAWN = 64  # random numbers that are made at once
+_SENT = ("lengths", "history_count", "random_val")  # what changes from step to step
+_FIXED = ("num_valid", "penalty", "top_p", "top_k", "temperature", "min_p")
+
+
+class DeviceRoad:
+    """The steps of one call of generate. `lm` has the limits, and in `spare` a cache for the next call."""
+
+    def __init__(self, lm: Any, executable: Any, rows: list[Row], session: Session | None) -> None:
+        self.lm, self.executable, self.device, self.rows = lm, executable, executable.device, rows
+        self.graph = executable.plan.graph
+        self.given = {v.name.rpartition(".")[2]: v.type.dtype.numpy for v in self.graph.inputs}
+        self.settings = rows[0].settings
+        self.penalized = self.settings.repetition_penalty != 1
+        self.session, self.step = session, 0  # how many tokens of each row were given
+        self.cache, self.start = self._begin(session)
+        self.steps: Steps | None = None  # once the prompt is through
+
+    def _begin(self, session: Session | None) -> tuple[DeviceCache, int]:
+        prompts = [row.result.prompt_ids for row in self.rows]
+        if session is not None and session.cache is not None:
+            cache: Any = session.cache
+            if not isinstance(cache, DeviceCache):
+                cache = DeviceCache.from_host(self.device, cache, self.lm.max_length)
+            start = session.shared(prompts[0])
+            cache.truncate(start)
+        else:
+            needed = max(len(p) for p in prompts) + min(max(row.limit for row in self.rows), RESERVED)
+            cache, start = self._new_cache(len(prompts), needed), 0
+        if session is not None:
+            session.cache = cache
+        return cache, start
+
+    def _new_cache(self, batch: int, capacity: int) -> DeviceCache:
+        """The last text's cache if it fits, else a new one."""
+        spare: DeviceCache | None = self.lm.spare.pop("cache", None)
+        if spare is not None and spare.batch == batch and capacity <= spare.capacity <= max(4 * capacity, 1024):
+            spare.truncate(0)
+            return spare
+        del spare  # before more memory is asked for
+        keys = [v.type for v in self.graph.inputs if ".k." in v.name]
+        heads, dim = int(keys[0].shape[1]), int(keys[0].shape[3])
+        return DeviceCache(self.device, len(keys), batch, heads, dim, capacity, keys[0].dtype, self.lm.max_length)
+
+    # -- the prompt ---------------------------------------------------------------------------------------------
+
+    def next(self) -> tuple[list[int], list[float]]:
+        """The next token of every row and its log probability."""
+        found = self._prompt() if self.step == 0 else self._token()
+        self.step += 1
+        return found
+
+    def _prompt(self) -> tuple[list[int], list[float]]:
+        ids, valid = padded([row.result.prompt_ids[self.start :] for row in self.rows])
+        choice = sampling_arrays(self.settings, self._draws(), [row.tokens for row in self.rows])
+        before = self.cache.lengths.numpy()
+        self.cache.reserve(int((before + valid).max() - before.max()))
+        chosen: tuple[list[int], list[float]] = ([], [])
+        for piece, count in pieces(ids, valid, self.cache, self.lm.prefill_chunk, self.lm.config):
+            lengths = self.cache.lengths.numpy()
+            chosen = self._run({"input_ids": piece, "num_valid": count, "lengths": lengths, **choice})
+            self.cache.lengths = Tensor((lengths + count).astype(np.int32))
+        return chosen
+
+    def _run(self, arrays: dict[str, Any]) -> tuple[list[int], list[float]]:
+        """One run with everything from the host but the cache: the tokens, and their log probabilities."""
+        batch, seq = arrays["input_ids"].shape
+        values = self.values(batch, seq, arrays["history"].shape[1])
+        arrays = {name: a for name, a in arrays.items() if name in self.given}
+        given = Block(self.device, {name: (a.shape, a.dtype) for name, a in arrays.items()})
+        for name, a in arrays.items():
+            given.array(name)[...] = a
+        chosen = returned(self.device, batch)
+        with self.device.lock:
+            given.upload()
+            inputs = self.addresses({name: given.address(name) for name in arrays})
+            outputs, scratch = self.outputs(values, chosen)
+            self.executable.calls(values, inputs, outputs).enqueue()
+            chosen.download()
+            self._check(values)
+        del scratch  # it was needed until now
+        return chosen.array("token").tolist(), chosen.array("logprob").tolist()
+
+    def _check(self, values: dict[str, int]) -> None:
+        """Waits for the device; raises what it reported."""
+        self.executable.error.fetch()
+        self.device.synchronize()
+        self.executable.check(values)
+
+    def values(self, batch: int, seq: int, hist: int) -> dict[str, int]:
+        """The plan's symbols."""
+        sizes = {"batch": batch, "seq": seq, "capacity": self.cache.capacity, "hist": hist}
+        return {**{s: sizes[s] for s in self.graph.symbols}, "threads": 1}
+
+    def addresses(self, places: dict[str, int]) -> list[int]:
+        """Of the plan's inputs in order: the caches come as keys and then values, others by their short names."""
+        caches = iter(self.cache.addresses)
+        return [
+            next(caches) if ".k." in v.name or ".v." in v.name else places[v.name.rpartition(".")[2]]
+            for v in self.graph.inputs
+        ]
+
+    def outputs(self, values: dict[str, int], chosen: Block | None) -> tuple[list[int], list[Any]]:
+        """Addresses of the plan's outputs, and memory for those that nobody wants: all but token and logprob."""
+        addresses, scratch = [], []
+        results = len(self.graph.outputs) - len(self.graph.writes)  # token alone, or token, logprob and logits
+        for j, (v, where) in enumerate(zip(self.graph.outputs, self.executable.plan.outputs, strict=True)):
+            if isinstance(where, int):  # an input itself
+                addresses.append(0)
+            elif chosen is not None and j < min(results, 2):
+                addresses.append(chosen.address(("token", "logprob")[j]))
+            else:
+                scratch.append(self.device.allocate(evaluate(v.type.size, values) * v.type.dtype.itemsize))
+                addresses.append(int(scratch[-1].address))
+        return addresses, scratch
+
+    def _draws(self) -> list[float]:
+        s = self.settings
+        return [float(random_values(s.seed, row.number, 0, 1)[0]) if s.temperature > 0 else 0.0 for row in self.rows]
+
+    # -- tokens -------------------------------------------------------------------------------------------------
+
+    def _token(self) -> tuple[list[int], list[float]]:
+        lengths = self.cache.lengths.numpy()
+        longest = max(lengths.tolist())
+        if longest == self.cache.capacity:
+            self._stop()
+            self.cache.reserve(1)
+        steps = self._begun() if self.steps is None else self.steps
+        wanted = max(row.limit - len(row.result.ids) for row in self.rows)
+        while steps.loop.under_way < min(AHEAD, wanted, self.cache.capacity - longest):
+            steps.enqueue()
+        found = steps.next()
+        lengths += 1  # the cache's own array: so much of it is sure
+        return found
+
+    def _begun(self) -> Steps:
+        """The loop, ready at the present state of the rows."""
+        key = (id(self.executable), self.penalized)
+        steps: Steps | None = self.cache.loops.get(key)
+        if steps is None:
+            steps = self.cache.loops[key] = Steps(self)
+        steps.begin(self)
+        self.steps = steps
+        return steps
+
+    def _stop(self) -> None:
+        if self.steps is not None:
+            self.steps.loop.drop()
+        self.steps = None
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Only these rows go on."""
+        if 0 < len(rows) < len(self.rows):
+            self._stop()
+            self.cache.select(rows)
+        self.rows = [self.rows[i] for i in rows]
+
+    def close(self) -> None:
+        """Drops what is under way; the cache is the session's, or is kept for the next text."""
+        self._stop()
+        with self.device.lock:
+            self._check({})
+        if self.session is None and self.cache.nbytes <= SPARE:
+            self.lm.spare["cache"] = self.cache
+
+
+def returned(device: Any, batch: int, slots: int = 1) -> Block:
+    """What comes back of a step."""
+    return Block(device, {"token": ((batch,), np.int64), "logprob": ((batch,), np.float32)}, slots)
+
+
+class Steps:
+    """The loop of single tokens on one cache: its blocks, its graph, and the state that it begins from."""
+
+    def __init__(self, road: DeviceRoad) -> None:
+        self.device, self.batch, self.penalized = road.device, len(road.rows), road.penalized
+        self.room = road.cache.capacity if road.penalized else 1  # places in the history
+        each = (self.batch,)
+        sent, fixed = ({n: (each, road.given[n]) for n in names if n in road.given} for names in (_SENT, _FIXED))
+        self.sends, self.fixed = Block(self.device, sent, AHEAD + 1), Block(self.device, fixed)
+        self.state = Block(self.device, {"input_ids": (each, np.int64), "history": ((self.batch, self.room), np.int64)})
+        self.returns = returned(self.device, self.batch, AHEAD + 1)
+        # A run's token is the next run's input: it is written to that very place, or copied there.
+        executable, ids = road.executable, [v.name for v in road.graph.inputs].index("input_ids")
+        self.shared = may_share(executable.plan, ids, 0)
+        self.token = self.returns.address("token") if self.shared else self.state.address("input_ids")
+        places = {**{n: self.sends.address(n) for n in sent}, **{n: self.fixed.address(n) for n in fixed},
+                  "input_ids": self.token, "history": self.state.address("history")}  # fmt: skip
+        values, inputs = road.values(self.batch, 1, self.room), road.addresses(places)
+        outputs, scratch = road.outputs(values, self.returns)
+        held = (scratch, self.fixed, self.state, road.cache.memory[:])
+        self.loop = DecodeLoop(executable, values, inputs, outputs, self.sends, self.returns, held)
+        self.trial = (executable, values, inputs)
+
+    def begin(self, road: DeviceRoad) -> None:
+        """Sends the state of the rows; the loop goes on from there."""
+        settings, rows = road.settings, road.rows
+        self.loop.drop()
+        self.lengths, self.number = road.cache.lengths.numpy().copy(), road.step
+        tokens = [row.tokens for row in rows]
+        self.count = max(len(t) for t in tokens) if self.penalized else 0
+        choice: dict[str, Any] = {"num_valid": 1, **sampling_arrays(settings, [0.0] * self.batch)}
+        for name in self.fixed.parts:
+            self.fixed.array(name)[:] = choice[name]
+        self.fixed.upload()
+        self.state.array("input_ids")[:] = [t[-1] for t in tokens]
+        history = self.state.array("history")
+        for row, known in enumerate(tokens if self.penalized else ()):
+            # Rows get one length by naming a token again, which changes no penalty: one copy serves all of them.
+            history[row, : self.count] = known + [known[0]] * (self.count - len(known))
+        self.state.upload()
+        if self.shared:
+            self.device.copy(self.token, self.state.address("input_ids"), 8 * self.batch)
+        self.seeds = [(settings.seed, row.number) for row in rows] if settings.temperature > 0 else []
+        self.draws, self.drawn = np.zeros((self.batch, 0), np.float32), self.number
+        self._fill(0)
+        self.sends.upload(0)
+        executable, values, inputs = self.trial
+        outputs, scratch = road.outputs(values, None)
+        executable.settle(values, inputs, outputs)
+        self.device.synchronize()  # the blocks may be written again, the scratch memory freed
+        del scratch
+
+    def enqueue(self) -> None:
+        """One more step."""
+        self.loop.enqueue(self._fill, self._after)
+        self.lengths += 1
+        self.count += self.penalized
+        self.number += 1
+
+    def _fill(self, slot: int) -> None:
+        self.sends.array("lengths", slot)[:] = self.lengths
+        if self.penalized:
+            self.sends.array("history_count", slot)[:] = self.count
+        if not self.seeds:
+            return
+        at = self.number - self.drawn
+        if at >= self.draws.shape[1]:
+            self.draws = np.array([random_values(*seed, self.number, DRAWN) for seed in self.seeds], np.float32)
+            self.drawn, at = self.number, 0
+        self.sends.array("random_val", slot)[:] = self.draws[:, at]
+
+    def _after(self) -> None:
+        """The chosen token becomes the next step's, and part of the history."""
+        chosen = self.returns.address("token")
+        if not self.shared:
+            self.device.copy(self.token, chosen, 8 * self.batch)
+        if self.penalized and self.count < self.room:
+            place = self.state.address("history") + 8 * self.count
+            self.device.copy_rows(place, 8 * self.room, chosen, 8, 8, self.batch)
+
+    def next(self) -> tuple[list[int], list[float]]:
+        """What the oldest step under way chose."""
+        slot = self.loop.next()
+        return self.returns.array("token", slot).tolist(), self.returns.array("logprob", slot).tolist()

@@ -1,0 +1,294 @@
+"""Text from a language model: one step with sampling inside, and the loop that feeds it.
+
+The loop is the same for the eager module and for the compiled plan: it needs `_run_step`, `new_cache`,
+`config` and `tokenizer` of the class that it is mixed into. Every row of a batch has a length and random
+numbers of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from operator import add
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from monoplan.frontend import functional as F
+from monoplan.frontend.kv_cache import KVCache
+from monoplan.frontend.module import Module
+from monoplan.frontend.specs import spec
+from monoplan.frontend.tensor import Tensor
+from monoplan.ir.errors import ArgumentError
+from monoplan.models.generate.decoding import Array, Generation, Row, Settings, is_whole
+from monoplan.models.generate.host_generation import HostRoad
+from monoplan.models.rope_scaling import context_length
+from monoplan.models.text.tokenizer import MissingTokenizer
+
+if TYPE_CHECKING:
+    from monoplan.models.config import LlamaConfig
+
+Ids = Sequence[int] | Array
+Prompt = str | Ids
+Callback = Callable[[int, int, str], Any]
+PREFILL_CHUNK = 2048
+A_PROMPT = "a prompt is a text or a list of token ids"
+
+
+class ModelStep(Module):
+    """A module around a model that has its parameters under the names that checkpoints have."""
+
+    lm: Any
+
+    def __init__(self, lm: Module) -> None:
+        super().__init__()
+        object.__setattr__(self, "lm", lm)  # its parts are modules here, and not the model
+        for name, child in lm.named_children():
+            self.add_module(name, child)
+
+
+class GreedyStep(ModelStep):
+    """The best next token alone: the head's products need not be stored."""
+
+    def forward(self, input_ids: Tensor, past_key_values: KVCache, num_valid: Tensor) -> dict[str, Tensor]:
+        """token i64 [batch]."""
+        logits = self.lm(input_ids, past_key_values=past_key_values, num_valid=num_valid)
+        return {"token": logits.argmax(dim=-1).squeeze(1)}
+
+
+class GenerationStep(ModelStep):
+    """One step of generation as one graph: the model, the penalty, the choice of a token, its probability."""
+
+    def forward(
+        self, input_ids: Tensor, past_key_values: KVCache, num_valid: Tensor, history: Tensor,
+        history_count: Tensor, penalty: Tensor, random_val: Tensor, top_p: Tensor, top_k: Tensor,
+        temperature: Tensor, min_p: Tensor,
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """token i64 [batch], logprob f32 [batch] (of the raw logits), logits [batch, 1, vocab]."""
+        logits = self.lm(input_ids, past_key_values=past_key_values, num_valid=num_valid)
+        raw = logits.squeeze(1).float()
+        scores = F.repetition_penalty(raw, history, history_count, penalty)
+        token = F.random_sample(scores, random_val, top_p, top_k, temperature, min_p=min_p)
+        # log softmax at one place only: the whole row of it is never stored.
+        top = raw.max(dim=-1, keepdim=True)
+        total = F.log(F.exp(raw - top).sum(dim=-1, keepdim=True)) + top
+        logprob = (F.take_along(raw, token.unsqueeze(-1)) - total).squeeze(-1)
+        return {"token": token, "logprob": logprob, "logits": logits}
+
+
+def step_specs(config: LlamaConfig, dtype: Any) -> dict[str, Any]:
+    """Placeholders for GenerationStep.forward: batch, seq, capacity and hist are symbols."""
+    floats = ("penalty", "random_val", "top_p", "temperature", "min_p")
+    return {
+        "input_ids": spec("batch", "seq", dtype="int64"),
+        "past_key_values": cache_spec(config, dtype),
+        "history": spec("batch", "hist", dtype="int64"),
+        **{name: spec("batch", dtype="int32") for name in ("num_valid", "history_count", "top_k")},
+        **{name: spec("batch", dtype="float32") for name in floats},
+    }
+
+
+def greedy_specs(config: LlamaConfig, dtype: Any) -> dict[str, Any]:
+    """Placeholders for GreedyStep.forward."""
+    names = ("input_ids", "past_key_values", "num_valid")
+    return {name: spec for name, spec in step_specs(config, dtype).items() if name in names}
+
+
+def cache_spec(config: LlamaConfig, dtype: Any) -> KVCache:
+    """A KVCache of placeholders. It has no limit: that is for the host to watch over."""
+    shape = ("batch", config.num_key_value_heads, "capacity", config.head_dim)
+    k, v = ([spec(*shape, dtype=dtype) for _ in range(config.num_hidden_layers)] for _ in "kv")
+    return KVCache.tree_unflatten({"k": k, "v": v, "lengths": spec("batch", dtype="int32")}, (None,))
+
+
+def make_room(cache: KVCache, num_valid: Any) -> None:
+    """Lets the cache grow before `num_valid` more tokens (of each row, or of all) are written."""
+    lengths = cache.lengths.numpy()
+    if isinstance(num_valid, np.ndarray) and num_valid.shape == lengths.shape:
+        before = lengths.tolist()  # of so few numbers Python finds the largest sooner than numpy
+        cache.reserve(max(map(add, before, num_valid.tolist())) - max(before))
+    else:
+        cache.reserve(int((lengths + num_valid).max() - lengths.max()))
+
+
+class TextStream:
+    """An iterator over pieces of text as they are made; `result` has all of it, and why it ended."""
+
+    def __init__(self, result: Generation, pieces: Iterator[str]) -> None:
+        self.result, self._pieces = result, pieces
+
+    def __iter__(self) -> TextStream:
+        return self
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+
+class Session:
+    """The cache of a conversation: a prompt that begins as the last one did runs only its new part."""
+
+    def __init__(self) -> None:
+        self.cache: Any = None  # a KVCache, or on a GPU a DeviceCache
+        self.tokens: list[int] = []  # what was fed, in order; the cache's length says how much of it arrived
+
+    def shared(self, prompt: Sequence[int]) -> int:
+        """How many tokens of the prompt are in the cache already; the last one always runs again."""
+        if self.cache is None:
+            return 0
+        known = self.tokens[: int(self.cache.lengths.numpy()[0])]
+        pairs = zip(prompt[:-1], known, strict=False)
+        return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(prompt) - 1, len(known)))
+
+
+class GenerationMixin:
+    """`generate` for a class with config, tokenizer, new_cache and _run_step."""
+
+    config: LlamaConfig
+    tokenizer: Any
+    prefill_chunk = PREFILL_CHUNK  # tokens of a prompt that run at once, all rows together
+
+    def new_cache(self, batch: int = 1, capacity: int = 0) -> KVCache:
+        """An empty cache for `batch` rows."""
+        raise NotImplementedError
+
+    def _run_step(self, **arguments: Any) -> dict[str, Array]:
+        """Runs GenerationStep on arrays and a cache, which it writes; gives token, logprob and logits."""
+        raise NotImplementedError
+
+    @property
+    def max_length(self) -> int:
+        """The longest sequence, prompt and answer together."""
+        return context_length(self.config)
+
+    def generate(
+        self, prompt: Prompt, max_new_tokens: int = 128, *, callback: Callback | None = None,
+        logprobs: bool = False, add_special_tokens: bool = True, session: Session | None = None,
+        **settings: Any,
+    ) -> TextStream:  # fmt: skip
+        """Continues a text (or token ids) and gives pieces of text as they are made.
+
+        Settings: temperature=0.0 (greedy), top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed=0,
+        stop=None (texts), eos_token_id=None (the model's own; () for none). `callback(row, token, piece)` is
+        called for each token, and False ends the text. A `session` keeps the cache for the next prompt. Wrong
+        arguments are reported at once, not at the first piece.
+        """
+        if not _is_one(prompt):
+            if any(hasattr(x, "__len__") for x in prompt):
+                raise ArgumentError("generate takes one prompt", fix="use generate_batch for several")
+            raise ArgumentError(A_PROMPT, why=f"it is {prompt!r:.60}")
+        rows = self._rows([prompt], max_new_tokens, callback, logprobs, add_special_tokens, settings)
+        return TextStream(rows[0].result, (piece for piece in self._loop(rows, session) if piece))
+
+    def generate_batch(
+        self, prompts: Sequence[Prompt], max_new_tokens: int = 128, *, callback: Callback | None = None,
+        logprobs: bool = False, add_special_tokens: bool = True, **settings: Any,
+    ) -> list[Generation]:  # fmt: skip
+        """Continues several prompts of any lengths together; each gets the tokens that it gets alone.
+
+        Arguments are those of `generate`. With a temperature, row r draws its own random numbers. (In bf16 on
+        tile units more than eight rows are rounded where fewer are not: near ties may then fall otherwise.)
+        """
+        given = _items(prompts, "generate_batch takes a list of prompts")
+        if isinstance(prompts, str) or (given and _is_one(given)):
+            raise ArgumentError("generate_batch takes a list of prompts", fix="use generate for one")
+        rows = self._rows(given, max_new_tokens, callback, logprobs, add_special_tokens, settings)
+        for _ in self._loop(rows, None):
+            pass
+        return [row.result for row in rows]
+
+    def generate_ids(self, ids: Ids, max_new_tokens: int = 128, **settings: Any) -> list[int]:
+        """The ids that follow a prompt of ids, without the end-of-text id."""
+        return self.generate_batch([ids], max_new_tokens, **settings)[0].ids
+
+    def _rows(
+        self, prompts: Sequence[Prompt], max_new_tokens: int, callback: Callback | None, logprobs: bool,
+        special: bool, given: dict[str, Any],
+    ) -> list[Row]:  # fmt: skip
+        tokenizer = self._tokenizer_for(prompts, given.get("stop"))
+        settings = self._settings(max_new_tokens, given, tokenizer)
+        if settings.stop and tokenizer is None:
+            raise ArgumentError("stop texts need a tokenizer", why="the model was made without one")
+        rows = []
+        for number, prompt in enumerate(prompts):
+            ids = self._prompt_ids(prompt, special)
+            rows.append(Row(number, ids, settings, self.max_length, tokenizer, callback, logprobs))
+        if not rows:
+            raise ArgumentError("there is no prompt to continue")
+        return rows
+
+    def _tokenizer_for(self, prompts: Sequence[Prompt], stop: Any) -> Any:
+        """The tokenizer; None if there is none, which ids can do without."""
+        try:
+            return self.tokenizer
+        except MissingTokenizer:
+            if stop or any(isinstance(prompt, str) for prompt in prompts):
+                raise
+            return None
+
+    def _settings(self, max_new_tokens: int, given: dict[str, Any], tokenizer: Any) -> Settings:
+        stop, eos = given.pop("stop", None) or (), given.pop("eos_token_id", None)
+        known = Settings.__dataclass_fields__.keys() - {"stop", "eos_ids", "max_new_tokens"}
+        if unknown := given.keys() - known:
+            names = ", ".join(sorted(known | {"stop", "eos_token_id"}))
+            raise ArgumentError(f"unknown setting {', '.join(sorted(unknown))}", fix=f"settings are: {names}")
+        if eos is None:
+            eos = {*self.config.eos_ids, *(() if tokenizer is None else tokenizer.eos_ids)}
+        stop = (stop,) if isinstance(stop, str) else tuple(_items(stop, "stop must be a text or several"))
+        ends = [eos] if is_whole(eos) else _items(eos, "eos_token_id must be a token id or several")
+        if not all(map(is_whole, ends)):
+            raise ArgumentError("eos_token_id must be a token id or several", why=f"it is {eos!r:.60}")
+        return Settings(max_new_tokens, stop=stop, eos_ids=frozenset(ends), **given)
+
+    def _prompt_ids(self, prompt: Prompt, special: bool) -> list[int]:
+        """Checked token ids of a prompt."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                fix = "give token ids, or load the model from a directory that has a tokenizer.json"
+                raise ArgumentError("a text prompt needs a tokenizer", why="the model has none", fix=fix)
+            # An empty text stays empty: what a BOS alone begins is hardly what its author wanted.
+            prompt = self.tokenizer.encode(prompt, add_special_tokens=special) if prompt else []
+        if not _is_one(prompt):
+            raise ArgumentError(A_PROMPT, why=f"it is {prompt!r:.60}")
+        ids, size = [int(token) for token in prompt], self.config.vocab_size
+        if not ids:
+            why = "the model needs at least one token to start from"
+            raise ArgumentError("the prompt is empty", why=why, fix="give some text, or [bos_token_id]")
+        for place, token in enumerate(ids):
+            if not 0 <= token < size:
+                what = f"token id {token} at position {place} of the prompt is out of range [0, {size})"
+                raise ArgumentError(what)
+        if len(ids) > self.max_length:
+            what = f"the prompt has {len(ids)} tokens, the context of the model {self.max_length}"
+            raise ArgumentError(what, fix="shorten the prompt")
+        return ids
+
+    def _loop(self, rows: list[Row], session: Session | None) -> Iterator[str]:
+        """Runs the batch until every row is finished; gives the text that each token made certain."""
+        road, active = self._road(rows, session), rows
+        try:
+            while active:
+                if session is not None:
+                    session.tokens = rows[0].tokens
+                chosen = zip(active, *road.next(), strict=True)
+                yield from [row.push(token, logprob) for row, token, logprob in chosen]
+                # A finished row leaves the batch: its mates go on without paying for it.
+                keep = [i for i, row in enumerate(active) if row.result.finish_reason is None]
+                road.keep(keep)
+                active = [active[i] for i in keep]
+        finally:
+            road.close()
+
+    def _road(self, rows: list[Row], session: Session | None) -> Any:
+        """What runs the steps of a call: with `next`, `keep` and `close`, as HostRoad has them."""
+        return HostRoad(self, rows, session)
+
+
+def _is_one(prompt: Any) -> bool:
+    return isinstance(prompt, str) or all(map(is_whole, _items(prompt, A_PROMPT)))
+
+
+def _items(value: Any, what: str) -> list[Any]:
+    """What is in a list, an array or the like; the error says what was expected."""
+    try:
+        return list(value)
+    except TypeError:
+        raise ArgumentError(what, why=f"it is {value!r:.60}") from None

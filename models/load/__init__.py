@@ -1,0 +1,1 @@
+"""Checkpoints: safetensors and GGUF files, their configurations, and the default model."""

@@ -1,0 +1,129 @@
+"""One door to every kind of checkpoint: a path becomes a configuration, weights, and a tokenizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monoplan.ir.arrays import Part
+from monoplan.ir.errors import ArgumentError, LoadError
+from monoplan.models.config import LlamaConfig
+from monoplan.models.load.config_json import DTYPES, read_json
+from monoplan.models.text.tokenizer import Tokenizer
+
+
+class Weights(Protocol):
+    """What a checkpoint offers, whatever the format of its files."""
+
+    path: Path
+
+    def names(self) -> list[str]:
+        """Return the Hugging Face names of all tensors."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        ...
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Return the dtype that `tensor` gives."""
+        ...
+
+    def tensor(self, name: str, part: Part | None = None) -> NDArray[Any]:
+        """Return a tensor, or a part of it, read now: the caller's own copy."""
+        ...
+
+
+class OpenModel(NamedTuple):
+    """A model on disk: nothing but headers has been read, and the tokenizer is made when it is asked for."""
+
+    config: LlamaConfig
+    weights: Weights
+    tokenizer: Callable[[], Tokenizer]
+
+
+def open_model(path: str | Path) -> OpenModel:
+    """Open a Hugging Face directory, a GGUF file, or a directory with one GGUF file in it."""
+    if not isinstance(path, str | os.PathLike):
+        fix = "give a Hugging Face directory or a .gguf file"
+        raise ArgumentError(f"a model is loaded from a path, got {path!r:.60}", fix=fix)
+    path = Path(path).expanduser()
+    if path.is_file():
+        return _open_file(path)
+    if not path.is_dir():
+        fix = "give a Hugging Face directory or a .gguf file"
+        raise LoadError("there is no such model", where=path, why="the path does not exist", fix=fix)
+    gguf_files = sorted(path.glob("*.gguf"))
+    # A repository of GGUF files may have a config.json as well; weights beside it decide what it describes.
+    if (path / "config.json").is_file() and (any(path.glob("*.safetensors*")) or not gguf_files):
+        return _open_directory(path)
+    if len(gguf_files) == 1:
+        return _open_gguf(gguf_files[0])
+    if gguf_files:
+        names = ", ".join(file.name for file in gguf_files[:6])
+        raise LoadError(
+            f"{len(gguf_files)} GGUF files in the directory", where=path, fix=f"name one of {names}"
+        )
+    if not any(path.iterdir()):
+        raise LoadError("the directory is empty", where=path, fix="give one with config.json and weights")
+    raise LoadError("no model in the directory", where=path, why="there is no config.json and no .gguf file")
+
+
+def _open_file(path: Path) -> OpenModel:
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise LoadError(f"can't read {path.name}", where=path, why=str(error)) from None
+    if magic == b"GGUF" or path.suffix == ".gguf":
+        return _open_gguf(path)
+    if path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
+        why = "a pickle file may run any code when it is loaded"
+        raise LoadError(f"{path.name} is a pickle file", where=path, why=why, fix="convert to safetensors")
+    if path.suffix == ".safetensors":
+        raise LoadError("weights alone are no model", where=path, fix=f"give the directory {path.parent}")
+    raise LoadError(
+        f"{path.name} is not a model", where=path, fix="give a Hugging Face directory or a .gguf file"
+    )
+
+
+def _open_gguf(path: Path) -> OpenModel:
+    from monoplan.models.load.gguf import open_gguf
+
+    weights = open_gguf(path)
+    size = weights.config.vocab_size
+
+    def tokenizer() -> Tokenizer:
+        return Tokenizer.from_gguf(weights.metadata, vocab_size=size, where=path)
+
+    return OpenModel(weights.config, weights, tokenizer)
+
+
+def _open_directory(path: Path) -> OpenModel:
+    from monoplan.models.load.safetensors import open_checkpoint
+
+    data = read_json(path / "config.json")
+    config, weights = LlamaConfig.from_dict(data, where=path / "config.json"), open_checkpoint(path)
+    if data.get("dtype", data.get("torch_dtype")) is None:
+        config = dataclasses.replace(config, dtype=_own_dtype(weights))
+
+    def tokenizer() -> Tokenizer:
+        return Tokenizer.from_pretrained(path, vocab_size=config.vocab_size)
+
+    return OpenModel(config, weights, tokenizer)
+
+
+def _own_dtype(weights: Weights) -> str:
+    """The element type of most numbers in a checkpoint; float32 where it is one that no model has."""
+    counts: Counter[str] = Counter()
+    for name in weights.names():
+        counts[weights.dtype(name).name] += math.prod(weights.shape(name))
+    return next((name for name, _ in counts.most_common(1) if name in DTYPES), "float32")

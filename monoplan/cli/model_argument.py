@@ -1,0 +1,230 @@
+"""The MODEL of `inspect`, `verify`, `bisect`, `report` and `golden`: a checkpoint, or a Module of the user's own.
+
+    path/to/checkpoint           a Hugging Face directory or a GGUF file
+    file.py                      model() and specs() of that file
+    file.py:Name, pkg.mod:name   a Module class without arguments, a function that makes a Module, or a Module;
+                                 specs() of the same file
+
+`specs()` returns what `mp.compile(model, ...)` takes: a spec, a tuple of them, or a dict by argument name. The file
+may also define `inputs()`, which returns the arrays to run with; otherwise they are random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from monoplan.cli.user_code import import_module, load_file, users_errors
+from monoplan.ir.errors import ArgumentError
+from monoplan.ir.types import FLOATS, as_weight_dtype
+
+DEFAULT_PROMPT = "Once upon a time"
+HELP = "a checkpoint (directory or .gguf), or file.py[:Name] or module:name with model() and specs()"
+
+
+@dataclass
+class Opened:
+    """A compiled model and a way to get arguments for it."""
+
+    compiled: Any  # a Compiled
+    arguments: Callable[[], dict[str, Any]]  # of one call, by name
+    more: dict[str, Callable[[], dict[str, Any]]]  # further calls worth a profile, by what they are
+    label: str
+
+
+def add_model_argument(parser: argparse.ArgumentParser, *, inputs: bool = True) -> None:
+    """MODEL, how it is compiled, and what it is run with."""
+    add = parser.add_argument
+    add("model", metavar="MODEL", nargs="?", help=HELP + " (default: SmolLM2-135M-Instruct, fetched at first use)")
+    floats = ", ".join(d.name for d in FLOATS)
+    add("--dtype", metavar="TYPE", help=f"of the weights: {floats} (default: the file's own; bfloat16 for checkpoints)")
+    add("--target", choices=("cpu", "cuda", "reference"), default="cpu", help="where to run (default: %(default)s)")
+    add("-t", "--threads", type=int, metavar="N", help="on the CPU (default: as many as run at once)")
+    if inputs:
+        add("--inputs", metavar="FILE.npz", help="arrays by argument name (default: inputs() of the file, or random)")
+        add(
+            "--size",
+            action="append",
+            default=[],
+            metavar="NAME=N",
+            help="the value of a symbolic size; may be repeated",
+        )
+        read = "what a checkpoint reads (default: %(default)r, or random ids if it has no tokenizer)"
+        add("--prompt", default=DEFAULT_PROMPT, help=read)
+        add("--seed", type=int, default=0, help="of random inputs (default: %(default)s)")
+
+
+def open_model(args: argparse.Namespace, **options: Any) -> Opened:
+    """The model of the command line, compiled."""
+    if args.threads is not None and args.threads < 1:
+        raise ArgumentError(f"--threads must be 1 or more, got {args.threads}")
+    if args.dtype is not None:
+        as_weight_dtype(args.dtype)
+    settings = {"threads": args.threads, **options}
+    text: str | None = args.model
+    if text is None:
+        from monoplan.models.load.default_model import default_model_path
+
+        text = str(default_model_path())
+    file, _, name = text.rpartition(":") if ":" in text and not Path(text).exists() else (text, "", "")
+    if file.endswith(".py"):
+        return _own(load_file(Path(file)), name, args, settings, text)
+    if name:
+        return _own(import_module(file, fix=HELP), name, args, settings, text)
+    return _checkpoint(Path(text), args, settings)
+
+
+def _checkpoint(path: Path, args: argparse.Namespace, settings: dict[str, Any]) -> Opened:
+    import monoplan
+    from monoplan.models.auto import AutoLlamaModel
+
+    model = AutoLlamaModel.from_pretrained(path, dtype=args.dtype or "bfloat16")
+    llm = monoplan.compile(model, target=args.target, options=settings)
+
+    def prompt() -> dict[str, Any]:
+        return step_arguments(llm, _prompt_ids(llm, getattr(args, "prompt", DEFAULT_PROMPT)))
+
+    def token() -> dict[str, Any]:
+        return step_arguments(llm, _prompt_ids(llm, getattr(args, "prompt", DEFAULT_PROMPT)), past=True)
+
+    return Opened(llm.compiled, prompt, {"prompt": prompt, "one token": token}, path.name)
+
+
+def step_arguments(llm: Any, ids: Any, *, past: bool = False) -> dict[str, Any]:
+    """Arguments of the plan of generation for some ids; with `past` they are in the cache and one more token comes."""
+    from monoplan.frontend.kv_cache import KVCache
+    from monoplan.models.generate.decoding import Settings, sampling_arrays
+
+    given = llm.prompt_array(ids, more=int(past))
+    batch, seq = given.shape
+    cache = llm.new_cache(batch, seq + 1)
+    if past:
+        llm.step(given, cache)
+        given, seq = given[:, -1:], 1
+    bare = KVCache.tree_unflatten(cache.tree_flatten()[0], (None,))
+    return {
+        "input_ids": given, "past_key_values": bare, "num_valid": np.full(batch, seq, np.int32),
+        **sampling_arrays(Settings(), [0.0] * batch),
+    }  # fmt: skip
+
+
+def _prompt_ids(llm: Any, prompt: str) -> Any:
+    from monoplan.models.text.tokenizer import MissingTokenizer
+
+    try:
+        if llm.tokenizer is not None:
+            return llm.tokenizer.encode(prompt)
+    except MissingTokenizer:
+        if prompt != DEFAULT_PROMPT:  # a text that somebody wants is not to be replaced by another
+            raise
+    rng = np.random.default_rng(0)
+    return rng.integers(0, llm.config.vocab_size, min(8, llm.max_length - 1) or 1)
+
+
+def _own(module: ModuleType, name: str, args: argparse.Namespace, settings: dict[str, Any], label: str) -> Opened:
+    import monoplan
+    from monoplan.frontend.module import Module
+
+    where = getattr(module, "__file__", None) or module.__name__
+    wanted = name or "model"
+    if not hasattr(module, wanted):
+        raise ArgumentError(f"{where} has no {wanted}", fix="define model() and specs(), or give file.py:Name")
+    found = getattr(module, wanted)
+    made = found if isinstance(found, Module) else _called(found, wanted, where)
+    if not isinstance(made, Module):
+        raise ArgumentError(f"{wanted} of {where} gave a {type(made).__name__}, not a Module")
+    specs = getattr(module, "specs", None) or getattr(made, "specs", None)
+    if specs is None:
+        raise ArgumentError(
+            f"{where} has no specs()",
+            why="the sizes of the inputs are not known",
+            fix='def specs(): return mp.spec("batch", 256)',
+        )
+    with users_errors(f"specs() of {where} failed"):
+        given = specs()
+    positional = () if isinstance(given, dict) else tuple(given) if isinstance(given, tuple | list) else (given,)
+    by_name = given if isinstance(given, dict) else {}
+    compiled = monoplan.compile(
+        made, *positional, target=args.target, dtype=args.dtype, options=settings, **by_name
+    )  # fmt: skip
+
+    def arguments() -> dict[str, Any]:
+        return _own_arguments(module, made, compiled, args)
+
+    return Opened(compiled, arguments, {"call": arguments}, label)
+
+
+def _called(found: Any, name: str, where: str) -> Any:
+    """What a class or function gives without arguments."""
+    try:
+        inspect.signature(found).bind()
+    except TypeError as error:
+        raise ArgumentError(
+            f"{name} of {where} can't be called without arguments",
+            why=str(error),
+            fix="define a function in the file that makes the Module: def model(): return ...",
+        ) from None
+    except ValueError:
+        pass  # a builtin that does not tell its parameters
+    with users_errors(f"{name} of {where} failed"):
+        return found()
+
+
+def _own_arguments(module: ModuleType, made: Any, compiled: Any, args: argparse.Namespace) -> dict[str, Any]:
+    if not args.inputs and hasattr(module, "inputs"):
+        with users_errors(f"inputs() of {module.__file__ or module.__name__} failed"):
+            given = module.inputs()
+        if isinstance(given, dict):
+            return dict(given)
+        values = given if isinstance(given, tuple | list) else (given,)
+        return dict(made.bind_arguments(tuple(values), {}))
+    from monoplan.frontend.pytree import flatten, unflatten
+    from monoplan.inspect.examples import example_inputs
+
+    _, specs, built = compiled.built[0]
+    tree = compiled.built[0][0]
+    graph = built.stages[0].graph
+    arrays = example_inputs(graph, parse_sizes(args.size), args.seed)
+    if args.inputs:
+        given = load_npz(args.inputs)
+        arrays = [given.pop(v.name, a) for v, a in zip(graph.inputs, arrays, strict=True)]
+        if given:
+            names = ", ".join(v.name for v in graph.inputs)
+            raise ArgumentError(f"{args.inputs} has {next(iter(given))!r}, which is no input", fix=f"inputs: {names}")
+    rest = iter(arrays)
+    leaves = [next(rest) if hasattr(s, "type") else s for s in specs]
+    result = unflatten(tree, leaves)
+    assert isinstance(result, dict) and len(flatten(result)[0]) == len(leaves)
+    return result
+
+
+def parse_sizes(texts: list[str]) -> dict[str, int]:
+    """`["batch=2", "seq=7"]` as numbers."""
+    found = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        if not number.isdigit():
+            raise ArgumentError(f"--size {text!r} is not NAME=NUMBER")
+        found[name] = int(number)
+    return found
+
+
+def load_npz(path: str | Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of a file by name."""
+    try:
+        data = np.load(path)
+        if isinstance(data, np.ndarray):
+            raise ValueError("it holds one array without a name; np.savez writes names")
+        with data:
+            return {k: data[k] for k in data.files}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:  # the last: cut short
+        raise ArgumentError(f"can't read the arrays of {path}", why=str(error)) from None

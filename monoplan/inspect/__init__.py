@@ -1,0 +1,1 @@
+"""Looking inside: diff, explain, verify, bisect, profile, report, golden outputs."""

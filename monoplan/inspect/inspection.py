@@ -1,0 +1,160 @@
+"""What a Compiled can tell about its plan beyond IR and source: diff, verify, bisect, profile, report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from monoplan.frontend.pytree import flatten, unflatten
+from monoplan.ir.errors import ArgumentError
+from monoplan.ir.ops.collective import among
+
+if TYPE_CHECKING:
+    from monoplan.built import Built
+    from monoplan.inspect.bisect import Finding
+    from monoplan.inspect.profile import Profile
+    from monoplan.inspect.verify import Subject, Verification
+    from monoplan.ir.graph import Graph
+    from monoplan.runtime.ranks.comm import Communicator
+
+Array = np.ndarray[Any, Any]
+
+
+class Inspection:
+    """Mixed into Compiled, which finds the plan that fits the arguments."""
+
+    target: str
+    tp: Communicator | None = None
+
+    def _bind(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Built, list[Any], list[Array], dict[str, int]]:
+        raise NotImplementedError
+
+    def _latest(self) -> Built:
+        raise NotImplementedError
+
+    def subject(self, *args: Any, **kwargs: Any) -> Subject:
+        """The plan for these arguments, ready to be examined; the arguments are not changed."""
+        from monoplan.driver import module_source
+        from monoplan.inspect.verify import Subject
+
+        built, _, arrays, symbols = self._bind(args, kwargs)
+        arrays = [a if isinstance(a, np.ndarray) else a.get() for a in arrays]  # the tools compare on the host
+        # What a rank computes begins with its part of the graph.
+        source = module_source(built.tensors)
+        stages = built.stages[1:] if built.tp is not None and built.tp.size > 1 else built.stages
+        return Subject(
+            built.stages[0].graph.name, self.target, stages, built.executable,
+            lambda path: source.read(path, None), arrays, symbols, output_names(built),
+        )  # fmt: skip
+
+    def verify(self, *args: Any, nodes: bool = False, **kwargs: Any) -> Verification:
+        """Compares a call with the float64 interpreter: each output, with `nodes` each value on the way."""
+        from monoplan.inspect.verify import verify
+
+        subject = self.subject(*args, **kwargs)
+        with among(self.tp):
+            if self.tp is not None:  # now, on every rank: later some might want it and others not
+                subject.exact, subject.plain  # noqa: B018
+            found = verify(subject, nodes=nodes)
+        other = None if found.ok else other_weight(self._bind(args, kwargs)[0])
+        return found if other is None else replace(found, notes=(*found.notes, f"{other.what}: {other.why}"))
+
+    def bisect(self, *args: Any, folder: str | Path | None = None, **kwargs: Any) -> Finding:
+        """The first pass whose graph changes the numbers, or the first kernel that does, with a folder to repeat it."""
+        from monoplan.inspect.bisect import bisect
+
+        if self.tp is not None and self.tp.size > 1:
+            raise ArgumentError(
+                "bisect examines one rank: its questions would differ between several",
+                fix="compile without tp=, or use verify()",
+            )
+        if (other := other_weight(self._bind(args, kwargs)[0])) is not None:
+            raise other
+        return bisect(self.subject(*args, **kwargs), folder)
+
+    def diff(self, *, color: bool | None = None, locs: bool = True) -> str:
+        """A unified diff of the IR for each pass that changed something; coloured where stdout is a terminal."""
+        from monoplan.inspect.diff import diff
+
+        return diff(self._latest().stages, color=color, locs=locs)
+
+    def explain(self) -> str:
+        """In words: what went into each kernel, what every pass did, and what did not fuse and why."""
+        from monoplan.passes.explain import explain
+
+        built = self._latest()
+        return explain(built.stages, built.plan)
+
+    def profile(self, *args: Any, repeat: int = 10, **kwargs: Any) -> Profile:
+        """The time of each step of a call, its bytes and flops, and its share of what the machine can do."""
+        from monoplan.inspect.profile import profile
+
+        return profile(self.subject(*args, **kwargs), repeat=repeat)
+
+    def report(self, path: str | Path, *args: Any, **kwargs: Any) -> Path:
+        """One HTML page that shows all of it; with the arguments of a call also the times of its steps."""
+        from monoplan.inspect.report import write_report
+
+        if not args and not kwargs:
+            return write_report(Path(path), self._latest(), {})
+        built = self._bind(args, kwargs)[0]
+        profiles = {"call": self.profile(*args, **kwargs)} if built.executable is not None else {}
+        return write_report(Path(path), built, profiles)
+
+
+def other_weight(built: Built) -> ArgumentError | None:
+    """The error for an array that was changed in place since the plan copied it: it would look like a wrong kernel."""
+    from monoplan.driver import module_source
+    from monoplan.runtime.cpu.weights import prepare
+
+    if built.target != "cpu" or built.tp is not None:
+        return None
+    now = prepare(built.graph, built.executable.plan.params, module_source(built.tensors))
+    for use, old, new in zip(built.executable.plan.params, built.executable.params, now, strict=True):
+        if not np.array_equal(old.reshape(-1).view(np.uint8), new.reshape(-1).view(np.uint8)):
+            return ArgumentError(
+                f"the weight {use.value} is no longer what {built.graph.name} was compiled with",
+                why="its array was changed in place, and the plan has a copy of it",
+                fix="load weights by load_state_dict or load_parameter, or compile again",
+            )
+    return None
+
+
+def graph_subject(
+    graph: Graph, inputs: Sequence[Array], params: Mapping[str, Array] | None = None, executable: Any = None
+) -> Subject:
+    """A graph by itself, compiled as it is (for the CPU unless an executable is given), ready for verify and bisect."""
+    from monoplan.driver import build_graph_executable
+    from monoplan.inspect.verify import Subject
+    from monoplan.ir.interpreter import bind_symbols
+    from monoplan.passes.manager import Stage
+
+    arrays = dict(params or {})
+    made = build_graph_executable(graph, arrays).executable if executable is None else executable
+    stage = Stage("trace", "the graph as it was given", graph, 0, 0.0, (), True)
+    symbols = bind_symbols(graph.inputs, [a.shape for a in inputs])
+    names = [str(v) for v in graph.outputs]
+    target = made.plan.target.name
+    return Subject(graph.name, target, [stage], made, arrays.__getitem__, list(inputs), symbols, names)
+
+
+def output_names(built: Built) -> list[str]:
+    """Names of the graph's outputs: places in forward's result, then the arguments that forward writes."""
+    graph = built.stages[0].graph
+    returned = len(graph.outputs) - len(graph.writes)
+    marks = [_Mark() for _ in range(returned)]
+    names = {id(leaf): name for name, leaf in flatten(unflatten(built.out_tree, marks))[0]}
+    written = {j: graph.inputs[i].name for i, j in graph.writes}
+    found = [names[id(m)] for m in marks]
+    found = ["result" if n == "x" else n for n in found]
+    return [*found, *(f"{written[j]} (written)" for j in range(returned, len(graph.outputs)))]
+
+
+class _Mark:
+    """Stands for an output while the structure of the result is asked for its names."""

@@ -1,0 +1,253 @@
+"""Where the time of a call goes: each step's time, bytes and flops, against what the machine was measured to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from monoplan.codegen.kernels import Attention, Gather, Kernel, Linear, Rope
+from monoplan.codegen.operands import stored_bytes
+from monoplan.inspect.verify import Subject
+from monoplan.inspect.walk import short_loc
+from monoplan.ir.dims import Dim, evaluate
+from monoplan.ir.errors import printable
+from monoplan.ir.printer import print_op
+from monoplan.ir.types import product
+from monoplan.runtime.machine.limits import Limits, measure_target
+
+Array = np.ndarray[Any, Any]
+REPEAT = 10
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """One step of the plan; inside rolled layers all its turns together."""
+
+    number: int
+    runs: int
+    family: str
+    function: str
+    ir: str
+    module: str
+    where: str
+    nanoseconds: float  # of all runs
+    bytes: int  # of all runs
+    flops: int
+    roof: float  # seconds that the machine needs at least
+    bound: str  # "memory", "cache" or "compute": which roof that is
+
+    @property
+    def gbps(self) -> float:
+        return self.bytes / self.nanoseconds if self.nanoseconds else 0.0
+
+    @property
+    def gflops(self) -> float:
+        return self.flops / self.nanoseconds if self.nanoseconds else 0.0
+
+    @property
+    def share(self) -> float:
+        """How much of the roof it reaches: 1 is as fast as the machine allows."""
+        return self.roof * 1e9 / self.nanoseconds if self.nanoseconds else 0.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A profiled call; prints as a table."""
+
+    name: str
+    target: str
+    sizes: str
+    threads: int
+    steps: tuple[StepProfile, ...]
+    events: tuple[tuple[int, int | None, float], ...]  # step, turn, nanoseconds: in the order of execution
+    plain: float  # nanoseconds of a call of the plan that nobody looks into
+    probed: float  # and of the instrumented one
+    limits: Limits
+
+    @property
+    def total(self) -> float:
+        """Nanoseconds of all steps."""
+        return sum(s.nanoseconds for s in self.steps)
+
+    @property
+    def overhead(self) -> float:
+        """What the instrumented call costs above the plain one, as a share of that."""
+        return self.probed / self.plain - 1 if self.plain else 0.0
+
+    def top(self, count: int | None = None) -> list[StepProfile]:
+        """Steps by time, the slowest first."""
+        return sorted(self.steps, key=lambda s: -s.nanoseconds)[:count]
+
+    def __str__(self) -> str:
+        head = ("step", "runs", "kernel", "time", "share", "GB/s", "GFLOP/s", "of limit", "module", "ir")
+        rows = [head]
+        for s in self.steps:
+            rows.append((
+                str(s.number), str(s.runs), s.family, f"{s.nanoseconds / 1e3:.1f} µs",
+                f"{s.nanoseconds / max(self.total, 1):.1%}", f"{s.gbps:.2f}", f"{s.gflops:.2f}",
+                f"{s.share:.0%} {s.bound}", s.module or "-", s.ir,
+            ))  # fmt: skip
+        widths = [max(len(r[i]) for r in rows) for i in range(len(head) - 1)]
+        right = {0, 1, 3, 4, 5, 6}
+        lines = [
+            "  ".join(
+                [
+                    *(
+                        c.rjust(w) if i in right else c.ljust(w)
+                        for i, (c, w) in enumerate(zip(r, widths, strict=False))
+                    ),
+                    r[-1],
+                ]
+            )
+            for r in rows
+        ]
+        about = f" at {self.sizes}" if self.sizes else ""
+        return (
+            "\n".join([f"profile of {self.name} on {self.target}, {self.threads} threads{about}", *lines, self.summary])
+            + "\n"
+        )
+
+    __repr__ = __str__
+
+    @property
+    def summary(self) -> str:
+        """Total, overhead and limits in two lines."""
+        m = self.limits
+        moved = sum(s.bytes for s in self.steps)
+        above = any(s.share > 1.05 for s in self.steps if s.nanoseconds > self.total / 100)
+        hint = "\nabove 100 %: the limits were measured on a busy machine; `monoplan bench --limits` does it again"
+        return (
+            f"total {self.total / 1e3:.1f} µs in {len(self.events)} steps, {moved / max(self.total, 1):.2f} GB/s; "
+            f"a call takes {self.plain / 1e3:.1f} µs, an instrumented one {self.probed / 1e3:.1f} µs: "
+            f"looking costs {self.overhead:+.1%}\n"
+            f"limits: memory {m.memory / 1e9:.1f} GB/s, cache {m.cache / 1e9:.1f} GB/s ({m.cache_bytes >> 20} MiB), "
+            f"{m.flops / 1e9:.1f} GFLOP/s f32" + (hint if above else "")
+        )
+
+    def chrome_trace(self) -> dict[str, Any]:
+        """The events in Chrome's trace format: opens in Perfetto and chrome://tracing."""
+        by_number = {s.number: s for s in self.steps}
+        found: list[dict[str, Any]] = [
+            {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"monoplan {self.name} ({self.target})"}},
+            {"ph": "M", "pid": 1, "tid": 1, "name": "thread_name", "args": {"name": "plan"}},
+        ]
+        at = 0.0
+        for number, turn, nanoseconds in self.events:
+            s = by_number[number]
+            label = s.function if turn is None else f"{s.function} [{turn}]"
+            found.append({
+                "ph": "X", "pid": 1, "tid": 1, "name": label, "cat": s.family, "ts": round(at / 1e3, 3),
+                "dur": round(nanoseconds / 1e3, 3),
+                "args": {
+                    "step": number, "turn": turn, "ir": s.ir, "where": s.where, "bytes": s.bytes // s.runs,
+                    "flops": s.flops // s.runs,
+                    "gbps": round(s.bytes / s.runs / nanoseconds, 3) if nanoseconds else 0.0,
+                },
+            })  # fmt: skip
+            at += nanoseconds
+        return {
+            "traceEvents": found,
+            "displayTimeUnit": "ns",
+            "otherData": {"sizes": self.sizes, "threads": self.threads},
+        }
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the Chrome trace."""
+        Path(path).write_text(json.dumps(self.chrome_trace()), "utf-8")
+        return Path(path)
+
+
+def profile(subject: Subject, *, repeat: int = REPEAT) -> Profile:
+    """Runs the plan plain and instrumented, several times each, and takes the median."""
+    from monoplan.ir.errors import ArgumentError
+
+    if subject.executable is None:
+        raise ArgumentError("target='reference' has no kernels to profile", fix="compile for cpu or cuda")
+    if repeat < 1:
+        raise ArgumentError(f"repeat must be 1 or more, got {repeat}")
+    events, marks, plain, probed = subject.probe.profile_times(subject.fresh_inputs(), subject.symbols, repeat)
+    plan, threads = subject.executable.plan, getattr(subject.executable, "threads", 1)
+    limits = measure_target(subject.target, threads)
+    params = sum(a.nbytes for a in getattr(subject.executable, "params", []))
+    bandwidth = (limits.memory, "memory") if params > limits.cache_bytes else (limits.cache, "cache")
+    sizes = {**subject.symbols, "threads": threads}
+    per_event = np.median(marks, axis=0)
+    times: dict[int, float] = {}
+    for (number, _), value in zip(events, per_event, strict=True):
+        times[number] = times.get(number, 0.0) + float(value)
+    functions = subject.executable.source.step_functions
+    steps = []
+    for step, runs in plan.steps():
+        k = step.kernel
+        moved, flops = kernel_cost(k, sizes, subject.inputs)
+        roof, bound = _roof(k, moved * runs, flops * runs, limits, bandwidth)
+        steps.append(StepProfile(
+            step.number, runs, k.family, functions[step.number], print_op(k.op), printable(k.op.loc.path),
+            short_loc(k.op.loc), times[step.number], moved * runs, flops * runs, roof, bound,
+        ))  # fmt: skip
+    timeline = tuple((number, turn, float(t)) for (number, turn), t in zip(events, per_event, strict=True))
+    return Profile(subject.name, subject.target, subject.sizes, threads, tuple(steps), timeline, plain, probed, limits)
+
+
+def kernel_cost(k: Kernel, sizes: Mapping[str, int], inputs: Sequence[Array]) -> tuple[int, int]:
+    """Bytes that one run must move and flops that it must do, for these sizes.
+
+    A lookup reads the rows that it takes, not the table; attention reads what the cache holds, not its capacity.
+    """
+    moved, flops = _number(k.bytes, sizes), _number(k.flops, sizes)
+    if isinstance(k, Gather):
+        table = k.operand("x")
+        rows = product(d for d in (*k.outer, *k.inner))
+        taken, whole = (stored_bytes(table, n) for n in (_number(rows, sizes), _elements(table, sizes)))
+        moved += _number(taken, sizes) - _number(whole, sizes)
+    if isinstance(k, Attention) and k.has("past"):
+        keys, held = _number(k.keys, sizes), _held(k, sizes, inputs)
+        if held is not None and keys:
+            cache = sum(_elements(k.operand(n), sizes) * k.operand(n).dtype.itemsize for n in ("k", "v"))
+            moved -= cache * (keys - held) // keys
+            flops = flops * held // keys
+    if isinstance(k, Rope) or (isinstance(k, Linear) and k.epilogue == "heads"):  # the angles of the positions only
+        used = _elements(k.operand("positions"), sizes)
+        for o in (k.operand("sin"), k.operand("cos")):
+            rows = max(_number(o.shape[0], sizes), 1)
+            moved -= _elements(o, sizes) * max(rows - used, 0) // rows * o.dtype.itemsize
+    if isinstance(k, Linear) and k.epilogue == "heads":  # writes the new rows, not the whole caches
+        for name in ("k_cache", "v_cache"):
+            o = k.operand(name)
+            capacity = max(_number(o.shape[2], sizes), 1)
+            whole = _elements(o, sizes) * o.dtype.itemsize
+            moved -= whole * max(capacity - _number(k.seq, sizes), 0) // capacity
+    return max(moved, 0), flops
+
+
+def _held(k: Attention, sizes: Mapping[str, int], inputs: Sequence[Array]) -> int | None:
+    """Keys that the longest row sees."""
+    buffer = k.operand("past").view.buffer
+    if buffer.kind != "input":
+        return None
+    longest = int(inputs[buffer.index].max(initial=0)) + _number(k.seq, sizes)
+    return min(longest, _number(k.keys, sizes))
+
+
+def _number(d: Dim, sizes: Mapping[str, int]) -> int:
+    return int(evaluate(d, sizes))
+
+
+def _elements(o: Any, sizes: Mapping[str, int]) -> int:
+    """Elements behind an operand; stretched dimensions count once."""
+    pairs = zip(o.view.shape, o.view.strides, strict=True)
+    return _number(product(n for n, s in pairs if not (isinstance(s, int) and s == 0)), sizes)
+
+
+def _roof(k: Kernel, moved: int, flops: int, limits: Limits, bandwidth: tuple[float, str]) -> tuple[float, str]:
+    """The least time of a kernel, and what sets it."""
+    peak = limits.flops
+    if isinstance(k, Linear) and limits.tile_bf16 and k.operand("w").dtype.name == "bf16":
+        peak = limits.tile_bf16
+    memory, compute = moved / bandwidth[0], flops / peak
+    return (memory, bandwidth[1]) if memory >= compute else (compute, "compute")

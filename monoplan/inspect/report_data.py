@@ -1,0 +1,328 @@
+"""Everything that the report shows, as plain data: graphs, passes, steps, memory, profiles, source."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from monoplan.built import Built
+from monoplan.driver import VERSION
+from monoplan.inspect.diff import stage_diff
+from monoplan.inspect.examples import sizes_for
+from monoplan.inspect.profile import Profile
+from monoplan.inspect.walk import short_loc
+from monoplan.ir.graph import Graph, Op, Value, readers
+from monoplan.ir.printer import print_op
+
+Data = dict[str, Any]
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_NUMBERED = re.compile(r"^(.*?)\.(\d+)(?:\.|$)")
+
+
+def report_data(built: Built, profiles: Mapping[str, Profile]) -> Data:
+    """The data of one compiled plan."""
+    traced, final = built.stages[0].graph, built.stages[-1].graph
+    sizes = sizes_for(final)
+    data: Data = {
+        "name": traced.name, "target": built.target, "version": VERSION, "made": time.strftime("%Y-%m-%d %H:%M"),
+        "symbols": list(final.symbols), "stages": _stages(built.stages), "source": "", "functions": [], "steps": [],
+        "memory": None, "summary": _summary(built, traced, final),
+        "profiles": [_profile(label, p) for label, p in profiles.items()],
+    }  # fmt: skip
+    steps_of: dict[Op, list[int]] = {}
+    if built.plan is not None:
+        for step, _ in built.plan.steps():
+            steps_of.setdefault(step.kernel.op, []).append(step.number)
+        data |= _code(built)
+        data["memory"] = [_memory(built.plan, label, s) for label, s in _memory_sizes(profiles, sizes)]
+    final_nodes = _Nodes(final, steps_of)
+    traced_nodes = _Nodes(traced, _traced_steps(built.stages, steps_of))
+    data["graphs"] = {"before": traced_nodes.data(), "after": final_nodes.data()}
+    data["lines"] = _user_lines([*traced_nodes.locs, *final_nodes.locs])
+    return data
+
+
+def _summary(built: Built, traced: Graph, final: Graph) -> list[list[str]]:
+    """Pairs of a name and a text."""
+    rows = [["ops in forward", str(_count(traced))]]
+    if built.plan is not None:
+        kernels = list(built.plan.steps())
+        rows.append(["kernels", str(len(kernels))])
+        runs = sum(n for _, n in kernels)
+        if runs != len(kernels):
+            rows.append(["kernel runs per call", str(runs)])
+        rows.append(["functions in the source", str(len(built.source.functions))])
+        rows.append(["lines of source", f"{built.source_text.count(chr(10)):,}"])
+        rows.append(["weights", _size(sum(a.nbytes for a in built.executable.params))])
+    rows.append(
+        ["passes that changed something", f"{sum(s.changed for s in built.stages[1:])} of {len(built.stages) - 1}"]
+    )
+    rows.append(["symbolic sizes", ", ".join(final.symbols) or "none"])
+    rows.append(
+        ["compile", f"{sum(built.milliseconds.values()):.0f} ms" + (" (binary from the cache)" if built.hit else "")]
+    )
+    return rows
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
+
+
+def _count(graph: Graph) -> int:
+    return sum(len(op.attrs["body"].ops) if op.opdef.kind == "repeat" else 1 for op in graph.ops)
+
+
+def _stages(stages: Sequence[Any]) -> list[Data]:
+    found = []
+    for i, s in enumerate(stages):
+        changed = i > 0 and s.graph is not stages[i - 1].graph
+        found.append({
+            "number": i, "name": s.name, "rule": s.rule, "rewrites": s.rewrites, "ms": round(s.seconds * 1e3, 2),
+            "ops": _count(s.graph), "changed": changed, "misses": [str(m) for m in s.misses],
+            "diff": stage_diff(stages[i - 1], s, context=1) if changed else [],
+        })  # fmt: skip
+    return found
+
+
+class _Nodes:
+    """The nodes of a graph, grouped: rolled layers by their loop, written-out ones by their numbered module."""
+
+    def __init__(self, graph: Graph, steps: Mapping[Op, Sequence[int]]) -> None:
+        self.graph, self.steps = graph, steps
+        self.nodes: list[Data] = []
+        self.groups: list[Data] = []
+        self.locs: list[Any] = []
+        self.where: dict[Value, str] = {}
+        self.params = {p.value: p.path for p in graph.params}
+        self.params |= {r: f"made at load by {op.name}" for op in graph.setup for r in op.results}
+
+    def data(self) -> Data:
+        used = readers(self.graph)
+        for i, values in enumerate(_families([v for v in self.graph.inputs if used[v]])):
+            title = values[0].name
+            if len(values) > 1:
+                title = f"{_NUMBER.sub('*', title)} × {len(values)}"
+            self._node(f"in{i}", "input", title, "\n".join(f"{v}: {v.type}" for v in values), [], values)
+        layers = self._layers()
+        for i, op in enumerate(self.graph.ops):
+            if op.opdef.kind == "repeat":
+                self._loop(i, op)
+            else:
+                self._op(f"op{i}", op, layers.get(op), self.where)
+        written = {j: self.graph.inputs[i].name for i, j in self.graph.writes}
+        plain = [(j, v) for j, v in enumerate(self.graph.outputs) if j not in written]
+        for j, v in plain:
+            self._node(f"out{j}", "output", f"output {j}", f"return {v}: {v.type}", [v], [])
+        if written:
+            values = [self.graph.outputs[j] for j in written]
+            names = ", ".join(written.values())
+            self._node("written", "output", f"{len(written)} written", f"written into {names}", values, [])
+        return {"nodes": self.nodes, "groups": self.groups}
+
+    def _layers(self) -> dict[Op, str]:
+        """The group of each op of a repeated module, `model.layers.7`: the first alone, the others stacked."""
+        found: dict[str, dict[int, list[Op]]] = {}
+        for op in self.graph.ops:
+            match = _NUMBERED.match(op.loc.path)
+            if match:
+                found.setdefault(match[1], {}).setdefault(int(match[2]), []).append(op)
+        groups: dict[Op, str] = {}
+        for stem, layers in found.items():
+            if len(layers) < 2 or max(map(len, layers.values())) < 3:
+                continue
+            numbers = sorted(layers)
+            rest = f"{stem}.rest"
+            if len(numbers) > 2:
+                title = f"{stem} {numbers[1]} – {numbers[-1]}"
+                note = f"{len(numbers) - 1} more like {stem}.{numbers[0]}"
+                self.groups.append({"id": rest, "parent": None, "title": title, "note": note, "open": False})
+            for n in numbers:
+                parent = rest if len(numbers) > 2 and n != numbers[0] else None
+                name = f"{stem}.{n}"
+                self.groups.append(
+                    {
+                        "id": name,
+                        "parent": parent,
+                        "title": name,
+                        "open": n == numbers[0],
+                        "note": f"{len(layers[n])} ops",
+                    }
+                )
+                groups.update(dict.fromkeys(layers[n], name))
+        return groups
+
+    def _loop(self, number: int, op: Op) -> None:
+        a = op.attrs
+        body, carried, shared = a["body"], a["carried"], a["shared"]
+        group = f"loop{number}"
+        self.groups.append(
+            {
+                "id": group,
+                "parent": None,
+                "title": f"{a['count']} × {body.name}",
+                "open": True,
+                "loop": True,
+                "note": f"{len(body.ops)} ops, run {a['count']} times over a table of weights",
+            }
+        )
+        inner: dict[Value, str] = {}
+        for i, v in enumerate(body.inputs):
+            first = i if i < carried + shared else carried + shared + (i - carried - shared) * a["count"]
+            outer = op.operands[first]
+            if outer in self.where:
+                inner[v] = self.where[outer]
+            elif outer in self.params:
+                self.params[v] = self.params[outer] + (" (and its like)" if i >= carried + shared else "")
+        for i, o in enumerate(body.ops):
+            self._op(f"{group}_{i}", o, group, inner)
+        outs = [inner.get(v) for v in body.outputs]
+        for i, r in enumerate(op.results):
+            source = outs[i] if i < carried else outs[carried + (i - carried) // a["count"]]
+            if source is not None:
+                self.where[r] = source
+
+    def _op(self, name: str, op: Op, group: str | None, where: dict[Value, str]) -> None:
+        numbers = list(self.steps.get(op, ()))
+        self.locs.append(op.loc)
+        self.nodes.append({
+            "id": name, "kind": op.opdef.kind, "title": op.name, "ir": print_op(op), "group": group, "steps": numbers,
+            "sub": ", ".join(str(r.type) for r in op.results), "path": op.loc.path, "file": op.loc.file,
+            "line": op.loc.line, "where": short_loc(op.loc), "doc": op.opdef.doc.split("\n")[0],
+            "from": list(dict.fromkeys(where[v] for v in op.reads if v in where)),
+            "weights": [f"{v}: {v.type}  {self.params[v]}" for v in op.reads if v in self.params],
+        })  # fmt: skip
+        where.update(dict.fromkeys(op.results, name))
+
+    def _node(self, name: str, kind: str, title: str, ir: str, reads: Sequence[Value], makes: Sequence[Value]) -> None:
+        self.nodes.append({
+            "id": name, "kind": kind, "title": title, "ir": ir, "group": None, "steps": [], "path": "", "file": "",
+            "line": 0, "where": "", "doc": "", "weights": [],
+            "sub": ", ".join(str(v.type) for v in (makes or reads)[:1]),
+            "from": list(dict.fromkeys(self.where[v] for v in reads if v in self.where)),
+        })  # fmt: skip
+        self.where.update(dict.fromkeys(makes, name))
+
+
+def _families(values: Sequence[Value]) -> list[list[Value]]:
+    """Values that differ in a number only, such as the caches of all layers, together."""
+    found: dict[tuple[str, str], list[Value]] = {}
+    for v in values:
+        found.setdefault((_NUMBER.sub("*", v.name), str(v.type)), []).append(v)
+    return list(found.values())
+
+
+def _traced_steps(stages: Sequence[Any], steps_of: Mapping[Op, Sequence[int]]) -> dict[Op, list[int]]:
+    """The kernels that compute each op of the traced graph: its own, or those that its readers were fused into."""
+    traced, final = stages[0].graph, stages[-1].graph
+    kernels: dict[str, list[int]] = {}
+    for op, numbers in _unrolled(stages, final):
+        for r in op.results:
+            kernels.setdefault(r.name, list(steps_of.get(numbers, ())))
+    users = readers(traced)
+    found: dict[Op, list[int]] = {}
+    for op in reversed(traced.ops):
+        own = [n for r in op.results for n in kernels.get(r.name, ())]
+        if not own:
+            own = [n for r in op.results for reader in users[r] if reader is not None for n in found.get(reader, ())]
+        found[op] = list(dict.fromkeys(own))[:4]
+    return found
+
+
+def _unrolled(stages: Sequence[Any], final: Graph) -> list[tuple[Op, Op]]:
+    """Ops of the graph before layers were rolled, each with the op of the final graph that stands for it."""
+    flat: list[Op] = []
+    for op in final.ops:
+        flat += op.attrs["body"].ops * op.attrs["count"] if op.opdef.kind == "repeat" else (op,)
+    for s in reversed(stages):
+        ops = s.graph.ops
+        if not any(op.opdef.kind == "repeat" for op in ops):
+            if len(ops) == len(flat):
+                return list(zip(ops, flat, strict=True))
+            break
+    return [(op, op) for op in flat]
+
+
+def _code(built: Built) -> Data:
+    """Source, functions with the line where they begin, steps."""
+    text = built.source_text
+    functions = []
+    for f in built.source.functions:
+        at = text.find(f.comment)
+        functions.append(
+            {"name": f.name, "text": f.text, "comment": f.comment, "line": text.count("\n", 0, max(at, 0)) + 1}
+        )
+    steps = []
+    for step, runs in built.plan.steps():
+        k = step.kernel
+        steps.append({
+            "number": step.number, "runs": runs, "family": k.family,
+            "function": built.source.step_functions[step.number],
+            "ir": print_op(k.op), "path": k.op.loc.path, "where": short_loc(k.op.loc), "schedule": str(step.schedule),
+            "bytes": str(k.bytes), "flops": str(k.flops), "barrier": step.barrier,
+            "reads": [o.view.buffer.name for o in k.reads if not o.view.is_virtual],
+            "writes": [o.view.buffer.name for o in k.writes],
+        })  # fmt: skip
+    return {"source": text, "functions": functions, "steps": steps}
+
+
+def _memory_sizes(profiles: Mapping[str, Profile], sizes: Mapping[str, int]) -> list[tuple[str, dict[str, int]]]:
+    """The sizes for which the arena is drawn: those of the profiles, else the usual ones."""
+    found = []
+    for label, p in profiles.items():
+        values = dict(part.split("=") for part in p.sizes.split(", ")) if p.sizes else {}
+        found.append((label, {**sizes, **{k: int(v) for k, v in values.items()}, "threads": p.threads}))
+    return found or [(", ".join(f"{k}={v}" for k, v in sizes.items()) or "all sizes fixed", {**sizes, "threads": 1})]
+
+
+def _memory(plan: Any, label: str, sizes: Mapping[str, int]) -> Data:
+    from monoplan.ir.dims import evaluate
+
+    offsets, peak = plan.arena.layout(sizes)
+    buffers = []
+    for life in plan.arena.lifetimes:
+        b = life.buffer
+        slot = plan.arena.slot_of[b]
+        nbytes = evaluate(b.size, sizes) * b.dtype.itemsize
+        buffers.append({"name": b.name, "kind": b.kind, "type": f"{b.dtype}[{b.size}]", "first": life.first,
+                        "last": life.last, "offset": offsets[slot], "bytes": nbytes, "slot": slot})  # fmt: skip
+    count = len(list(plan.steps()))
+    return {
+        "label": label,
+        "sizes": ", ".join(f"{k}={v}" for k, v in sizes.items()),
+        "peak": peak,
+        "steps": count,
+        "unshared": plan.arena.unshared(sizes),
+        "slots": len(offsets),
+        "buffers": buffers,
+    }
+
+
+def _profile(label: str, p: Profile) -> Data:
+    m = p.limits
+    return {
+        "label": label, "sizes": p.sizes, "threads": p.threads, "total": p.total, "plain": p.plain,
+        "probed": p.probed, "overhead": p.overhead,
+        "limits": {"memory": m.memory, "cache": m.cache, "flops": m.flops, "tile_bf16": m.tile_bf16,
+                   "cache_bytes": m.cache_bytes},
+        "steps": [{"number": s.number, "ns": s.nanoseconds, "bytes": s.bytes, "flops": s.flops, "gbps": s.gbps,
+                   "gflops": s.gflops, "share": s.share, "bound": s.bound} for s in p.steps],
+    }  # fmt: skip
+
+
+def _user_lines(locs: Sequence[Any], around: int = 2) -> dict[str, list[list[Any]]]:
+    """The user's lines behind the nodes, with their neighbours: `file:line` -> [[number, text], …]."""
+    found: dict[str, list[list[Any]]] = {}
+    for loc in locs:
+        key = f"{loc.file}:{loc.line}"
+        if not loc.file or key in found:
+            continue
+        lines = [
+            [n, linecache.getline(loc.file, n).rstrip("\n")]
+            for n in range(max(1, loc.line - around), loc.line + around + 1)
+        ]
+        if any(text for _, text in lines):
+            found[key] = lines
+    return found

@@ -1,0 +1,303 @@
+"""How each op runs on parts of its operands. What has no rule here runs on whole values, gathered first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from monoplan.ir.dims import Dim, equal
+from monoplan.ir.errors import ArgumentError
+from monoplan.ir.graph import Op, Value
+from monoplan.ir.rules import normalized_axes
+from monoplan.ir.types import TensorType, product
+from monoplan.passes.shard.splits import Piece, Split, Styles, cut, cut_ceil, cut_heads, cut_shared
+
+Lie = Split | None  # None: the whole value is on every rank
+
+
+@dataclass(frozen=True)
+class Local:
+    """An op on parts: how its operands must lie, how its results lie, and what happens to the first of them."""
+
+    operands: tuple[Lie, ...]
+    results: tuple[Lie, ...]
+    then: str = ""  # reduce: summed over the ranks; gather: made whole; lookup: vocabulary-parallel
+    shape: bool = False  # the attribute `shape` is the result's local one
+    wants: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)  # families that must be cut otherwise
+    whole: bool = False  # no rule fits: operands are gathered
+
+
+class Rules:
+    """The rules for one plan and number of ranks; `pieces` of a family are as asked for, else as even as can be."""
+
+    def __init__(self, styles: Styles, size: int, paths: Mapping[Value, str]) -> None:
+        self.styles, self.size, self.paths = styles, size, paths
+        self.pieces: dict[str, tuple[Piece, ...]] = {}
+
+    def local(self, op: Op, lies: Sequence[Lie]) -> Local:
+        """How an op runs when its operands lie so."""
+        rule = _BY_NAME.get(op.name) or _BY_KIND.get(op.opdef.kind)
+        found = rule(self, op, lies) if rule is not None else None
+        if found is not None:
+            return found
+        return Local((None,) * len(lies), (None,) * len(op.results), whole=any(x is not None for x in lies))
+
+    def style(self, op: Op) -> str | None:
+        """What the plan says of a linear or embedding."""
+        path = self.paths.get(op.operands[1])  # type: ignore[arg-type]
+        return self.styles.of(op, [path] if path is not None else [])
+
+    def family(self, op: Op, axis: int, size: Dim, *, ceil: bool = False) -> Split:
+        """The pieces of the layer that an op stands for, on an axis of that size."""
+        name = op.result.name
+        if name not in self.pieces:
+            if not isinstance(size, int):
+                raise ArgumentError(f"an axis of {size} can't be divided", where=op.loc)
+            try:
+                self.pieces[name] = (cut_ceil if ceil else cut)(size, self.size)
+            except ArgumentError as error:
+                what = f"{op.loc.path or op.name}: {error.what}"
+                raise ArgumentError(what, where=op.loc, fix=error.fix) from None
+        return Split(axis, self.pieces[name], frozenset([name]))
+
+    def fitting(self, split: Split, size: Dim) -> dict[str, tuple[Piece, ...]]:
+        """What the families of a split must change to where its pieces would cut an element of an axis."""
+        if not isinstance(size, int) or all((edge * size).denominator == 1 for piece in split.pieces for edge in piece):
+            return {}
+        return dict.fromkeys(split.families, cut_shared(size, self.size))
+
+
+Rule = Callable[[Rules, Op, Sequence[Lie]], Local | None]
+
+
+def _rank(op: Op, operand: int = 0) -> int:
+    v = op.operands[operand]
+    assert v is not None
+    return v.type.rank
+
+
+def _linear(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
+    x, weight, bias = lies[0], op.operands[1], op.operands[2]
+    assert weight is not None
+    style, last = rules.style(op), _rank(op) - 1
+    if style in ("colwise", "colwise_gather", "vocab"):
+        split = rules.family(op, 0, weight.type.shape[0], ceil=style != "colwise")
+        then = "" if style == "colwise" else "gather"
+        return Local((None, split, None if bias is None else split), (split.at(last),), then)
+    if style == "rowwise":
+        split = x if x is not None and x.axis == last else rules.family(op, last, weight.type.shape[1])
+        return Local((split, split.at(1), None), (None,), "reduce")
+    if x is None or x.axis == last:
+        return None
+    return Local((x, None, None), (x,))
+
+
+def _embedding(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
+    table = op.operands[1]
+    assert table is not None
+    if rules.style(op) not in ("vocab", "colwise", "colwise_gather", "rowwise"):
+        return None
+    return Local((None, rules.family(op, 0, table.type.shape[0], ceil=True)), (None,), "lookup")
+
+
+def _aligned(split: Split, rank: int, result: int) -> Split:
+    return split.at(split.axis + result - rank)
+
+
+def _pointwise(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
+    rank = op.result.type.rank
+    given = [(x, _aligned(x, _rank(op, i), rank)) for i, x in enumerate(lies) if x is not None]
+    if not given:
+        return None
+    first = given[0][1]
+    families = frozenset().union(*(s.families for _, s in given if s == first))
+    chosen = Split(first.axis, first.pieces, families)
+    wanted = [_part_of(v, chosen, rank, op.result.type.shape) for v in op.operands]
+    return Local(tuple(wanted), (chosen,))
+
+
+def _part_of(v: Value | None, split: Split, rank: int, shape: Sequence[Dim]) -> Lie:
+    """How an operand that broadcasts to a result split so must lie: whole where it is stretched."""
+    if v is None:
+        return None
+    axis = split.axis - (rank - v.type.rank)
+    if axis < 0 or not equal(v.type.shape[axis], shape[split.axis]) or equal(shape[split.axis], 1):
+        return None
+    return split.at(axis)
+
+
+def _matmul(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
+    a, b = lies
+    rank = op.result.type.rank
+    ra, rb = _rank(op, 0), _rank(op, 1)
+    if ra < 2 or rb < 2 or (a is None and b is None):
+        return None
+    if a is not None and b is not None and a.axis == ra - 1 and b.axis == rb - 2:
+        return Local((a, a.at(rb - 2)), (None,), "reduce")
+    if a is not None and a.axis < ra - 1:
+        chosen = _aligned(a, ra, rank)
+        other = op.operands[1]
+        right = None if chosen.axis >= rank - 2 else _part_of(other, chosen, rank, op.result.type.shape)
+        return Local((a, right), (chosen,))
+    if b is not None and b.axis != rb - 2:
+        chosen = _aligned(b, rb, rank)
+        left = None if chosen.axis >= rank - 2 else _part_of(op.operands[0], chosen, rank, op.result.type.shape)
+        return Local((left, b), (chosen,))
+    return None
+
+
+def _norm(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
+    x = lies[0]
+    if x is None or x.axis >= _rank(op) - op.attrs["dims"]:
+        return None
+    return Local((x, *(None for _ in lies[1:])), (x,))
+
+
+def _along(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
+    """Ops along one axis (softmax, cumsum, sort): parts of another axis stay apart."""
+    x = lies[0]
+    axis = op.attrs.get("axis", -1) % _rank(op)
+    if x is None or x.axis == axis or (op.name == "causal_softmax" and x.axis == _rank(op) - 2):
+        return None
+    return Local((x,), (x,) * len(op.results))
+
+
+def _reduce(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
+    x = lies[0]
+    axes = normalized_axes(op.attrs.get("axes", op.attrs.get("axis")), _rank(op), op.name)
+    if x is None:
+        return None
+    if x.axis in axes:
+        return Local((x,), (None,), "reduce") if op.name == "sum" else None
+    shift = 0 if op.attrs["keepdims"] else sum(a < x.axis for a in axes)
+    return Local((x,), (x.at(x.axis - shift),))
+
+
+def _reshape(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
+    x, source = lies[0], op.operands[0]
+    assert source is not None
+    if x is None:
+        return None
+    axis = reshaped_axis(source.type, op.result.type, x.axis)
+    if axis is None:
+        return None
+    wants = rules.fitting(x, op.result.type.shape[axis])
+    return Local((x,), (x.at(axis),), shape=True, wants=wants)
+
+
+def reshaped_axis(old: TensorType, new: TensorType, axis: int) -> int | None:
+    """The axis of the result where a run of `axis` is still one run of whole rows; None if there is none."""
+    before, last = product(old.shape[:axis]), new.rank - 1
+    found = [i for i in range(new.rank) if equal(product(new.shape[:i]), before)]
+    sizes = [new.shape[i] for i in found]
+    # [batch, seq, dim] to [batch, seq, 1, dim] is one head, not a divided one.
+    if len(found) > 1 and new.rank == 4 == old.rank + 1 and found[-2:] == [last - 1, last] and axis == old.rank - 1:
+        return last - 1
+    same = next((i for i, n in zip(found, sizes, strict=True) if equal(n, old.shape[axis])), None)
+    return same if same is not None else next((i for i, n in zip(found, sizes, strict=True) if not equal(n, 1)), None)
+
+
+def _transpose(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
+    x = lies[0]
+    return None if x is None else Local((x,), (x.at(tuple(op.attrs["axes"]).index(x.axis)),))
+
+
+def _off_axis(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
+    """slice and split along another axis."""
+    x = lies[0]
+    if x is None or op.attrs["axis"] % _rank(op) == x.axis:
+        return None
+    return Local((x,), (x,) * len(op.results))
+
+
+def _expand(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
+    x = lies[0]
+    if x is None:
+        return None
+    return Local((x,), (_aligned(x, _rank(op), op.result.type.rank),), shape=True)
+
+
+def _concat(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
+    first = next((x for x in lies if x is not None), None)
+    if first is None or op.attrs["axis"] % _rank(op) == first.axis:
+        return None
+    return Local((first,) * len(lies), (first,))
+
+
+def _repeat(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
+    """Repeated heads: a rank's part of them is its part of the few, repeated."""
+    x = lies[0]
+    return None if x is None else Local((x,), (x,))
+
+
+def _rope(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
+    x = lies[0]
+    return Local((x, None, None, None), (x,)) if x is not None and x.axis == _rank(op) - 2 else None
+
+
+def _kv_update(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
+    """Rows [batch, seq, heads, dim] into a cache [batch, heads, capacity, dim]."""
+    cache, rows = lies[0], lies[1]
+    if rows is None or rows.axis != 2:
+        return None
+    wanted = rows.at(1)
+    families = wanted.families | (cache.families if cache is not None else frozenset())
+    wanted = Split(1, wanted.pieces, families)
+    return Local((wanted, rows, None, *(None for _ in lies[3:])), (wanted,))
+
+
+def _attention(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
+    """Query heads with the key/value heads that they read; heads stay whole."""
+    q, k, v = op.operands[:3]
+    assert q is not None and k is not None and v is not None
+    at = q.type.rank - (3 if op.attrs["layout"] == "bhsd" else 2)
+    at_kv = k.type.rank - 3
+    parts = [lies[0] if lies[0] is not None and lies[0].axis == at else None,
+             *(x if x is not None and x.axis == at_kv else None for x in lies[1:3])]
+    if all(p is None for p in parts):
+        return None
+    heads, kv_heads = q.type.shape[at], k.type.shape[at_kv]
+    assert isinstance(heads, int) and isinstance(kv_heads, int)
+    try:
+        queries, keys = cut_heads(heads, kv_heads, rules.size)
+    except ArgumentError as error:
+        raise ArgumentError(f"{op.loc.path}: {error.what}", where=op.loc, why=error.why, fix=error.fix) from None
+    wants: dict[str, tuple[Piece, ...]] = {}
+    made = []
+    for part, pieces, axis in zip(parts, (queries, keys, keys), (at, at_kv, at_kv), strict=True):
+        families = part.families if part is not None else frozenset()
+        if part is not None and part.pieces != pieces:
+            wants.update(dict.fromkeys(families, pieces))
+        made.append(Split(axis, pieces, families))
+    mask: Lie = None
+    if len(op.operands) > 3 and (m := op.operands[3]) is not None:
+        rank = q.type.rank
+        mask = _part_of(m, Split(rank - 3, queries), rank, [*q.type.shape[: rank - 3], heads, 0, 0])
+    tail = [mask, *(None for _ in lies[4:])] if len(lies) > 3 else []
+    return Local((*made, *tail), (made[0],), wants=wants)
+
+
+def _select_rows(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
+    x = lies[0]
+    return Local((x, None), (x,)) if x is not None and x.axis >= 2 else None
+
+
+_BY_NAME: dict[str, Rule] = {
+    "linear": _linear, "embedding": _embedding, "matmul": _matmul, "reshape": _reshape, "transpose": _transpose,
+    "slice": _off_axis, "split": _off_axis, "expand": _expand, "concat": _concat, "repeat": _repeat, "rope": _rope,
+    "kv_update": _kv_update, "attention": _attention, "select_rows": _select_rows,
+}  # fmt: skip
+_BY_KIND: dict[str, Rule] = {
+    "pointwise": _pointwise, "fused_pointwise": _pointwise, "norm": _norm, "softmax": _along, "scan": _along,
+    "sort": _along, "reduce": _reduce,
+}  # fmt: skip
+
+
+def local_attrs(op: Op, local: Local, rank: int) -> dict[str, Any]:
+    """The attributes of an op on a rank's part."""
+    attrs = dict(op.attrs)
+    split = local.results[0]
+    if local.shape and split is not None:
+        attrs["shape"] = split.local(op.result.type, rank).shape
+    return attrs

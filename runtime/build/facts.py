@@ -1,0 +1,68 @@
+"""Facts about this machine that cost time to find out, kept in the cache directory for later processes.
+
+A fact is a sealed JSON file. One that is damaged, or that somebody else could have written, is not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from typing import Any
+
+from monoplan.runtime.build import cache_places, trusted
+
+DAY = 86400.0  # a negative fact is asked again after this: the user may have installed what was missing
+
+
+def recall(name: str, key: str) -> dict[str, object] | None:
+    """A fact that this or an earlier process remembered and that has not expired."""
+    fact = recall_file(_fact_name(name, key))
+    try:
+        if fact is not None and fact["key"] == key and (fact["expires"] is None or time.time() < fact["expires"]):
+            return dict(fact["value"])
+    except (KeyError, TypeError, ValueError):  # of another version
+        pass
+    return None
+
+
+def remember(name: str, key: str, value: dict[str, object], seconds: float | None = None) -> None:
+    """Keeps a fact for later processes, for ever or for `seconds`; failing to write it is no error."""
+    expires = None if seconds is None else time.time() + seconds
+    remember_file(_fact_name(name, key), {"key": key, "value": value, "expires": expires})
+
+
+def recall_file(name: str, *, used: bool = False) -> Any:
+    """The JSON value in facts/`name`, or None; `used` sets its time to now, for who removes the longest unused."""
+    for root in cache_places.read_roots():
+        try:
+            body = trusted.unseal(f"facts/{name}", trusted.read(root, f"facts/{name}"))
+        except OSError:
+            continue
+        try:
+            value = None if body is None else json.loads(body)
+        except (ValueError, RecursionError):
+            value = None
+        if value is None:
+            cache_places.warn_damaged(f"file {root / 'facts' / name}")
+            with contextlib.suppress(OSError):
+                os.unlink(root / "facts" / name)
+            continue
+        if used:
+            with contextlib.suppress(OSError):
+                os.utime(root / "facts" / name)
+        return value
+    return None
+
+
+def remember_file(name: str, value: Any) -> None:
+    """Keeps a JSON value as facts/`name`; failing to write it is no error."""
+    with contextlib.suppress(OSError):
+        trusted.write_sealed(cache_places.cache_root(), f"facts/{name}", json.dumps(value).encode())
+
+
+def _fact_name(name: str, key: str) -> str:
+    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{name}-{digest[:24]}.sealed"

@@ -1,0 +1,210 @@
+"""C sources become libraries and programs in the cache, and libraries are loaded from there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from monoplan.ir.errors import CompileError
+from monoplan.runtime.build import cache, cache_files, cache_places
+from monoplan.runtime.build.compilers import Compiler, find_compiler, has_openmp
+from monoplan.runtime.build.processes import BuildLog, CompileTimeout, run, run_all
+from monoplan.runtime.warn import warn
+
+T = TypeVar("T")
+
+BASE_FLAGS = (
+    "-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
+)  # fmt: skip
+LIBRARIES = ("-lm",)
+MESSAGE_LINES = 30
+
+
+def build_flags(flags: Sequence[str], compiler: Compiler | None = None) -> tuple[str, ...]:
+    """All flags of compile_shared for `flags`: what belongs into the BuildKey."""
+    compiler = compiler or find_compiler()
+    openmp = ("-fopenmp",) if has_openmp(compiler) else ()  # without it the source copes by #ifdef _OPENMP
+    return (*BASE_FLAGS, *openmp, *flags, *LIBRARIES)
+
+
+def compile_shared(
+    source_path: Path, out_path: Path, flags: Sequence[str], compiler: Compiler | None = None
+) -> BuildLog:
+    """Compiles one C file to a shared library; `flags` hold no relative paths (see _compile)."""
+    compiler = compiler or find_compiler()
+    *front, library = build_flags(flags, compiler)
+    return _compile(compiler, front, source_path, out_path, [library])
+
+
+def compile_parts(folder: Path, parts: Sequence[str], flags: Sequence[str], compiler: Compiler) -> BuildLog:
+    """Compiles parts of folder/plan.c side by side, links them to folder/plan.so; the log's command is the whole's.
+
+    `flags` are those of build_flags.
+    """
+    *front, library = flags
+    names = [f"part{i}" for i in range(len(parts))]
+    for name, text in zip(names, parts, strict=True):
+        (folder / f"{name}.c").write_text(text, "utf-8")
+    alone = [flag for flag in front if flag != "-shared"]
+    commands = [[*compiler.command, *alone, "-c", f"{name}.c", "-o", f"{name}.o"] for name in names]
+    link = [*compiler.command, *front, *(f"{name}.o" for name in names), "-o", "plan.so", library]
+    try:
+        done = run_all(commands, folder, folder, progress=True)
+        if all(code == 0 for code, _ in done):
+            done += run_all([link], folder, folder)
+    except CompileTimeout as error:
+        raise _timeout(error, folder / "plan.c") from None
+    except OSError as error:
+        raise CompileError(f"{compiler.path} can't be started: {error}") from error
+    for code, log in done:
+        if code != 0:
+            raise _failure(code, log, _keep(folder / "plan.c"))
+    for name in names:
+        (folder / f"{name}.c").unlink()
+        (folder / f"{name}.o").unlink()
+    whole = (*compiler.command, *front, "plan.c", "-o", "plan.so", library)
+    out, err = ("".join(getattr(log, name) for _, log in done) for name in ("stdout", "stderr"))
+    return BuildLog(whole, out, err, sum(log.seconds for _, log in done[-2:]))
+
+
+def compile_program(source_path: Path, out_path: Path, flags: Sequence[str], compiler: Compiler) -> BuildLog:
+    """Compiles one C file to a program, as the CPU probes need."""
+    return _compile(compiler, ["-std=gnu11", *flags], source_path, out_path, [])
+
+
+def _compile(
+    compiler: Compiler, front: Sequence[str], source: Path, out: Path, back: Sequence[str]
+) -> BuildLog:
+    """Runs the compiler with `front` flags before the source and `back` after it."""
+    # The compiler runs beside the source and sees bare names: its messages stay short, build.sh works
+    # wherever the entry lies, and two builders in two temporary directories make the same bytes.
+    source, out = source.absolute(), out.absolute()
+    target = out.name if out.parent == source.parent else str(out)
+    command = [*compiler.command, *front, source.name, "-o", target, *back]
+    try:
+        code, log = run(command, source.parent, out.parent, progress=True)
+    except CompileTimeout as error:
+        raise _timeout(error, source) from None
+    except OSError as error:
+        raise CompileError(f"{compiler.path} can't be started: {error}") from error
+    if code != 0:
+        raise _failure(code, log, _keep(source))
+    return log
+
+
+def _failure(code: int, log: BuildLog, kept: Path) -> CompileError:
+    lines = (log.stderr + log.stdout).strip().splitlines() or ["(it printed nothing)"]
+    shown = lines[:MESSAGE_LINES]
+    if len(lines) > len(shown):
+        shown.append(f"... and {len(lines) - len(shown)} more lines")
+    message = "".join(f"\n    {line}" for line in shown)
+    how = f"was killed by signal {-code}" if code < 0 else f"failed with status {code}"
+    return CompileError(
+        f"the C compiler {how}:{message}",
+        where=kept,
+        why=f"cd {shlex.quote(str(kept.parent))} && {shlex.join(log.command)}",
+        fix="read the source at the path above; set CC to try another compiler",
+    )
+
+
+def _timeout(error: CompileTimeout, source: Path) -> CompileTimeout:
+    kept = _keep(source)
+    return CompileTimeout(error.command, kept.parent, error.limit, kept)
+
+
+def _keep(source: Path) -> Path:
+    """Where the source outlives its failed build: as it is, or copied out of a temporary build directory."""
+    if not cache_files.TEMP_NAME.fullmatch(source.parent.name):
+        return source
+    try:
+        kept = cache_places.cache_root() / "failed" / hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+        shutil.copytree(source.parent, kept, dirs_exist_ok=True)
+    except OSError:
+        return source
+    return kept / source.name
+
+
+def plan_build(
+    source: str,
+    flags: Sequence[str],
+    *,
+    target: str,
+    abi: int,
+    headers: Sequence[tuple[str, str]] = (),
+    parts: Sequence[str] = (),
+) -> tuple[cache.BuildKey, Callable[[Path], None]]:
+    """The key of a C plan and the function that builds it: what cache.get_or_build and load take.
+
+    `parts` are translation units that together are the source: they are compiled side by side.
+    """
+    compiler = find_compiler()
+    whole = build_flags(flags, compiler)  # asked once: the binary must be what the key says
+    key = cache.BuildKey(source, tuple(headers), compiler.identity, whole, target, abi)
+
+    def build(folder: Path) -> None:
+        if "-fopenmp" not in whole:
+            text = f"plans run on one thread: {compiler.path} does not compile and link with -fopenmp"
+            cache_places.warn_once("openmp", f"{text}; once that is repaired, `monoplan doctor` asks again")
+        if len(parts) > 1:
+            log = compile_parts(folder, parts, whole, compiler)
+        else:
+            log = _compile(compiler, whole[:-1], folder / "plan.c", folder / "plan.so", whole[-1:])
+        if not (folder / "plan.so").is_file():
+            kept = _keep(folder / "plan.c")
+            raise CompileError(
+                f"the C compiler {shlex.join(compiler.command)} reported no error, but made no plan.so",
+                where=kept,
+                why=f"cd {shlex.quote(str(kept.parent))} && {shlex.join(log.command)}",
+                fix="set CC to a C compiler, or unset it to search cc, gcc and clang",
+            )
+        script = f'#!/bin/sh\ncd "$(dirname "$0")" && {shlex.join(log.command)}\n'
+        (folder / "build.sh").write_text(script, "utf-8", errors="surrogateescape")  # paths are the user's
+        (folder / "build.log").write_text(log.text, "utf-8")
+
+    return key, build
+
+
+def load(
+    key: cache.BuildKey, build: Callable[[Path], None], opener: Callable[[str], T]
+) -> tuple[T, cache.Entry]:
+    """opener(path) and the entry it opened; survives a noexec cache, a concurrent clear and a stale entry."""
+    errors: list[str] = []
+    for again in range(4, -1, -1):
+        # The last try is made where nobody clears the cache between the build and the load.
+        entry, errors = (cache.get_or_build if again else cache.build_privately)(key, build), []
+        for path in load_candidates(entry):
+            try:
+                library = opener(str(path))
+            except OSError as error:
+                # cffi repeats the path and adds a remark on searching for it, which nobody asked for.
+                errors.append(
+                    f"{path}: {str(error).partition('  Additionally')[0].removeprefix(f'{path}: ')}"
+                )
+                continue
+            if errors:
+                cache_places.warn_once("noexec", f"the cache's plan does not load, a copy does ({errors[0]})")
+            return library, entry
+        if not entry.binary.exists():
+            continue  # cleared between the lookup and the load
+        if not entry.hit:
+            break  # just built, whole, and still refused everywhere
+        warn(f"cache entry {entry.path} does not load ({errors[0]}): rebuilt")
+        cache_files.discard(entry.path)
+    raise CompileError("the compiled plan can't be loaded", why="; ".join(errors))
+
+
+def load_candidates(entry: cache.Entry) -> Iterator[Path]:
+    """Paths to load the binary from: its own, then copies elsewhere (the cache may be mounted noexec)."""
+    yield entry.binary
+    for base in (os.environ.get("XDG_RUNTIME_DIR") or None, None):
+        try:
+            copy = cache_places.private_directory(base) / entry.binary.name
+            shutil.copyfile(entry.binary, copy)
+        except OSError:
+            continue
+        yield copy

@@ -1,0 +1,248 @@
+"""Runs a plan on the CPU: builds the C source, loads it with cffi and calls its one entry point without the GIL."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from _signal import SIGINT, default_int_handler, getsignal  # type: ignore[import-not-found]  # without enums: quick
+from collections.abc import Callable, Mapping, Sequence
+from threading import get_ident, main_thread
+from typing import Any, NoReturn
+
+import numpy as np
+
+from monoplan.codegen.cpu.render import Source, headers, render_cpu
+from monoplan.codegen.kernels import Gather
+from monoplan.codegen.parts import parts
+from monoplan.codegen.plan import Plan, Step
+from monoplan.codegen.source_map import origins
+from monoplan.codegen.target import Target, cpu_target
+from monoplan.ir.arrays import address
+from monoplan.ir.dims import evaluate
+from monoplan.ir.errors import ArgumentError, CompileError, PlanError
+from monoplan.ir.printer import print_op
+from monoplan.ir.types import product
+from monoplan.runtime.build import cache, toolchain
+from monoplan.runtime.build.background import stoppable
+from monoplan.runtime.build.ffi import declared
+from monoplan.runtime.cpu.frame import Frame, Layout
+from monoplan.runtime.machine import features
+from monoplan.runtime.machine.threads import default_threads
+from monoplan.runtime.ranks.comm import Communicator
+
+Array = np.ndarray[Any, Any]
+ABI = 1
+_MAIN = main_thread().ident
+
+CDEF = """
+typedef struct { int32_t code, step; int64_t place, value, limit; } mp_error;
+typedef struct {
+    const int64_t *symbols; void *const *inputs; void *const *outputs; void *const *params;
+    char *arena; const int64_t *offsets; int32_t threads, stoppable; void *exchange; void *comm; int64_t room;
+} mp_args;
+int mp_run_plan(const mp_args *, mp_error *);
+"""
+_INDEX, _POSITION, _CACHE_FULL, _COUNT, _COMM, _STOPPED = 1, 2, 3, 4, 5, 6
+
+
+@dataclasses.dataclass
+class _Forks:
+    """A forked child has none of its parent's OpenMP threads and would wait for them for ever."""
+
+    used: bool = False  # a plan of this process ran on several threads
+    orphaned: bool = False  # so did one of the parent's, before the fork
+
+    def after_fork(self) -> None:
+        self.orphaned = self.orphaned or self.used
+
+
+_forks = _Forks()
+_kept: list[Any] = []  # one plan's library: with the last one OpenMP would be unloaded, and its threads still live
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forks.after_fork)
+
+
+def host_target() -> Target:
+    """The CPU target of this machine (or of MONOPLAN_ISA)."""
+    found = features.detect()
+    return cpu_target(found.isa, features.vector_bytes(found.isa))
+
+
+def flags_for(target: Target) -> tuple[str, ...]:
+    """Compiler flags of a target, beyond those every build has."""
+    return (*features.compile_flags(features.detect()), f"-DMP_LANES={target.lanes}", "-fwrapv", "-fopenmp-simd")
+
+
+class CpuExecutable:
+    """A loaded plan with its weights."""
+
+    declarations = CDEF
+
+    def __init__(
+        self, plan: Plan, source: Source, params: Sequence[Array] | Callable[[], Sequence[Array]], threads: int,
+        text: str | None = None,
+    ) -> None:  # fmt: skip
+        """`params` may be a function that makes them: it runs while the C compiler does."""
+        self.plan, self.source, self.threads = plan, source, threads
+        self.text = source.text if text is None else text
+        self.ffi = declared(self.declarations)
+        if callable(params):
+            with stoppable() as work:
+                loaded = work.begin(self._load)
+                self.params = list(params())
+                self.library, self.entry = loaded.result()
+        else:
+            self.params = list(params)
+            self.library, self.entry = self._load()
+        if not _kept:
+            _kept.append(self.library)
+        self._params = self.ffi.new("void *[]", [self._address(a) for a in self.params] or [self.ffi.NULL])
+        self._frames: list[Frame] = []  # of the runs that are over, for the next ones
+        self._layouts: dict[tuple[int, ...], Layout] = {}
+        self.comm: Communicator | None = None  # with the other ranks, where the plan has collectives
+
+    def _load(self) -> tuple[Any, Any]:
+        """The library, built unless the cache has it, and its entry there."""
+        key, build = toolchain.plan_build(
+            self.text, flags_for(self.plan.target), target=features.detect().key, abi=ABI,
+            headers=self.build_headers(), parts=self.parts(),
+        )  # fmt: skip
+        try:
+            return toolchain.load(key, build, self.ffi.dlopen)
+        except CompileError as error:
+            raise _with_origin(error, self.text) from None
+
+    def parts(self) -> tuple[str, ...]:
+        """Translation units for compilers side by side, where the source is large."""
+        return parts(self.text, self.source.functions, default_threads().count)
+
+    def build_headers(self) -> tuple[tuple[str, str], ...]:
+        """Names and texts of the headers that the source includes."""
+        return headers("cpu")
+
+    def enter(self, args: Any, error: Any) -> int:
+        """Calls the entry point."""
+        return int(self.library.mp_run_plan(args, error))
+
+    @property
+    def hit(self) -> bool:
+        """Whether the binary came from the cache."""
+        return self.entry.hit
+
+    def _address(self, a: Array) -> Any:
+        return self.ffi.cast("void *", address(a))
+
+    def _layout(self, values: tuple[int, ...]) -> Layout:
+        """What follows from these values of the symbols, computed once."""
+        found = self._layouts.get(values)
+        if found is None:
+            found = Layout.of(self.ffi, self.plan, dict(zip(self.plan.symbols, values, strict=True)))
+            if len(self._layouts) > 4096:
+                self._layouts.clear()
+            self._layouts[values] = found
+        return found
+
+    def run(self, inputs: Sequence[Array], symbols: Mapping[str, int]) -> list[Array]:
+        """Outputs for inputs that were checked already; an output that aliases an input is that input."""
+        threads = 1 if _forks.orphaned else self.threads
+        _forks.used = _forks.used or threads > 1
+        layout = self._layout((*map(symbols.__getitem__, self.plan.symbols[:-1]), threads))
+        outputs = layout.outputs(inputs)
+        try:  # two Python threads may call at once: each takes a frame of its own
+            frame = self._frames.pop()
+        except IndexError:
+            frame = Frame(self.ffi, self.plan, self._params)
+        frame.fill(layout, inputs, outputs)
+        args, error = frame.args, frame.error
+        # Only Python's main thread gets signals; a handler of the user's own decides itself what an interrupt is. Ranks
+        # would wait for one that stopped.
+        args.stoppable = (
+            layout.long and self.comm is None and get_ident() == _MAIN and getsignal(SIGINT) is default_int_handler
+        )
+        code = self.enter(args, error) if self.comm is None else self._enter_among(self.comm, args, error)
+        if code:
+            frame.error = self.ffi.new("mp_error *")
+        self._frames.append(frame)  # not after an exception: its error is not known to be empty
+        if code == _STOPPED:
+            return _interrupted()
+        if code:
+            raise self._failure(code, error, symbols)
+        return outputs
+
+    def _enter_among(self, comm: Communicator, args: Any, error: Any) -> int:
+        """The same with the other ranks; one call at a time, or their exchanges would mix."""
+        with comm.lock:
+            meeting, null = comm.exchange, self.ffi.NULL
+            if meeting is None:
+                args.exchange, args.comm, args.room = null, null, 0
+            else:
+                meeting.check()
+                args.exchange = self.ffi.cast("void *", meeting.function)
+                args.comm, args.room = self.ffi.cast("void *", meeting.context), meeting.room
+            return self.enter(args, error)
+
+    def _failure(self, code: int, error: Any, symbols: Mapping[str, int]) -> PlanError | ArgumentError:
+        step = next(s for s, _ in self.plan.steps() if s.number == error.step)
+        if code == _COMM or (self.comm is not None and self.comm.failure()):
+            why = self.comm.failure() if self.comm is not None else ""
+            return PlanError("the ranks can't go on together", where=step.kernel.op.loc, why=why)
+        limit = self._rows(step, error.limit) if code == _INDEX and self.comm is not None else error.limit
+        return describe_failure(step, code, error.place, error.value, limit, symbols)
+
+    def _rows(self, step: Step, limit: int) -> int:
+        """How many rows a divided table has on all ranks together."""
+        op = step.kernel.op
+        made = {r: o for o in self.plan.graph.setup for r in o.results}
+        cut = made.get(op.operand("weight")) if "weight" in op.opdef.operand_names else None  # type: ignore[arg-type]
+        if cut is None or cut.name != "slice" or cut.operands[0] is None:
+            return limit
+        return int(cut.operands[0].type.shape[0])  # type: ignore[call-overload]
+
+
+def _interrupted() -> NoReturn:
+    """The plan raised the signal again: Python's handler runs between two of the next instructions."""
+    for _ in range(100):
+        pass
+    raise KeyboardInterrupt  # another thread has replaced the handler meanwhile
+
+
+def _with_origin(error: CompileError, text: str) -> CompileError:
+    """The compiler's error with the IR lines, and the user's, behind the source lines that it names."""
+    found = "".join(f"\n    from {line}" for line in origins(text, error.what)[:4])
+    return CompileError(error.what + found, where=error.where, why=error.why, fix=error.fix)
+
+
+def describe_failure(
+    step: Step, code: int, place: int, value: int, limit: int, symbols: Mapping[str, int]
+) -> PlanError | ArgumentError:
+    """An error of the running plan in words, with the op's line of IR and the user's line."""
+    k = step.kernel
+    op = k.op
+    if code == _INDEX:
+        shape = [evaluate(d, symbols) for d in k.outer] if isinstance(k, Gather) else []
+        spot = list(map(int, np.unravel_index(place, shape))) if shape and place < product(shape) else [place]
+        index = op.operand(next(n for n in ("index", "ids", "rows") if n in op.opdef.operand_names))
+        spot = spot[len(spot) - index.type.rank :] if index is not None else spot  # leading ones are x's own
+        what, fix = f"index {value} at position {spot} is out of range [0, {limit})", "check the ids that go in"
+    elif code == _POSITION:
+        what = f"position {value} is beyond the table of {limit} positions"
+        fix = "use a longer table (max_position_embeddings) or a shorter sequence"
+        if value < 0:
+            what, fix = f"position {value} is negative", f"positions lie between 0 and {limit - 1}"
+    elif code == _COUNT:
+        what = f"sequence {place} has {value} valid rows, of {limit} given"
+        fix = "valid counts lie between 0 and the number of rows"
+    elif code == _CACHE_FULL:
+        what = f"sequence {place} needs {value} positions, the cache has {limit}"
+        fix = "reserve more room in the cache before the call"
+    else:
+        return PlanError(f"{op.name} failed with code {code}", where=op.loc, why=print_op(op))
+    return ArgumentError(f"{op.name}: {what}", where=op.loc, why=print_op(op), fix=fix)
+
+
+def compile_plan(plan: Plan, version: str) -> Source:
+    """The C source of a plan."""
+    return render_cpu(plan, version)
+
+
+__all__ = ["CpuExecutable", "cache", "compile_plan", "host_target"]

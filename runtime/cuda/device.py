@@ -1,0 +1,344 @@
+"""One GPU through CuPy and the driver: memory, launches with attributes, products by cuBLAS, captured graphs.
+
+CuPy has no launch attributes, so kernels are loaded and launched through cffi; memory, streams, graphs and cuBLAS are
+CuPy's. `CudaExecutable` needs nothing but the methods of `Device`, which tests implement on the CPU.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import threading
+from collections.abc import Sequence
+from functools import cache, cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from monoplan.codegen.target import Target, cuda_target
+from monoplan.ir.arrays import address
+from monoplan.ir.errors import ArgumentError, CompileError, PlanError
+from monoplan.ir.types import DType
+from monoplan.runtime.build.cache import Entry
+from monoplan.runtime.cuda import build as cuda_build
+from monoplan.runtime.cuda.blas import Products, load_library
+from monoplan.runtime.cuda.driver import CLUSTER, OVERLAP, Module, check, load_driver
+
+Array = np.ndarray[Any, Any]
+
+
+class Device(Protocol):
+    """What an executable needs of a GPU. Addresses are plain numbers; all work is done in order."""
+
+    target: Target
+    lock: Any  # held while work is put on the stream: a capture takes all of it
+
+    def load(self, source: str, parts: Sequence[str] = ()) -> tuple[Any, Entry | None]: ...
+    def allocate(self, nbytes: int) -> Any: ...  # an object with .address; its memory lives as long as it does
+    def upload(self, target: int, source: Array) -> None: ...
+    def download(self, target: Array, source: int) -> None: ...
+    def copy(self, target: int, source: int, nbytes: int) -> None: ...
+    def prepare(self, launch: LaunchSpec) -> Any: ...
+    def run(self, prepared: Any) -> None: ...
+    def product(self, spec: ProductSpec) -> None: ...
+    def synchronize(self) -> None: ...
+    def clear(self, target: int, nbytes: int) -> None: ...
+    def event(self) -> Any: ...
+    def record(self, event: Any) -> None: ...  # what is on the stream now comes before the event
+    def wait(self, event: Any) -> None: ...  # the host, until the device has come to the event
+    def capture(self, actions: Any) -> Any: ...  # a graph of what actions() would do
+    def launch_graph(self, graph: Any) -> None: ...
+
+
+class LaunchSpec:
+    """A kernel launch with everything known."""
+
+    __slots__ = ("function", "grid", "block", "shared", "cluster", "overlap", "words")
+
+    def __init__(
+        self,
+        function: Any,
+        grid: tuple[int, int, int],
+        block: int,
+        shared: int,
+        cluster: int,
+        overlap: bool,
+        words: Sequence[int],
+    ) -> None:
+        self.function, self.grid, self.block, self.shared = function, grid, block, shared
+        self.cluster, self.overlap, self.words = cluster, overlap, words
+
+
+class ProductSpec:
+    """out[rows, columns] = x[rows, depth] · w[columns, depth]ᵀ (+ what lies at `add`, if it is not 0) at addresses."""
+
+    __slots__ = ("x", "w", "out", "rows", "columns", "depth", "dtype", "out_dtype", "add")
+
+    def __init__(
+        self, x: int, w: int, out: int, rows: int, columns: int, depth: int, dtype: DType, out_dtype: DType, add: int
+    ) -> None:
+        self.x, self.w, self.out, self.rows, self.columns, self.depth = x, w, out, rows, columns, depth
+        self.dtype, self.out_dtype, self.add = dtype, out_dtype, add
+
+
+def import_cupy() -> Any:
+    """CuPy, or an error that names the extra to install."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise CompileError(
+            "target='cuda' needs CuPy, which is not installed",
+            why=str(error),
+            fix="pip install monoplan[cuda] (CuPy for CUDA 13; for another CUDA install its cupy package)",
+        ) from None
+    return cupy
+
+
+class Memory:
+    """Device memory that is freed with this object."""
+
+    __slots__ = ("address", "nbytes", "_owner")
+
+    def __init__(self, owner: Any, nbytes: int) -> None:
+        self._owner, self.address, self.nbytes = owner, int(owner.ptr), nbytes
+
+
+class GpuDevice:
+    """A device of this machine, with a stream of its own."""
+
+    def __init__(self, number: int | None = None) -> None:
+        self.cupy = import_cupy()
+        self.runtime = self.cupy.cuda.runtime
+        try:
+            self.number = self.cupy.cuda.Device().id if number is None else number
+            ask = self.runtime.deviceGetAttribute
+            major, minor, cores, shared = (ask(n, self.number) for n in (75, 76, 16, 97))  # cudaDevAttr…
+        except self.runtime.CUDARuntimeError as error:
+            raise CompileError(
+                "no GPU can be used",
+                why=str(error),
+                fix="see what nvidia-smi and `monoplan doctor` say, look at CUDA_VISIBLE_DEVICES, or use target='cpu'",
+            ) from None
+        capability = 10 * major + minor
+        if capability < 75:
+            name = self.runtime.getDeviceProperties(self.number)["name"].decode()
+            raise CompileError(
+                f"the GPU is too old: {name} has compute capability {capability / 10}",
+                why="kernels need 7.5 (Turing) or newer",
+                fix="choose another GPU by CUDA_VISIBLE_DEVICES, or use target='cpu'",
+            )
+        self.target = cuda_target(capability, cores, shared, library=load_library() is not None)
+        self.cupy.cuda.Device(self.number).use()
+        self.runtime.free(0)  # makes the context
+        self.stream = self.cupy.cuda.Stream(non_blocking=True)
+        self.ffi, self.driver = load_driver()
+        self._stream = self.ffi.cast("void *", self.stream.ptr)
+        self.lock = threading.RLock()
+
+    @property
+    def name(self) -> str:
+        """The device's name and its kind."""
+        return f"{self.runtime.getDeviceProperties(self.number)['name'].decode()} {self.target.isa}"
+
+    def build(self, source: str, parts: Sequence[str] = ()) -> Entry:
+        """The cubins of a source, built or from the cache."""
+        return cuda_build.build(source, self.target, parts)
+
+    def load(self, source: str, parts: Sequence[str] = ()) -> tuple[Module, Entry]:
+        """The functions of a source, which may also be given in parts."""
+        entry = self.build(source, parts)
+        return Module(cuda_build.unpack(entry.binary.read_bytes()), self.target.shared), entry
+
+    def allocate(self, nbytes: int) -> Memory:
+        with self.stream:  # CuPy keeps freed memory for the stream it came from: nobody else writes into ours too early
+            return Memory(self._room(lambda: self.cupy.cuda.alloc(max(nbytes, 16)), nbytes), nbytes)
+
+    def _room(self, allocate: Any, nbytes: int) -> Any:
+        try:
+            return allocate()
+        except self.cupy.cuda.memory.OutOfMemoryError:
+            free, total = self.runtime.memGetInfo()
+            raise PlanError(
+                f"no {nbytes / 1e9:.2f} GB are left on GPU {self.number}",
+                why=f"{free / 1e9:.2f} of its {total / 1e9:.2f} GB are free",
+                fix="use a smaller dtype, batch or context (options prefill_chunk), free other arrays "
+                "(cupy.get_default_memory_pool().free_all_blocks()), or end other programs on this GPU",
+            ) from None
+
+    def pinned(self, nbytes: int) -> Array:
+        """Host memory that copies without a detour."""
+        memory = self.cupy.cuda.alloc_pinned_memory(max(nbytes, 16))
+        return np.frombuffer(memory, np.uint8, max(nbytes, 16))
+
+    # Whatever goes onto the stream takes the lock: another thread may be capturing.
+
+    def upload(self, target: int, source: Array) -> None:
+        with self.lock:
+            self.runtime.memcpyAsync(target, address(source), source.nbytes, 1, self.stream.ptr)
+
+    def download(self, target: Array, source: int) -> None:
+        with self.lock:
+            self.runtime.memcpyAsync(address(target), source, target.nbytes, 2, self.stream.ptr)
+
+    def copy_rows(self, target: int, target_pitch: int, source: int, pitch: int, width: int, count: int) -> None:
+        """`width` bytes of each of `count` rows that are `pitch` bytes apart."""
+        with self.lock:
+            self.runtime.memcpy2DAsync(target, target_pitch, source, pitch, width, count, 3, self.stream.ptr)
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        with self.lock:
+            self.runtime.memcpyAsync(target, source, nbytes, 3, self.stream.ptr)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """A CuPy array for the caller, who may have used its memory just now: see follow."""
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return self._room(lambda: self.cupy.empty(shape, dtype), nbytes)
+
+    def follow(self) -> None:
+        """Work comes after all that the caller has enqueued on its current stream."""
+        event = self.cupy.cuda.Event(disable_timing=True)
+        event.record(self.cupy.cuda.get_current_stream())
+        with self.lock:
+            self.stream.wait_event(event)
+
+    def adopt(self, a: Any) -> Any:
+        """A CuPy array in the memory of a GPU array of any library; what its owner has enqueued for it comes first."""
+        if isinstance(a, self.cupy.ndarray):
+            self.follow()
+            array = a
+        else:
+            with self.lock, self.stream:  # the stream that DLPack's producer makes wait for its own
+                array = self._shared(a)
+        if array.device.id != self.number:
+            raise ArgumentError(
+                f"an array is on GPU {array.device.id}, the plan on GPU {self.number}",
+                fix=f"copy it to GPU {self.number} before the call",
+            )
+        return array
+
+    def _shared(self, a: Any) -> Any:
+        if not hasattr(a, "__dlpack__"):
+            return self.cupy.asarray(a)
+        try:
+            return self.cupy.from_dlpack(a)
+        except (BufferError, NotImplementedError, RuntimeError, TypeError) as error:
+            if str(getattr(a, "dtype", "")) == "torch.bfloat16" and not getattr(a, "requires_grad", False):
+                from ml_dtypes import bfloat16  # an older CuPy does not know the type, but the bits
+
+                return self.cupy.from_dlpack(a.view(sys.modules["torch"].int16)).view(bfloat16)
+            raise ArgumentError(
+                f"a {type(a).__name__} can't be used in place", why=str(error), fix="detach() it, or pass a CuPy array"
+            ) from None
+
+    def as_device_array(self, a: Any, written: bool = False) -> Any:
+        """The array if it is dense and aligned, else a copy that is."""
+        array = self.adopt(a)
+        with self.lock, self.stream:
+            dense = self.cupy.ascontiguousarray(array)
+            if dense.data.ptr % 16:
+                dense = dense.copy()
+        if written and dense.data.ptr != array.data.ptr:
+            raise ArgumentError("an argument that forward changes must be a dense device array, aligned to 16 bytes")
+        return dense
+
+    def prepare(self, launch: LaunchSpec) -> Any:
+        """A launch as the driver wants it; the tuple keeps alive what it points to."""
+        ffi = self.ffi
+        words = ffi.new("int64_t[]", list(launch.words))
+        params = ffi.new("void *[]", [words + i for i in range(len(launch.words))])
+        attributes = ffi.new("CUlaunchAttribute[2]")
+        count = 0
+        if launch.overlap:
+            attributes[count].id, attributes[count].value.flag = OVERLAP, 1
+            count += 1
+        if launch.cluster > 1:
+            attributes[count].id = CLUSTER
+            dim = attributes[count].value.dim
+            dim.x, dim.y, dim.z = launch.cluster, 1, 1
+            count += 1
+        config = ffi.new(
+            "CUlaunchConfig *",
+            (
+                *launch.grid,
+                launch.block,
+                1,
+                1,
+                launch.shared,
+                self._stream,
+                attributes,
+                count,
+            ),
+        )
+        return config, launch.function, params, words, attributes
+
+    def run(self, prepared: Any) -> None:
+        with self.lock:
+            code = self.driver.cuLaunchKernelEx(prepared[0], prepared[1], prepared[2], self.ffi.NULL)
+        if code:
+            check(code, "kernel launch")
+
+    @cached_property
+    def products(self) -> Products:
+        """The vendor's matrix products."""
+        return Products(self)
+
+    def product(self, spec: ProductSpec) -> None:
+        with self.lock:
+            self.products.run(spec)
+
+    def synchronize(self) -> None:
+        """Waits for what is on the stream now; by an event, since a stream that is captured must not be asked."""
+        event = self.cupy.cuda.Event(disable_timing=True)
+        self.record(event)
+        event.synchronize()
+
+    def clear(self, target: int, nbytes: int) -> None:
+        with self.lock:
+            self.runtime.memsetAsync(target, 0, nbytes, self.stream.ptr)
+
+    def event(self) -> Any:
+        """An event that a waiting host sleeps for: other threads and processes get the core."""
+        return self.cupy.cuda.Event(block=True, disable_timing=True)
+
+    def record(self, event: Any) -> None:
+        with self.lock:
+            event.record(self.stream)
+
+    def wait(self, event: Any) -> None:
+        event.synchronize()
+
+    def capture(self, actions: Any) -> Any:
+        """A graph of the actions, ready to be launched again and again."""
+        with self.lock:
+            self.stream.begin_capture()
+            try:
+                actions()
+            finally:
+                graph = self.stream.end_capture()
+            graph.upload(self.stream)
+        return graph
+
+    def launch_graph(self, graph: Any) -> None:
+        with self.lock:
+            graph.launch(self.stream)
+
+    def measure(self, graph: Any, count: int, warm: int = 3) -> float:
+        """The median milliseconds of a graph's replays, enqueued ahead with an event between any two."""
+        events = [self.cupy.cuda.Event() for _ in range(count + 1)]
+        with self.lock:
+            for _ in range(warm):
+                graph.launch(self.stream)
+            events[0].record(self.stream)
+            for e in events[1:]:
+                graph.launch(self.stream)
+                e.record(self.stream)
+        self.synchronize()
+        return statistics.median(
+            self.cupy.cuda.get_elapsed_time(a, b) for a, b in zip(events, events[1:], strict=False)
+        )
+
+
+@cache
+def gpu() -> GpuDevice:
+    """The current device; one for the whole process."""
+    return GpuDevice()

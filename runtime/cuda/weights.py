@@ -1,0 +1,80 @@
+"""Weights on the device: prepared one at a time, rows put beside those that an epilogue needs with them, uploaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from monoplan.codegen.formats import format_of
+from monoplan.codegen.kernels import Linear
+from monoplan.codegen.plan import Plan
+from monoplan.ir.errors import CompileError
+from monoplan.runtime.cpu.shared_weights import shared_weights, weight_key
+from monoplan.runtime.cpu.weights import Progress, Source, prepare
+
+Array = np.ndarray[Any, Any]
+
+
+def upload_params(
+    plan: Plan, source: Source | Callable[[str], Array], device: Any, progress: Progress | None = None
+) -> list[Any]:
+    """Device memory of every param in order; the host holds one param at a time beside the model's own arrays."""
+    orders, store = row_orders(plan), shared_weights()
+    found = []
+    for i, use in enumerate(plan.params):
+        key = weight_key(plan.graph, use.value, orders[i].tobytes() if i in orders else b"", use.layout)
+        if key in store:
+            found.append(store[key])
+            continue
+        (array,) = prepare(plan.graph, [replace(use, layout=None)], source, keep=False)
+        if i in orders:
+            array = array[orders[i]]
+        if use.layout is not None:
+            array = format_of(use.layout).pack_rows(array)
+        memory = device.allocate(array.nbytes)
+        device.upload(memory.address, np.ascontiguousarray(array))
+        device.synchronize()
+        found.append(memory)
+        store[key] = memory
+        if progress is not None:
+            progress(i + 1, len(plan.params))
+    return found
+
+
+def row_orders(plan: Plan) -> dict[int, Array]:
+    """For params whose rows are permuted: which row of the weight goes where."""
+    found: dict[int, Array] = {}
+    for step, _ in plan.steps():
+        k = step.kernel
+        if not isinstance(k, Linear) or k.epilogue not in ("gated", "heads"):
+            continue
+        order = gated_rows(k.columns) if k.epilogue == "gated" else head_rows(k)
+        b = k.operand("w").view.buffer
+        for number in b.table or (b.index,):
+            if number in found and not np.array_equal(found[number], order):
+                raise CompileError(
+                    "one weight is the QKV product of two kinds of heads",
+                    where=k.op.loc,
+                    fix="give each its own copy of the parameter",
+                )
+            found[number] = order
+    return found
+
+
+def gated_rows(columns: int) -> Array:
+    """gate 0, up 0, gate 1, up 1, …"""
+    return np.arange(columns).reshape(2, columns // 2).T.reshape(-1)
+
+
+def head_rows(k: Linear) -> Array:
+    """Rows whose dimensions rotate together become neighbours; values and what does not rotate stay in order."""
+    dim, half = k.head_dim, k.rotary // 2
+    natural = np.arange(dim)
+    paired = natural.copy()
+    if k.algo != "gpt_j":
+        paired[: 2 * half] = natural[: 2 * half].reshape(2, half).T.reshape(-1)
+    heads = [natural if h >= k.heads + k.kv_heads else paired for h in range(k.heads + 2 * k.kv_heads)]
+    return np.concatenate([h * dim + order for h, order in enumerate(heads)])

@@ -1,0 +1,1 @@
+"""What this machine is: CPU, instruction sets that work, threads, measured limits."""

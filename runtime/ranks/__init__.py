@@ -1,0 +1,1 @@
+"""Talking with other ranks: in one process, by MPI, by NCCL."""
