@@ -9,6 +9,7 @@ import numpy as np
 
 from monoplan.frontend.parameter import Parameter, from_blob, note_change
 from monoplan.frontend.tensor import Tensor
+from monoplan.ir.arrays import plain_array
 from monoplan.ir.errors import LoadError
 
 
@@ -74,7 +75,7 @@ def _load(t: Tensor, data: Any) -> None:
     if isinstance(t, Parameter):
         t.load(data)
     else:
-        replace_values(t, np.asarray(data.numpy() if isinstance(data, Tensor) else data).astype(t.dtype.numpy))
+        replace_values(t, (data.numpy() if isinstance(data, Tensor) else plain_array(data)).astype(t.dtype.numpy))
 
 
 def replace_values(t: Tensor, array: np.ndarray[Any, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from monoplan.frontend.tensor import Tensor
-from monoplan.ir.arrays import Part
+from monoplan.ir.arrays import Part, plain_array
 from monoplan.ir.dims import Dim
 from monoplan.ir.errors import LoadError
 from monoplan.ir.types import TensorType, as_dtype
@@ -125,7 +125,7 @@ class Parameter(Tensor):
 
     def load(self, data: Any) -> None:
         """Takes its values (its shard, of a full tensor) from a tensor or array, in its own dtype."""
-        array = data.numpy() if isinstance(data, Tensor) else np.asarray(data)
+        array = data.numpy() if isinstance(data, Tensor) else plain_array(data)
         own = self.numpy()
         if array.shape == self.full_shape:
             array = self.shard(array)
@@ -146,7 +146,7 @@ def from_blob(blob: Any, like: Tensor, name: str = "") -> np.ndarray[Any, Any]:
     """An array of the type of `like` from bytes, a buffer or an array, copied."""
     own = like.numpy()
     if isinstance(blob, np.ndarray):  # buffers of bf16 have no format that memoryview knows
-        raw = np.ascontiguousarray(blob).reshape(-1).view(np.uint8)
+        raw = np.ascontiguousarray(plain_array(blob)).reshape(-1).view(np.uint8)
     else:
         raw = np.frombuffer(memoryview(blob).cast("B"), np.uint8)
     if raw.nbytes != own.nbytes:

@@ -15,6 +15,7 @@ import numpy as np
 from monoplan.frontend.context import Tracing, current, user_location
 from monoplan.frontend.operators import Arithmetic, Shapes
 from monoplan.ir import ops as _ops  # noqa: F401  (fills the registry)
+from monoplan.ir.arrays import plain_array
 from monoplan.ir.dims import Dim, Expr
 from monoplan.ir.errors import ArgumentError, TraceError, TypeRuleError
 from monoplan.ir.graph import Loc, Value
@@ -35,7 +36,7 @@ class Tensor(Arithmetic, Shapes):
     __array_priority__ = 100
 
     def __init__(self, data: Any, dtype: Any = None) -> None:
-        array = data.numpy() if isinstance(data, Tensor) else np.asarray(data)
+        array = data.numpy() if isinstance(data, Tensor) else plain_array(data)
         if dtype is not None:
             array = array.astype(as_dtype(dtype).numpy, copy=False)
         elif not isinstance(data, np.ndarray | Tensor) and array.dtype == np.float64:

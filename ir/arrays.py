@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from monoplan.ir.errors import ArgumentError
 
 
 def address(a: np.ndarray[Any, Any]) -> int:
@@ -19,6 +22,17 @@ def aligned(shape: tuple[int, ...], dtype: Any, align: int = 64, zero: bool = Fa
     raw = (np.zeros if zero else np.empty)(nbytes + align, np.uint8)
     start = -address(raw) % align
     return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def plain_array(x: Any) -> np.ndarray[Any, Any]:
+    """An array of numpy's own class in the same memory; of a masked one, whose mask would be lost, an error."""
+    masked = sys.modules.get("numpy.ma")  # whoever has one has imported it
+    if masked is not None and isinstance(x, masked.MaskedArray):
+        raise ArgumentError(
+            "a masked array can't be used", why="the mask would be lost, and hidden values be computed with",
+            fix="fill it, x.filled(0), and pass the mask as an array of its own",
+        )  # fmt: skip
+    return np.asarray(x)
 
 
 class Part(NamedTuple):

@@ -24,6 +24,7 @@ from monoplan.frontend.pytree import Tree, flatten, unflatten
 from monoplan.frontend.specs import Spec
 from monoplan.frontend.tensor import Tensor
 from monoplan.inspect.inspection import Inspection
+from monoplan.ir.arrays import plain_array
 from monoplan.ir.dims import Expr, equal, symbol, symbols_of
 from monoplan.ir.errors import ArgumentError, MonoplanError
 from monoplan.ir.printer import print_graph
@@ -297,9 +298,10 @@ def _adopted(name: str, x: Any, target: str) -> Any:
     """A Tensor's array; an array of another library in place; numpy arrays in this machine's byte order."""
     if isinstance(x, Tensor):
         return x.numpy()
-    if isinstance(x, np.ndarray):
-        return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
     try:
+        if isinstance(x, np.ndarray):
+            x = plain_array(x)
+            return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
         return adopt(x, target)
     except ArgumentError as error:
         raise ArgumentError(f"argument {name}: {error.what}", why=error.why, fix=error.fix) from None

@@ -19,6 +19,7 @@ from monoplan.frontend.kv_cache import KVCache
 from monoplan.frontend.module import Module
 from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
+from monoplan.ir.arrays import plain_array
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import TensorType, as_dtype
 from monoplan.models.generate.decoding import Array, Row, Settings, greedy_arrays, pieces, sampling_arrays, whole_rows
@@ -299,7 +300,9 @@ class CompiledLM(GenerationMixin):
 def _whole_numbers(name: str, value: Any, dtype: Any) -> Array:
     """An argument as an array of integers: others are no token ids, and rounding them would hide a mistake."""
     try:
-        array = np.asarray(value)
+        array = plain_array(value)
+    except ArgumentError:
+        raise
     except ValueError as error:  # lists of unequal lengths
         raise ArgumentError(f"{name} must be an array of integers", why=str(error)) from None
     if array.dtype.kind not in "iu" and array.size:

@@ -84,3 +84,48 @@ def test_what_does_not_fit_is_named(plain: Any, args: tuple[Any, ...], text: str
 def test_a_missing_argument_is_named(full: Any) -> None:
     with pytest.raises(ArgumentError, match="argument extra is missing: expected a dict with c, d.*\n.*give it"):
         full(X, {"by": BY, "more": (A, B)})
+
+
+class Doubled(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = mp.nn.Parameter(np.full(3, 2, np.float32))
+        self.register_buffer("offset", mp.Tensor(np.zeros(3, np.float32)))
+
+    def forward(self, x: Any) -> Any:
+        return x * self.scale + self.offset
+
+
+MASKED = np.ma.masked_array(X, [False, True, False])
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: mp.Tensor(MASKED),
+        lambda: mp.Tensor(X) + MASKED,
+        lambda: mp.nn.Parameter(MASKED),
+        lambda: Doubled()(MASKED),
+        lambda: mp.compile(Doubled())(MASKED),
+        lambda: mp.compile(Doubled(), MASKED),
+        lambda: mp.compile(Doubled(), mp.spec(3))(MASKED),
+        lambda: mp.compile(Doubled(), mp.spec(3)).verify(MASKED),
+        lambda: Doubled().load_state_dict({"scale": MASKED, "offset": X}),
+        lambda: Doubled().load_parameter("offset", MASKED),
+        lambda: Doubled().load_parameter_from_blob("scale", MASKED),
+    ],
+)
+def test_masked_arrays_are_refused(use: Any) -> None:
+    with pytest.raises(ArgumentError, match="a masked array can't be used") as caught:
+        use()
+    assert "x.filled(0)" in str(caught.value)
+
+
+def test_other_classes_of_arrays_are_taken_as_arrays() -> None:
+    class Marked(np.ndarray[Any, Any]):
+        pass
+
+    fast = mp.compile(Doubled(), mp.spec("n", 3))
+    for x in (np.ones((2, 3), np.float32).view(Marked), np.asmatrix(np.ones((2, 3), np.float32))):
+        for y in (fast(x), mp.compile(Doubled())(x), mp.Tensor(x).numpy()):
+            assert type(y) is np.ndarray and y.shape == (2, 3)
