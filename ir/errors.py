@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class MonoplanError(Exception):
     """Base of every error raised on purpose: `where` is the user's line; `why` and `fix` are optional."""
@@ -61,3 +64,12 @@ class PlanError(MonoplanError, RuntimeError):
 
 class LoadError(MonoplanError, ValueError):
     """A checkpoint, tokenizer or configuration that can't be used."""
+
+
+@contextmanager
+def writing(what: str, where: object, fix: str = "name a place that can be written and has room") -> Iterator[None]:
+    """Failures of the file system while something is written there become an ArgumentError."""
+    try:
+        yield
+    except OSError as error:
+        raise ArgumentError(f"can't write {what} to {where}", why=error.strerror or str(error), fix=fix) from None

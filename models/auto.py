@@ -20,7 +20,7 @@ from monoplan.frontend.init import no_init
 from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import Parameter
 from monoplan.ir.arrays import Part
-from monoplan.ir.errors import LoadError
+from monoplan.ir.errors import LoadError, writing
 from monoplan.ir.targets import known_target
 from monoplan.models.llama import LlamaForCausalLM
 from monoplan.models.load.checkpoint import Weights, open_model
@@ -144,7 +144,8 @@ def save_model(model: LlamaForCausalLM, directory: str | Path, **options: Any) -
     dtype = next(iter(state.values())).dtype
     config = dataclasses.replace(model.config, dtype=dtype.name)
     save_checkpoint(directory, state, config.to_dict(), **options)
-    _save_tokenizer(model, Path(directory))
+    with writing("the tokenizer", directory):
+        _save_tokenizer(model, Path(directory))
 
 
 def _save_tokenizer(model: LlamaForCausalLM, target: Path) -> None:

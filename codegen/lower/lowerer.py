@@ -62,7 +62,6 @@ def lowers(*kinds: str) -> Callable[[Rule], Rule]:
 
 def lower(graph: Graph, target: Target) -> Lowered:
     """The kernels of a graph for a target."""
-
     lowerer = Lowerer(graph, target)
     lowerer.run_graph()
     return lowerer.result

@@ -55,7 +55,15 @@ def open_model(path: str | Path) -> OpenModel:
     if not isinstance(path, str | os.PathLike):
         fix = "give a Hugging Face directory or a .gguf file"
         raise ArgumentError(f"a model is loaded from a path, got {path!r:.60}", fix=fix)
-    path = Path(path).expanduser()
+    try:
+        return _open_path(Path(path).expanduser())
+    except RuntimeError as error:  # ~ where nobody has a home, ~name of nobody
+        raise LoadError("there is no such model", where=path, why=str(error), fix="give a full path") from None
+    except OSError as error:
+        raise LoadError("the model can't be read", where=path, why=error.strerror or str(error)) from None
+
+
+def _open_path(path: Path) -> OpenModel:
     if path.is_file():
         return _open_file(path)
     if not path.is_dir():

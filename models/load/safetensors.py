@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monoplan.ir.arrays import Part
-from monoplan.ir.errors import LoadError
+from monoplan.ir.errors import LoadError, writing
 from monoplan.models.load.config_json import read_json
 from monoplan.models.load.weight_file import WeightFile
 
@@ -187,11 +187,17 @@ def save_checkpoint(
     Tensors are grouped into shards of at most `max_shard_bytes` (a larger tensor has one to itself).
     """
     directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
     for name, array in state.items():
         if np.dtype(array.dtype).newbyteorder("=") not in DTYPES.values():
             raise LoadError(f"can't save tensor {name!r} of dtype {array.dtype}", where=directory)
-    shards = _split(state, max_shard_bytes)
+    with writing("the model", directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        _save_shards(directory, state, config, _split(state, max_shard_bytes))
+
+
+def _save_shards(
+    directory: Path, state: Mapping[str, Array], config: Mapping[str, Any] | None, shards: list[list[str]]
+) -> None:
     names = [SINGLE] if len(shards) == 1 else _shard_names(len(shards))
     with tempfile.TemporaryDirectory(prefix=".saving-", dir=directory) as folder:
         for name, shard in zip(names, shards, strict=True):
@@ -229,13 +235,17 @@ def _shard_names(count: int) -> list[str]:
 
 
 def _write(path: Path, tensors: Mapping[str, Array]) -> None:
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     # The library takes the memory as it lies, so it must be dense, in row order and little-endian.
     dense = {
         name: array.astype(array.dtype.newbyteorder("<"), "C", copy=False) for name, array in tensors.items()
     }
-    save_file(dense, str(path), metadata={"format": "pt"})
+    try:
+        save_file(dense, str(path), metadata={"format": "pt"})
+    except SafetensorError as error:  # the library's word for a full disk
+        raise OSError(str(error)) from None
 
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:

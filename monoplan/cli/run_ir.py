@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from monoplan.ir.errors import ArgumentError
+from monoplan.ir.errors import ArgumentError, writing
 
 THRESHOLD = 40  # elements of an output that are printed whole
 
@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
         )
         print(f"{v}: {v.type.dtype}{list(got.shape)}  ({difference})\n{shown}")
     if args.output:
-        np.savez(args.output, **{v.name: a for v, a in zip(graph.outputs, outputs, strict=True)})
+        with writing("the outputs", args.output):
+            np.savez(args.output, **{v.name: a for v, a in zip(graph.outputs, outputs, strict=True)})
     return 0 if good else 1
 
 

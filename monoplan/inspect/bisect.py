@@ -15,7 +15,7 @@ from typing import Any
 from monoplan.inspect.repro import write_kernel_folder, write_pass_folder
 from monoplan.inspect.verify import Subject
 from monoplan.inspect.walk import Array, Node, walk
-from monoplan.ir.errors import MonoplanError
+from monoplan.ir.errors import MonoplanError, writing
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.printer import print_op
 from monoplan.ir.tolerances import Difference, compare
@@ -116,7 +116,8 @@ def _describe_pass(subject: Subject, at: int, into: Path) -> Finding:
         return Finding("pass", summary, stage.name, at, advice=advice)
     node, number, counterpart, difference, good = found
     region = Region(old, stage.graph, counterpart, node.op.results[number], good)
-    folder = write_pass_folder(into, subject, stage.name, region, node)
+    with writing("what repeats the error", into):
+        folder = write_pass_folder(into, subject, stage.name, region, node)
     before, after = region.lines()
     return Finding(
         "pass", summary, stage.name, at, node.name(number), node.where, difference, before, after, folder, advice
@@ -234,7 +235,8 @@ def _describe_kernel(subject: Subject, into: Path) -> Finding:
         f"all {len(subject.stages)} graphs agree; the {family} kernel of {steps}, {function}() in the source, is"
         " wrong on the inputs that it had"
     )
-    folder = write_kernel_folder(into, subject, fault)
+    with writing("what repeats the error", into):
+        folder = write_kernel_folder(into, subject, fault)
     return Finding(
         "kernel",
         summary,

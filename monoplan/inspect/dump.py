@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monoplan.ir.errors import ArgumentError
+from monoplan.ir.errors import writing
 from monoplan.ir.printer import print_graph
 
 if TYPE_CHECKING:
@@ -15,14 +15,9 @@ if TYPE_CHECKING:
 
 def dump(built: Built, folder: Path) -> Path:
     """Writes the files; raises ArgumentError where the folder does not take them."""
-    try:
+    fix = "name a folder that can be written (-o, MONOPLAN_DUMP, options={'dump': ...} or dump(folder))"
+    with writing("the dump", folder, fix):
         return _write(built, folder)
-    except OSError as error:
-        raise ArgumentError(
-            f"can't write the dump to {folder}",
-            why=str(error),
-            fix="name a folder that can be written (-o, MONOPLAN_DUMP, options={'dump': ...} or dump(folder))",
-        ) from None
 
 
 def _write(built: Built, folder: Path) -> Path:

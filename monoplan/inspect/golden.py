@@ -23,7 +23,7 @@ import numpy as np
 
 from monoplan.inspect.verify import Subject
 from monoplan.inspect.walk import roundings
-from monoplan.ir.errors import ArgumentError, MonoplanError
+from monoplan.ir.errors import ArgumentError, MonoplanError, writing
 from monoplan.ir.printer import print_graph
 from monoplan.ir.tolerances import EPSILON, UNITS, compare
 from monoplan.ir.types import as_dtype
@@ -47,7 +47,6 @@ class Golden:
     def record(self, subject: Subject, *, seed: int | None = None, inputs: bool = False, about: Any = None) -> Path:
         """Runs the call and keeps what it gives."""
         outputs = subject.run()
-        self.folder.mkdir(parents=True, exist_ok=True)
         rough = roundings(subject.final)
         rows = [
             {"name": name, "dtype": v.type.dtype.name, "shape": list(a.shape), **_tolerance(v.type.dtype, rough.get(v))}
@@ -59,11 +58,13 @@ class Golden:
             "inputs": _input_hashes(subject), "outputs": rows, "stages": _stage_hashes(subject),
             "kernels": _kernel_hashes(subject), "source": _source_hash(subject), "about": about,
         }  # fmt: skip
-        _save(self.folder / "outputs.npz", outputs)
-        if inputs:
-            _save(self.folder / "inputs.npz", subject.inputs)
-        (self.folder / "plan.ir").write_text(print_graph(subject.final), "utf-8")
-        (self.folder / "golden.json").write_text(json.dumps(meta, indent=1) + "\n", "utf-8")
+        with writing("the golden", self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _save(self.folder / "outputs.npz", outputs)
+            if inputs:
+                _save(self.folder / "inputs.npz", subject.inputs)
+            (self.folder / "plan.ir").write_text(print_graph(subject.final), "utf-8")
+            (self.folder / "golden.json").write_text(json.dumps(meta, indent=1) + "\n", "utf-8")
         return self.folder
 
     def meta(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from monoplan.codegen.operands import stored_bytes
 from monoplan.inspect.verify import Subject
 from monoplan.inspect.walk import short_loc
 from monoplan.ir.dims import Dim, evaluate
-from monoplan.ir.errors import printable
+from monoplan.ir.errors import ArgumentError, printable, writing
 from monoplan.ir.printer import print_op
 from monoplan.ir.types import product
 from monoplan.runtime.machine.limits import Limits, measure_target
@@ -158,13 +158,13 @@ class Profile:
 
     def save(self, path: str | Path) -> Path:
         """Writes the Chrome trace."""
-        Path(path).write_text(json.dumps(self.chrome_trace()), "utf-8")
+        with writing("the trace", path):
+            Path(path).write_text(json.dumps(self.chrome_trace()), "utf-8")
         return Path(path)
 
 
 def profile(subject: Subject, *, repeat: int = REPEAT) -> Profile:
     """Runs the plan plain and instrumented, several times each, and takes the median."""
-    from monoplan.ir.errors import ArgumentError
 
     if subject.executable is None:
         raise ArgumentError("target='reference' has no kernels to profile", fix="compile for cpu or cuda")

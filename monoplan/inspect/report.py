@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from monoplan.codegen.text import comment_text
 from monoplan.inspect.report_data import report_data
+from monoplan.ir.errors import writing
 
 if TYPE_CHECKING:
     from monoplan.built import Built
@@ -22,8 +23,10 @@ SCRIPTS = ("layout.js", "graph.js", "charts.js", "report.js")
 
 def write_report(path: Path, built: Built, profiles: Mapping[str, Profile]) -> Path:
     """Writes the page; folders on the way are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render_report(report_data(built, profiles)), encoding="utf-8")
+    page = render_report(report_data(built, profiles))
+    with writing("the report", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8", errors="replace")
     return path
 
 

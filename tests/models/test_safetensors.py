@@ -14,10 +14,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from monoplan.ir.arrays import Part
-from monoplan.ir.errors import LoadError
+from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.models.config import LlamaConfig
 from monoplan.models.load import weight_file
 from monoplan.models.load.checkpoint import open_model
@@ -182,10 +183,10 @@ def test_a_failed_save_leaves_the_old_files(tmp_path: Path, monkeypatch: pytest.
     save_checkpoint(tmp_path, small_state())
 
     def fail(*args: Any, **kwargs: Any) -> None:
-        raise OSError("disk full")
+        raise SafetensorError("disk full")
 
     monkeypatch.setattr("safetensors.numpy.save_file", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(ArgumentError, match="can't write the model(.|\n)*disk full"):
         save_checkpoint(tmp_path, {"a.weight": np.zeros(3, np.float32)})
     assert_same(open_checkpoint(tmp_path), small_state())
     assert [file.name for file in tmp_path.iterdir()] == [SINGLE]
@@ -325,6 +326,12 @@ def test_open_model_of_a_directory(tmp_path: Path) -> None:
     assert_same(found.weights, state)
     with pytest.raises(LoadError, match="there is no tokenizer.json"):
         found.tokenizer()
+
+
+def test_paths_that_the_system_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in ("~nobody-of-that-name/model", tmp_path / ("x" * 5000), "a\0b"):
+        with pytest.raises(LoadError):
+            open_model(path)
 
 
 def test_open_model_says_what_is_wrong_with_a_path(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -284,6 +287,43 @@ def test_a_dump_that_can_not_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ArgumentError, match=r"can't write the dump to .*file[\s\S]*MONOPLAN_DUMP"):
         mp.compile(Block(), *SPECS, options={"dump": str(tmp_path / "file")})
+
+
+_LIMITED = """
+import resource, sys, warnings
+import numpy as np
+import monoplan as mp
+from monoplan import nn
+from monoplan.golden import Golden
+from monoplan.models import LlamaForCausalLM
+from tests.models.support import tiny_config
+
+warnings.simplefilter("ignore")
+fast, x = mp.compile(nn.Linear(64, 64), mp.spec("n", 64)), np.ones((2, 64), np.float32)
+model = LlamaForCausalLM.from_config(tiny_config())
+profile = fast.profile(x, repeat=1)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+for name, write in {
+    "dump": lambda: fast.dump("dump"), "report": lambda: fast.report("report.html"),
+    "golden": lambda: Golden(__import__("pathlib").Path("golden")).record(fast.subject(x)),
+    "trace": lambda: profile.save("trace.json"), "model": lambda: model.save_pretrained("model"),
+}.items():
+    try:
+        write()
+    except mp.MonoplanError as error:
+        print(name, "|", str(error).replace(chr(10), "|"))
+"""
+
+
+def test_files_that_are_too_large_for_the_system(tmp_path: Path) -> None:
+    """EFBIG, as `ulimit -f` gives it."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", _LIMITED]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 5, done.stderr
+    for line in lines:
+        assert re.match(r"(\w+) \| can't write the \1 to .*File too large.*to do: ", line), line
 
 
 def test_a_second_dump_leaves_no_stages_of_the_first(tmp_path: Path) -> None:

@@ -210,9 +210,8 @@ def test_a_path_that_cannot_be_written_is_one_message(
 ) -> None:
     status = main([str(model) if a == "MODEL" else a for a in arguments])
     err = capfd.readouterr().err
-    dumps = arguments[0] == "compile"
-    what = "can't write the dump to /dev/null" if dumps else "a file can't be read or written\n  where: /dev/null"
-    assert status == 1 and err.count("monoplan:") == 1 and f"monoplan: {what}" in err
+    what = {"compile": "dump", "report": "report", "golden": "golden", "bench": "trace"}[arguments[0]]
+    assert status == 1 and err.count("monoplan:") == 1 and f"monoplan: can't write the {what} to /dev/null/x" in err
     assert "Not a directory" in err or "File exists" in err
     assert "Traceback" not in err
 
