@@ -68,8 +68,8 @@ class Work:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(PATIENCE)
 
-    def begin(self, function: Callable[[], T]) -> Future[T]:
-        """Runs a function in a thread of its own."""
+    def begin(self, function: Callable[[], T], *, daemon: bool = True) -> Future[T]:
+        """Runs a function in a thread of its own; the interpreter's end waits for it unless it is a daemon."""
         future: Future[T] = Future()
         context = context_of_caller()
 
@@ -82,7 +82,7 @@ class Work:
                 for work in self._chain:
                     work._threads.discard(thread)
 
-        thread = threading.Thread(target=run, name="monoplan", daemon=True)
+        thread = threading.Thread(target=run, name="monoplan", daemon=daemon)
         for work in self._chain:
             work._threads.add(thread)
         thread.start()
@@ -143,8 +143,9 @@ def begin(function: Callable[[], T]) -> Future[T]:
 
 
 def side_by_side(
-    function: Callable[[T], R], items: Sequence[T], workers: int, progress: Callable[[int, int], None] | None = None
-) -> list[R]:
+    function: Callable[[T], R], items: Sequence[T], workers: int, progress: Callable[[int, int], None] | None = None,
+    *, daemon: bool = True,
+) -> list[R]:  # fmt: skip
     """[function(item) for item in items] by several threads. After an exception no further item is begun."""
     futures: list[Future[R]] = [Future() for _ in items]
     waiting = iter(list(zip(items, futures, strict=True)))  # a list's iterator gives each item to one thread
@@ -160,7 +161,7 @@ def side_by_side(
                     future.set_exception(error)
 
         for _ in range(min(workers, len(items))):
-            work.begin(work_off)
+            work.begin(work_off, daemon=daemon)
         for future in futures:
             results.append(future.result())
             if progress is not None:

@@ -45,7 +45,9 @@ def build(source: str, target: Target, parts: Sequence[str] = ()) -> cache.Entry
     key = cache.BuildKey(source, (), version, flags, target.isa, ABI, "cuda")
 
     def make(folder: Path) -> None:
-        made = side_by_side(lambda text: _compile(nvrtc, text, flags), parts or (source,), os.cpu_count() or 4)
+        # No daemons: NVRTC works in this process, which must not end under it.
+        workers = os.cpu_count() or 4
+        made = side_by_side(lambda text: _compile(nvrtc, text, flags), parts or (source,), workers, daemon=False)
         for binary, log in made:
             if not binary:
                 raise _failure(log, folder)

@@ -197,7 +197,7 @@ class Tuner:
         start = time.monotonic()
         self.pools = {n: self.pool(n) for n in self.steps}
         jobs = [(n, c) for n, cs in self.pools.items() for c in cs]
-        side_by_side(lambda job: self.build(*job), jobs, os.cpu_count() or 4)
+        side_by_side(lambda job: self.build(*job), jobs, os.cpu_count() or 4, daemon=False)
         current = {n: dict(cs[0]) for n, cs in self.pools.items()} | self.attention
         begun = time.monotonic()
         end = max(start + seconds, begun + 0.25 * seconds)

@@ -16,7 +16,7 @@ from monoplan.runtime.build.compilers import find_compiler
 from monoplan.runtime.build.toolchain import compile_program, compile_shared
 from monoplan.runtime.cpu.executable import flags_for, host_target
 
-INCLUDE = Path(monoplan.codegen.__file__).parent / "include" / "cpu"
+INCLUDE = Path(monoplan.codegen.__file__).parent / "cpu" / "include"
 DECLARED = """
 int64_t pieces(int64_t owners, int64_t all, int64_t line, int64_t least, int64_t most, int64_t *first, int64_t *count);
 void powers(const float *x, float *y, int64_t count);

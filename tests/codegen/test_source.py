@@ -115,7 +115,7 @@ def test_every_variant_gives_the_right_numbers(name: str, value: str) -> None:
         from monoplan.driver import build_graph_executable
         from monoplan.ir.interpreter import interpret
         from monoplan.runtime.machine.features import detect
-        from monoplan.runtime.compilers import find_compiler
+        from monoplan.runtime.build.compilers import find_compiler
         from tests.codegen.mixed import mixed_arrays, mixed_graph
         from tests.tolerances import check
 

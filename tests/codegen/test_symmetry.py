@@ -24,7 +24,7 @@ ONLY_CUDA = {
 
 
 def templates(target: str, suffix: str) -> set[str]:
-    folder = HERE / "templates" / target
+    folder = HERE / target / "templates"
     return {
         p.name.removesuffix(suffix) for p in folder.iterdir() if p.name.endswith(suffix) and not p.name.startswith("_")
     }
@@ -39,13 +39,13 @@ def test_the_same_templates() -> None:
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - ONLY_CPU))
 @pytest.mark.parametrize(("target", "suffix"), [("cpu", ".c.j2"), ("cuda", ".cu.j2")])
 def test_every_family_has_a_template(family: str, target: str, suffix: str) -> None:
-    assert (HERE / "templates" / target / f"{family}{suffix}").exists()
+    assert (HERE / target / "templates" / f"{family}{suffix}").exists()
 
 
 def test_the_same_epilogues() -> None:
     for epilogue in ("pointwise", "gated", "heads", "argmax"):
-        assert (HERE / "templates" / "cpu" / f"_epilogue_{epilogue}.c.j2").exists()
-        assert (HERE / "templates" / "cuda" / f"_epilogue_{epilogue}.cu.j2").exists()
+        assert (HERE / "cpu" / "templates" / f"_epilogue_{epilogue}.c.j2").exists()
+        assert (HERE / "cuda" / "templates" / f"_epilogue_{epilogue}.cu.j2").exists()
 
 
 def test_cuda_headers_include_nothing_under_nvrtc() -> None:
@@ -54,6 +54,6 @@ def test_cuda_headers_include_nothing_under_nvrtc() -> None:
         assert "#include" not in outside, name
 
 
-@pytest.mark.parametrize("path", sorted((HERE / "templates" / "cuda").glob("*.j2")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((HERE / "cuda" / "templates").glob("*.j2")), ids=lambda p: p.name)
 def test_templates_stay_readable(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 160

@@ -216,7 +216,7 @@ def test_templates_can_not_read_what_holds_text_of_a_graph() -> None:
 
 
 def test_templates_write_no_text_of_a_graph() -> None:
-    for path in sorted((render.HERE / "templates").rglob("*.j2")):
+    for path in sorted(render.HERE.rglob("*.j2")):
         inside = re.findall(r"\{\{.*?\}\}", path.read_text("utf-8"), re.DOTALL)
         found = [e for e in inside if re.search(r"\b(op|loc|path|summary|plan|graph|view|buffer|file)\b|\.title", e)]
         assert not found, (path.name, found)

@@ -14,7 +14,7 @@ import pytest
 
 from monoplan.runtime.build import cache, cache_places
 
-PACKAGE = Path(cache.__file__).parents[2]
+PACKAGE = Path(cache.__file__).resolve().parents[3]
 FOLDERS = ("ir", "frontend", "passes", "codegen", "runtime", "models", "monoplan")
 PROGRAM = textwrap.dedent("""
     import sys
@@ -37,7 +37,7 @@ def other_version(tmp_path: Path) -> Path:
     copy = tmp_path / "other"
     for name in FOLDERS:
         shutil.copytree(PACKAGE / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    build = copy / "monoplan" / "build.py"
+    build = copy / "monoplan" / "driver.py"
     text = build.read_text()
     assert 'VERSION = "0.1.0"' in text
     build.write_text(text.replace('VERSION = "0.1.0"', 'VERSION = "9.9.9"'))

@@ -294,7 +294,7 @@ import resource, sys, warnings
 import numpy as np
 import monoplan as mp
 from monoplan import nn
-from monoplan.golden import Golden
+from monoplan.inspect.golden import Golden
 from monoplan.models import LlamaForCausalLM
 from tests.models.support import tiny_config
 

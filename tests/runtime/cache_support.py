@@ -9,7 +9,7 @@ from pathlib import Path
 
 from monoplan.runtime.build import cache
 
-IMPORT_ROOT = Path(cache.__file__).parents[2]  # where `import monoplan` was found
+IMPORT_ROOT = Path(cache.__file__).parents[3]  # where `import monoplan` was found
 KEY = cache.BuildKey("int f(void);", (("vec/v.h", "#pragma once\n"),), "cc 1", ("-O3",), "test", 1)
 
 # A child process: builds KEY in MONOPLAN_CACHE_DIR; `{body}` is what happens inside build(folder).

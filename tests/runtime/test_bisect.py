@@ -28,7 +28,7 @@ from monoplan.nn import functional as F
 from monoplan.passes.manager import Notes, Pass
 from monoplan.passes.pipeline import PIPELINE
 
-TEMPLATES = Path(render.__file__).resolve().parent / "templates" / "cpu"
+TEMPLATES = Path(render.__file__).resolve().parent / "templates"
 
 
 def small_llama(layers: int = 4, dtype: str = "float32") -> LlamaForCausalLM:

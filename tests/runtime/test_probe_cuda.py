@@ -21,7 +21,7 @@ from monoplan.runtime.cuda.weights import upload_params
 from tests.codegen import cuda_emulator
 from tests.runtime.test_bisect import CASES, mutated
 
-TEMPLATES = Path(render.__file__).resolve().parent / "templates" / "cuda"
+TEMPLATES = render.HERE / "cuda" / "templates"
 DEVICES = [
     pytest.param("emulator", marks=pytest.mark.skipif(not cuda_emulator.available(), reason="no g++")),
     pytest.param("gpu", marks=pytest.mark.cuda),

@@ -16,7 +16,7 @@ from cffi import FFI
 from monoplan.ir.errors import CompileError
 from monoplan.runtime.build import cache, cache_places, compilers, facts, processes, toolchain
 
-IMPORT_ROOT = Path(toolchain.__file__).parents[2]
+IMPORT_ROOT = Path(toolchain.__file__).parents[3]
 SOURCE = '#include "answer.h"\nint answer(void) { return ANSWER; }\n'
 HEADERS = (("answer.h", "#define ANSWER 42\n"),)
 COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
