@@ -175,6 +175,8 @@ class GenerationMixin:
             if any(hasattr(x, "__len__") for x in prompt):
                 raise ArgumentError("generate takes one prompt", fix="use generate_batch for several")
             raise ArgumentError(A_PROMPT, why=f"it is {prompt!r:.60}")
+        if session is not None and not isinstance(session, Session):
+            raise ArgumentError("session must be a Session", why=f"it is {session!r:.60}")
         rows = self._rows([prompt], max_new_tokens, callback, logprobs, add_special_tokens, settings)
         return TextStream(rows[0].result, (piece for piece in self._loop(rows, session) if piece))
 
@@ -203,6 +205,8 @@ class GenerationMixin:
         self, prompts: Sequence[Prompt], max_new_tokens: int, callback: Callback | None, logprobs: bool,
         special: bool, given: dict[str, Any],
     ) -> list[Row]:  # fmt: skip
+        if callback is not None and not callable(callback):
+            raise ArgumentError("callback must be a function of row, token and piece", why=f"it is {callback!r:.60}")
         tokenizer = self._tokenizer_for(prompts, given.get("stop"))
         settings = self._settings(max_new_tokens, given, tokenizer)
         if settings.stop and tokenizer is None:

@@ -143,12 +143,14 @@ class Tokenizer:
         """Return a conversation as the chat template writes it; `values` are further variables for it."""
         if self.chat_template is None:
             raise LoadError("the model has no chat template", where=self._where, fix="give it a plain prompt")
-        if not messages or not all(
-            isinstance(message, Mapping) and "role" in message for message in messages
+        if (
+            not isinstance(messages, Iterable)
+            or not (messages := list(messages))
+            or not all(isinstance(message, Mapping) and "role" in message for message in messages)
         ):
             raise ArgumentError("a chat needs messages with a role and a content")
         values = {"tools": None, "documents": None, **self.special_tokens, **values}
-        values |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        values |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         return render_chat(self.chat_template, values, self._where)
 
     def _check(self, token: int) -> int:

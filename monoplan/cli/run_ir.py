@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from monoplan.ir.errors import ArgumentError, writing
 
 THRESHOLD = 40  # elements of an output that are printed whole
+LARGEST = 64 << 20  # bytes of IR text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,11 @@ def run(args: argparse.Namespace) -> int:
     from monoplan.ir.verifier import verify
 
     try:
-        text = Path(args.file).read_text("utf-8")
+        with open(args.file, "rb") as file:
+            data = file.read(LARGEST + 1)
+        if len(data) > LARGEST:  # a device that never ends, or weights
+            raise ArgumentError(f"can't read {args.file}", why=f"no graph has over {LARGEST} bytes of text")
+        text = data.decode("utf-8").replace("\r\n", "\n")
     except OSError as error:
         raise ArgumentError(f"can't read {args.file}", why=error.strerror or str(error)) from None
     except UnicodeDecodeError as error:

@@ -192,6 +192,8 @@ def test_the_context_ends_the_text(lm: Any) -> None:
         ("a", {"repetition_penalty": 0}, "repetition_penalty must be"),
         ("a", {"stop": [""]}, "stop must be"),
         ("a", {"temprature": 1.0}, "unknown setting temprature"),
+        ("a", {"callback": 5}, "callback must be a function"),
+        ("a", {"session": 5}, "session must be a Session"),
     ],
 )
 def test_wrong_arguments_are_reported_at_once(lm: Any, prompt: Any, settings: dict[str, Any], message: str) -> None:

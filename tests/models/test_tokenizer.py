@@ -250,7 +250,7 @@ def test_templates_that_refuse_fail_or_reach_out() -> None:
             chat_tokenizer(template).chat(messages)
     with pytest.raises(LoadError, match="the model has no chat template"):
         Tokenizer.from_gguf(byte_level()).chat(messages)
-    for bad in ([], ["hi"], [{"content": "hi"}]):
+    for bad in ([], ["hi"], [{"content": "hi"}], None, 5, "hi", iter([])):
         with pytest.raises(ArgumentError, match="messages with a role"):
             chat_tokenizer(CHATML).chat(bad)  # type: ignore[arg-type]
 

@@ -184,6 +184,7 @@ def test_doctor_and_cache(tmp_path: Path) -> None:
         (("bench", "-m", "MODEL", "-p", "-5", "--profile", *TARGET), "--n-prompt must be 0 or more, got -5"),
         (("bench", "-m", "MODEL", "-p", "0", "-n", "0", *TARGET), "there is nothing to measure"),
         (("generate", "-f", "/nowhere/at/all", "-m", "MODEL"), "can't read the prompt"),
+        (("run-ir", "/dev/zero"), "no graph has over"),
     ],
 )
 def test_errors_are_messages_and_exit_code_1(
