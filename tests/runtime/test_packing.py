@@ -10,10 +10,15 @@ import pytest
 
 from monoplan.codegen.formats import Layout, format_of
 from monoplan.codegen.formats.bf16_12 import BF16In12Bits
-from monoplan.ir.arrays import aligned
+from monoplan.codegen.lower.lowerer import ParamUse
+from monoplan.ir.arrays import Part, aligned
+from monoplan.ir.parser import parse_graph
 from monoplan.ir.types import bf16
+from monoplan.passes.manager import Notes
+from monoplan.passes.shard.rewrite import shard_pass
 from monoplan.runtime.cpu import packing
 from monoplan.runtime.cpu.packing import pack
+from monoplan.runtime.cpu.weights import Source, prepare
 
 # panel, panels, order, head_dim; rows, depth: whole groups and padded ones, depths that are no multiple of a vector
 LAYOUTS = [
@@ -178,3 +183,46 @@ def test_coded_weights_of_both_ways_are_the_same() -> None:
         rows = np.arange(160)
         rows[146:] = -1
         assert coded(w, rows).tobytes() == CODED._pack_slowly(w, rows.reshape(-1, 32)).tobytes()
+
+
+def test_a_rank_reads_only_its_part_of_a_weight() -> None:
+    asked: dict[str, Any] = {}
+    params = {
+        "mlp.gate.weight": np.arange(96, dtype=np.float32).reshape(12, 8),
+        "mlp.down.weight": np.arange(96, dtype=np.float32).reshape(8, 12) + 100,
+    }
+    graph = parse_graph("""
+graph mlp(%x: f32[batch, 8]) {
+  param %g: f32[12, 8] = "mlp.gate.weight"
+  param %d: f32[8, 12] = "mlp.down.weight"
+  %h = linear(%x, %g, _) : f32[batch, 12]
+  %y = linear(%h, %d, _) : f32[batch, 8]
+  return %y
+}
+""")
+    mine = shard_pass({"mlp.gate": "colwise", "mlp.down": "rowwise"}, 1, 2).run(graph, Notes())
+
+    def read(path: str, part: Part | None) -> Any:
+        asked[path] = part
+        return params[path].copy() if part is None else part.cut(params[path]).copy()
+
+    weights = [op.reads[1] for op in mine.ops if op.name == "linear"]
+    uses = [ParamUse(w, "rows") for w in weights]
+    found = prepare(mine, uses, Source(read, lambda path: True))
+    assert asked == {"mlp.gate.weight": Part(0, 6, 6), "mlp.down.weight": Part(1, 6, 6)}
+    np.testing.assert_array_equal(found[0], params["mlp.gate.weight"][6:])
+    np.testing.assert_array_equal(found[1], params["mlp.down.weight"][:, 6:])
+
+
+def test_arrays_that_are_lent_are_copied() -> None:
+    graph = parse_graph("""
+graph g(%x: f32[8]) {
+  param %a: f32[8] = "a"
+  %y = add(%x, %a) : f32[8]
+  return %y
+}
+""")
+    uses, own = [ParamUse(graph.params[0].value, "rows")], np.ones(8, np.float32)
+    assert not np.shares_memory(prepare(graph, uses, lambda path: own)[0], own)
+    assert prepare(graph, uses, lambda path: own, keep=False)[0] is own
+    assert prepare(graph, uses, Source(lambda path, part: own, lambda path: True))[0] is own
