@@ -55,6 +55,9 @@ def run_op(
             outs = op.opdef.evaluate(operands, attrs, types, exact=exact)
         except MonoplanError as error:
             raise type(error)(error.what, where=op.loc, why=error.why, fix=error.fix) from None
+        except MemoryError as error:
+            why = f"{', '.join(str(r.type) for r in op.results)}: {error}"
+            raise ArgumentError(f"{op.name}: its result does not fit into memory", where=op.loc, why=why) from None
     for r, a in zip(op.results, outs, strict=True):
         if a.shape != concrete(r.type.shape, symbols):
             raise ArgumentError(f"{op.name} gave the shape {list(a.shape)}, {r} is {r.type}", where=op.loc)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -180,7 +181,9 @@ def unfit(t: TensorType) -> str:
     sizes = [d for d in t.shape if isinstance(d, int)]
     if any(d < 0 for d in sizes):
         return "a size is negative"
-    return f"a size is larger than {LARGEST}" if any(d > LARGEST for d in sizes) else ""
+    # Sizes of 0 do not help: numpy counts the others all the same.
+    too_large = any(d > LARGEST for d in sizes) or math.prod(d for d in sizes if d) * t.dtype.itemsize > LARGEST
+    return f"it is larger than {LARGEST} bytes" if too_large else ""
 
 
 def product(dims: Iterable[Dim]) -> Dim:

@@ -51,11 +51,14 @@ def random_array(
 ) -> Array:
     """Normal floats, integers below a limit, or bools."""
     shape = tuple(evaluate(d, sizes) for d in t.shape)
-    if t.dtype.is_float:
-        return (rng.standard_normal(shape) * scale).astype(t.dtype.numpy)
-    if t.dtype.is_integer:
-        return rng.integers(0, max(limit, 1), shape).astype(t.dtype.numpy)
-    return rng.integers(0, 2, shape).astype(np.bool_)
+    try:
+        if t.dtype.is_float:
+            return (rng.standard_normal(shape) * scale).astype(t.dtype.numpy)
+        if t.dtype.is_integer:
+            return rng.integers(0, max(limit, 1), shape).astype(t.dtype.numpy)
+        return rng.integers(0, 2, shape).astype(np.bool_)
+    except (MemoryError, ValueError) as error:  # too large for this machine, for any, or negative
+        raise ArgumentError(f"there can be no random array of {t}", why=str(error), fix="give other sizes") from None
 
 
 def _limits(graph: Graph, sizes: Mapping[str, int]) -> dict[Value, int]:

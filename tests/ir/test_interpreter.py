@@ -134,3 +134,14 @@ graph g(%x: f32[n], %table: f32[8]) {
     assert interpret(graph, [np.zeros(3, np.float32), np.arange(8, dtype=np.float32)])[0].tolist() == [0, 1, 2]
     with pytest.raises(ArgumentError, match="9 elements from 0 go past 8"):
         interpret(graph, [np.zeros(9, np.float32), np.zeros(8, np.float32)])
+
+
+def test_results_that_no_memory_holds() -> None:
+    text = """\
+graph g(%x: f32[2]) {
+  %full = full() {shape=(1152921504606846976,), value=0.0, dtype=f32} : f32[1152921504606846976]
+  return %full
+}
+"""
+    with pytest.raises(ArgumentError, match="full: its result does not fit into memory"):
+        interpret(parse_graph(text), [np.zeros(2, np.float32)])

@@ -61,6 +61,7 @@ BAD = [
     ("%x: f32[n, 4]", "%x: f32[n, -4]", 1, 13, "a size is negative"),
     ("%x: f32[n, 4]", f"%x: f32[n, {2**63}]", 1, 20, "is larger than"),
     ("%x: f32[n, 4]", f"%x: f32[n, {'9' * 5000}]", 1, 20, "is larger than"),
+    ("%x: f32[n, 4]", f"%x: f32[0, {2**62}]", 1, 13, "it is larger than"),
     ("%x: f32[n, 4]", "%x: f32[n, 2**4]", 1, 20, "is not a dimension"),
     ("%x: f32[n, 4]", f"%x: f32[{'1, ' * 40}4]", 1, 13, "it has 41 dimensions, more than 32"),
     ("axes=(1,)", f"axes={'(' * 400}1{',)' * 400}", 5, 42, "tuples are nested too deeply"),

@@ -160,6 +160,8 @@ def test_run_ir(own: Path, run: Any, tmp_path: Path) -> None:
     assert "f32[1, 1, 24]" in run("run-ir", tmp_path / "block.ir", "--inputs", tmp_path / "in.npz")
     (tmp_path / "bad.ir").write_text("graph g(%x: f32[2]) {\n  %y = nope(%x) : f32[2]\n  return %y\n}\n")
     assert "line 2, column" in run("run-ir", tmp_path / "bad.ir", status=1)
+    (tmp_path / "large.ir").write_text("graph g(%x: f32[1152921504606846976]) {\n  return %x\n}\n")
+    assert "there can be no random array of f32[1152921504606846976]" in run("run-ir", tmp_path / "large.ir", status=1)
     assert "can't read" in run("run-ir", tmp_path / "missing.ir", status=1)
 
 
