@@ -207,7 +207,7 @@ graph mlp(%x: f32[batch, 8]) {
         return params[path].copy() if part is None else part.cut(params[path]).copy()
 
     weights = [op.reads[1] for op in mine.ops if op.name == "linear"]
-    uses = [ParamUse(w, "rows") for w in weights]
+    uses = [ParamUse(w, None) for w in weights]
     found = prepare(mine, uses, Source(read, lambda path: True))
     assert asked == {"mlp.gate.weight": Part(0, 6, 6), "mlp.down.weight": Part(1, 6, 6)}
     np.testing.assert_array_equal(found[0], params["mlp.gate.weight"][6:])
@@ -222,7 +222,7 @@ graph g(%x: f32[8]) {
   return %y
 }
 """)
-    uses, own = [ParamUse(graph.params[0].value, "rows")], np.ones(8, np.float32)
+    uses, own = [ParamUse(graph.params[0].value, None)], np.ones(8, np.float32)
     assert not np.shares_memory(prepare(graph, uses, lambda path: own)[0], own)
     assert prepare(graph, uses, lambda path: own, keep=False)[0] is own
     assert prepare(graph, uses, Source(lambda path, part: own, lambda path: True))[0] is own
