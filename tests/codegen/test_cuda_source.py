@@ -96,7 +96,7 @@ def schedules(target: Target) -> list[tuple[Linear, Any]]:
 def test_schedules_fit_the_device(target: Target) -> None:
     for k, s in schedules(target):
         assert isinstance(s, CudaLinear) and s.row is not None
-        assert s.row.shared(k.depth, k.columns, 2) + 1024 <= target.shared
+        assert s.row.shared(2 * k.depth, k.columns) + 1024 <= target.shared
         assert all(f.shared(k.depth) <= target.shared for f in s.few)
         assert bool(s.few) == (target.capability >= 80)
 

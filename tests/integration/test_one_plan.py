@@ -94,7 +94,7 @@ def test_the_source_does_not_grow_with_depth() -> None:
     (_, least), (shallow, short), (deep, long) = (step_plan(small_config(layers)) for layers in (2, 3, 32))
     assert len(long.text) <= 1.1 * len(least.text), f"{len(least.text)} and {len(long.text)} characters"
     longer = len(long.text.splitlines()) - len(short.text.splitlines())
-    assert 0 <= longer <= 3, f"{longer} lines"  # one may break where the number of a weight has more digits
+    assert 0 <= longer <= 6, f"{longer} lines"  # some break where the number of a weight has more digits
     loops = [item for item in deep.items if isinstance(item, StepLoop)]
     assert [loop.count for loop in loops] == [31] and len(deep.items) == len(shallow.items)
 

@@ -14,7 +14,7 @@ import pytest
 
 from monoplan.runtime.build import cache, cache_places
 
-PACKAGE = Path(cache.__file__).resolve().parents[3]
+PACKAGE = Path(cache.__file__).resolve().parents[2]
 FOLDERS = ("ir", "frontend", "passes", "codegen", "runtime", "models", "monoplan")
 PROGRAM = textwrap.dedent("""
     import sys

@@ -116,7 +116,7 @@ def test_the_end_of_the_program_waits_for_nothing(tmp_path: Path, end: str) -> N
     code = f"""
         import os, sys, time
         from pathlib import Path
-        from monoplan.runtime.background import begin
+        from monoplan.runtime.build.background import begin
         from monoplan.runtime.build.processes import run
         begun = begin(lambda: run(["sh", "-c", "sleep 60 & echo $$ $! >> {pids}; wait"], Path("."), None))
         stuck = begin(lambda: time.sleep(60))

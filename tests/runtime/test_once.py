@@ -70,8 +70,8 @@ def test_what_was_begun_is_found() -> None:
 def test_a_child_does_not_wait_for_a_thread_of_its_parent() -> None:
     code = """
         import os, threading
-        from monoplan.runtime.background import begin
-        from monoplan.runtime.once import Once
+        from monoplan.runtime.build.background import begin
+        from monoplan.runtime.build.once import Once
         asked, go = threading.Event(), threading.Event()
 
         @Once

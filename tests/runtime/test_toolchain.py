@@ -161,7 +161,8 @@ def test_second_process_starts_no_compiler(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("CC", str(counting(tmp_path / "cc", log)))
     monkeypatch.setenv("PYTHONPATH", str(IMPORT_ROOT))
     code = (
-        "from monoplan.runtime import features, processes, toolchain\n"
+        "from monoplan.runtime.build import processes, toolchain\n"
+        "from monoplan.runtime.machine import features\n"
         "flags = features.compile_flags(features.detect())\n"
         "key, build = toolchain.plan_build('int f(void) { return 1; }', flags, target='t', abi=1)\n"
         "_, entry = toolchain.load(key, build, str)\n"
@@ -267,8 +268,9 @@ def test_facts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts.recall("a", "key") == {"x": 1} and facts.recall("a", "other") is None
     for path in (root / "facts").iterdir():
         path.write_text("[")
-    assert facts.recall("a", "key") is None
-    assert len(list((root / "facts").iterdir())) == 2
+    with pytest.warns(RuntimeWarning, match="damaged cache file"):
+        assert facts.recall("a", "key") is None
+    assert len(list((root / "facts").iterdir())) == 1  # the damaged one is gone
 
 
 def make(folder: Path) -> None:
