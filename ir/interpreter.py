@@ -35,7 +35,10 @@ def interpret(
     for v, a in zip(graph.inputs, inputs, strict=True):
         env[v] = _as_type(a, v, exact)
     for p in graph.params:
-        env[p.value] = _as_type((params or {})[p.path], p.value, exact)
+        a = (params or {})[p.path]
+        if a.shape != p.value.type.shape:
+            raise ArgumentError(f"parameter {p.path}: expected {p.value.type}, got shape {list(a.shape)}")
+        env[p.value] = _as_type(a, p.value, exact)
     for op in (*graph.setup, *graph.ops):
         run_op(op, env, symbols, exact=exact, watch=watch)
     return [env[v] for v in graph.outputs]

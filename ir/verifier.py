@@ -26,8 +26,12 @@ def verify(graph: Graph, checked: set[Op] | None = None) -> None:
 
     for v in graph.inputs:
         define(v, f"inputs of {graph.name}")
+    paths: dict[str, Value] = {}
     for p in graph.params:
         define(p.value, f"params of {graph.name}")
+        if paths.setdefault(p.path, p.value).type != p.value.type:
+            what = f"the parameters {paths[p.path]} and {p.value} are both {p.path!r}, but of different types"
+            raise VerifyError(what, why=f"{paths[p.path].type} and {p.value.type}")
         if any(isinstance(d, Expr) for d in p.value.type.shape):
             raise VerifyError(f"the parameter {p.value} has a symbolic size: {p.value.type}", where=p.path)
     for v in (*graph.inputs, *(p.value for p in graph.params)):

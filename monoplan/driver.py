@@ -230,6 +230,10 @@ def build_graph_executable(
     arrays = params or {}
     if missing := [p.path for p in graph.params if p.path not in arrays]:
         raise ArgumentError(f"{graph.name}: no values for the parameters {', '.join(missing)}")
+    for p in graph.params:  # kernels read as much as the type says
+        if arrays[p.path].shape != p.value.type.shape:
+            got = list(arrays[p.path].shape)
+            raise ArgumentError(f"parameter {p.path}: expected {p.value.type}, got shape {got}")
     made = make_executable(graph, lambda path: arrays[path], target, options or Options())
     return GraphExecutable(graph, made, questions(graph))
 

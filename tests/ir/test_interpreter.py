@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from monoplan.driver import build_graph_executable
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Op, Value
 from monoplan.ir.interpreter import bind_symbols, interpret
@@ -145,3 +146,11 @@ graph g(%x: f32[2]) {
 """
     with pytest.raises(ArgumentError, match="full: its result does not fit into memory"):
         interpret(parse_graph(text), [np.zeros(2, np.float32)])
+
+
+def test_parameters_have_their_shapes() -> None:
+    graph = parse_graph('graph g(%x: f32[2]) {\n  param %w: f32[2] = "w"\n  return %x, %w\n}\n')
+    with pytest.raises(ArgumentError, match=r"parameter w: expected f32\[2\], got shape \[3\]"):
+        interpret(graph, [np.zeros(2, np.float32)], {"w": np.zeros(3, np.float32)})
+    with pytest.raises(ArgumentError, match=r"parameter w: expected f32\[2\], got shape \[1\]"):
+        build_graph_executable(graph, {"w": np.zeros(1, np.float32)})

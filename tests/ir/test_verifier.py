@@ -147,6 +147,13 @@ def test_sizes_follow_from_those_of_inputs() -> None:
         verify(parse_graph(text))
 
 
+def test_one_path_is_one_parameter() -> None:
+    text = 'graph g(%x: f32[2]) {{\n  param %a: f32[2] = "w"\n  param %b: {} = "w"\n  return %x, %a, %b\n}}\n'
+    verify(parse_graph(text.format("f32[2]")))
+    with pytest.raises(VerifyError, match="the parameters %a and %b are both 'w', but of different types"):
+        verify(parse_graph(text.format("f32[3]")))
+
+
 def test_bodies_are_verified_too() -> None:
     graph = parse_graph(REPEAT)
     verify(graph)

@@ -162,6 +162,9 @@ def test_run_ir(own: Path, run: Any, tmp_path: Path) -> None:
     assert "line 2, column" in run("run-ir", tmp_path / "bad.ir", status=1)
     (tmp_path / "large.ir").write_text("graph g(%x: f32[1152921504606846976]) {\n  return %x\n}\n")
     assert "there can be no random array of f32[1152921504606846976]" in run("run-ir", tmp_path / "large.ir", status=1)
+    np.savez(tmp_path / "short.npz", **{"table.weight": np.zeros((3, 16), "f4")})
+    said = run("run-ir", tmp_path / "block.ir", "--inputs", tmp_path / "short.npz", status=1)
+    assert "parameter table.weight: expected f32[11, 16], got shape [3, 16]" in said
     assert "can't read" in run("run-ir", tmp_path / "missing.ir", status=1)
 
 
