@@ -1,15 +1,19 @@
-"""Dims and pointwise expressions as C: the same text serves C and CUDA; helpers are in include/."""
+"""Dims and pointwise expressions as C. The same text serves C and CUDA: ops have it, helpers are in include/."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from monoplan.ir.dims import Dim, Expr, FloorDiv, bounds
 from monoplan.ir.errors import CompileError
-from monoplan.ir.expr import Arg, Call, Const, Node, call_dtypes, expr_dtype
+from monoplan.ir.expr import Arg, Const, Node, call_dtypes, expr_dtype
+from monoplan.ir.opdef import REGISTRY, CForm, OpDef
 from monoplan.ir.types import DType, bool_, f32, f64, promote
 
 C_TYPES = {
@@ -18,12 +22,7 @@ C_TYPES = {
     "bool": "uint8_t",
 }
 
-# Pointwise ops by their C form; {s} is the suffix of the float type (f or nothing).
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
-          "ge": ">=", "logical_and": "&&", "logical_or": "||"}
-_CALLS = {"exp": "mp_exp{s}", "log": "log{s}", "sqrt": "sqrt{s}", "rsqrt": "mp_rsqrt{s}", "sin": "sin{s}",
-          "cos": "cos{s}", "tanh": "mp_tanh{s}", "sigmoid": "mp_sigmoid{s}", "erf": "erf{s}", "pow": "pow{s}",
-          "silu": "mp_silu{s}", "swiglu": "mp_swiglu{s}"}
+_ATOM = re.compile(r"[\w.]+")  # a name or a number: as cheap to repeat as to name
 
 
 def compute_type(dtype: DType) -> DType:
@@ -128,58 +127,57 @@ def c_expr(node: Node, args: Sequence[str], types: Sequence[DType], hint: DType 
         return args[node.index]
     if isinstance(node, Const):
         return c_literal(node.value, compute_type(expr_dtype(node, types, hint)))
+    opdef = REGISTRY[node.op]
     wanted = call_dtypes(node, types)
     result = compute_type(expr_dtype(node, types))
-    if node.op == "cast":
-        return _c_cast(c_expr(node.args[0], args, types), wanted[0], dict(node.attrs)["dtype"])
-    common = compute_type(_common(node, wanted, result))
-    inner = []
-    for i, (a, t) in enumerate(zip(node.args, wanted, strict=True)):
+    common = compute_type(promote(*opdef.promoted(wanted)))
+    operands: list[tuple[str, DType]] = []
+    for name, a, t in zip(opdef.operand_names, node.args, wanted, strict=True):
         text = c_expr(a, args, types, common)
-        keep = (node.op == "where" and i == 0) or compute_type(t) == common
-        inner.append(text if keep else f"({C_TYPES[common.name]})({text})")
-    return _c_call(node, inner, common)
+        own = compute_type(t)
+        if name in opdef.own_type or own == common:
+            operands.append((text, own))
+        else:
+            operands.append((f"({C_TYPES[common.name]})({text})", common))
+    attrs = dict(node.attrs)
+    text = _filled(opdef, opdef.c, operands, attrs, common, result)
+    if opdef.cuda is not None:
+        text = f"MP_C_OR_CUDA({text}, {_filled(opdef, opdef.cuda, operands, attrs, common, result)})"
+    # C computes narrow integers as int: what does not fit must wrap before anyone looks at it.
+    wrap = f"({C_TYPES[result.name]})" if result.is_integer and result.bits < 32 else ""
+    return text if text.startswith(wrap) else wrap + text
 
 
-def _common(node: Call, wanted: Sequence[DType], result: DType) -> DType:
-    """The type both sides are brought to: the operands' for comparisons, else the result's."""
-    return promote(*wanted) if node.op in ("eq", "ne", "lt", "le", "gt", "ge") else result
+def _filled(
+    opdef: OpDef,
+    form: CForm | None,
+    operands: Sequence[tuple[str, DType]],
+    attrs: Mapping[str, Any],
+    t: DType,
+    result: DType,
+) -> str:
+    """An op's C over operands whose common type is t. An operand that occurs several times is computed once."""
+    form = form(t, attrs) if callable(form) else form
+    if isinstance(form, Mapping):
+        sort = {"u": "unsigned", "i": "signed"}.get(t.kind, "")
+        kinds = [t.name, sort, "integer" if t.is_integer else "float" if t.is_float else "bool", "any"]
+        form = next((form[k] for k in kinds if k in form), None)
+    if form is None:
+        raise CompileError(f"{opdef.name} has no C expression for {t.name}", fix="add one to its definition, in c=")
+    fields = [field for _, field, _, _ in string.Formatter().parse(form)]
+    texts, bound = [], []
+    for i, (text, own) in enumerate(operands):
+        if fields.count(str(i)) > 1 and not _ATOM.fullmatch(text):
+            bound.append((f"mp_{i}", text, C_TYPES[own.name]))
+            text = f"mp_{i}"
+        texts.append(text)
+    names = {name: _c_attr(value, t) for name, value in attrs.items()}
+    filled = form.format(*texts, **names, f="f" if t == f32 else "", t=t.name, type=C_TYPES[result.name])
+    for name, text, ctype in bound:
+        filled = f"MP_LET({ctype}, {name}, {text}, {filled})"
+    return filled
 
 
-def _c_cast(value: str, source: DType, target: DType) -> str:
-    if target.is_float and target.bits == 16:
-        return f"mp_load_{target.name}({convert(value, source, target)})"  # rounds as the cast says
-    if target == bool_:
-        return f"({value} != 0)"
-    return f"({C_TYPES[target.name]})({value})"
-
-
-def _c_call(node: Call, a: Sequence[str], t: DType) -> str:
-    s = "f" if t == f32 else ""
-    if node.op in _INFIX:
-        text = f"({a[0]} {_INFIX[node.op]} {a[1]})"
-        # C computes narrow integers as int: what does not fit must wrap before anyone looks at it.
-        return f"({C_TYPES[t.name]}){text}" if node.op in ("add", "sub", "mul") and _is_narrow(t) else text
-    if node.op in _CALLS:
-        return f"{_CALLS[node.op].format(s=s)}({', '.join(a)})"
-    if node.op in ("maximum", "minimum"):
-        return f"mp_{node.op}_{t.name}({a[0]}, {a[1]})"
-    if node.op == "relu":
-        return f"mp_maximum_{t.name}({a[0]}, 0)"
-    if node.op == "neg":
-        return f"({C_TYPES[t.name]})(-{a[0]})" if _is_narrow(t) else f"(-{a[0]})"
-    if node.op == "abs":
-        if t.kind == "u":
-            return a[0]
-        return f"fabs{s}({a[0]})" if t.is_float else f"mp_abs_{t.name}({a[0]})"
-    if node.op == "where":
-        return f"({a[0]} ? {a[1]} : {a[2]})"
-    if node.op == "logical_not":
-        return f"(!{a[0]})"
-    if node.op == "gelu":
-        return f"mp_gelu_{dict(node.attrs)['approximate']}{s}({a[0]})"
-    raise KeyError(f"pointwise op {node.op} has no C form")
-
-
-def _is_narrow(t: DType) -> bool:
-    return t.is_integer and t.bits < 32
+def _c_attr(value: Any, t: DType) -> str:
+    """An attribute in the text of an op: numbers as literals of its type, words as they are."""
+    return c_literal(value, t) if isinstance(value, bool | int | float) else str(value)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.frontend.functions import arange
+from monoplan.frontend.functional import arange
 from monoplan.frontend.pytree import NoOutline
 from monoplan.frontend.tensor import Tensor, as_tensor, call
 from monoplan.ir.arrays import aligned

@@ -8,9 +8,9 @@ import numpy as np
 
 from monoplan.frontend import functional as F
 from monoplan.frontend.functional import RopeAlgo
-from monoplan.frontend.functions import write
 from monoplan.frontend.init import check_device, check_size, checked_dtype, normal
 from monoplan.frontend.module import Module
+from monoplan.frontend.op_functions import write
 from monoplan.frontend.parameter import Parameter
 from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.dims import Dim

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from monoplan.frontend.context import Tracing, current, user_location
-from monoplan.frontend.operators import Arithmetic, Shapes
+from monoplan.frontend.context import current, user_location
 from monoplan.ir import ops as _ops  # noqa: F401  (fills the registry)
 from monoplan.ir.arrays import plain_array
-from monoplan.ir.dims import Dim, Expr
+from monoplan.ir.dims import Dim, Expr, divide_exactly, equal
 from monoplan.ir.errors import ArgumentError, TraceError, TypeRuleError
 from monoplan.ir.graph import Loc, Value
 from monoplan.ir.opdef import REGISTRY, OpDef
-from monoplan.ir.types import DType, TensorType, as_dtype, bool_, f32, i64, product
+from monoplan.ir.types import DType, TensorType, as_dtype, bf16, bool_, f16, f32, f64, i32, i64, product
+
+if TYPE_CHECKING:
+    from monoplan.frontend.op_functions import OpMethods
+else:
+    OpMethods = object
 
 _UFUNCS = {
     "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "power": "pow",
@@ -29,8 +33,11 @@ _UFUNCS = {
 }  # fmt: skip
 
 
-class Tensor(Arithmetic, Shapes):
-    """Concrete when `_array` is set, traced when `_value` is."""
+class Tensor(OpMethods):
+    """Concrete when `_array` is set, traced when `_value` is.
+
+    Pointwise ops and reductions are methods too: `op_functions.py` makes them from the registry.
+    """
 
     __slots__ = ("_array", "_value", "_aliases", "_stale", "__weakref__")
     __array_priority__ = 100
@@ -72,6 +79,14 @@ class Tensor(Arithmetic, Shapes):
     @property
     def shape(self) -> tuple[Dim, ...]:
         return self.type.shape if self._array is None else self._array.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.type.rank
 
     @property
     def device(self) -> str:
@@ -192,19 +207,214 @@ class Tensor(Arithmetic, Shapes):
         other = as_tensor(source).to(self.dtype)
         return self.assign(other if other.type == self.type else other.expand(self.shape))
 
-    # -- for the mixins -----------------------------------------------------------------------------------
+    # -- arithmetic, with numpy's broadcasting; Python numbers take the tensor's element type ----------
 
-    def _call(self, op: str, *operands: Any, **attrs: Any) -> Any:
-        return call(op, *operands, **attrs)
+    def __add__(self, other: Any) -> Tensor:
+        return binary("add", self, other)
 
-    def _binary(self, op: str, a: Any, b: Any) -> Any:
-        return binary(op, a, b)
+    def __radd__(self, other: Any) -> Tensor:
+        return binary("add", other, self)
+
+    def __sub__(self, other: Any) -> Tensor:
+        return binary("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return binary("sub", other, self)
+
+    def __mul__(self, other: Any) -> Tensor:
+        return binary("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Tensor:
+        return binary("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return binary("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return binary("div", other, self)
+
+    def __pow__(self, other: Any) -> Tensor:
+        square = self.dtype.is_float and isinstance(other, int | float) and other == 2
+        return binary("mul", self, self) if square else binary("pow", self, other)
+
+    def __rpow__(self, other: Any) -> Tensor:
+        return binary("pow", other, self)
+
+    def __neg__(self) -> Tensor:
+        return call("neg", self)
+
+    def __abs__(self) -> Tensor:
+        return call("abs", self)
+
+    def __matmul__(self, other: Any) -> Tensor:
+        return binary("matmul", self, other)
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return binary("matmul", other, self)
+
+    def __eq__(self, other: Any) -> Any:
+        return binary("eq", self, other)
+
+    def __ne__(self, other: Any) -> Any:
+        return binary("ne", self, other)
+
+    def __lt__(self, other: Any) -> Tensor:
+        return binary("lt", self, other)
+
+    def __le__(self, other: Any) -> Tensor:
+        return binary("le", self, other)
+
+    def __gt__(self, other: Any) -> Tensor:
+        return binary("gt", self, other)
+
+    def __ge__(self, other: Any) -> Tensor:
+        return binary("ge", self, other)
+
+    def __and__(self, other: Any) -> Tensor:
+        return binary("logical_and", self, other)
+
+    def __or__(self, other: Any) -> Tensor:
+        return binary("logical_or", self, other)
+
+    def __invert__(self) -> Tensor:
+        return call("logical_not", self)
+
+    __hash__ = object.__hash__
+
+    # -- other shapes over the same elements; no copy in eager mode ------------------------------------
+
+    def view(self, *shape: Any) -> Tensor:
+        return self.reshape(*shape)
+
+    def reshape(self, *shape: Any) -> Tensor:
+        """The same elements in another shape; one size may be -1."""
+        return self._view("reshape", shape=_complete_shape(self.type, _sizes(shape)))
+
+    def transpose(self, dim0: int, dim1: int) -> Tensor:
+        """Two dimensions swapped."""
+        axes = list(range(self.ndim))
+        a, b = full_axis(dim0, self.ndim), full_axis(dim1, self.ndim)
+        axes[a], axes[b] = axes[b], axes[a]
+        return self._view("transpose", axes=tuple(axes))
+
+    def permute(self, *dims: Any) -> Tensor:
+        """Dimensions in another order."""
+        return self._view("transpose", axes=tuple(full_axis(d, self.ndim) for d in _sizes(dims)))
+
+    @property
+    def T(self) -> Tensor:
+        return self.permute(*reversed(range(self.ndim)))
+
+    @property
+    def mT(self) -> Tensor:
+        return self.transpose(-2, -1)
+
+    def narrow(self, dim: int, start: Dim, length: Dim) -> Tensor:
+        """`length` elements of a dimension from `start`."""
+        return self._view("slice", axis=full_axis(dim, self.ndim), start=start, length=length)
+
+    def select(self, dim: int, index: Dim) -> Tensor:
+        """One element of a dimension, which disappears."""
+        size = self.shape[full_axis(dim, self.ndim)]
+        at = size + index if isinstance(index, int) and index < 0 else index
+        return self.narrow(dim, at, 1).squeeze(dim)
+
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+        """The tensor cut into `chunks` pieces along a dimension (the last may be smaller)."""
+        size = self.shape[full_axis(dim, self.ndim)]
+        whole = divide_exactly(size, chunks)
+        if whole is not None:
+            return self.split([whole] * chunks, dim)
+        return self.split(-(-size.__index__() // chunks), dim)
+
+    def split(self, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
+        """Pieces of the given size (the last may be smaller), or of the given sizes, along a dimension."""
+        axis = full_axis(dim, self.ndim)
+        if isinstance(split_size, int | Expr):
+            n, step = self.shape[axis].__index__(), split_size.__index__()
+            if step < 1:
+                raise TypeRuleError(f"split: pieces must have 1 element or more, got {step}")
+            sizes = [min(step, n - i) for i in range(0, n, step)] or [0]
+        else:
+            sizes = list(split_size)
+        parts = self._view("split", sizes=tuple(sizes), axis=axis)
+        return parts if isinstance(parts, tuple) else (parts,)
+
+    def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
+        """The slices along a dimension, without it."""
+        return tuple(self.select(dim, i) for i in range(self.shape[full_axis(dim, self.ndim)].__index__()))
+
+    def expand(self, *shape: Any) -> Tensor:
+        """Broadcast to a larger shape; -1 keeps a size."""
+        sizes = _sizes(shape)
+        lead = len(sizes) - self.ndim
+        full = [self.shape[i - lead] if isinstance(s, int) and s == -1 else s for i, s in enumerate(sizes)]
+        return self._view("expand", shape=tuple(full))
+
+    def unsqueeze(self, dim: int) -> Tensor:
+        at = full_axis(dim, self.ndim + 1)
+        return self.reshape((*self.shape[:at], 1, *self.shape[at:]))
+
+    def squeeze(self, dim: int) -> Tensor:
+        at = full_axis(dim, self.ndim)
+        return self.reshape((*self.shape[:at], *self.shape[at + 1 :]))
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+        if self.ndim == 0:
+            return self.reshape((1,))
+        a, b = full_axis(start_dim, self.ndim), full_axis(end_dim, self.ndim)
+        return self.reshape((*self.shape[:a], product(self.shape[a : b + 1]), *self.shape[b + 1 :]))
+
+    def contiguous(self) -> Any:
+        """The tensor itself: layout in memory is the compiler's business."""
+        return self
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return _take(self, index if isinstance(index, tuple) else (index,))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise TypeRuleError(
+            "a tensor can't be changed by index",
+            why="a traced tensor has no storage of its own",
+            fix="build it with F.where or F.cat, write rows of a cache with F.kv_update",
+        )
 
     def _view(self, op: str, **attrs: Any) -> Any:
+        """Applies an op whose result shares this tensor's storage."""
         result = call(op, self, **attrs)
         for view in result if isinstance(result, tuple) else (result,):
             _share(self, view)
         return result
+
+    # -- other element types; last, since `int` and `float` are methods from here on -------------------
+
+    def to(self, dtype: Any) -> Any:
+        """In another element type ("cpu" is where tensors are anyway)."""
+        if isinstance(dtype, str) and dtype == "cpu":
+            return self
+        target = as_dtype(dtype)
+        return self if target == self.dtype else call("cast", self, dtype=target)
+
+    def float(self) -> Tensor:
+        return self.to(f32)
+
+    def double(self) -> Tensor:
+        return self.to(f64)
+
+    def half(self) -> Tensor:
+        return self.to(f16)
+
+    def bfloat16(self) -> Tensor:
+        return self.to(bf16)
+
+    def int(self) -> Tensor:
+        return self.to(i32)
+
+    def long(self) -> Tensor:
+        return self.to(i64)
+
+    def type_as(self, other: Tensor) -> Tensor:
+        return self.to(other.dtype)
 
 
 def call(op: str | OpDef, *operands: Any, **attrs: Any) -> Any:
@@ -266,20 +476,28 @@ def scalar_like(x: Any, other: Tensor) -> Tensor:
     return Tensor(np.asarray(x, dtype.numpy))
 
 
+def adapted(*operands: Any) -> list[Tensor]:
+    """Operands as tensors; Python numbers take the element type of the first that is more than a number."""
+    given = [x if _is_number(x) else as_tensor(x) for x in operands]
+    like = next((x for x in given if isinstance(x, Tensor)), None)
+    if like is None:
+        like = given[-1] = as_tensor(given[-1])
+    return [x if isinstance(x, Tensor) else scalar_like(x, like) for x in given]
+
+
+def pointwise(op: str, *operands: Any, **attrs: Any) -> Any:
+    """A pointwise op; Python numbers adapt to the tensors, integers become floats where it needs them."""
+    opdef = REGISTRY[op]
+    return call(opdef, *(floating(t) if opdef.floats else t for t in adapted(*operands)), **attrs)
+
+
 def binary(op: str, a: Any, b: Any) -> Any:
-    """A two-operand op; Python numbers adapt to the tensor, integers become floats where it needs them."""
-    if _is_number(a):
-        b = as_tensor(b)
-        a = scalar_like(a, b)
-    a = as_tensor(a)
-    if op == "pow" and isinstance(b, int | np.integer) and b >= 0 and not a.dtype.is_float:
-        return _whole_power(a, int(b))
-    b = scalar_like(b, a) if _is_number(b) else as_tensor(b)
-    if op == "matmul":
-        return matmul(a, b)
-    if op in ("div", "pow"):
-        a, b = floating(a), floating(b)
-    return call(op, a, b)
+    """An operator: a pointwise op, a matrix product or a power, which integers to a constant power have too."""
+    if op == "pow" and not _is_number(a) and isinstance(b, int | np.integer) and b >= 0:
+        base = as_tensor(a)
+        if not base.dtype.is_float:
+            return _whole_power(base, int(b))
+    return matmul(*adapted(a, b)) if op == "matmul" else pointwise(op, a, b)
 
 
 def _whole_power(a: Tensor, exponent: int) -> Tensor:
@@ -337,4 +555,107 @@ def _plain(x: Any, asked: str) -> Any:
     return {k: _plain(v, asked) for k, v in x.items()} if isinstance(x, dict) else x
 
 
-__all__ = ["DType", "Tensor", "Tracing", "as_tensor", "binary", "call", "floating", "matmul", "scalar_like"]
+# -- shapes and indices as users write them: -1, negative axes, slices, Ellipsis, an index tensor ------
+
+
+def _take(x: Tensor, index: tuple[Any, ...]) -> Tensor:
+    """x[index]: basic indexing, and lookups by one integer tensor beside slices."""
+    index = tuple(i.__index__() if isinstance(i, np.integer) else i for i in index)
+    used = sum(1 for i in index if i is not None and i is not Ellipsis)
+    if used > x.ndim:
+        raise TypeRuleError(f"{used} indices for a tensor of rank {x.ndim}", where=user_location())
+    dots = [at for at, i in enumerate(index) if i is Ellipsis]
+    if len(dots) > 1:
+        raise TypeRuleError("an index may have one ...", where=user_location())
+    if dots:
+        at = dots[0]
+        index = (*index[:at], *[slice(None)] * (x.ndim - used), *index[at + 1 :])
+    tables = [i for i in index if not (i is None or isinstance(i, slice | int | Expr)) or isinstance(i, bool)]
+    if len(tables) > 1 or (tables and any(isinstance(i, int | Expr) for i in index)):
+        raise _wrong_index()
+    axis = 0
+    for i in index:
+        if i is None:
+            x = x.unsqueeze(axis)
+        elif isinstance(i, slice):
+            x = x if i == slice(None) else _slice(x, axis, i)
+        elif isinstance(i, int | Expr):
+            x = x.select(axis, i)
+            axis -= 1
+        else:
+            x, axis = _lookup(x, axis, i)
+        axis += 1
+    return x
+
+
+def _lookup(x: Tensor, axis: int, index: Any) -> tuple[Tensor, int]:
+    """Elements of an axis by a tensor of integers, and the last axis that they take."""
+    table = Tensor(index) if isinstance(index, list | np.ndarray) else index
+    if not isinstance(table, Tensor) or not table.dtype.is_integer:
+        raise _wrong_index()
+    return call("gather", x, table, axis=axis), axis + table.ndim - 1
+
+
+def _wrong_index() -> TypeRuleError:
+    return TypeRuleError(
+        "indexing takes ints, slices, None, ... and one tensor of integers (not beside ints)",
+        where=user_location(),
+        fix="use F.index_select, F.take_along or F.where for other lookups",
+    )
+
+
+def _slice(x: Tensor, axis: int, s: slice) -> Tensor:
+    size: Dim = x.shape[axis]
+    step = 1 if s.step is None else s.step
+    if not isinstance(step, int) or step < 1:
+        raise TypeRuleError(f"slices need a positive step, got {step}", where=user_location())
+    start, stop = (_bound(given, default, size) for given, default in ((s.start, 0), (s.stop, size)))
+    length = stop - start
+    if step != 1:
+        length = (length + (step - 1)) // step
+    if isinstance(length, int):
+        length = max(length, 0)
+    return x._view("slice", axis=axis, start=start, length=length, step=step)
+
+
+def _bound(given: Any, default: Dim, size: Dim) -> Dim:
+    """An end of a slice, counted from the front and kept inside where that is known."""
+    d: Dim = default if given is None else given.__index__() if isinstance(given, np.integer) else given
+    if not isinstance(d, int | Expr):
+        raise TypeRuleError(f"the ends of a slice are ints, got {type(d).__name__}", where=user_location())
+    if isinstance(d, int) and d < 0:
+        d = size + d
+    if isinstance(d, int) and isinstance(size, int):
+        d = min(max(d, 0), size)
+    return d
+
+
+def _complete_shape(t: TensorType, shape: tuple[Any, ...]) -> tuple[Dim, ...]:
+    """A target shape whose -1 is filled in."""
+    sizes = tuple(s.__index__() if isinstance(s, np.integer) else s for s in shape)
+    unknown = [i for i, s in enumerate(sizes) if isinstance(s, int) and s == -1]
+    if not unknown:
+        return sizes
+    rest = product(s for i, s in enumerate(sizes) if i not in unknown)
+    # With no elements every size fits: numpy refuses, and so do we.
+    missing = None if equal(rest, 0) else divide_exactly(t.size, rest)
+    if len(unknown) > 1 or missing is None:
+        raise TypeRuleError(f"reshape: {t} does not divide into {list(sizes)}", where=user_location())
+    return tuple(missing if i == unknown[0] else s for i, s in enumerate(sizes))
+
+
+def full_axis(dim: int, rank: int) -> int:
+    """An axis counted from the front."""
+    if not -rank <= dim < rank:
+        raise TypeRuleError(f"dimension {dim} is out of range for rank {rank}", where=user_location())
+    return dim % rank
+
+
+def axes_of(dim: Any) -> Any:
+    """PyTorch's dim (None, an int, a list) as the attribute of a reduction."""
+    return dim if dim is None or isinstance(dim, tuple) else tuple(dim) if isinstance(dim, list) else (dim,)
+
+
+def _sizes(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """(2, 3) from reshape(2, 3) and from reshape((2, 3))."""
+    return tuple(given[0]) if len(given) == 1 and isinstance(given[0], tuple | list) else given

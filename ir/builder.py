@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from monoplan.ir.dims import comparisons_raise
-from monoplan.ir.errors import MonoplanError, TypeRuleError
+from monoplan.ir.errors import MonoplanError
 from monoplan.ir.graph import Graph, Loc, Op, Param, Value
-from monoplan.ir.opdef import OpDef
+from monoplan.ir.opdef import Emits, OpDef, current_builder
 from monoplan.ir.types import TensorType
 
 NOWHERE = Loc()
-_current: contextvars.ContextVar[Builder | None] = contextvars.ContextVar("builder", default=None)
 
 
 class Builder:
@@ -24,14 +23,14 @@ class Builder:
         self.loc = Loc()
         self._taken = set(taken)
         self._count: dict[str, int] = {}
-        self._tokens: list[contextvars.Token[Builder | None]] = []
+        self._tokens: list[contextvars.Token[Emits | None]] = []
 
     def __enter__(self) -> Builder:
-        self._tokens.append(_current.set(self))
+        self._tokens.append(current_builder.set(self))
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _current.reset(self._tokens.pop())
+        current_builder.reset(self._tokens.pop())
 
     def fresh(self, stem: str) -> str:
         """A name that no value has yet."""
@@ -83,24 +82,13 @@ def make_op(
     return Op(opdef, tuple(operands), full, tuple(Value(t, n) for t, n in zip(types, chosen, strict=True)), loc)
 
 
-def apply(opdef: OpDef, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    """Emits into the current builder: how patterns, passes and tests write IR in Python."""
-    builder = _current.get()
-    if builder is None:
-        raise TypeRuleError(
-            f"{opdef.name} was applied to graph values outside of a Builder",
-            fix="write `with Builder() as b:` around it, or use monoplan.nn.functional for tensors",
-        )
-    return builder.emit(opdef, operands, attrs)
-
-
 def build_graph(
     name: str,
     fn: Callable[..., Value | Sequence[Value]],
     inputs: Mapping[str, TensorType],
     params: Mapping[str, TensorType] | None = None,
 ) -> Graph:
-    """A graph from a Python function over values: the short road for tests."""
+    """A graph from a Python function over values: the short way for tests."""
     params = params or {}
     values = {n: Value(t, n) for n, t in {**inputs, **params}.items()}
     with Builder(taken=values) as b:

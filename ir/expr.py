@@ -141,7 +141,7 @@ def expr_dtype(node: Node, args: Sequence[DType], hint: DType | None = None) -> 
 def call_dtypes(node: Call, args: Sequence[DType]) -> list[DType]:
     """The types of a call's arguments; a literal takes the promoted type of those that have one."""
     known = [None if isinstance(a, Const) else expr_dtype(a, args) for a in node.args]
-    strong = [t for t in (known[1:] if node.op == "where" else known) if t is not None]
+    strong = [t for t in REGISTRY[node.op].promoted(known) if t is not None]
     hint = promote(*strong) if strong else None
     return [expr_dtype(a, args, hint) if t is None else t for a, t in zip(node.args, known, strict=True)]
 
@@ -160,17 +160,16 @@ def evaluate_expr(node: Node, args: Sequence[Array]) -> Array:
         return args[node.index]
     if isinstance(node, Const):
         raise TypeRuleError("an expression can't be a lone literal")
+    opdef = REGISTRY[node.op]
     values = [None if isinstance(a, Const) else evaluate_expr(a, args) for a in node.args]
+    beside = [v.dtype for v in opdef.promoted(values) if v is not None]
     filled = []
     for a, v in zip(node.args, values, strict=True):
         if v is None:
             assert isinstance(a, Const)
-            v = _literal(
-                a.value,
-                [x.dtype for i, x in enumerate(values) if x is not None and not (node.op == "where" and i == 0)],
-            )
+            v = _literal(a.value, beside)
         filled.append(v.astype(np.float32) if v.dtype.itemsize == 2 and v.dtype.kind in "fV" else v)
-    return np.asarray(REGISTRY[node.op].reference(*filled, **dict(node.attrs)))
+    return np.asarray(opdef.reference(*filled, **dict(node.attrs)))
 
 
 def _literal(value: float | int | bool, beside: Sequence[np.dtype[Any]]) -> Array:

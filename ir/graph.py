@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monoplan.ir.dims import symbols_of
 from monoplan.ir.errors import printable
+from monoplan.ir.opdef import OpDef
 from monoplan.ir.types import TensorType
-
-if TYPE_CHECKING:
-    from monoplan.ir.opdef import OpDef
 
 
 @dataclass(frozen=True, slots=True)

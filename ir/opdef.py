@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextvars
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,8 +17,14 @@ from monoplan.ir.types import DType, TensorType, as_dtype, bf16, f16, f32, promo
 Array = np.ndarray[Any, Any]
 # A rule gets operand types (None where absent) by position and attributes by name; it gives one type or more.
 TypeRule = Callable[..., "TensorType | tuple[TensorType, ...]"]
+# A pointwise op as C: a text; texts by element type; or a function of the operands' type and the attributes that gives
+# one. In a text, {0} and {1} stand for operands in their common type, {t} for the name of that type (f32, i8), {f} for
+# the suffix of its math functions (f or nothing), {type} for the C type of the result, {name} for an attribute. Texts
+# by type are looked up by its name, then as signed or unsigned, integer, float or bool, then as any.
+CForm = str | Mapping[str, str] | Callable[[DType, Mapping[str, Any]], str]
 
 REGISTRY: dict[str, OpDef] = {}
+_watchers: list[Callable[[OpDef], object]] = []
 REQUIRED = inspect.Parameter.empty
 
 
@@ -37,6 +44,11 @@ class OpDef:
     kind: str  # the kernel family or "pointwise", "view", "reduce" …: what passes and lowering switch on
     inplace: Mapping[int, str]  # result number -> the operand whose storage it takes over
     bounded: bool  # the rule compares sizes: where they are symbolic it is asked again at a call, see ir/sizes.py
+    floats: bool  # the rule takes floats only: functions of the frontend cast integers to f32
+    commutative: bool
+    own_type: tuple[str, ...]  # operands of a pointwise op that take no part in promotion: the condition of where
+    c: CForm | None  # pointwise ops only
+    cuda: CForm | None  # where it differs from C
     _inferred: dict[Any, tuple[TensorType, ...]] = field(default_factory=dict, init=False, repr=False)
 
     def complete_attrs(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,8 +104,8 @@ class OpDef:
     ) -> tuple[Array, ...]:
         """The numpy reference. Half floats are computed in f32 and rounded once; `exact` computes in f64."""
         moves = self.kind in ("view", "copy") and not exact and len({a.dtype for a in operands if a is not None}) == 1
-        met = _as_one_type(operands[self.name == "where" :]) if self.kind == "pointwise" else operands
-        wide = operands if moves else [None if a is None else _widen(a, exact) for a in (*operands[: -len(met)], *met)]
+        met = self._promoted_operands(operands) if self.kind == "pointwise" else operands
+        wide = operands if moves else [None if a is None else _widen(a, exact) for a in met]
         with np.errstate(all="ignore"):
             out = self.reference(*wide, **attrs)
         outs = out if isinstance(out, tuple) else (out,)
@@ -104,6 +116,20 @@ class OpDef:
                 kept.append(np.asarray(a).astype(dtype, copy=False))
         return tuple(kept)
 
+    def promoted(self, of_operands: Sequence[Any]) -> list[Any]:
+        """What belongs to operands that promotion brings to one type, from a sequence with one item per operand."""
+        return [x for n, x in zip(self.operand_names, of_operands, strict=True) if n not in self.own_type]
+
+    def _promoted_operands(self, operands: Sequence[Array | None]) -> Sequence[Array | None]:
+        """Operands in the type that promotion gives, where numpy's would be another: u64 beside i32 is i64."""
+        common = promote(*(as_dtype(a.dtype) for a in self.promoted(operands)))
+        if not common.is_integer:
+            return operands
+        return [
+            a if a is None or n in self.own_type else a.astype(common.numpy, copy=False)
+            for n, a in zip(self.operand_names, operands, strict=True)
+        ]
+
     def signature(self) -> str:
         parts = [f"{n}?" if n in self.optional else n for n in self.operand_names]
         if self.variadic:
@@ -111,53 +137,99 @@ class OpDef:
         return f"({', '.join(parts)})"
 
     def __call__(self, *operands: Any, **attrs: Any) -> Any:
-        """Applies the op: builds it into the current graph, or runs the reference on concrete tensors."""
-        from monoplan.ir.builder import apply
-
-        return apply(self, operands, attrs)
+        """Emits the op into the current builder: how patterns, passes and tests write IR in Python."""
+        builder = current_builder.get()
+        if builder is None:
+            raise TypeRuleError(
+                f"{self.name} was applied to graph values outside of a Builder",
+                fix="write `with Builder() as b:` around it, or use monoplan.nn.functional for tensors",
+            )
+        return builder.emit(self, operands, attrs)
 
     def __repr__(self) -> str:
         return f"<op {self.name}{self.signature()}>"
 
 
+class Emits(Protocol):
+    """What an op needs of a builder."""
+
+    def emit(self, opdef: OpDef, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any: ...
+
+
+current_builder: contextvars.ContextVar[Emits | None] = contextvars.ContextVar("builder", default=None)
+
+
+def op_name(fn: Callable[..., Any]) -> str:
+    """The name of the op that a function defines: `sum_` is sum."""
+    return fn.__name__.rstrip("_")
+
+
 def op(
-    rule: TypeRule, kind: str, *, inplace: Mapping[int, str] | None = None, bounded: bool = False
+    rule: TypeRule,
+    kind: str,
+    *,
+    inplace: Mapping[int, str] | None = None,
+    bounded: bool = False,
+    floats: bool = False,
+    commutative: bool = False,
+    own_type: tuple[str, ...] = (),
+    c: CForm | None = None,
+    cuda: CForm | None = None,
 ) -> Callable[[Callable[..., Any]], OpDef]:
-    """Registers an op: positional parameters are operands, keyword-only ones attributes, the body runs it."""
+    """Registers an op: positional parameters are operands, keyword-only ones attributes, the body runs it.
+
+    `ir/rules.py` has shorter forms for pointwise ops and reductions.
+    """
 
     def register(fn: Callable[..., Any]) -> OpDef:
         params = inspect.signature(fn).parameters.values()
         positional = [p for p in params if p.kind is p.POSITIONAL_OR_KEYWORD]
         opdef = OpDef(
-            name=fn.__name__.rstrip("_"),
+            name=op_name(fn),
             operand_names=tuple(p.name for p in positional),
             optional=tuple(p.name for p in positional if p.default is None),
             variadic=next((p.name for p in params if p.kind is p.VAR_POSITIONAL), None),
             attr_defaults={p.name: p.default for p in params if p.kind is p.KEYWORD_ONLY},
-            attr_types={p.name: str(p.annotation) for p in params if p.kind is p.KEYWORD_ONLY},
+            attr_types={p.name: _annotation(p) for p in params if p.kind is p.KEYWORD_ONLY},
             rule=rule,
             reference=fn,
             doc=inspect.cleandoc(fn.__doc__ or ""),
             kind=kind,
             inplace=inplace or {},
             bounded=bounded,
+            floats=floats,
+            commutative=commutative,
+            own_type=own_type,
+            c=c,
+            cuda=cuda,
         )
         if not opdef.doc:
             raise ValueError(f"{opdef.name}: an operator needs a one-line doc")
         if opdef.name in REGISTRY:
             raise ValueError(f"{opdef.name}: defined twice")
+        if unknown := [f"{k}: {t}" for k, t in opdef.attr_types.items() if t not in _ACCEPTED]:
+            known = ", ".join(_ACCEPTED)
+            raise ValueError(f"{opdef.name}: {unknown[0]} is not a type of attributes; those are {known}")
+        if (kind == "pointwise") != (c is not None):
+            raise ValueError(f"{opdef.name}: a pointwise op needs its C expression, c=…, and no other op has one")
         REGISTRY[opdef.name] = opdef
+        for see in _watchers:
+            see(opdef)
         return opdef
 
     return register
 
 
-def _as_one_type(operands: Sequence[Array | None]) -> Sequence[Array | None]:
-    """Operands in the type that promotion gives, where numpy's would be another: u64 beside signed integers is i64."""
-    common = promote(*(as_dtype(a.dtype) for a in operands if a is not None))
-    if not common.is_integer:
-        return operands
-    return [None if a is None else a.astype(common.numpy, copy=False) for a in operands]
+def _annotation(p: inspect.Parameter) -> str:
+    """The text of an annotation, which is an object in files that evaluate them."""
+    return p.annotation.__name__ if isinstance(p.annotation, type) else str(p.annotation)
+
+
+def watch(see: Callable[[OpDef], object]) -> None:
+    """Calls `see` with every op of the registry, and with those that are defined later."""
+    _watchers.append(see)
+    for opdef in list(REGISTRY.values()):
+        see(opdef)
 
 
 def _widen(a: Array, exact: bool) -> Array:
@@ -229,22 +301,10 @@ def require(condition: bool, what: str, *, why: str = "", fix: str = "") -> None
         raise TypeRuleError(what, why=why, fix=fix)
 
 
-def require_float(name: str, *types: TensorType | None) -> None:
-    for t in types:
-        require(t is None or t.dtype.is_float, f"{name} needs floating point operands, got {t}")
-
-
 def normalize_axis(axis: int, rank: int, name: str) -> int:
     """An axis counted from the front."""
     require(-rank <= axis < rank, f"{name}: axis {axis} is out of range for rank {rank}")
     return axis % rank
-
-
-def dtype_attr(dtype: Any) -> DType:
-    """A DType attribute given as a DType or a name."""
-    from monoplan.ir.types import as_dtype
-
-    return as_dtype(dtype)
 
 
 def exactly(x: Any) -> Any:

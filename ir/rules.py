@@ -1,14 +1,14 @@
-"""Type rules that several ops share."""
+"""Type rules that several ops share, and the short forms of @op for pointwise ops and reductions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from monoplan.ir.dims import Dim, equal
 from monoplan.ir.errors import TypeRuleError
-from monoplan.ir.opdef import normalize_axis, require
-from monoplan.ir.types import TensorType, bool_, promote
+from monoplan.ir.opdef import CForm, OpDef, TypeRule, normalize_axis, op, op_name, require
+from monoplan.ir.types import DType, TensorType, bool_, promote
 
 
 def broadcast(shapes: Sequence[tuple[Dim, ...]], name: str) -> tuple[Dim, ...]:
@@ -78,6 +78,53 @@ def logical(name: str) -> Any:
         return TensorType(bool_, broadcast([t.shape for t in types], name))
 
     return rule
+
+
+def pointwise(
+    c: CForm,
+    rule: Callable[..., TypeRule] = numeric,
+    *,
+    floats: bool = False,
+    commutative: bool = False,
+    cuda: CForm | None = None,
+) -> Callable[[Callable[..., Any]], OpDef]:
+    """Registers a pointwise op with its C expression (see CForm) and one of the rules above."""
+
+    def register(fn: Callable[..., Any]) -> OpDef:
+        name = op_name(fn)
+        made = rule(name, floats=True) if floats else rule(name)
+        return op(made, "pointwise", c=c, cuda=cuda, floats=floats, commutative=commutative)(fn)
+
+    return register
+
+
+def reduction(
+    *,
+    floats: bool = False,
+    numbers: bool = False,
+    some: bool = False,
+    result: Callable[[DType], DType] = lambda dtype: dtype,
+) -> Callable[[Callable[..., Any]], OpDef]:
+    """Registers a reduction with the attributes axes and keepdims; codegen/reductions.py says how it runs.
+
+    It takes any element type, `floats` or `numbers` (not bools) only; with `some`, axes must have elements. `result`
+    gives the element type of the result.
+    """
+
+    def register(fn: Callable[..., Any]) -> OpDef:
+        name = op_name(fn)
+
+        def rule(x: TensorType, *, axes: Any, keepdims: bool, **_: Any) -> TensorType:
+            require(x.dtype.is_float or not floats, f"{name} needs floating point operands, got {x}")
+            require(x.dtype != bool_ or not numbers, f"{name} needs numbers, got {x}")
+            over = normalized_axes(axes, x.rank, name)
+            if some:
+                require_some(name, x, over)
+            return TensorType(result(x.dtype), reduced_shape(x, over, keepdims))
+
+        return op(rule, "reduce", floats=floats, bounded=some)(fn)
+
+    return register
 
 
 def reduced_shape(x: TensorType, axes: tuple[int, ...], keepdims: bool) -> tuple[Dim, ...]:

@@ -25,6 +25,7 @@ from monoplan.frontend.structure import structure
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir import records
 from monoplan.ir.graph import Graph
+from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.printer import print_graph
 from monoplan.ir.sizes import Question
 from monoplan.options import Options
@@ -71,10 +72,14 @@ def call_key(module: Module, arguments: Mapping[str, Any], choices: str) -> str 
 
 
 def is_usable(pipeline: Sequence[Pass]) -> bool:
-    """Whether plans are made by the code that the keys stand for: not with passes or templates put in its place."""
+    """Whether plans are made by the code that the keys stand for: not with passes, ops, weight formats or templates of
+    others."""
     from monoplan.codegen.cpu.render import is_pristine
+    from monoplan.codegen.formats import FORMATS
 
-    return makers() != "" and all(any(p is own for own in (*PIPELINE, *UNFUSED)) for p in pipeline) and is_pristine()
+    places = [*(o.reference.__module__ for o in REGISTRY.values()), *(type(f).__module__ for f in FORMATS)]
+    ours = all(any(p is own for own in (*PIPELINE, *UNFUSED)) for p in pipeline)
+    return makers() != "" and ours and all(p.startswith("monoplan.") for p in places) and is_pristine()
 
 
 def choices(options: Options, target: Any, dtype: Any, version: str) -> str:

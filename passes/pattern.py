@@ -20,7 +20,6 @@ from monoplan.ir.types import TensorType, f32
 from monoplan.passes.manager import Notes, Pass
 from monoplan.passes.rebuild import Overwrites, builder_for, drop_dead
 
-COMMUTATIVE = {"add", "mul", "maximum", "minimum", "eq", "ne", "logical_and", "logical_or"}
 _SWEEPS = 100
 Bindings = Mapping[Any, Any]
 Readers = Mapping[Value, set[Op | None]]
@@ -169,7 +168,7 @@ def _match(p: _Pattern, pv: Value | None, v: Value | None, defs: Mapping[Value, 
     if start is None:
         return
     orders = [op.operands]
-    if op.name in COMMUTATIVE:
+    if op.opdef.commutative:
         orders.append((op.operands[1], op.operands[0]))
     for order in orders:
         yield from _match_all(p, list(zip(pop.operands, order, strict=True)), defs, start)

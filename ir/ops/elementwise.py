@@ -3,113 +3,113 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from monoplan.ir.opdef import Array, op, require
-from monoplan.ir.rules import broadcast, comparison, logical, numeric
-from monoplan.ir.types import DType, TensorType, bool_, promote
-
-P = "pointwise"
+from monoplan.ir.rules import broadcast, comparison, logical, numeric, pointwise
+from monoplan.ir.types import DType, TensorType, bool_, f32, promote
 
 
-@op(numeric("add"), P)
+@pointwise("({0} + {1})", commutative=True)
 def add(a: Array, b: Array) -> Array:
     """a + b."""
     return a + b
 
 
-@op(numeric("sub"), P)
+@pointwise("({0} - {1})")
 def sub(a: Array, b: Array) -> Array:
     """a - b."""
     return a - b
 
 
-@op(numeric("mul"), P)
+@pointwise("({0} * {1})", commutative=True)
 def mul(a: Array, b: Array) -> Array:
     """a * b."""
     return a * b
 
 
-@op(numeric("div", floats=True), P)
+@pointwise("({0} / {1})", floats=True)
 def div(a: Array, b: Array) -> Array:
     """a / b, of floats."""
     return a / b
 
 
-@op(numeric("pow", floats=True), P)
+@pointwise("pow{f}({0}, {1})", floats=True)
 def pow_(a: Array, b: Array) -> Array:
     """a to the power b, of floats."""
     return np.power(a, b)
 
 
-@op(numeric("maximum"), P)
+@pointwise("mp_maximum_{t}({0}, {1})", commutative=True)
 def maximum(a: Array, b: Array) -> Array:
     """The larger of a and b; NaN if either is."""
     return np.maximum(a, b)
 
 
-@op(numeric("minimum"), P)
+@pointwise("mp_minimum_{t}({0}, {1})", commutative=True)
 def minimum(a: Array, b: Array) -> Array:
     """The smaller of a and b; NaN if either is."""
     return np.minimum(a, b)
 
 
-@op(numeric("neg"), P)
+@pointwise("(-{0})")
 def neg(x: Array) -> Array:
     """-x."""
     return -x
 
 
-@op(numeric("abs"), P)
+@pointwise({"unsigned": "{0}", "integer": "mp_abs_{t}({0})", "float": "fabs{f}({0})"})
 def abs_(x: Array) -> Array:
     """|x|."""
     return np.abs(x)
 
 
-@op(numeric("exp", floats=True), P)
+@pointwise("mp_exp{f}({0})", floats=True)
 def exp(x: Array) -> Array:
     """e to the x."""
     return np.exp(x)
 
 
-@op(numeric("log", floats=True), P)
+@pointwise("log{f}({0})", floats=True)
 def log(x: Array) -> Array:
     """The natural logarithm."""
     return np.log(x)
 
 
-@op(numeric("sqrt", floats=True), P)
+@pointwise("sqrt{f}({0})", floats=True)
 def sqrt(x: Array) -> Array:
     """The square root."""
     return np.sqrt(x)
 
 
-@op(numeric("rsqrt", floats=True), P)
+@pointwise("mp_rsqrt{f}({0})", floats=True)
 def rsqrt(x: Array) -> Array:
     """1 / sqrt(x)."""
     return 1 / np.sqrt(x)
 
 
-@op(numeric("sin", floats=True), P)
+@pointwise("sin{f}({0})", floats=True)
 def sin(x: Array) -> Array:
     """The sine of x in radians."""
     return np.sin(x)
 
 
-@op(numeric("cos", floats=True), P)
+@pointwise("cos{f}({0})", floats=True)
 def cos(x: Array) -> Array:
     """The cosine of x in radians."""
     return np.cos(x)
 
 
-@op(numeric("tanh", floats=True), P)
+@pointwise("mp_tanh{f}({0})", floats=True)
 def tanh(x: Array) -> Array:
     """The hyperbolic tangent."""
     return np.tanh(x)
 
 
-@op(numeric("sigmoid", floats=True), P)
+@pointwise("mp_sigmoid{f}({0})", floats=True)
 def sigmoid(x: Array) -> Array:
     """1 / (1 + exp(-x))."""
     return 1 / (1 + np.exp(-x))
@@ -118,25 +118,25 @@ def sigmoid(x: Array) -> Array:
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
-@op(numeric("erf", floats=True), P)
+@pointwise("erf{f}({0})", floats=True)
 def erf(x: Array) -> Array:
     """The error function."""
     return _erf(x)
 
 
-@op(numeric("relu"), P)
+@pointwise("mp_maximum_{t}({0}, 0)")
 def relu(x: Array) -> Array:
     """max(x, 0); NaN stays NaN."""
     return np.maximum(x, np.zeros((), x.dtype))
 
 
-@op(numeric("silu", floats=True), P)
+@pointwise("mp_silu{f}({0})", floats=True)
 def silu(x: Array) -> Array:
     """x * sigmoid(x)."""
     return np.where(np.isneginf(x), 0.0, x / (1 + np.exp(-x)))
 
 
-@op(numeric("swiglu", floats=True), P)
+@pointwise("mp_swiglu{f}({0}, {1})", floats=True)
 def swiglu(gate: Array, up: Array) -> Array:
     """silu(gate) * up."""
     return silu.reference(gate) * up
@@ -152,7 +152,7 @@ def _gelu_type(x: TensorType, *, approximate: str) -> TensorType:
     return numeric("gelu", floats=True)(x)  # type: ignore[no-any-return]
 
 
-@op(_gelu_type, P)
+@op(_gelu_type, "pointwise", c="mp_gelu_{approximate}{f}({0})", floats=True)
 def gelu(x: Array, *, approximate: str = "none") -> Array:
     """x * Phi(x): "none" by erf, "tanh", "fast" x*sigmoid(1.702x), "fast_tanh" 0.5x(1+tanh(1.702x))."""
     if approximate == "none":
@@ -164,55 +164,55 @@ def gelu(x: Array, *, approximate: str = "none") -> Array:
     return 0.5 * x * (1 + np.tanh(1.702 * x))
 
 
-@op(comparison("eq"), P)
+@pointwise("({0} == {1})", comparison, commutative=True)
 def eq(a: Array, b: Array) -> Array:
     """a == b."""
     return a == b
 
 
-@op(comparison("ne"), P)
+@pointwise("({0} != {1})", comparison, commutative=True)
 def ne(a: Array, b: Array) -> Array:
     """a != b."""
     return a != b
 
 
-@op(comparison("lt"), P)
+@pointwise("({0} < {1})", comparison)
 def lt(a: Array, b: Array) -> Array:
     """a < b."""
     return a < b
 
 
-@op(comparison("le"), P)
+@pointwise("({0} <= {1})", comparison)
 def le(a: Array, b: Array) -> Array:
     """a <= b."""
     return a <= b
 
 
-@op(comparison("gt"), P)
+@pointwise("({0} > {1})", comparison)
 def gt(a: Array, b: Array) -> Array:
     """a > b."""
     return a > b
 
 
-@op(comparison("ge"), P)
+@pointwise("({0} >= {1})", comparison)
 def ge(a: Array, b: Array) -> Array:
     """a >= b."""
     return a >= b
 
 
-@op(logical("logical_and"), P)
+@pointwise("({0} && {1})", logical, commutative=True)
 def logical_and(a: Array, b: Array) -> Array:
     """a and b, of bools."""
     return np.logical_and(a, b)
 
 
-@op(logical("logical_or"), P)
+@pointwise("({0} || {1})", logical, commutative=True)
 def logical_or(a: Array, b: Array) -> Array:
     """a or b, of bools."""
     return np.logical_or(a, b)
 
 
-@op(logical("logical_not"), P)
+@pointwise("(!{0})", logical)
 def logical_not(x: Array) -> Array:
     """not x, of bools."""
     return np.logical_not(x)
@@ -223,7 +223,7 @@ def _where_type(cond: TensorType, a: TensorType, b: TensorType) -> TensorType:
     return TensorType(promote(a.dtype, b.dtype), broadcast([cond.shape, a.shape, b.shape], "where"))
 
 
-@op(_where_type, P)
+@op(_where_type, "pointwise", c="({0} ? {1} : {2})", own_type=("cond",))
 def where(cond: Array, a: Array, b: Array) -> Array:
     """a where cond holds, else b."""
     return np.where(cond, a, b)
@@ -233,7 +233,15 @@ def _cast_type(x: TensorType, *, dtype: DType) -> TensorType:
     return x.with_dtype(dtype)
 
 
-@op(_cast_type, P)
+def _cast_c(source: DType, attrs: Mapping[str, Any]) -> str:
+    target: DType = attrs["dtype"]
+    if target.is_float and target.bits == 16:  # computed in f32, but rounded as the cast says
+        value = "{0}" if source == f32 else "(float)({0})"
+        return f"mp_load_{target}(mp_to_{target}({value}))"
+    return "({0} != 0)" if target == bool_ else "({type})({0})"
+
+
+@op(_cast_type, "pointwise", c=_cast_c)
 def cast(x: Array, *, dtype: DType) -> Array:
     """x in another element type (floats to integers truncate)."""
     with np.errstate(all="ignore"):

@@ -7,61 +7,37 @@ from typing import Any
 import numpy as np
 
 from monoplan.ir.opdef import Array, normalize_axis, op, require
-from monoplan.ir.rules import normalized_axes, reduced_shape, require_some
-from monoplan.ir.types import TensorType, bool_, i64, u64
-
-
-def _reduce_type(name: str) -> Any:
-    def rule(x: TensorType, *, axes: Any, keepdims: bool) -> TensorType:
-        return TensorType(x.dtype, reduced_shape(x, normalized_axes(axes, x.rank, name), keepdims))
-
-    return rule
-
-
-def _sum_type(x: TensorType, *, axes: Any, keepdims: bool) -> TensorType:
-    dtype = x.dtype if x.dtype.is_float else u64 if x.dtype.kind == "u" else i64
-    return TensorType(dtype, reduced_shape(x, normalized_axes(axes, x.rank, "sum"), keepdims))
-
-
-def _mean_type(x: TensorType, *, axes: Any, keepdims: bool) -> TensorType:
-    require(x.dtype.is_float, f"mean needs floating point operands, got {x}")
-    return TensorType(x.dtype, reduced_shape(x, normalized_axes(axes, x.rank, "mean"), keepdims))
-
-
-def _extreme_type(name: str) -> Any:
-    inner = _reduce_type(name)
-
-    def rule(x: TensorType, *, axes: Any, keepdims: bool) -> TensorType:
-        require(x.dtype != bool_, f"{name} needs numbers, got {x}")
-        require_some(name, x, normalized_axes(axes, x.rank, name))
-        return inner(x, axes=axes, keepdims=keepdims)  # type: ignore[no-any-return]
-
-    return rule
+from monoplan.ir.rules import normalized_axes, reduced_shape, reduction, require_some
+from monoplan.ir.types import DType, TensorType, bool_, i64, u64
 
 
 def _axes(x: Array, axes: Any) -> tuple[int, ...]:
     return normalized_axes(axes, x.ndim, "reduce")
 
 
-@op(_sum_type, "reduce")
+def _sum_dtype(dtype: DType) -> DType:
+    return dtype if dtype.is_float else u64 if dtype.kind == "u" else i64
+
+
+@reduction(result=_sum_dtype)
 def sum_(x: Array, *, axes: tuple[int, ...] | None = None, keepdims: bool = False) -> Array:
     """The sum over axes (None: all); integers and bools are summed in 64 bits."""
     return np.sum(x, axis=_axes(x, axes), keepdims=keepdims)
 
 
-@op(_mean_type, "reduce")
+@reduction(floats=True)
 def mean(x: Array, *, axes: tuple[int, ...] | None = None, keepdims: bool = False) -> Array:
     """The mean over axes (None: all)."""
     return np.mean(x, axis=_axes(x, axes), keepdims=keepdims)
 
 
-@op(_extreme_type("max"), "reduce", bounded=True)
+@reduction(numbers=True, some=True)
 def max_(x: Array, *, axes: tuple[int, ...] | None = None, keepdims: bool = False) -> Array:
     """The largest element over axes (None: all); NaN wins."""
     return np.max(x, axis=_axes(x, axes), keepdims=keepdims)
 
 
-@op(_extreme_type("min"), "reduce", bounded=True)
+@reduction(numbers=True, some=True)
 def min_(x: Array, *, axes: tuple[int, ...] | None = None, keepdims: bool = False) -> Array:
     """The smallest element over axes (None: all); NaN wins."""
     return np.min(x, axis=_axes(x, axes), keepdims=keepdims)

@@ -94,3 +94,19 @@ def test_half_floats_are_rounded_once() -> None:
 def test_all_families_are_listed() -> None:
     files = {p.stem for p in Path(ops.__file__).parent.glob("*.py")} - {"__init__"}
     assert files <= set(ops.__all__) and f32 is not None
+
+
+def test_pointwise_ops_have_their_c() -> None:
+    with pytest.raises(ValueError, match="needs its C expression"):
+
+        @op(same_as("x"), "pointwise")
+        def no_expression(x):  # type: ignore[no-untyped-def]
+            """Nothing."""
+
+    with pytest.raises(ValueError, match="p: complex is not a type of attributes"):
+
+        @op(same_as("x"), "pointwise", c="{0}")
+        def strange(x, *, p: complex):  # type: ignore[no-untyped-def]
+            """Nothing."""
+
+    assert "no_expression" not in REGISTRY and "strange" not in REGISTRY

@@ -10,6 +10,9 @@ typedef uint16_t mp_bf16;
 typedef uint16_t mp_f16;
 
 #define MP_FN static inline __attribute__((always_inline, unused))
+/* `body` with the value under a name; of two expressions that of this target. The same text serves C and CUDA. */
+#define MP_LET(type, name, value, body) __extension__ ({ const type name = value; body; })
+#define MP_C_OR_CUDA(c, cuda) c
 
 MP_FN float mp_bits_to_float(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
 MP_FN uint32_t mp_float_to_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }

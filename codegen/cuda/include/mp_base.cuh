@@ -22,6 +22,9 @@ typedef unsigned long long uint64_t;
 
 #define MP_UNUSED [[maybe_unused]]
 #define MP_FN __device__ __forceinline__
+/* `body` with the value under a name; of two expressions that of this target. The same text serves C and CUDA. */
+#define MP_LET(type, name, value, body) ([&](const type name) { return body; }(value))
+#define MP_C_OR_CUDA(c, cuda) cuda
 #define MP_PRAGMA(text) _Pragma(#text)
 #define MP_UNROLL MP_PRAGMA(unroll)
 #define MP_UNROLL_BY(n) MP_PRAGMA(unroll n)

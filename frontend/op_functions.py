@@ -1,0 +1,140 @@
+"""Pointwise ops and reductions as functions and as methods of Tensor, made from the registry.
+
+Every op of these kinds gets both as soon as it is defined, with PyTorch's argument names. A few functions are written
+out in functional.py, where they take more than their op does. For type checkers the same names stand in
+op_functions.pyi, which is `stub()`: tests/frontend/test_op_functions.py compares them, and with
+MONOPLAN_GOLDEN_UPDATE=1 writes the file.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any
+
+from monoplan.frontend.tensor import Tensor, as_tensor, axes_of, binary, call, floating, pointwise
+from monoplan.ir.opdef import REGISTRY, REQUIRED, OpDef, watch
+
+# In functional.py: with inplace=, with other argument names, or for other operands as well.
+WRITTEN_OUT = ("cast", "pow", "relu", "silu", "where")
+_NO_METHODS = ("cast", "where")  # Tensor.to; torch.Tensor.where has its arguments in another order
+
+__all__: list[str] = []
+_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def write(result: Tensor, out: Any, inplace_of: Any = None) -> Tensor:
+    """The result, or the tensor that took it over: `inplace` wins over `out`."""
+    target = out if inplace_of is None else inplace_of
+    return result if target is None else as_tensor(target).assign(result)
+
+
+def _parameter(name: str, annotation: str, default: Any = REQUIRED, *, keyword: bool = False) -> inspect.Parameter:
+    return inspect.Parameter(name, _KINDS[keyword], default=default, annotation=annotation)
+
+
+def signature_of(opdef: OpDef, *, method: bool = False) -> inspect.Signature:
+    """The signature of an op's function or method, with annotations as text."""
+    attrs = [
+        _parameter(name, opdef.attr_types[name], default)
+        for name, default in opdef.attr_defaults.items()
+        if opdef.kind == "pointwise" or name not in ("axes", "axis", "keepdims")
+    ]
+    if opdef.kind == "pointwise":
+        names = ["input", "other"][: len(opdef.operand_names)] if len(opdef.operand_names) < 3 else opdef.operand_names
+        parameters = [*(_parameter(n, "Any") for n in names), *attrs]
+        if not method:
+            parameters.append(_parameter("out", "Tensor | None", None, keyword=True))
+    else:
+        dim = "int | None" if "axis" in opdef.attr_defaults else "Any"
+        parameters = [
+            _parameter("input", "Any"), _parameter("dim", dim, None), _parameter("keepdim", "bool", False), *attrs,
+            _parameter("dtype", "Any", None, keyword=True),
+        ]  # fmt: skip
+    if method:
+        parameters[0] = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    return inspect.Signature(parameters, return_annotation="Tensor")
+
+
+def _function(opdef: OpDef, *, method: bool) -> Callable[..., Any]:
+    signature = signature_of(opdef, method=method)
+    run = _apply if opdef.kind == "pointwise" else _reduce
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{opdef.name}{signature}: {error}") from None
+        bound.apply_defaults()
+        return run(opdef, **{("input" if k == "self" else k): v for k, v in bound.arguments.items()})
+
+    function.__name__ = opdef.name
+    function.__qualname__ = f"Tensor.{opdef.name}" if method else opdef.name
+    function.__doc__ = opdef.doc
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    return function
+
+
+def _apply(opdef: OpDef, *, out: Any = None, **given: Any) -> Tensor:
+    """A pointwise op over the arguments of its function."""
+    attrs = {name: given.pop(name) for name in opdef.attr_defaults}
+    operands = tuple(given.values())
+    return write((binary if opdef.name == "pow" else pointwise)(opdef.name, *operands, **attrs), out)
+
+
+def _reduce(opdef: OpDef, *, input: Any, dim: Any, keepdim: bool, dtype: Any, **attrs: Any) -> Any:
+    """A reduction over the arguments of its function."""
+    x = as_tensor(input) if dtype is None else as_tensor(input).to(dtype)
+    over = {"axis": dim} if "axis" in opdef.attr_defaults else {"axes": axes_of(dim)}
+    return call(opdef, floating(x) if opdef.floats else x, **over, keepdims=keepdim, **attrs)
+
+
+def _publish(opdef: OpDef) -> None:
+    if opdef.kind not in ("pointwise", "reduce"):
+        return
+    if opdef.name not in WRITTEN_OUT:
+        globals()[opdef.name] = _function(opdef, method=False)
+        __all__.append(opdef.name)
+    if opdef.name not in _NO_METHODS:
+        setattr(Tensor, opdef.name, _function(opdef, method=True))
+
+
+watch(_publish)
+
+
+def stub() -> str:
+    """The text of op_functions.pyi."""
+    ops = [o for o in REGISTRY.values() if o.kind in ("pointwise", "reduce")]
+    lines = [
+        '"""Made from the op registry by op_functions.stub(). Do not edit."""', "",
+        "from typing import Any", "", "from monoplan.frontend.tensor import Tensor", "",
+        "__all__ = [", *(f'    "{name}",' for name in __all__), "]", "",
+        "WRITTEN_OUT: tuple[str, ...]", "",
+        "def write(result: Tensor, out: Any, inplace_of: Any = None) -> Tensor: ...", "def stub() -> str: ...",
+    ]  # fmt: skip
+    for o in ops:
+        if o.name not in WRITTEN_OUT:
+            lines += [f"def {o.name}{signature_text(signature_of(o))}:", f'    """{o.doc}"""', ""]
+    lines += ["class OpMethods:", '    """The methods of Tensor that follow from the registry."""', ""]
+    for o in ops:
+        if o.name not in _NO_METHODS:
+            text = signature_text(signature_of(o, method=True))
+            lines += [f"    def {o.name}{text}:", f'        """{o.doc}"""', ""]
+    return "\n".join(lines)
+
+
+def signature_text(signature: inspect.Signature) -> str:
+    """A signature as source."""
+    shown: list[str] = []
+    for p in signature.parameters.values():
+        if p.kind is p.KEYWORD_ONLY and "*" not in shown:
+            shown.append("*")
+        annotation = "" if p.annotation is p.empty else f": {p.annotation}"
+        default = "" if p.default is p.empty else f" = {_literal(p.default)}"
+        shown.append(f"{p.name}{annotation}{default}")
+    return f"({', '.join(shown)}) -> {signature.return_annotation}"
+
+
+def _literal(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
