@@ -83,7 +83,7 @@ class Pointwise(Kernel):
 class Reduce(Kernel):
     """y[o] = post(reduce over i of pre(x0[o, i], …), e0[o], …); views are arranged as outer then inner dims."""
 
-    kind: str  # sum, mean, max, min, argmax
+    kind: str  # the op: a row of codegen/reductions.py
     pre: Body
     post: Body
     outer: tuple[Dim, ...]

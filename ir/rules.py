@@ -114,7 +114,7 @@ def reduction(
     def register(fn: Callable[..., Any]) -> OpDef:
         name = op_name(fn)
 
-        def rule(x: TensorType, *, axes: Any, keepdims: bool, **_: Any) -> TensorType:
+        def rule(x: TensorType, *, axes: Any, keepdims: bool) -> TensorType:
             require(x.dtype.is_float or not floats, f"{name} needs floating point operands, got {x}")
             require(x.dtype != bool_ or not numbers, f"{name} needs numbers, got {x}")
             over = normalized_axes(axes, x.rank, name)

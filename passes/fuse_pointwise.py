@@ -200,7 +200,12 @@ _TAILS = ("linear", "fused_linear", "matmul", "fused_matmul", "norm", "fused_nor
 def _takes_tail(source: Op) -> bool:
     if source.name == "fused_linear" and source.attrs["gated"]:
         return False
-    return source.opdef.kind in _TAILS or source.name in ("embedding", "sum", "mean", "max", "min", "all_reduce")
+    return source.opdef.kind in _TAILS or source.name in ("embedding", "all_reduce") or _over_axes(source)
+
+
+def _over_axes(op: Op) -> bool:
+    """Whether it is a reduction that fused_reduce can stand for; argmax has one axis."""
+    return op.opdef.kind == "reduce" and set(op.attrs) == {"axes", "keepdims"}
 
 
 def _into_producer(op: Op, at: int, fusion: _Fusion) -> Op | None:
@@ -274,7 +279,7 @@ def fuse_into_reduce(graph: Graph, notes: Notes) -> Graph:
 
 def _into_reduce(op: Op, at: int, fusion: _Fusion) -> Op | None:
     a, fused = op.attrs, op.name == "fused_reduce"
-    if op.name == "argmax" or fused and (a["inputs"] != 1 or a["pre"] != "x0"):
+    if not (a["inputs"] == 1 and a["pre"] == "x0" if fused else _over_axes(op)):
         return None
     source = fusion.source(op.reads[0])
     if source is None or not is_pointwise(source):

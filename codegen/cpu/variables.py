@@ -8,7 +8,7 @@ from typing import Any
 
 from monoplan.codegen.cpu.variables_attention import attention
 from monoplan.codegen.cpu.variables_products import linear
-from monoplan.codegen.expressions import C_TYPES, c_dim, c_index, c_literal, compute_type, convert, load
+from monoplan.codegen.expressions import C_TYPES, c_dim, c_index, c_literal, convert, load
 from monoplan.codegen.formats import format_of
 from monoplan.codegen.kernels import (
     Attention,
@@ -28,6 +28,7 @@ from monoplan.codegen.kernels import (
     Sort,
 )
 from monoplan.codegen.operands import Operand
+from monoplan.codegen.reductions import reduction_variables
 from monoplan.codegen.views import View, merge_dims
 from monoplan.ir.dims import Dim, equal
 from monoplan.ir.types import DType, f32, f64, product
@@ -94,28 +95,7 @@ def pointwise(k: Pointwise) -> Facts:
 
 
 def reduce(k: Reduce) -> Facts:
-    index = [*names("o", k.outer), *names("i", k.inner)]
-    value = k.pre.c([x.at(*index) for x in k.group("x")])
-    given = k.pre.compute
-    acc = f64 if given.is_float and k.kind in ("sum", "mean") else given
-    if k.kind == "sum" and not given.is_float:
-        acc = compute_type(k.post.types[0])
-    result = "best" if k.kind == "argmax" else "acc"
-    if k.kind == "mean":
-        result = "(acc / (double)inner)"
-    reduced = compute_type(k.post.types[0])
-    argument = f"({C_TYPES[reduced.name]})({result})"
-    tail = k.post.c([argument, *(e.at(*names("o", k.outer)) for e in k.group("e"))])
-    ctype = C_TYPES[acc.name]
-    update = {"sum": f"({ctype})(acc + ({ctype})v)", "mean": "acc + (double)v"}.get(k.kind, "")
-    if k.kind in ("max", "min"):
-        update = f"i == 0 ? v : mp_{k.kind}imum_{given.name}(acc, v)"
-    return {"reduction": {
-        "outer_size": product(k.outer), "inner_size": product(k.inner), "acc_type": ctype, "start": "0",
-        "simd": k.kind in ("sum", "mean"), "value_type": C_TYPES[given.name], "value": value, "combine": update,
-        "better": "v > acc || (v != v && acc == acc)" if given.is_float else "v > acc",
-        "finish": k.operand("y").store(tail, k.post.dtype, *names("o", k.outer)),
-    }}
+    return {"reduction": reduction_variables(k, first="i == 0")}
 
 
 def _real(dtype: DType) -> str:

@@ -11,6 +11,7 @@ from monoplan.codegen.expressions import C_TYPES, c_dim, c_literal, compute_type
 from monoplan.codegen.formats import format_of
 from monoplan.codegen.kernels import Attention, Gather, Kernel, Linear, Matmul, Reduce
 from monoplan.codegen.operands import Operand
+from monoplan.codegen.reductions import reduction_variables
 from monoplan.ir.dims import Dim
 from monoplan.ir.types import f32, f64, i64, product
 
@@ -30,36 +31,7 @@ def facts_cuda(k: Kernel) -> Facts:
 
 
 def reduce(k: Reduce) -> Facts:
-    index = [*names("o", k.outer), *names("i", k.inner)]
-    given = k.pre.compute
-    acc = f64 if given.is_float and k.kind in ("sum", "mean") else given
-    if k.kind == "sum" and not given.is_float:
-        acc = compute_type(k.post.types[0])
-    result = {"argmax": "best", "mean": "(acc / (double)inner)"}.get(k.kind, "acc")
-    reduced = compute_type(k.post.types[0])
-    tail = k.post.c([f"({C_TYPES[reduced.name]})({result})", *(e.at(*names("o", k.outer)) for e in k.group("e"))])
-    ctype = C_TYPES[acc.name]
-    if k.kind == "argmax":
-        nan = " || (v != v && acc == acc)" if given.is_float else ""
-        both = " || (v != v && acc != acc)" if given.is_float else ""
-        update = f"if (best < 0 || v > acc{nan}) acc = v, best = i;"
-        merge = f"if (best < 0 || v > acc{nan} || ((v == acc{both}) && i < best)) acc = v, best = i;"
-    elif k.kind in ("max", "min"):
-        update = merge = f"acc = best < 0 ? v : mp_{k.kind}imum_{given.name}(acc, v), best = i;"
-    else:
-        update = merge = f"acc = ({ctype})(acc + ({ctype})v), best = i;"
-    return {
-        "reduction": {
-            "outer_size": product(k.outer),
-            "inner_size": product(k.inner),
-            "acc_type": ctype,
-            "value_type": C_TYPES[given.name],
-            "value": k.pre.c([x.at(*index) for x in k.group("x")]),
-            "take": update,
-            "merge": merge,
-            "finish": k.operand("y").store(tail, k.post.dtype, *names("o", k.outer)),
-        }
-    }
+    return {"reduction": reduction_variables(k, first="best < 0")}
 
 
 def matmul(k: Matmul) -> Facts:

@@ -7,12 +7,15 @@ from monoplan.codegen.formats import choose_format
 from monoplan.codegen.kernels import Gather, KVUpdate, Norm, Reduce, Rope, Sample, Scan, Softmax, Sort
 from monoplan.codegen.lower.lowerer import Lowerer, lowers, rows_by_columns
 from monoplan.codegen.operands import Body, Operand
+from monoplan.codegen.reductions import REDUCTIONS
 from monoplan.codegen.views import View, row_major
 from monoplan.ir.dims import Dim
+from monoplan.ir.errors import CompileError
 from monoplan.ir.expr import Arg, parse_expr
 from monoplan.ir.graph import Op, Value
-from monoplan.ir.rules import normalized_axes
-from monoplan.ir.types import DType, f64, i64, product
+from monoplan.ir.opdef import REGISTRY
+from monoplan.ir.rules import broadcast, normalized_axes
+from monoplan.ir.types import TensorType, f64, i64, product
 
 
 def given(op: Op, name: str) -> Value:
@@ -38,14 +41,14 @@ def squeezed(view: View, axes: tuple[int, ...], keepdims: bool) -> View:
 
 @lowers("reduce", "fused_reduce")
 def lower_reduce(lo: Lowerer, op: Op) -> None:
-    """Sums, means, extremes and argmax over any axes, with what is computed before and after."""
+    """Reductions over any axes, with what is computed before and after."""
     fused = op.name == "fused_reduce"
     a = op.attrs
     count = a["inputs"] if fused else 1
     inputs = [lo.read(v) for v in op.reads[:count]]
     extras = [lo.read(v) for v in op.reads[count:]]
-    shape = _broadcast(inputs)
-    axes = normalized_axes(a["axis"] if op.name == "argmax" else a["axes"], len(shape), op.name)
+    shape = broadcast([v.shape for v in inputs], "reduce")
+    axes = normalized_axes(a["axes"] if "axes" in a else a["axis"], len(shape), op.name)
     y = lo.destination(op.result)
     out = squeezed(y, axes, a["keepdims"])
     arranged = [outer_inner(v.expanded(shape), axes) for v in inputs]
@@ -56,26 +59,13 @@ def lower_reduce(lo: Lowerer, op: Op) -> None:
     operands.append(Operand("y", out, written=True))
     kind = a["reduce"] if fused else op.name
     pre = Body(parse_expr(a["pre"]) if fused else Arg(0), tuple(v.dtype for v in inputs))
-    reduced = _reduced_dtype(kind, pre.dtype)
+    if kind not in REDUCTIONS:
+        raise CompileError(f"{kind} has no kernel", where=op.loc, fix="add its row to codegen/reductions.py")
+    definition = REGISTRY[kind]
+    reduced = definition.infer([TensorType(pre.dtype, (1,))], definition.complete_attrs({}))[0].dtype
     post = Body(parse_expr(a["post"]) if fused else Arg(0), (reduced, *(v.dtype for v in extras)))
     lo.emit(Reduce(op=op, operands=tuple(operands), kind=kind, pre=pre, post=post, outer=outer, inner=inner,
                    flops=product(shape)))
-
-
-def _reduced_dtype(kind: str, dtype: DType) -> DType:
-    from monoplan.ir.types import u64
-
-    if kind == "argmax":
-        return i64
-    if kind == "sum" and not dtype.is_float:
-        return u64 if dtype.kind == "u" else i64
-    return dtype
-
-
-def _broadcast(views: list[View]) -> tuple[Dim, ...]:
-    from monoplan.ir.rules import broadcast
-
-    return broadcast([v.shape for v in views], "reduce")
 
 
 @lowers("norm", "fused_norm")

@@ -1,0 +1,74 @@
+"""How reductions run, on both targets: one row for each op of the kind `reduce`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from monoplan.codegen.expressions import C_TYPES, compute_type
+from monoplan.codegen.kernels import Reduce
+from monoplan.ir.types import DType, f64, product
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A reduction as C. In its texts, `acc` is the accumulator, {t} the name of its element type, {type} its C type,
+    and `inner` the number of elements."""
+
+    combine: str = ""  # the new acc, of acc and an element v
+    start: str = ""  # of acc; "": the first element
+    wide: bool = False  # acc is double for floats and has the result's type for others; else it is as elements are
+    finish: str = "acc"  # the result, of acc
+    merge: str = ""  # the new acc, of acc and that of another thread v; "": as combine
+    simd: bool = False  # combine adds: the compiler may keep partial sums in the lanes of a vector
+    better: str = ""  # in place of combine: whether v is preferred to acc. The result is the place of the best
+
+    def accumulator(self, value: DType, result: DType) -> DType:
+        return (f64 if value.is_float else result) if self.wide else value
+
+
+_ADD = "({type})(acc + ({type})v)"
+
+# Sums of floats are kept in double: reductions are bound by memory, and long sums stay right.
+REDUCTIONS: dict[str, Reduction] = {
+    "sum": Reduction(_ADD, start="0", wide=True, simd=True),
+    "mean": Reduction(_ADD, start="0", wide=True, simd=True, finish="(acc / (double)inner)"),
+    "max": Reduction("mp_maximum_{t}(acc, v)"),
+    "min": Reduction("mp_minimum_{t}(acc, v)"),
+    "argmax": Reduction(better="v > acc"),
+}
+
+
+def reduction_variables(k: Reduce, first: str) -> dict[str, Any]:
+    """Template variables of a reduction; `first` is the C condition that acc has no element yet.
+
+    `take` is the statement for element v at i, `combined` that for the result v of another thread, whose best is at i.
+    """
+    row = REDUCTIONS[k.kind]
+    outer, inner = ([f"{prefix}{i}" for i in range(len(dims))] for prefix, dims in (("o", k.outer), ("i", k.inner)))
+    value, result = k.pre.compute, compute_type(k.post.types[0])
+    acc = row.accumulator(value, result)
+
+    def statement(text: str, tie: str = "") -> str:
+        if row.better:
+            wins = f"{row.better} || (v != v && acc == acc)" if value.is_float else row.better  # NaN wins, as in numpy
+            return f"if ({first} || {wins}{tie}) {{ acc = v; best = i; }}"
+        text = text.format(t=acc.name, type=C_TYPES[acc.name])
+        return f"acc = {text};" if row.start else f"acc = {first} ? v : {text};"
+
+    equal = "v == acc || (v != v && acc != acc)" if value.is_float else "v == acc"
+    found = "best" if row.better else row.finish.format(t=acc.name, type=C_TYPES[acc.name])
+    tail = k.post.c([f"({C_TYPES[result.name]})({found})", *(e.at(*outer) for e in k.group("e"))])
+    return {
+        "outer_size": product(k.outer),
+        "inner_size": product(k.inner),
+        "acc_type": C_TYPES[acc.name],
+        "start": row.start or "0",
+        "simd": row.simd,
+        "keeps_place": bool(row.better),
+        "value_type": C_TYPES[value.name],
+        "value": k.pre.c([x.at(*outer, *inner) for x in k.group("x")]),
+        "take": statement(row.combine),
+        "combined": statement(row.merge or row.combine, f"\n                || (({equal}) && i < best)"),
+        "finish": k.operand("y").store(tail, k.post.dtype, *outer),
+    }
