@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any, TypeVar
 
 import numpy as np
 
 from monoplan.frontend.context import current
-from monoplan.frontend.module_arguments import TakesArguments
-from monoplan.frontend.module_state import LoadsState, replace_values
-from monoplan.frontend.parameter import Parameter, note_change
+from monoplan.frontend.parameter import Parameter, changes, from_blob, note_change
 from monoplan.frontend.tensor import Tensor, as_tensor
+from monoplan.ir.arrays import plain_array
+from monoplan.ir.errors import ArgumentError, LoadError
+from monoplan.ir.graph import Loc
 from monoplan.ir.types import as_weight_dtype, bf16
 
 M = TypeVar("M", bound="Module")
+# By the function that a class has as forward: reading a signature takes longer than many a small plan.
+_signatures: weakref.WeakKeyDictionary[Any, inspect.Signature] = weakref.WeakKeyDictionary()
 
 
-class Module(TakesArguments, LoadsState):
+class Module:
     """Base of all layers and models. Assigning a Parameter or a Module to an attribute registers it."""
 
     _parameters: dict[str, Parameter | None]
@@ -202,6 +208,52 @@ class Module(TakesArguments, LoadsState):
         walk(self, "")
         return found
 
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:
+        """Copies tensors in by name; gives (missing, unexpected), which strict loading refuses.
+
+        Nothing is changed unless every shape fits. A name whose tensor is shared and comes under another name
+        (tied embeddings) is not missing.
+        """
+        own = self.state_dict()
+        covered = {id(t) for k, t in own.items() if k in state}
+        missing = [k for k, t in own.items() if k not in state and id(t) not in covered]
+        unexpected = [k for k in state if k not in own]
+        wrong = [text for k, t in own.items() if k in state and (text := _misfit(k, t, state[k]))]
+        problems = []
+        if strict and missing:
+            problems.append("missing: " + ", ".join(missing))
+        if strict and unexpected:
+            problems.append("unexpected: " + ", ".join(unexpected))
+        if wrong:
+            problems.append("wrong shape: " + "; ".join(wrong))
+        if problems:
+            raise LoadError(f"the state dict does not fit {type(self).__name__}", why="; ".join(problems))
+        for k, t in own.items():
+            if k in state:
+                _load(t, state[k])
+        return missing, unexpected
+
+    def load_parameter(self, name: str, data: Any) -> None:
+        """Loads one parameter or buffer (its shard, if it is a sharded Parameter) from a full tensor."""
+        t = self._state_tensor(name)
+        if text := _misfit(name, t, data):
+            raise LoadError(f"{text}")
+        _load(t, data)
+
+    def load_parameter_from_blob(self, name: str, blob: Any) -> None:
+        """Loads one parameter from raw bytes of its own dtype and shape."""
+        t = self._state_tensor(name)
+        replace_values(t, from_blob(blob, t, name))
+
+    def _state_tensor(self, name: str) -> Tensor:
+        own = self.state_dict()
+        if name not in own:
+            raise LoadError(
+                f"{type(self).__name__} has no parameter named {name}",
+                fix="names are: " + ", ".join(list(own)[:8]) + (" …" if len(own) > 8 else ""),
+            )
+        return own[name]
+
     def to(self: M, dtype: Any) -> M:
         """Floating point parameters and persistent buffers in another element type, in place."""
         if isinstance(dtype, str) and dtype == "cpu":
@@ -218,7 +270,46 @@ class Module(TakesArguments, LoadsState):
         """Inference is all there is: returns the module itself."""
         return self
 
-    # -- printing and calling -----------------------------------------------------------------------------
+    # -- the arguments of forward by their names, and back ---------------------------------------------
+
+    def bind_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of a call by the names that forward gives them."""
+        signature = self.signature()
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            problem, fix = str(error), "give one spec or value for each argument of forward that has no default"
+            # `bind` tells of a missing argument first, though a misspelt one is why it is missing.
+            unknown = [k for k in kwargs if k not in signature.parameters]
+            if unknown and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+                problem = f"got an unexpected keyword argument {unknown[0]!r}"
+                fix = f"its arguments are {', '.join(signature.parameters) or 'none'}"
+            what = f"{type(self).__name__}.forward{signature}: {problem}"
+            raise ArgumentError(what, where=self.forward_place(), fix=fix) from None
+        return dict(bound.arguments)
+
+    def signature(self) -> inspect.Signature:
+        """forward's parameters, without self."""
+        function = getattr(self.forward, "__func__", None)
+        if not isinstance(function, FunctionType):  # set on this module alone, or wrapped
+            return inspect.signature(self.forward)
+        found = _signatures.get(function)
+        if found is None:
+            found = _signatures[function] = inspect.signature(self.forward)
+        return found
+
+    def forward_place(self) -> Loc:
+        """The file and line where forward is written."""
+        code = getattr(self.forward, "__code__", None)
+        return Loc(type(self).__name__, code.co_filename, code.co_firstlineno) if code else Loc()
+
+    def unbind_arguments(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inverse of bind_arguments."""
+        bound = self.signature().bind_partial()
+        bound.arguments.update(arguments)
+        return bound.args, bound.kwargs
+
+    # -- printing ---------------------------------------------------------------------------------------
 
     def extra_repr(self) -> str:
         """What stands between the parentheses of this module's own line."""
@@ -233,6 +324,7 @@ class Module(TakesArguments, LoadsState):
             return f"{type(self).__name__}({extra})"
         head = [extra] if extra else []
         return f"{type(self).__name__}(\n  " + "\n  ".join(head + lines) + "\n)"
+
 
 class ModuleList(Module):
     """A list of modules, registered as 0, 1, …"""
@@ -290,3 +382,57 @@ def _as_tensors(x: Any) -> Any:
         found = {k: _as_tensors(v) for k, v in x.items()}
         return x if all(found[k] is x[k] for k in x) else found
     return x
+
+
+def _misfit(name: str, t: Tensor, data: Any) -> str:
+    shape = tuple(np.shape(data) if not isinstance(data, Tensor) else data.shape)
+    wanted = t.full_shape if isinstance(t, Parameter) else t.shape
+    return "" if shape == tuple(wanted) or shape == tuple(t.shape) else f"{name} is {list(wanted)}, got {list(shape)}"
+
+
+def _load(t: Tensor, data: Any) -> None:
+    if isinstance(t, Parameter):
+        t.load(data)
+    else:
+        replace_values(t, (data.numpy() if isinstance(data, Tensor) else plain_array(data)).astype(t.dtype.numpy))
+
+
+def replace_values(t: Tensor, array: np.ndarray[Any, Any]) -> None:
+    """A tensor's values are another array from now on; plans that hold the old one will know."""
+    t._array = array
+    note_change()
+
+
+class HeldWeights:
+    """The weights of a module as they are now: plans copy them, and must be made anew when it gets others.
+
+    A change in place is not noticed.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self.module, self._changes, self._held = module, changes(), _held_by(module)
+
+    def are_replaced(self) -> bool:
+        """Whether the module has others since. Asked at every call: as a rule one comparison says no."""
+        if (now := changes()) == self._changes:
+            return False
+        held = _held_by(self.module)
+        if len(held) != len(self._held) or any(a is not b for a, b in zip(held, self._held, strict=True)):
+            return True
+        self._changes = now  # it was some other module's
+        return False
+
+
+def _held_by(module: Module) -> list[Any]:
+    """All that plans copy: parameters and persistent buffers, each with what its values are in."""
+    found: list[Any] = []
+    for part in module.modules():
+        for name, t in (*part._parameters.items(), *part._buffers.items()):
+            if t is not None and name not in part._transient:
+                found += [t, _values_in(t)]
+    return found
+
+
+def _values_in(t: Tensor) -> Any:
+    """Another object when the tensor gets other values, but not when a deferred one is read."""
+    return t._source or t._stored if isinstance(t, Parameter) else t._array

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from monoplan.ir import ops as _ops  # noqa: F401  (fills the registry)
 from monoplan.ir.builder import make_op
 from monoplan.ir.dims import Dim, parse_dim
 from monoplan.ir.errors import MonoplanError, ParseError
@@ -29,8 +30,6 @@ _LOC = re.compile(r' @ ("(?:[^"\\]|\\.)*") ("(?:[^"\\]|\\.)*"):([0-9]{1,9})$')
 
 def parse_graph(text: str) -> Graph:
     """A graph from its text: types are inferred again and compared with those written."""
-    import monoplan.ir.ops  # noqa: F401  (fills the registry)
-
     parser = _Parser(text.splitlines())
     graph = parser.graph()
     parser.expect_end()

@@ -18,8 +18,7 @@ from monoplan.built import Built
 from monoplan.codegen.text import file_name
 from monoplan.driver import build
 from monoplan.foreign import adopt, array_spec, assign, is_array
-from monoplan.frontend.held_weights import HeldWeights
-from monoplan.frontend.module import Module
+from monoplan.frontend.module import HeldWeights, Module
 from monoplan.frontend.pytree import Tree, flatten, unflatten
 from monoplan.frontend.specs import Spec
 from monoplan.frontend.tensor import Tensor

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.frontend.held_weights import HeldWeights
 from monoplan.frontend.kv_cache import KVCache
-from monoplan.frontend.module import Module
+from monoplan.frontend.module import HeldWeights, Module
 from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.arrays import plain_array

@@ -9,7 +9,7 @@ import numpy as np
 from monoplan.ir.dims import equal
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.opdef import Array, normalize_axis, op, require
-from monoplan.ir.types import TensorType
+from monoplan.ir.types import TensorType, i64
 
 
 def check_range(index: Array, size: int, what: str) -> None:
@@ -81,8 +81,6 @@ def select_rows(x: Array, rows: Array) -> Array:
 
 
 def _sort_type(x: TensorType, *, axis: int, descending: bool) -> tuple[TensorType, TensorType]:
-    from monoplan.ir.types import i64
-
     normalize_axis(axis, x.rank, "sort")
     return x, x.with_dtype(i64)
 
@@ -95,8 +93,6 @@ def sort(x: Array, *, axis: int = -1, descending: bool = False) -> tuple[Array, 
 
 
 def _topk_type(x: TensorType, *, k: int, axis: int) -> tuple[TensorType, TensorType]:
-    from monoplan.ir.types import i64
-
     axis = normalize_axis(axis, x.rank, "topk")
     size: Any = x.shape[axis]
     require(isinstance(size, int) and 1 <= k <= size, f"topk: k={k} does not fit axis {axis} of {x}")
