@@ -22,6 +22,7 @@ from monoplan.frontend.parameter import Parameter
 from monoplan.ir.arrays import Part
 from monoplan.ir.errors import LoadError, writing
 from monoplan.ir.targets import known_target
+from monoplan.models.families import family_of
 from monoplan.models.llama import LlamaForCausalLM
 from monoplan.models.load.checkpoint import Weights, open_model
 from monoplan.models.load.parameter_shapes import parameter_shapes
@@ -56,14 +57,16 @@ class AutoLlamaModel:
         """
         target = known_target(str(device))
         begin = time.perf_counter()
-        opened = open_model(model_path)
+        family = family_of(model_path)
+        opened = open_model(model_path) if family is None else family.open(Path(model_path).expanduser())
         config = opened.config if dtype is None else dataclasses.replace(opened.config, dtype=dtype)
-        # The model itself may be too large for any memory where the configuration does not belong to the weights.
-        # No checkpoint has more layers than tensors.
-        shapes = parameter_shapes(config, most_layers=len(opened.weights.names()) + 1)
-        _check_fit(shapes, config.tie_word_embeddings, opened.weights)
+        if family is None:
+            # The model itself may be too large for any memory where the configuration does not belong to the weights.
+            # No checkpoint has more layers than tensors.
+            shapes = parameter_shapes(config, most_layers=len(opened.weights.names()) + 1)
+            _check_fit(shapes, config.tie_word_embeddings, opened.weights)
         with no_init():
-            model = LlamaForCausalLM(config)
+            model: LlamaForCausalLM = (LlamaForCausalLM if family is None else family.model)(config)
         load_weights(model, opened.weights)
         model.device = target
         model.name_or_path = str(model_path)
