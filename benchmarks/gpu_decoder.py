@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from monoplan.api import Compiled
-from monoplan.codegen.cuda.launches import make_cuda_plan
 from monoplan.codegen.cuda.render import render_cuda
+from monoplan.codegen.plan import make_plan
 from monoplan.frontend.init import no_init
 from monoplan.frontend.module import Module
 from monoplan.frontend.specs import spec
@@ -89,7 +89,7 @@ class Decoder:
         self.graph, tensors = built.stages[-1].graph, built.tensors
         self.lap("trace and passes", start)
         start = time.perf_counter()
-        self.plan = make_cuda_plan(self.graph, self.device.target)
+        self.plan = make_plan(self.graph, self.device.target)
         self.source = render_cuda(self.plan, "benchmark")
         self.lap("codegen", start)
         start = time.perf_counter()

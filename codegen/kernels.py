@@ -1,4 +1,4 @@
-"""Kernels: the facts a template needs, one dataclass per family, shared by both targets. No decisions here."""
+"""Kernels: what each computes, one dataclass per family, shared by both targets. No decisions here."""
 
 from __future__ import annotations
 
@@ -62,9 +62,6 @@ class Kernel:
 
     def has(self, name: str) -> bool:
         return any(o.name == name for o in self.operands)
-
-    def has_scratch(self, name: str) -> bool:
-        return any(o.name == name for o in self.scratch)
 
     def group(self, prefix: str) -> list[Operand]:
         """Operands named prefix0, prefix1, …"""
@@ -264,10 +261,3 @@ class Collective(Kernel):
     rows: Dim
     columns: Dim
     family: str = field(default="collective", init=False)
-
-
-FAMILIES: dict[str, type[Kernel]] = {
-    "pointwise": Pointwise, "reduce": Reduce, "norm": Norm, "softmax": Softmax, "matmul": Matmul, "linear": Linear,
-    "attention": Attention, "gather": Gather, "rope": Rope, "kv_update": KVUpdate, "scan": Scan, "sort": Sort,
-    "sample": Sample, "collective": Collective,
-}

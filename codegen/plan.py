@@ -6,13 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from monoplan.codegen.cpu.schedule import choose
-from monoplan.codegen.hand_over import handed_over
-from monoplan.codegen.kernels import Attention, Kernel, Linear
+from monoplan.codegen.backend import back_end
+from monoplan.codegen.kernels import Kernel
 from monoplan.codegen.lower.lowerer import Loop, Lowered, ParamUse, lower
 from monoplan.codegen.memory import Arena, plan_arena
-from monoplan.codegen.moves import moved
-from monoplan.codegen.residuals import residuals
 from monoplan.codegen.target import Target
 from monoplan.codegen.views import Buffer, View
 from monoplan.ir.dims import Dim, evaluate, symbols_of
@@ -23,7 +20,7 @@ from monoplan.ir.printer import print_op
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel call. `barrier`: threads wait for each other before it."""
+    """One kernel call. `barrier`: workers wait for each other before it."""
 
     number: int
     kernel: Kernel
@@ -121,12 +118,10 @@ def make_plan(graph: Graph, target: Target) -> Plan:
     if "threads" in graph.symbols:
         raise CompileError("a symbolic dimension can't be named threads: plans use that name for their own",
                            fix="give the dimension another name")
-    lowered = lower(graph, target)
-    lowered = moved(lowered, residuals(lowered.items))
-    lowered = moved(lowered, handed_over(lowered.items, target))
+    lowered = back_end(target).prepare(lower(graph, target), target)
     _check_symbols(lowered.items, {*graph.symbols, "threads"})
     arena = plan_arena(lowered.items)
-    items = number_steps(lowered, arena, target)
+    items = _number_steps(lowered, arena, target)
     return Plan(graph, target, items, arena, tuple(lowered.params), tuple(lowered.outputs), lowered.views)
 
 
@@ -142,17 +137,18 @@ def _check_symbols(items: Sequence[Kernel | Loop], known: set[str]) -> None:
             )
 
 
-def number_steps(lowered: Lowered, arena: Arena, target: Target) -> tuple[Step | StepLoop, ...]:
-    """Numbers the steps and decides where threads must wait."""
+def _number_steps(lowered: Lowered, arena: Arena, target: Target) -> tuple[Step | StepLoop, ...]:
+    """Numbers the steps, has them scheduled and decides where workers must wait."""
+    families = back_end(target).families
     counter = 0
     state = _Hazards(arena)
 
     def make(kernel: Kernel, always: bool) -> Step:
         nonlocal counter
         numbered = replace(kernel, step=counter)
-        # Products and attention take their work, or the last of it, from counters that a barrier sets to 0.
-        barrier = state.enter(kernel) or always or (isinstance(kernel, Linear | Attention) and target.is_cpu)
-        step = Step(counter, numbered, choose(numbered, target), barrier)
+        family = families[type(kernel)]
+        barrier = state.enter(kernel) or always or family.counters
+        step = Step(counter, numbered, family.schedule(numbered, target), barrier)
         counter += 1
         return step
 

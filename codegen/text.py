@@ -12,6 +12,7 @@ from collections.abc import Container, Iterable
 # Everything but the printable ASCII that a comment may hold. Left out are the backslash, which continues a line, and
 # the question mark, of which trigraphs are made.
 _UNUSUAL = re.compile(r"""[^A-Za-z0-9 !"#$%&'()*+,\-./:;<=>@\[\]^_`{|}~]""")
+WIDTH = 118  # columns of a comment
 _MARK = re.compile(r"\*(?=/)|/(?=\*)")  # the first character of what opens or ends a comment
 
 
@@ -32,9 +33,40 @@ def _allowed(found: re.Match[str]) -> str:
 
 
 def block_comment(lines: Iterable[str], indent: str = "") -> str:
-    """A whole comment, a line for each text."""
-    texts = [comment_text(line).rstrip() for line in lines]
+    """A whole comment, a line for each text; one that is too long goes on, indented by four spaces."""
+    width = WIDTH - len(indent) - 6
+    texts: list[str] = []
+    for line in lines:
+        first, *rest = _folded(comment_text(line).rstrip(), width)
+        texts += [first, *(f"    {more}" for more in rest)]
     return f"{indent}/* " + "\n".join([texts[0], *(f"{indent} * {t}".rstrip() for t in texts[1:])]) + " */"
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """Text cut at spaces into pieces of a width, those after the first four characters less; spaces go."""
+    found = []
+    while len(text) > width:
+        at = text.rfind(" ", width // 2, width + 1)
+        at = width if at < 0 else at
+        found.append(text[:at].rstrip())
+        text = text[at:].lstrip()
+        width -= 4 if len(found) == 1 else 0
+    return [*found, text]
+
+
+def comment_lines(text: str) -> list[str]:
+    """The lines of the comment that a text begins with, as `block_comment` was given them but for spaces."""
+    found: list[str] = []
+    for line in text.split("\n"):
+        line, end, _ = line.strip().partition("*/")
+        line = line.removeprefix("/*" if not found else "*").removeprefix(" ")
+        if found and line.startswith("    "):
+            found[-1] += f" {line.strip()}"
+        elif found or line:
+            found.append(line.strip())
+        if end:
+            break
+    return found
 
 
 def identifier(prefix: str, text: str, taken: Container[str] = ()) -> str:

@@ -36,6 +36,7 @@ from monoplan.runtime.build.background import begin, stoppable
 from monoplan.runtime.ranks.comm import Communicator
 
 if TYPE_CHECKING:
+    from monoplan.codegen.cuda.render import CudaSource
     from monoplan.runtime.cpu.weights import Source
 
 Array = np.ndarray[Any, Any]
@@ -138,8 +139,8 @@ def make_executable(
         if tp is not None:
             take_turns(tp)
 
-        def override(text: str) -> str | None:
-            return override_text(options.source, graph.name, text, "cu")
+        def override(source: CudaSource) -> str | None:
+            return override_text(options.source, graph.name, source.text, [f.name for f in source.functions], "cu")
 
         with in_turn(tp, print_graph(graph) if tp is not None else ""):
             made = compile_cuda(graph, params, VERSION, override, clock.lap)

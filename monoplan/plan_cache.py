@@ -74,8 +74,8 @@ def call_key(module: Module, arguments: Mapping[str, Any], choices: str) -> str 
 def is_usable(pipeline: Sequence[Pass]) -> bool:
     """Whether plans are made by the code that the keys stand for: not with passes, ops, weight formats or templates of
     others."""
-    from monoplan.codegen.cpu.render import is_pristine
     from monoplan.codegen.formats import FORMATS
+    from monoplan.codegen.source import is_pristine
 
     places = [*(o.reference.__module__ for o in REGISTRY.values()), *(type(f).__module__ for f in FORMATS)]
     ours = all(any(p is own for own in (*PIPELINE, *UNFUSED)) for p in pipeline)
@@ -171,8 +171,8 @@ def _name(kind: str, key: str) -> str:
 @functools.cache
 def classes() -> tuple[type, ...]:
     """The classes that an entry may be made of."""
-    from monoplan.codegen import kernels, memory, operands, plan, target, views
-    from monoplan.codegen.cpu import render, schedule
+    from monoplan.codegen import kernels, memory, operands, plan, source, target, views
+    from monoplan.codegen.cpu import backend
     from monoplan.codegen.cpu import schedule_attention as attention
     from monoplan.codegen.cpu import schedule_linear as linear
     from monoplan.codegen.formats import Layout
@@ -184,7 +184,7 @@ def classes() -> tuple[type, ...]:
         graph.Graph, graph.Param, graph.Op, graph.Value, graph.Loc, types.TensorType, dims.Expr, dims.FloorDiv,
         expr.Arg, expr.Const, expr.Call, sizes.Question, Tree,
         plan.Plan, plan.Step, plan.StepLoop, lower.ParamUse, memory.Arena, memory.Lifetime, views.Buffer, views.View,
-        Layout, operands.Operand, operands.Body, target.Target, render.Source, render.Function,
-        schedule.Schedule, linear.LinearSchedule, linear.Blocking, attention.AttentionSchedule,
+        Layout, operands.Operand, operands.Body, target.Target, source.Source, source.Function,
+        backend.Schedule, linear.LinearSchedule, linear.Blocking, attention.AttentionSchedule,
         *sorted(kernels.Kernel.__subclasses__(), key=lambda cls: cls.__name__),
     )  # fmt: skip

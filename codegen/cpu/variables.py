@@ -1,22 +1,17 @@
-"""Text that templates need, computed from a kernel's facts: loads, stores and loop shapes, one function per family."""
+"""Template variables of a kernel: its loads, stores and loop shapes as C, one function per family."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from monoplan.codegen.cpu.variables_attention import attention
-from monoplan.codegen.cpu.variables_products import linear
-from monoplan.codegen.expressions import C_TYPES, c_dim, c_index, c_literal, convert, load
+from monoplan.codegen.backend import Variables
+from monoplan.codegen.expressions import C_TYPES, c_dim, c_literal, load
 from monoplan.codegen.formats import format_of
 from monoplan.codegen.kernels import (
-    Attention,
     Collective,
     Gather,
-    Kernel,
     KVUpdate,
-    Linear,
     Matmul,
     Norm,
     Pointwise,
@@ -30,31 +25,8 @@ from monoplan.codegen.kernels import (
 from monoplan.codegen.operands import Operand
 from monoplan.codegen.reductions import reduction_variables
 from monoplan.codegen.views import View, merge_dims
-from monoplan.ir.dims import Dim, equal
-from monoplan.ir.types import DType, f32, f64, product
-
-Facts = dict[str, Any]
-
-
-def facts(kernel: Kernel, schedule: Any) -> Facts:
-    """The extra names of a kernel's template."""
-    if isinstance(kernel, Linear):
-        return {"mm": linear(kernel, schedule)}
-    if isinstance(kernel, Attention):
-        return attention(kernel, schedule)
-    return _FAMILIES[type(kernel)](kernel)
-
-
-def unravel_lines(shape: Sequence[Dim], flat: str, prefix: str) -> list[str]:
-    """C lines that turn a flat index into prefix0, prefix1, … over a shape."""
-    lines = []
-    for axis in range(len(shape)):
-        below = product(shape[axis + 1 :])
-        text = flat if equal(below, 1) else f"{flat} / ({c_dim(below)})"
-        if axis > 0:
-            text = f"{text} % ({c_dim(shape[axis])})"
-        lines.append(f"const int64_t {prefix}{axis} MP_UNUSED = {text};")
-    return lines
+from monoplan.ir.dims import Dim
+from monoplan.ir.types import DType, f32, f64, i64, product
 
 
 def names(prefix: str, shape: Sequence[Dim]) -> list[str]:
@@ -86,7 +58,7 @@ def _merged(operands: Sequence[Operand]) -> tuple[tuple[Dim, ...], list[Operand]
     return shape, merged
 
 
-def pointwise(k: Pointwise) -> Facts:
+def pointwise(k: Pointwise) -> Variables:
     shape, merged = _merged(k.operands)
     index = [*names("o", shape[:-1]), "i"] if shape else []
     *inputs, out = merged
@@ -94,7 +66,7 @@ def pointwise(k: Pointwise) -> Facts:
     return {"loop": Loop(shape[:-1], shape[-1] if shape else 1, out.store(value, k.body.dtype, *index))}
 
 
-def reduce(k: Reduce) -> Facts:
+def reduce(k: Reduce) -> Variables:
     return {"reduction": reduction_variables(k, first="i == 0")}
 
 
@@ -102,7 +74,7 @@ def _real(dtype: DType) -> str:
     return "double" if dtype == f64 else "float"
 
 
-def norm(k: Norm) -> Facts:
+def norm(k: Norm) -> Variables:
     index = [*names("o", k.outer), "i"]
     x = k.operand("x")
     real = _real(x.dtype)
@@ -121,7 +93,7 @@ def norm(k: Norm) -> Facts:
     }}
 
 
-def softmax(k: Softmax) -> Facts:
+def softmax(k: Softmax) -> Variables:
     index = [*names("o", k.outer), "i"]
     x = k.operand("x")
     real = _real(x.dtype)
@@ -133,7 +105,7 @@ def softmax(k: Softmax) -> Facts:
     }}
 
 
-def matmul(k: Matmul) -> Facts:
+def matmul(k: Matmul) -> Variables:
     batch = names("b", k.batch)
     tail = k.body.c(["acc[j]", *(e.at(*batch, "m", "(n0 + j)") for e in k.group("e"))])
     return {"prod": {
@@ -143,7 +115,7 @@ def matmul(k: Matmul) -> Facts:
     }}
 
 
-def gather(k: Gather) -> Facts:
+def gather(k: Gather) -> Variables:
     outer, inner = names("o", k.outer), names("i", k.inner)
     x = k.operand("x")
     layout = x.view.buffer.layout if k.packed else None
@@ -156,7 +128,7 @@ def gather(k: Gather) -> Facts:
     }}
 
 
-def rope(k: Rope) -> Facts:
+def rope(k: Rope) -> Variables:
     x, y = k.operand("x"), k.operand("y")
     index = ["o0", "o1", "o2"]
     first, second = ("2 * i", "2 * i + 1") if k.algo == "gpt_j" else ("i", "i + HALF")
@@ -176,7 +148,7 @@ def rope(k: Rope) -> Facts:
     }}
 
 
-def kv_update(k: KVUpdate) -> Facts:
+def kv_update(k: KVUpdate) -> Variables:
     rows, cache = k.operand("rows"), k.operand("cache")
     b, s, h, d = rows.shape
     count = f"(int64_t){k.operand('valid').at('b')}" if k.has("valid") else "rows_given"
@@ -186,7 +158,7 @@ def kv_update(k: KVUpdate) -> Facts:
     }}
 
 
-def scan(k: Scan) -> Facts:
+def scan(k: Scan) -> Variables:
     index = [*names("o", k.outer), "i"]
     x = k.operand("x")
     return {"running": {
@@ -195,14 +167,12 @@ def scan(k: Scan) -> Facts:
     }}
 
 
-def sort(k: Sort) -> Facts:
+def sort(k: Sort) -> Variables:
     outer = names("o", k.outer)
     x = k.operand("x")
     greater, nan = "vb > va", "vb != vb && va == va"
     smaller = "vb < va || (va != va && vb == vb)" if x.dtype.is_float else "vb < va"
     larger = f"{greater} || ({nan})" if x.dtype.is_float else greater
-    from monoplan.ir.types import i64
-
     return {"sorting": {
         "outer_size": product(k.outer), "ctype": C_TYPES[x.compute.name], "va": x.at(*outer, "from[a]"),
         "vb": x.at(*outer, "from[b]"), "before": larger if k.descending else smaller,
@@ -211,10 +181,10 @@ def sort(k: Sort) -> Facts:
     }}
 
 
-def sample(k: Sample) -> Facts:
+def sample(k: Sample) -> Variables:
     x, y = k.operand("x"), k.operand("y")
     outer = names("o", k.rows)
-    found: Facts = {"outer_size": product(k.rows), "x": x.at(*outer, "i"), "real": _real(x.dtype)}
+    found: Variables = {"outer_size": product(k.rows), "x": x.at(*outer, "i"), "real": _real(x.dtype)}
     if k.mode == "penalty":
         found |= {
             "room": k.operand("history").shape[1], "counts": k.operand("counts").at("o0"),
@@ -222,8 +192,6 @@ def sample(k: Sample) -> Facts:
             "statement": y.store("v", f64 if x.dtype == f64 else f32, "o0", "i"),
         }
     else:
-        from monoplan.ir.types import i64
-
         for name in ("top_p", "top_k", "temperature"):
             found[name] = k.operand(name).at(*outer)
         found["random"] = k.operand("random_val").at(*outer)
@@ -232,10 +200,10 @@ def sample(k: Sample) -> Facts:
     return {"sampling": found}
 
 
-def collective(k: Collective) -> Facts:
+def collective(k: Collective) -> Variables:
     x, y = k.operand("x"), k.operand("y")
     parts = [load(x.dtype, f"part{r}[from + i]") for r in range(k.world)]
-    found: Facts = {"type": x.ctype, "sum_type": C_TYPES[x.compute.name], "sum": " + ".join(parts),
+    found: Variables = {"type": x.ctype, "sum_type": C_TYPES[x.compute.name], "sum": " + ".join(parts),
                     "offset": c_dim(x.view.offset)}
     if k.mode == "gather":
         found["places"] = [y.place("row", str(r), "column") for r in range(k.world)]
@@ -244,11 +212,3 @@ def collective(k: Collective) -> Facts:
         found["statement"] = y.store(value, k.body.dtype, "row", "(column + i)")
     return {"exchange": found}
 
-
-_FAMILIES: dict[type[Kernel], Any] = {
-    Pointwise: pointwise, Reduce: reduce, Norm: norm, Softmax: softmax, Matmul: matmul, Gather: gather, Rope: rope,
-    KVUpdate: kv_update, Scan: scan, Sort: sort, Sample: sample,
-    Collective: collective,
-}
-
-__all__ = ["c_index", "convert", "facts", "unravel_lines"]

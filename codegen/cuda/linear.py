@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from monoplan.codegen.cuda.launches import Action, Between, Launch, Product, Variant, Word, pointer_word
 from monoplan.codegen.cuda.schedule import CudaLinear, FewSchedule, tuned
-from monoplan.codegen.cuda.variables import facts_cuda
+from monoplan.codegen.cuda.variables import linear
 from monoplan.codegen.expressions import C_TYPES, load
 from monoplan.codegen.kernels import Linear
 from monoplan.codegen.operands import Operand
@@ -30,7 +30,7 @@ class LinearVariants:
 
     def __init__(self, renderer: Renderer, k: Linear, s: CudaLinear) -> None:
         self.renderer, self.k, self.s = renderer, k, s
-        self.names: dict[str, Any] = facts_cuda(k)
+        self.names: dict[str, Any] = linear(k)
         self.half = k.operand("w").dtype
 
     def all(self) -> tuple[Variant, ...]:

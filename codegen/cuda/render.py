@@ -4,50 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from monoplan.codegen.cpu.render import Function, environment, headers, kernel_comment, title
-from monoplan.codegen.cuda.launches import (
-    Action,
-    Between,
-    Exchange,
-    Launch,
-    Product,
-    Variant,
-    Word,
-    ceil_div,
-    pointer_word,
-    stable_past,
-    symbol_words,
-)
-from monoplan.codegen.cuda.linear import LinearVariants
-from monoplan.codegen.cuda.schedule import CudaAttention, DecodeSchedule, Tuning, tuned
-from monoplan.codegen.cuda.variables import facts_cuda
+from monoplan.codegen.cuda.backend import FAMILIES
+from monoplan.codegen.cuda.launches import Action, Launch, Product, Variant, Word, symbol_words
+from monoplan.codegen.cuda.schedule import Tuning
 from monoplan.codegen.expressions import c_dim
 from monoplan.codegen.formats import cuda_headers
-from monoplan.codegen.kernels import (
-    Attention,
-    Collective,
-    Gather,
-    Kernel,
-    KVUpdate,
-    Linear,
-    Matmul,
-    Norm,
-    Pointwise,
-    Reduce,
-    Rope,
-    Sample,
-    Scan,
-    Softmax,
-    Sort,
-)
-from monoplan.codegen.plan import Plan, Step
+from monoplan.codegen.kernels import Kernel
+from monoplan.codegen.plan import Plan
+from monoplan.codegen.source import Function, environment, headers, kernel_comment, title
 from monoplan.codegen.text import block_comment
-from monoplan.ir.dims import Dim
 from monoplan.ir.printer import print_op
-from monoplan.ir.types import product
 
 PART = 4  # functions in one part of a source
 
@@ -109,7 +78,7 @@ class Renderer:
 def render_cuda(plan: Plan, version: str, tuning: Tuning | None = None) -> CudaSource:
     """The CUDA source of a plan; `tuning` replaces constants of row products and of attention, by step number."""
     renderer = Renderer(plan, tuning or {})
-    variants = {step.number: _variants(renderer, step) for step, _ in plan.steps()}
+    variants = {s.number: FAMILIES[type(s.kernel)].variants(renderer, s.kernel, s.schedule) for s, _ in plan.steps()}
     functions = tuple(renderer.functions.values())
     steps = "Steps, each with the launches it may become; the number of rows decides."
     head = block_comment([*title(plan, version), "", steps, *_table(plan, variants)])
@@ -131,123 +100,6 @@ def with_headers(functions: Sequence[Function]) -> str:
         needed[name], texts[name] = (ctype,), text
     wanted = ["mp_ptx.cuh", "mp_base.cuh", *(name for name, words in needed.items() if any(w in code for w in words))]
     return "\n".join([*(texts[name] for name in wanted), body])
-
-
-def _variants(renderer: Renderer, step: Step) -> tuple[Variant, ...]:
-    k, s = step.kernel, step.schedule
-    if isinstance(k, Collective):
-        return (Variant("collective", (_exchange(k),)),)
-    if isinstance(k, Linear):
-        return LinearVariants(renderer, k, s).all()  # type: ignore[arg-type]
-    names = facts_cuda(k)
-    words = [pointer_word(o) for o in k.pointers]
-    if isinstance(k, Attention):
-        return _attention(renderer, k, s, names, words)  # type: ignore[arg-type]
-    function, all_words = renderer.function(k, k.family, words, s=s, **names)
-    threads: int = getattr(s, "threads", 256)
-    blocks, block = _geometry(k, s, threads, names)
-    return (Variant(k.family, (Launch(function, (blocks, 1, 1), block, all_words),)),)
-
-
-def _exchange(k: Collective) -> Exchange:
-    """Ranks meet on the host, or through their own library: there is nothing to launch."""
-    x, y = (Word("operand", o, offset=o.view.offset * o.dtype.itemsize) for o in (k.operand("x"), k.operand("y")))
-    assert k.mode == "gather", "sums over ranks are lowered to a gather and a pointwise kernel"
-    return Exchange(x, y, k.rows, k.columns, k.world, k.operand("x").dtype)
-
-
-def _geometry(k: Kernel, s: Any, threads: int, names: dict[str, Any]) -> tuple[Dim, int]:
-    """Blocks and threads of the plain kernels."""
-    if isinstance(k, Pointwise):
-        return ceil_div(names["loop"].outer_size * names["loop"].inner, threads), threads
-    if isinstance(k, Reduce):
-        return ceil_div(product(k.outer) * s.team, threads), threads
-    if isinstance(k, Norm | Softmax | Sort):
-        return product(k.outer), threads
-    if isinstance(k, Scan):
-        return product(k.outer), 32
-    if isinstance(k, Matmul):
-        return product(k.batch) * ceil_div(k.rows, 16) * ceil_div(k.columns, 16), 256
-    if isinstance(k, Gather):
-        return ceil_div(product(k.outer) * product(k.inner), threads), threads
-    if isinstance(k, Rope):
-        return ceil_div(product(k.operand("x").shape[:3]) * 32, threads), threads
-    if isinstance(k, KVUpdate):
-        return ceil_div(product(k.operand("rows").shape), threads), threads
-    assert isinstance(k, Sample)
-    rows = product(k.rows)
-    return (rows if k.mode == "sample" else ceil_div(rows * k.vocabulary, threads)), threads
-
-
-def _attention(
-    renderer: Renderer, k: Attention, s: CudaAttention, names: dict[str, Any], words: list[tuple[str, Word]]
-) -> tuple[Variant, ...]:
-    found: list[Variant] = []
-    constants = renderer.tuning.get(str(k.step), {})
-    decode, prefill = s.decode and tuned(s.decode, constants), s.prefill and tuned(s.prefill, constants)
-    hopper = s.hopper and tuned(s.hopper, constants)
-    if decode is not None:
-        found += _decode(renderer, k, decode, names, words)
-    if hopper is not None and hopper.groups:
-        function, all_words = renderer.function(k, "attention_hopper", words, s=hopper, **names)
-        blocks: tuple[Dim, Dim, Dim] = (k.heads // hopper.heads, ceil_div(k.seq, hopper.queries), k.batch)
-        launch = Launch(function, blocks, hopper.groups * 128, all_words, shared=hopper.shared(k.head_dim))
-        found.append(Variant("prefill", (launch,), (Between(k.seq, 2),)))
-    elif prefill is not None:
-        function, all_words = renderer.function(k, "attention_prefill", words, s=prefill, **names)
-        blocks = (ceil_div(k.seq, prefill.queries), k.heads, k.batch)
-        launch = Launch(function, blocks, prefill.warps * 32, all_words, shared=prefill.shared(k.head_dim))
-        found.append(Variant("prefill", (launch,), (Between(k.seq, 2),)))
-    if decode is not None and prefill is not None:
-        return tuple(found)
-    function, all_words = renderer.function(k, "attention", words, **names)
-    launch = Launch(function, (k.batch * k.seq * k.heads, 1, 1), 128, all_words)
-    return (*found, Variant("attention", (launch,)))
-
-
-def _decode(
-    renderer: Renderer, k: Attention, d: DecodeSchedule, names: dict[str, Any], words: list[tuple[str, Word]]
-) -> list[Variant]:
-    """One new token: more sequences need fewer blocks for each; long caches more than a cluster has."""
-    attn = names["attn"] | {"early": stable_past(renderer.plan, k)}
-    one = Between(k.seq, 1, 1)
-
-    def clusters(splits: int, fixed: bool) -> Launch:
-        function, all_words = renderer.function(
-            k,
-            "attention_decode",
-            words,
-            d=d,
-            spread=False,
-            splits=str(splits) if fixed else "(int)gridDim.x",
-            attn=attn,
-        )
-        blocks, pad = (splits, k.kv_heads, k.batch), d.pad if fixed else 0
-        return Launch(function, blocks, d.warps * 32, all_words, shared=pad, cluster=splits)
-
-    partial = k.heads // k.kv_heads * (k.head_dim + 2)
-    spread, spread_words = renderer.function(
-        k,
-        "attention_decode",
-        [*words, ("float *partial", Word("workspace")), ("uint32_t *tickets", Word("tickets"))],
-        d=replace(d, warps=d.long_warps, blocks=1),
-        spread=True,
-        splits=str(d.spread),
-        attn=attn,
-    )
-    long = Launch(spread, (d.spread, k.kv_heads, k.batch), d.long_warps * 32, spread_words)
-    few, some = -(-d.full // (8 * k.kv_heads)), 3 * d.full // (2 * k.kv_heads)
-    return [
-        Variant(
-            "decode_long",
-            (long,),
-            (one, Between(k.keys, d.long + 1), Between(k.batch, 0, few)),
-            k.batch * (k.kv_heads * d.spread * partial * 4),
-        ),
-        Variant("decode", (clusters(d.splits, True),), (one, Between(k.batch, 0, few))),
-        Variant("decode_some", (clusters(2, False),), (one, Between(k.batch, 0, some))),
-        Variant("decode_many", (clusters(1, False),), (one,)),
-    ]
 
 
 def _table(plan: Plan, variants: dict[int, tuple[Variant, ...]]) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import TypeVar
 
-from monoplan.codegen.kernels import Attention, Kernel, Linear, Matmul, Reduce, Sample, Sort
+from monoplan.codegen.kernels import Attention, Kernel, Linear, Reduce, Sample, Scan, Sort
 from monoplan.codegen.target import Target
 from monoplan.ir.dims import Dim
 from monoplan.ir.types import DType, bf16, f16, f32
@@ -150,22 +150,44 @@ class CudaAttention:
 Tuning = Mapping[str, Mapping[str, int]]  # constants by the name of a kernel, see tuned()
 
 
-def choose_cuda(k: Kernel, target: Target) -> CudaSchedule | CudaLinear | CudaAttention:
-    """The schedule of a kernel on a GPU."""
-    if isinstance(k, Linear):
-        library = target.library and _library_takes(k, target)
-        return CudaLinear(_row(k, target), _few(k, target), library)
-    if isinstance(k, Attention):
-        return CudaAttention(_decode(k, target), _prefill(k, target), _hopper(k, target))
-    if isinstance(k, Reduce):
-        return _reduce(size_of(k.inner))
-    if isinstance(k, Sample):
-        return CudaSchedule(1024 if k.mode == "sample" else 256)
-    if isinstance(k, Sort):
-        return CudaSchedule(_block(k.inner))
-    if isinstance(k, Matmul):
-        return CudaSchedule(256)
-    return CudaSchedule(256)
+def plain(k: Kernel) -> CudaSchedule:
+    """Most families: a thread for each element, or a block for each row."""
+    return CudaSchedule()
+
+
+def reduce(k: Reduce) -> CudaSchedule:
+    """A thread, a warp or a block for each output, by the length of what is reduced."""
+    inner = size_of(k.inner)
+    if not isinstance(inner, int):
+        return CudaSchedule(256, 32)
+    if inner <= 16:
+        return CudaSchedule(256, 1)
+    return CudaSchedule(256, 32) if inner <= 2048 else CudaSchedule(1024, 1024)
+
+
+def scan(k: Scan) -> CudaSchedule:
+    """A warp for each row."""
+    return CudaSchedule(32)
+
+
+def sort(k: Sort) -> CudaSchedule:
+    """A block for each row, as large as the row is."""
+    return CudaSchedule(1024 if not isinstance(k.inner, int) or k.inner > 512 else 256)
+
+
+def sample(k: Sample) -> CudaSchedule:
+    """A large block for each row of logits; a penalty is a thread for each of them."""
+    return CudaSchedule(1024 if k.mode == "sample" else 256)
+
+
+def linear(k: Linear, target: Target) -> CudaLinear:
+    """The ways a product may run."""
+    return CudaLinear(_row(k, target), _few(k, target), target.library and _library_takes(k, target))
+
+
+def attention(k: Attention, target: Target) -> CudaAttention:
+    """The ways attention may run."""
+    return CudaAttention(_decode(k, target), _prefill(k, target), _hopper(k, target))
 
 
 def _library_takes(k: Linear, target: Target) -> bool:
@@ -182,18 +204,6 @@ def tuned(schedule: T, constants: Mapping[str, int]) -> T:
     """A schedule with some constants replaced; names that it does not have are ignored."""
     known = {f.name for f in fields(schedule)}
     return replace(schedule, **{name: value for name, value in constants.items() if name in known})
-
-
-def _block(n: Dim) -> int:
-    return 1024 if not isinstance(n, int) or n > 512 else 256
-
-
-def _reduce(inner: Dim) -> CudaSchedule:
-    if not isinstance(inner, int):
-        return CudaSchedule(256, 32)
-    if inner <= 16:
-        return CudaSchedule(256, 1)
-    return CudaSchedule(256, 32) if inner <= 2048 else CudaSchedule(1024, 1024)
 
 
 def _aligned(offset: Dim, elements: int) -> bool:

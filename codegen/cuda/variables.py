@@ -1,40 +1,26 @@
-"""Text that CUDA templates need, where it differs from the CPU's: products, attention, reductions, lookups."""
+"""Template variables of CUDA kernels where they differ from the CPU's: products, attention, reductions, lookups."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from monoplan.codegen.cpu import variables as shared
-from monoplan.codegen.cpu.variables import Facts, names
+from monoplan.codegen.backend import Variables
+from monoplan.codegen.cpu.variables import names
 from monoplan.codegen.expressions import C_TYPES, c_dim, c_literal, compute_type, convert
 from monoplan.codegen.formats import format_of
-from monoplan.codegen.kernels import Attention, Gather, Kernel, Linear, Matmul, Reduce
+from monoplan.codegen.kernels import Attention, Gather, Linear, Matmul, Reduce
 from monoplan.codegen.operands import Operand
 from monoplan.codegen.reductions import reduction_variables
 from monoplan.ir.dims import Dim
 from monoplan.ir.types import f32, f64, i64, product
 
 
-def facts_cuda(k: Kernel) -> Facts:
-    """The extra names of a kernel's template."""
-    own: dict[type[Kernel], Any] = {
-        Reduce: reduce,
-        Matmul: matmul,
-        Gather: gather,
-        Attention: attention,
-        Linear: linear,
-    }
-    if type(k) in own:
-        return own[type(k)](k)  # type: ignore[no-any-return]
-    return shared.facts(k, None)
-
-
-def reduce(k: Reduce) -> Facts:
+def reduce(k: Reduce) -> Variables:
     return {"reduction": reduction_variables(k, first="best < 0")}
 
 
-def matmul(k: Matmul) -> Facts:
+def matmul(k: Matmul) -> Variables:
     batch = names("b", k.batch)
     tail = k.body.c(["sum", *(e.at(*batch, "m", "n") for e in k.group("e"))])
     return {
@@ -47,7 +33,7 @@ def matmul(k: Matmul) -> Facts:
     }
 
 
-def gather(k: Gather) -> Facts:
+def gather(k: Gather) -> Variables:
     """As on the CPU; a table that is also a linear weight lies row by row."""
     outer, inner = names("o", k.outer), names("i", k.inner)
     x = k.operand("x")
@@ -66,7 +52,7 @@ def gather(k: Gather) -> Facts:
     }
 
 
-def attention(k: Attention) -> Facts:
+def attention(k: Attention) -> Variables:
     q, kk, v, y = (k.operand(n) for n in ("q", "k", "v", "y"))
     wide = f64 if f64 in (q.dtype, kk.dtype, v.dtype) else f32
     visible = ["key < written"]
@@ -123,7 +109,7 @@ def attention(k: Attention) -> Facts:
     }
 
 
-def linear(k: Linear) -> Facts:
+def linear(k: Linear) -> Variables:
     x, w = k.operand("x"), k.operand("w")
     kept = k.format
     normed = value = x.at("row", "i")
@@ -132,7 +118,7 @@ def linear(k: Linear) -> Facts:
         if k.has("norm_weight"):
             normed = f"({normed}) * {k.operand('norm_weight').at('i')}"
     gamma = k.operand("norm_weight") if k.norm == "rms" and k.has("norm_weight") else None
-    found: Facts = {
+    found: Variables = {
         "w_type": w.ctype,
         "w_name": w.dtype.name,
         "x_type": x.ctype,
@@ -181,7 +167,7 @@ def _pairable(o: Operand, columns: int) -> bool:
     return columns % 2 == 0 and o.dtype.is_float and o.dtype != f64 and dense
 
 
-def _pointwise(k: Linear) -> Facts:
+def _pointwise(k: Linear) -> Variables:
     assert k.body is not None
     extras, y = k.group("e"), k.operand("y")
     fetch: list[str] = []
@@ -212,7 +198,7 @@ def _pointwise(k: Linear) -> Facts:
     }
 
 
-def _gated(k: Linear) -> Facts:
+def _gated(k: Linear) -> Variables:
     assert k.body is not None
     extras, half = k.group("e"), k.columns // 2
     tail = k.body.c(["gate", "up", *(f"extra.{e.name}" for e in extras)])
@@ -245,7 +231,7 @@ def _fast(text: str) -> str:
     return text.replace("mp_swigluf(", "mp_fast_swiglu(").replace("mp_siluf(", "mp_fast_silu(")
 
 
-def _argmax(k: Linear) -> Facts:
+def _argmax(k: Linear) -> Variables:
     return {
         "sum0": f"first{_bias(k, 'n0')}",
         "sum1": f"second{_bias(k, 'n1')}",
@@ -253,7 +239,7 @@ def _argmax(k: Linear) -> Facts:
     }
 
 
-def _heads(k: Linear) -> Facts:
+def _heads(k: Linear) -> Variables:
     y, kc, vc, table = (k.operand(n) for n in ("y", "k_cache", "v_cache", "sin"))
     norms = []
     for name, condition in (("q_norm", "head < HEADS"), ("k_norm", "head >= HEADS && head < HEADS + KV")):
@@ -261,7 +247,7 @@ def _heads(k: Linear) -> Facts:
             weight = k.operand(name)
             norms.append({"condition": condition, "weight0": weight.at("d0"), "weight1": weight.at("d1")})
     biases = [_bias(k, f"(head * DIM + d{j})") for j in (0, 1)]
-    found: Facts = {
+    found: Variables = {
         "head_norms": norms,
         "head_normed": " || ".join(f"({n['condition']})" for n in norms),
         # a norm takes its bias before it, in linear_finish

@@ -9,22 +9,23 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from monoplan.codegen.source import step_lines
 from monoplan.codegen.text import comment_text, file_name
 from monoplan.ir.errors import ArgumentError, CompileError
 
-# What the runtime calls by name: the one function of a C plan, the kernels of a CUDA plan.
-_ENTRY = re.compile(
-    r'^int (mp_run_plan)\(|^extern "C" __global__ void(?:\s+__launch_bounds__\([^)]*\))?\s+(\w+)\(', re.MULTILINE
-)
-_STEP = re.compile(r"^[ \t]*/\* (\d+: %(?:[^*]|\*(?!/))*)\*/", re.MULTILINE)
 
+def override_text(
+    source: str | None, name: str, generated: str, entries: Sequence[str] = ("mp_run_plan",), suffix: str = "c"
+) -> str | None:
+    """The text to build in place of `generated`, or None; `source` is the option, `name` the plan's.
 
-def override_text(source: str | None, name: str, generated: str, suffix: str = "c") -> str | None:
-    """The text to build in place of `generated`, or None; `source` is the option, `name` the plan's."""
+    `entries` are the functions that the runtime calls by name: the one of a C plan, the kernels of a CUDA plan.
+    """
     if source is not None:
-        return _checked(_read(Path(source)), Path(source), generated)
+        return _checked(_read(Path(source)), Path(source), generated, entries)
     folder = os.environ.get("MONOPLAN_OVERRIDE", "").strip()
     if not folder:
         return None
@@ -41,7 +42,7 @@ def override_text(source: str | None, name: str, generated: str, suffix: str = "
         )
     else:
         return None
-    text = _checked(_read(found), found, generated)
+    text = _checked(_read(found), found, generated, entries)
     if text != generated:
         print(f"monoplan: {name} is built from {found}", file=sys.stderr)
     return text
@@ -54,16 +55,15 @@ def _read(path: Path) -> str:
         raise ArgumentError(f"can't read the source {path}", why=str(error)) from None
 
 
-def _checked(text: str, path: Path, generated: str) -> str:
+def _checked(text: str, path: Path, generated: str, entries: Sequence[str]) -> str:
     """Raises when the edited source is no plan, or has the steps of another graph."""
-    present = _entries(text)
-    if missing := [name for name in _entries(generated) if name not in present]:
+    if missing := [name for name in entries if not re.search(rf"\b{name}\(", text)]:
         raise CompileError(
             f"{path} is not a source of this plan",
             why=f"it has no function {missing[0]}, which the plan is started by",
             fix="edit what MONOPLAN_DUMP=folder writes",
         )
-    theirs, ours = _steps(text), _steps(generated)
+    theirs, ours = step_lines(text), step_lines(generated)
     for a, b in zip(theirs, ours, strict=False):
         if a != b:
             raise CompileError(
@@ -79,13 +79,3 @@ def _checked(text: str, path: Path, generated: str) -> str:
             fix="dump the plan again and repeat the edit",
         )
     return text
-
-
-def _entries(text: str) -> list[str]:
-    return [a or b for a, b in _ENTRY.findall(text)]
-
-
-def _steps(text: str) -> list[str]:
-    """The IR lines of a source's steps, without the places that they come from: moving code is no change."""
-    found = [" ".join(comment.split()) for comment in _STEP.findall(text)]
-    return [line[: line.rfind("]") + 1] for line in found]

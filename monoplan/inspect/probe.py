@@ -6,7 +6,6 @@ build of its own with a cache entry of its own: a plan that nobody looks into is
 
 from __future__ import annotations
 
-import re
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ import numpy as np
 from monoplan.codegen.hand_over import lies_as_tiles
 from monoplan.codegen.operands import Operand
 from monoplan.codegen.plan import Plan, Step, StepLoop
+from monoplan.codegen.source import CallOfStep, after_calls
 from monoplan.codegen.views import Buffer, View
 from monoplan.ir.dims import evaluate
 from monoplan.ir.errors import CompileError
@@ -40,11 +40,6 @@ int mp_run_probed(const mp_args *args, mp_error *error, mp_probe *probe)
     return mp_run_plan(args, error);
 }
 """
-_CALL = re.compile(r"^([ \t]+)\w+\(run, t, T, (\d+)(?:,([^;]*))?\);[ \t]*$", re.MULTILINE)  # may go on over lines
-_BODY = re.compile(
-    r"^    (?:/\* \d+: |if \(mp_phase|for \(int turn|static const int table_|\w+\(run, t, T, \d+)", re.MULTILINE
-)
-_PLAN = "static void plan_run("
 
 
 @dataclass(frozen=True)
@@ -74,27 +69,24 @@ def instrument(text: str, plan: Plan) -> str:
     """The source with marks and copies behind every step; raises where an edited source lost a step."""
     numbers, found = _numbers(plan), set()
 
-    def extend(call: re.Match[str]) -> str:
-        number = int(call[2])
-        if number not in numbers:
-            return call[0]
-        found.add(number)
-        step, event, copy = numbers[number]
-        pointers = _arguments(call[3] or "")
-        lines = [call[0], f"{call[1]}mp_mark(run, t, T, {event} + 1);"]
+    def more(call: CallOfStep) -> Iterator[str]:
+        if call.number not in numbers:
+            return
+        found.add(call.number)
+        step, event, copy = numbers[call.number]
+        yield f"mp_mark(run, t, T, {event} + 1);"
         for i, o in enumerate(step.kernel.writes):
-            lines.append(f"{call[1]}mp_keep(t, {copy} + {i}, {pointers[step.kernel.pointers.index(o)]});")
-        return "\n".join([*lines, f"{call[1]}mp_kept(run, T);"])
+            yield f"mp_keep(t, {copy} + {i}, {call.arguments[step.kernel.pointers.index(o)]});"
+        yield "mp_kept(run, T);"
 
-    kernels, head, body = text.partition(_PLAN)
-    body = _BODY.sub(lambda first: f"    mp_mark(run, t, T, 0);\n{first[0]}", _CALL.sub(extend, body), count=1)
+    marked = after_calls(text, "mp_mark(run, t, T, 0);", more)
     if missing := sorted(set(numbers) - found):
         raise CompileError(
             f"the source has no call of step {missing[0]}, so it can't be looked into",
             fix="leave the calls `name(run, t, T, number, …);` as statements of their own",
         )
     include = '#include "mp_plan.h"'
-    return kernels.replace(include, f'{include}\n#include "mp_probe.h"', 1) + head + body + _ENTRY
+    return marked.replace(include, f'{include}\n#include "mp_probe.h"', 1) + _ENTRY
 
 
 def _numbers(plan: Plan) -> dict[int, tuple[Step, str, str]]:
@@ -114,17 +106,6 @@ def _numbers(plan: Plan) -> dict[int, tuple[Step, str, str]]:
         count = item.count if isinstance(item, StepLoop) else 1
         event, copy = event + count * len(steps), copy + count * copies
     return found
-
-
-def _arguments(text: str) -> list[str]:
-    """Arguments of a call, split at the commas outside of brackets."""
-    parts, depth, start = [], 0, 0
-    for i, c in enumerate(text):
-        depth += (c in "([") - (c in ")]")
-        if c == "," and depth == 0:
-            parts.append(text[start:i].strip())
-            start = i + 1
-    return [*parts, text[start:].strip()] if text.strip() else []
 
 
 class ProbedCpu(CpuExecutable):

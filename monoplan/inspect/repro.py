@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from monoplan.codegen.cpu.render import headers, render_cpu
+from monoplan.codegen.cpu.render import render_cpu
 from monoplan.codegen.plan import make_plan
+from monoplan.codegen.source import headers
 from monoplan.codegen.text import block_comment
 from monoplan.inspect.kernel_check import KernelFault, Recorder
 from monoplan.inspect.walk import Array, Node, walk
@@ -177,10 +178,9 @@ def _render(part: Graph, subject: Subject) -> Any:
     """The source of a small graph for the target of the whole."""
     target = subject.executable.plan.target
     if subject.target == "cuda":
-        from monoplan.codegen.cuda.launches import make_cuda_plan
         from monoplan.codegen.cuda.render import render_cuda
 
-        return render_cuda(make_cuda_plan(part, target), "bisect")
+        return render_cuda(make_plan(part, target), "bisect")
     return render_cpu(make_plan(part, target), "bisect")
 
 

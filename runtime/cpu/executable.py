@@ -11,11 +11,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from monoplan.codegen.cpu.render import Source, headers, render_cpu
 from monoplan.codegen.kernels import Gather
-from monoplan.codegen.parts import parts
 from monoplan.codegen.plan import Plan, Step
-from monoplan.codegen.source_map import origins
+from monoplan.codegen.source import Source, headers, origins
 from monoplan.codegen.target import Target, cpu_target
 from monoplan.ir.arrays import address
 from monoplan.ir.dims import evaluate
@@ -113,8 +111,8 @@ class CpuExecutable:
             raise _with_origin(error, self.text) from None
 
     def parts(self) -> tuple[str, ...]:
-        """Translation units for compilers side by side, where the source is large."""
-        return parts(self.text, self.source.functions, default_threads().count)
+        """Translation units for compilers side by side, where the source is large and nobody edited it."""
+        return self.source.parts(default_threads().count) if self.text == self.source.text else ()
 
     def build_headers(self) -> tuple[tuple[str, str], ...]:
         """Names and texts of the headers that the source includes."""
@@ -240,9 +238,4 @@ def describe_failure(
     return ArgumentError(f"{op.name}: {what}", where=op.loc, why=print_op(op), fix=fix)
 
 
-def compile_plan(plan: Plan, version: str) -> Source:
-    """The C source of a plan."""
-    return render_cpu(plan, version)
-
-
-__all__ = ["CpuExecutable", "cache", "compile_plan", "host_target"]
+__all__ = ["CpuExecutable", "cache", "host_target"]

@@ -333,17 +333,17 @@ def compile_cuda(
     graph: Graph,
     weights: Source | Callable[[str], Array],
     version: str,
-    override: Callable[[str], str | None],
+    override: Callable[[CudaSource], str | None],
     lap: Callable[[str], None],
 ) -> CudaExecutable:
     """Plan, source, weights and binary of a graph for the current GPU; `lap` is told of each stage."""
-    from monoplan.codegen.cuda.launches import make_cuda_plan
     from monoplan.codegen.cuda.render import render_cuda
+    from monoplan.codegen.plan import make_plan
     from monoplan.runtime.cuda.tune import recall_tuning
     from monoplan.runtime.cuda.weights import upload_params
 
     device: GpuDevice = gpu()
-    plan = make_cuda_plan(graph, device.target)
+    plan = make_plan(graph, device.target)
     source = plain = render_cuda(plan, version)
     tuning = recall_tuning(device.name, plain.text)
     if tuning is not None:
@@ -351,6 +351,6 @@ def compile_cuda(
     lap("codegen")
     params = upload_params(plan, weights, device)
     lap("weights")
-    executable = CudaExecutable(plan, source, params, device, override(source.text), plain.text)
+    executable = CudaExecutable(plan, source, params, device, override(source), plain.text)
     lap("build")
     return executable

@@ -14,10 +14,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from monoplan.codegen.cuda.launches import make_cuda_plan
 from monoplan.codegen.cuda.render import render_cuda, with_headers
 from monoplan.codegen.cuda.schedule import CudaAttention, HopperSchedule
 from monoplan.codegen.kernels import Attention
+from monoplan.codegen.plan import make_plan
 from monoplan.codegen.target import cuda_target
 from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import bind_symbols, interpret
@@ -61,7 +61,7 @@ def executable(shape: str, capability: int) -> CudaExecutable:
         from monoplan.runtime.cuda.device import gpu
 
         device = gpu()
-    plan = make_cuda_plan(graph_of(shape), device.target)
+    plan = make_plan(graph_of(shape), device.target)
     (step,) = [s.number for s, _ in plan.steps()]
     constants = SHAPES[shape][-1] if device.target.capability == 90 else {}
     return CudaExecutable(plan, render_cuda(plan, "test", {str(step): constants}), [], device)
@@ -104,7 +104,7 @@ def test_attention(shape: str, call: str, capability: int) -> None:
 def test_only_sm_90_has_warpgroup_products() -> None:
     """Its successors have other instructions in their place."""
     for capability, there in ((80, False), (89, False), (90, True), (100, False), (120, False)):
-        plan = make_cuda_plan(graph_of("wide"), cuda_target(capability, 100, 101376))
+        plan = make_plan(graph_of("wide"), cuda_target(capability, 100, 101376))
         for step, _ in plan.steps():
             assert isinstance(step.kernel, Attention) and isinstance(step.schedule, CudaAttention)
             assert (step.schedule.hopper is not None) is there
@@ -113,7 +113,7 @@ def test_only_sm_90_has_warpgroup_products() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_schedules_fit(shape: str) -> None:
-    plan = make_cuda_plan(graph_of(shape), cuda_target(90, 132, 232448))
+    plan = make_plan(graph_of(shape), cuda_target(90, 132, 232448))
     dim, heads, kv_heads, *_ = SHAPES[shape]
     for step, _ in plan.steps():
         s = step.schedule
@@ -126,7 +126,7 @@ def test_schedules_fit(shape: str) -> None:
 @pytest.mark.parametrize("shape", ["heads share", "wide", "wide, window"])
 def test_products_run_beside_softmax(shape: str, tmp_path: Path) -> None:
     """The assembler neither spills nor makes the products wait for each other, of which it tells in words alone."""
-    source = render_cuda(make_cuda_plan(graph_of(shape), cuda_target(90, 132, 232448)), "test")
+    source = render_cuda(make_plan(graph_of(shape), cuda_target(90, 132, 232448)), "test")
     text = with_headers([f for f in source.functions if "hopper" in f.name])
     (tmp_path / "plan.cu").write_text(text)
     command = ["nvcc", "-std=c++17", "-arch=sm_90a", "-cubin", "-Xptxas", "-v", "-diag-suppress=177,550", "plan.cu"]

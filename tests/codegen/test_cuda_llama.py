@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from monoplan.api import Compiled
-from monoplan.codegen.cuda.launches import make_cuda_plan
 from monoplan.codegen.cuda.render import render_cuda
+from monoplan.codegen.plan import make_plan
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import bind_symbols, interpret
@@ -75,7 +75,7 @@ def on_device(name: str, device_name: str) -> CudaExecutable:
         device = cuda_emulator.EmulatedDevice(
             90 if device_name == "emulator" else 75, library="without" not in device_name
         )
-    plan = make_cuda_plan(graph, device.target)
+    plan = make_plan(graph, device.target)
     return CudaExecutable(plan, render_cuda(plan, "test"), upload_params(plan, lambda p: params[p], device), device)
 
 
@@ -152,7 +152,7 @@ def test_variants_are_used() -> None:
     """The fast kernels really are what these tests run."""
     graph, _ = model("bf16")
     device = cuda_emulator.EmulatedDevice(library=True)
-    plan = make_cuda_plan(graph, device.target)
+    plan = make_plan(graph, device.target)
     source = render_cuda(plan, "test")
     used = set()
     for batch, seq, _, _ in CALLS.values():

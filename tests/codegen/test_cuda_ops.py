@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monoplan.codegen.cuda.launches import make_cuda_plan
 from monoplan.codegen.cuda.render import render_cuda
+from monoplan.codegen.plan import make_plan
 from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import bind_symbols, interpret
 from monoplan.ir.opdef import REGISTRY
@@ -37,7 +37,7 @@ def make_device(name: str) -> Any:
 
 def executable(graph: Graph, params: dict[str, Any], device: Any) -> CudaExecutable:
     """A graph as it is, without passes, on a device."""
-    plan = make_cuda_plan(graph, device.target)
+    plan = make_plan(graph, device.target)
     source = render_cuda(plan, "test")
     return CudaExecutable(plan, source, upload_params(plan, lambda path: np.asarray(params[path]), device), device)
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from monoplan.codegen.cuda.launches import make_cuda_plan, narrowed
+from monoplan.codegen.cuda.backend import narrowed
 from monoplan.codegen.cuda.render import PART, render_cuda
 from monoplan.codegen.cuda.schedule import CudaLinear
 from monoplan.codegen.kernels import Linear
+from monoplan.codegen.plan import make_plan
 from monoplan.codegen.residuals import residuals
 from monoplan.codegen.target import Target, cuda_target
 from monoplan.ir.parser import parse_graph
@@ -45,14 +46,14 @@ def compile_cubin(text: str, arch: str, folder: Path) -> str:
 @pytest.mark.parametrize("arch", TARGETS)
 def test_llama_is_built(arch: str, tmp_path: Path) -> None:
     graph, _ = model("bf16")
-    report = compile_cubin(render_cuda(make_cuda_plan(graph, TARGETS[arch]), "test").text, arch, tmp_path)
+    report = compile_cubin(render_cuda(make_plan(graph, TARGETS[arch]), "test").text, arch, tmp_path)
     assert all(int(n) == 0 for n in re.findall(r"(\d+) bytes spill stores", report))
 
 
 @needs_nvcc
 def test_every_part_is_a_source_of_its_own(tmp_path: Path) -> None:
     graph, _ = model("bf16")
-    source = render_cuda(make_cuda_plan(graph, H200), "test")
+    source = render_cuda(make_plan(graph, H200), "test")
     for i, part in enumerate(source.parts):
         compile_cubin(part, "sm_90a", tmp_path)
         data = (tmp_path / "plan.cubin").read_bytes()
@@ -64,13 +65,13 @@ def test_every_part_is_a_source_of_its_own(tmp_path: Path) -> None:
 def test_every_op_is_built(dtype: str, tmp_path: Path) -> None:
     """The emulator runs the types that are not here."""
     cases = [c for c in CASES if c.accepts(DTYPES[dtype])]
-    plan = make_cuda_plan(graph_of(cases, dtype)[0], T4)
+    plan = make_plan(graph_of(cases, dtype)[0], T4)
     compile_cubin(render_cuda(plan, "test").text, "sm_75", tmp_path)
 
 
 def test_kernels_say_where_they_come_from() -> None:
     graph, _ = model("bf16")
-    text = render_cuda(make_cuda_plan(graph, H200), "test").text
+    text = render_cuda(make_plan(graph, H200), "test").text
     heads = [m.start() for m in re.finditer(r'extern "C" __global__', text)]
     assert len(heads) > 20
     for at in heads:
@@ -81,14 +82,14 @@ def test_kernels_say_where_they_come_from() -> None:
 
 def test_the_same_text_every_time() -> None:
     graph, _ = model("qk_norm")
-    first, second = (render_cuda(make_cuda_plan(graph, H200), "test").text for _ in range(2))
+    first, second = (render_cuda(make_plan(graph, H200), "test").text for _ in range(2))
     assert first == second
     assert "0x7f" not in re.sub(r"0x7f(f|8)\w*", "", first)  # no addresses of Python objects
 
 
 def schedules(target: Target) -> list[tuple[Linear, Any]]:
     graph, _ = model("bf16")
-    steps = make_cuda_plan(graph, target).steps()
+    steps = make_plan(graph, target).steps()
     return [(s.kernel, s.schedule) for s, _ in steps if isinstance(s.kernel, Linear)]
 
 
@@ -107,7 +108,7 @@ def test_products_with_few_rows_fit_every_depth(target: Target) -> None:
     for depth in (128, 896, 2048, 3584, 4096, 5120, 8192, 11008, 14336, 18944, 32768):
         text = f'graph g(%x: bf16[n, {depth}]) {{\n  param %w: bf16[512, {depth}] = "w"\n'
         graph = parse_graph(text + "  %y = linear(%x, %w, _) : bf16[n, 512]\n  return %y\n}")
-        (schedule,) = (s.schedule for s, _ in make_cuda_plan(graph, target).steps())
+        (schedule,) = (s.schedule for s, _ in make_plan(graph, target).steps())
         assert isinstance(schedule, CudaLinear)
         assert all(f.shared(depth) <= target.shared and f.gentle < f.ring - 1 for f in schedule.few)
         rows = [f.tiles for f in schedule.few]
@@ -126,7 +127,7 @@ def test_a_norms_weights_are_read_early_if_no_kernel_makes_them(made: bool) -> N
         + '{norm="rms", eps=1e-5, gated=False, expr="x0"} : bf16[n, 512]\n'
         + f"  return %y{', %g' if made else ''}\n}}"
     )
-    text = render_cuda(make_cuda_plan(graph, H200), "test").text
+    text = render_cuda(make_plan(graph, H200), "test").text
     found = [m.start() for m in re.finditer(r"mp_vec_(?:const|fresh)<\w+, \w+>\(gamma", text)]
     assert len(found) == 2  # one row, and the preparation of many
     for at in found:
@@ -139,7 +140,7 @@ def test_the_next_kernel_starts_when_it_is_let(late: int) -> None:
     """Before the weights, or when a warp has so many batches left: its loop always comes there."""
     text = 'graph g(%x: bf16[1, 512]) {\n  param %w: bf16[4096, 512] = "w"\n'
     graph = parse_graph(text + "  %y = linear(%x, %w, _) : bf16[1, 4096]\n  return %y\n}")
-    plan = make_cuda_plan(graph, H200)
+    plan = make_plan(graph, H200)
     (step,) = (s for s, _ in plan.steps())
     source = render_cuda(plan, "test", {str(step.number): {"late": late}}).text
     kernel = source[source.index("RING =") :]
@@ -149,7 +150,7 @@ def test_the_next_kernel_starts_when_it_is_let(late: int) -> None:
 
 def test_half_precision_is_rounded_where_it_is_made() -> None:
     graph, _ = model("bf16")
-    plan = make_cuda_plan(graph, H200)
+    plan = make_plan(graph, H200)
     kinds = {s.kernel.family: s.kernel.operand("y").dtype.name for s, n in plan.steps() if n > 1}
     assert kinds["attention"] == "bf16"
     first, *_, last = [s.kernel for s, n in plan.steps() if n > 1]

@@ -13,9 +13,9 @@ import pytest
 import monoplan as mp
 from monoplan import nn
 from monoplan.codegen import formats
-from monoplan.codegen.cuda.launches import make_cuda_plan
 from monoplan.codegen.cuda.render import render_cuda
 from monoplan.codegen.formats import FORMATS, Layout, choose_format, format_of
+from monoplan.codegen.plan import make_plan
 from monoplan.codegen.target import cpu_target
 from monoplan.frontend.tensor import Tensor
 from monoplan.frontend.tracer import trace
@@ -86,7 +86,7 @@ def test_a_format_of_ones_own_on_a_gpu(toy: Toy, library: bool) -> None:
     module, device = model(toy, rounded=False), cuda_emulator.EmulatedDevice(library=library)
     traced = trace(module, mp.spec("batch", "seq", dtype="i64"))
     graph = run_passes(traced.graph, PIPELINE)[-1].graph
-    plan = make_cuda_plan(graph, device.target)
+    plan = make_plan(graph, device.target)
     source = render_cuda(plan, "test")
     params = upload_params(plan, lambda path: traced.params[path].numpy(), device)
     made = CudaExecutable(plan, source, params, device)

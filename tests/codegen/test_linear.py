@@ -18,8 +18,8 @@ from cffi import FFI
 import monoplan as mp
 import monoplan.frontend.functional as F
 from monoplan import nn
-from monoplan.codegen.cpu.render import headers
 from monoplan.codegen.cpu.schedule_linear import PART, TILE_FEW, TILE_PART
+from monoplan.codegen.source import headers
 from monoplan.driver import build_graph_executable
 from monoplan.ir.builder import build_graph
 from monoplan.ir.interpreter import interpret

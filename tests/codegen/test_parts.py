@@ -1,5 +1,6 @@
 """A plan's source in parts: the same kernels, each once, the same results, and the whole source's lines in messages."""
 
+import dataclasses
 import re
 import subprocess
 from pathlib import Path
@@ -9,10 +10,10 @@ import numpy as np
 import pytest
 
 import monoplan as mp
-from monoplan.codegen import parts as splitting
-from monoplan.codegen.cpu.render import Source, headers, render_cpu
-from monoplan.codegen.parts import parts
+from monoplan.codegen import source as splitting
+from monoplan.codegen.cpu.render import render_cpu
 from monoplan.codegen.plan import make_plan
+from monoplan.codegen.source import Source, headers
 from monoplan.ir.errors import CompileError
 from monoplan.models import LlamaConfig, LlamaForCausalLM
 from monoplan.runtime.build import cache, toolchain
@@ -32,7 +33,7 @@ def source() -> Source:
 
 
 def test_every_kernel_is_in_one_part(source: Source) -> None:
-    found = parts(source.text, source.functions)
+    found = source.parts()
     assert 2 <= len(found) <= splitting.MOST
     for f in source.functions:
         assert sum(f.text in p for p in found) == 1
@@ -45,13 +46,13 @@ def test_every_kernel_is_in_one_part(source: Source) -> None:
 
 def test_no_more_parts_than_cores(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(splitting, "LEAST", 1 << 10)
-    counts = [len(parts(source.text, source.functions, cores)) for cores in (1, 2, 3, 4, 64)]
+    counts = [len(source.parts(cores)) for cores in (1, 2, 3, 4, 64)]
     assert counts == [splitting.FEWEST, 2, 3, 4, splitting.MOST]
 
 
 def test_lines_are_those_of_the_whole(source: Source) -> None:
     whole = source.text.splitlines()
-    for part in parts(source.text, source.functions):
+    for part in source.parts():
         lines = part.splitlines()
         starts = [(i, int(m[1])) for i, line in enumerate(lines) if (m := re.fullmatch(r'#line (\d+) "plan.c"', line))]
         assert starts
@@ -60,10 +61,9 @@ def test_lines_are_those_of_the_whole(source: Source) -> None:
 
 
 def test_small_sources_stay_whole(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert parts(source.text, source.functions[:1]) == ()
-    assert parts("int f(void) { return 1; }", source.functions) == ()  # of another source
+    assert dataclasses.replace(source, functions=source.functions[:1]).parts() == ()
     monkeypatch.setattr(splitting, "LEAST", len(source.text))
-    assert parts(source.text, source.functions) == ()
+    assert source.parts() == ()
 
 
 def test_results_are_the_same_bits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_bad_part_is_reported_with_the_line_of_the_whole(
     bad = source.text.replace(f"MP_KERNEL {name}(", f"int broken = nowhere;\nMP_KERNEL {name}(")
     line = bad[: bad.index("nowhere")].count("\n") + 1
     pieces = [p.replace(f"MP_KERNEL {name}(", f"int broken = nowhere;\nMP_KERNEL {name}(", 1)
-              if source.functions[-1].text in p else p for p in parts(source.text, source.functions)]  # fmt: skip
+              if source.functions[-1].text in p else p for p in source.parts()]  # fmt: skip
     key, build = toolchain.plan_build(bad, cpu.flags_for(cpu.host_target()), target="test", abi=1,
                                       headers=headers("cpu"), parts=pieces)  # fmt: skip
     with pytest.raises(CompileError, match=rf"plan\.c:{line}:.*nowhere") as error:

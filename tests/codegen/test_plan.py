@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from monoplan.codegen.plan import StepLoop, make_plan
-from monoplan.codegen.target import cpu_target
+from monoplan.codegen.target import Target, cpu_target, cuda_target
 from monoplan.driver import build_graph_executable
 from monoplan.ir.builder import build_graph
 from monoplan.ir.dims import symbol
@@ -111,10 +111,18 @@ def test_a_loop_waits_for_its_turn_before() -> None:
     assert not isinstance(after, StepLoop) and after.barrier
 
 
-def test_sizes_must_come_from_an_input() -> None:
+@pytest.mark.parametrize("target", [TARGET, cuda_target(90, 132, 232448)], ids=lambda t: t.name)
+def test_sizes_must_come_from_an_input(target: Target) -> None:
     graph = build_graph("lost", lambda: REGISTRY["arange"](length=symbol("n")), {})
     with pytest.raises(CompileError, match="arange: the size n is not known, since no input has it"):
-        make_plan(graph, TARGET)
+        make_plan(graph, target)
+
+
+@pytest.mark.parametrize("target", [TARGET, cuda_target(90, 132, 232448)], ids=lambda t: t.name)
+def test_a_dimension_cant_have_a_name_of_the_plans_own(target: Target) -> None:
+    graph = build_graph("own", lambda x: REGISTRY["exp"](x), {"x": tensor_type("f32", "threads")})
+    with pytest.raises(CompileError, match="can't be named threads"):
+        make_plan(graph, target)
 
 
 def test_the_table() -> None:

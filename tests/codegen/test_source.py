@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from monoplan.codegen.cpu.render import headers, render_cpu
+from monoplan.codegen.cpu.render import render_cpu
 from monoplan.codegen.plan import make_plan
+from monoplan.codegen.source import headers
 from monoplan.codegen.target import cpu_target
 from monoplan.ir.builder import build_graph
 from monoplan.ir.graph import Graph

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from monoplan.codegen.cpu.render import HERE, headers
-from monoplan.codegen.kernels import FAMILIES
+from monoplan.codegen.cpu.backend import CPU
+from monoplan.codegen.cuda.backend import CUDA
+from monoplan.codegen.kernels import Kernel
+from monoplan.codegen.source import HERE, headers
 
+FAMILIES = {cls.family for cls in Kernel.__subclasses__()}
 # Parts and variants that only one target has, beside the one template of each family.
 ONLY_CPU = {"collective"}  # on a GPU a collective is no kernel
 ONLY_CUDA = {
@@ -30,13 +33,17 @@ def templates(target: str, suffix: str) -> set[str]:
     }
 
 
+def test_every_family_has_a_row_in_both_tables() -> None:
+    assert set(CPU.families) == set(CUDA.families) == set(Kernel.__subclasses__())
+
+
 def test_the_same_templates() -> None:
     cpu, cuda = templates("cpu", ".c.j2"), templates("cuda", ".cu.j2")
     assert ONLY_CUDA <= cuda
     assert {n for n in cpu if "_" not in n or n in FAMILIES} - ONLY_CPU == cuda - ONLY_CUDA
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - ONLY_CPU))
+@pytest.mark.parametrize("family", sorted(FAMILIES - ONLY_CPU))
 @pytest.mark.parametrize(("target", "suffix"), [("cpu", ".c.j2"), ("cuda", ".cu.j2")])
 def test_every_family_has_a_template(family: str, target: str, suffix: str) -> None:
     assert (HERE / target / "templates" / f"{family}{suffix}").exists()

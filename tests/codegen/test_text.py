@@ -22,13 +22,12 @@ import monoplan as mp
 import monoplan.nn.functional as F
 from monoplan import nn
 from monoplan.codegen.cpu import render
-from monoplan.codegen.cpu.render import environment, headers, render_cpu
-from monoplan.codegen.cuda.launches import make_cuda_plan
+from monoplan.codegen.cpu.render import render_cpu
 from monoplan.codegen.cuda.render import render_cuda
 from monoplan.codegen.expressions import c_symbol
 from monoplan.codegen.layout import wrap
 from monoplan.codegen.plan import make_plan
-from monoplan.codegen.source_map import origin
+from monoplan.codegen.source import environment, headers, origin
 from monoplan.codegen.target import cuda_target
 from monoplan.codegen.text import block_comment, comment_text, file_name, identifier, without_comments
 from monoplan.driver import build_graph_executable
@@ -157,7 +156,7 @@ def hostile() -> Callable[[], str]:
 GRAPHS = {"mixed": mixed_graph, "rolled": lambda: rolled_graph()[0]}
 SOURCES = {
     "cpu": lambda graph: render_cpu(make_plan(graph, host_target()), "*/ own").text,
-    "cuda": lambda graph: render_cuda(make_cuda_plan(graph, cuda_target(90, 132, 232448, library=True)), "*/ own").text,
+    "cuda": lambda graph: render_cuda(make_plan(graph, cuda_target(90, 132, 232448, library=True)), "*/ own").text,
 }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cffi import FFI
 
-from monoplan.codegen.cpu.render import headers
+from monoplan.codegen.source import headers
 from monoplan.driver import build_graph_executable
 from monoplan.ir.builder import build_graph
 from monoplan.ir.errors import TypeRuleError

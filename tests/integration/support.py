@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from monoplan.codegen.cpu.render import Source, render_cpu
+from monoplan.codegen.cpu.render import render_cpu
 from monoplan.codegen.plan import Plan, make_plan
+from monoplan.codegen.source import Source
 from monoplan.codegen.target import cpu_target
 from monoplan.frontend.tracer import trace
 from monoplan.ir.graph import Graph

@@ -145,9 +145,8 @@ def test_an_override_that_is_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_an_override_of_a_gpu_plan_has_its_kernels(tmp_path: Path) -> None:
     kernel = 'extern "C" __global__ void __launch_bounds__(256)\nlinear_0(const float *x)\n{\n}\n'
     (tmp_path / "plan.cu").write_text(kernel)
-    assert override_text(str(tmp_path / "plan.cu"), "g", kernel + "// generated\n", "cu") == kernel
-    other = kernel.replace("linear_0", "linear_1")
-    text = message(lambda: override_text(str(tmp_path / "plan.cu"), "g", other, "cu"))
+    assert override_text(str(tmp_path / "plan.cu"), "g", kernel + "// generated\n", ["linear_0"], "cu") == kernel
+    text = message(lambda: override_text(str(tmp_path / "plan.cu"), "g", kernel, ["linear_1"], "cu"))
     assert "it has no function linear_1" in text
 
 

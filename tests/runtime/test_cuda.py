@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import monoplan as mp
-from monoplan.codegen.cuda.launches import make_cuda_plan
 from monoplan.codegen.cuda.render import render_cuda
+from monoplan.codegen.plan import make_plan
 from monoplan.codegen.target import cuda_target
 from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import Parameter
@@ -196,7 +196,7 @@ def _tuner() -> cuda_tune.Tuner:
     c = LlamaConfig(vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=1, num_attention_heads=4,
                     num_key_value_heads=2, head_dim=64, attention_bias=False, dtype="bfloat16")  # fmt: skip
     built = mp.compile(LlamaForCausalLM.from_config(c), target="reference").prepare().compiled.built[0][2]
-    plan = make_cuda_plan(built.stages[-1].graph, cuda_target(90, 132, 227 << 10, True))
+    plan = make_plan(built.stages[-1].graph, cuda_target(90, 132, 227 << 10, True))
     source = render_cuda(plan, "test")
     return cuda_tune.Tuner(SimpleNamespace(plan=plan, source=source, variants=source.variants), lambda: 1.0)
 

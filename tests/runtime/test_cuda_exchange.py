@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import monoplan as mp
-from monoplan.codegen.cuda.launches import make_cuda_plan
 from monoplan.codegen.cuda.render import render_cuda
+from monoplan.codegen.plan import make_plan
 from monoplan.frontend.tracer import trace
 from monoplan.ir.arrays import address
 from monoplan.ir.builder import build_graph
@@ -105,7 +105,7 @@ def test_the_kernels(dtype: str) -> None:
     made = [np.random.default_rng(i).standard_normal((5, 3, 10)).astype(as_dtype(dtype).numpy) for i in range(4)]
     factor = made[3][0, 0]
 
-    plan = make_cuda_plan(graph, cuda_emulator.EmulatedDevice().target)
+    plan = make_plan(graph, cuda_emulator.EmulatedDevice().target)
     source = render_cuda(plan, "test")
 
     def work(c: Communicator) -> list[Array]:
@@ -137,7 +137,7 @@ def test_a_divided_llama_on_the_emulator() -> None:
     def work(c: Communicator) -> Array:
         final = run_passes(graph, [shard_pass(model.tp_plan, c.rank, c.size), *PIPELINE])[-1].graph
         device = cuda_emulator.EmulatedDevice()
-        plan = make_cuda_plan(final, device.target)
+        plan = make_plan(final, device.target)
         params = upload_params(plan, lambda path: traced.params[path].numpy(), device)
         made = CudaExecutable(plan, render_cuda(plan, "test"), params, device)
         made.comm = c

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from monoplan.codegen.cpu import render
-from monoplan.codegen.cuda.launches import make_cuda_plan
 from monoplan.codegen.cuda.render import render_cuda
+from monoplan.codegen.plan import make_plan
 from monoplan.inspect.bisect import bisect
 from monoplan.inspect.examples import example_inputs, example_params
 from monoplan.inspect.inspection import graph_subject
@@ -50,7 +50,7 @@ def subject(text: str, name: str) -> Subject:
         if v.name == "l":
             a[...] = 2
     where = device(name)
-    plan = make_cuda_plan(graph, where.target)
+    plan = make_plan(graph, where.target)
     weights = upload_params(plan, lambda path: params[path], where)
     return graph_subject(graph, inputs, params, CudaExecutable(plan, render_cuda(plan, "test"), weights, where))
 

@@ -1,0 +1,207 @@
+"""The GPU's table of kernel families, and kernels as it needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from monoplan.codegen.backend import BackEnd, Family, Variables
+from monoplan.codegen.cpu import variables as shared
+from monoplan.codegen.cuda import schedule as choose
+from monoplan.codegen.cuda import variables as own
+from monoplan.codegen.cuda.attention import attention_variants
+from monoplan.codegen.cuda.launches import Exchange, Launch, Variant, Word, ceil_div, pointer_word
+from monoplan.codegen.cuda.linear import LinearVariants
+from monoplan.codegen.cuda.schedule import CudaSchedule
+from monoplan.codegen.kernels import (
+    Attention,
+    Collective,
+    Gather,
+    Kernel,
+    KVUpdate,
+    Linear,
+    Matmul,
+    Norm,
+    Pointwise,
+    Reduce,
+    Rope,
+    Sample,
+    Scan,
+    Softmax,
+    Sort,
+)
+from monoplan.codegen.lower.lowerer import Lowered
+from monoplan.codegen.moves import Items, all_kernels, map_kernels, moved
+from monoplan.codegen.operands import Body, Operand
+from monoplan.codegen.residuals import residuals
+from monoplan.codegen.target import Target
+from monoplan.codegen.views import Buffer, whole
+from monoplan.ir.dims import Dim
+from monoplan.ir.expr import Arg
+from monoplan.ir.types import DType, bf16, f16, f32, product
+
+if TYPE_CHECKING:
+    from monoplan.codegen.cuda.render import Renderer
+
+Blocks = Callable[[Any, Any, Variables], Dim]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaFamily(Family):
+    """`variants(renderer, kernel, schedule)`: the ways a step of this family may run, in order of preference."""
+
+    variants: Callable[[Renderer, Any, Any], tuple[Variant, ...]]
+
+
+def _plain(
+    variables: Callable[[Any], Variables], blocks: Blocks, schedule: Callable[[Any], CudaSchedule] = choose.plain
+) -> CudaFamily:
+    """A family with one template and one launch of `blocks(kernel, schedule, variables)` blocks."""
+
+    def variants(renderer: Renderer, k: Kernel, s: CudaSchedule) -> tuple[Variant, ...]:
+        names = variables(k)
+        function, words = renderer.function(k, k.family, [pointer_word(o) for o in k.pointers], s=s, **names)
+        return (Variant(k.family, (Launch(function, (blocks(k, s, names), 1, 1), s.threads, words),)),)
+
+    return CudaFamily(
+        schedule=lambda k, target: schedule(k), variables=lambda k, s: variables(k), variants=variants
+    )
+
+
+def _rows(k: Any, s: CudaSchedule, names: Variables) -> Dim:
+    """A block for each row."""
+    return product(k.outer)
+
+
+def _threads(size: Callable[[Any], Dim]) -> Blocks:
+    """Blocks of as many threads as a kernel needs."""
+    return lambda k, s, names: ceil_div(size(k), s.threads)
+
+
+def _loop(k: Pointwise, s: CudaSchedule, names: Variables) -> Dim:
+    return ceil_div(names["loop"].outer_size * names["loop"].inner, s.threads)
+
+
+def _sample(k: Sample, s: CudaSchedule, names: Variables) -> Dim:
+    rows = product(k.rows)
+    return rows if k.mode == "sample" else ceil_div(rows * k.vocabulary, s.threads)
+
+
+def _exchange(renderer: Renderer, k: Collective, s: CudaSchedule) -> tuple[Variant, ...]:
+    """Ranks meet on the host, or through their own library: there is nothing to launch."""
+    x, y = (Word("operand", o, offset=o.view.offset * o.dtype.itemsize) for o in (k.operand("x"), k.operand("y")))
+    assert k.mode == "gather", "sums over ranks are lowered to a gather and a pointwise kernel"
+    return (Variant("collective", (Exchange(x, y, k.rows, k.columns, k.world, k.operand("x").dtype),)),)
+
+
+def _prepare(lowered: Lowered, target: Target) -> Lowered:
+    items = map_kernels(map_kernels(lowered.items, _without_scratch), _split_norm)
+    lowered = replace(lowered, items=items)
+    for change in (narrowed, residuals):
+        lowered = moved(lowered, change(lowered.items))
+    return lowered
+
+
+def _without_scratch(k: Kernel) -> Iterator[Kernel]:
+    """Products need no scratch of the arena: their variants have a workspace."""
+    yield replace(k, scratch=()) if isinstance(k, Linear) else k
+
+
+def _split_norm(k: Kernel) -> Iterator[Kernel]:
+    """A layer norm in front of a product becomes a kernel of its own: its mean can't be applied to finished sums."""
+    if not isinstance(k, Linear) or k.norm != "layer":
+        yield k
+        return
+    x, dtype = k.operand("x"), k.operand("w").dtype
+    buffer = Buffer(f"{x.view.buffer.name}_normed", dtype, k.rows * k.depth, "arena")
+    normed = whole(buffer, (k.rows, k.depth))
+    operands = [
+        x,
+        *(Operand(short, k.operand(f"norm_{short}").view) for short in ("weight", "bias") if k.has(f"norm_{short}")),
+    ]
+    operands.append(Operand("y", normed, written=True))
+    yield Norm(
+        op=k.op,
+        operands=tuple(operands),
+        kind="layer",
+        eps=k.eps,
+        body=Body(Arg(0), (x.dtype,)),
+        outer=(k.rows,),
+        inner=k.depth,
+    )
+    left = (
+        Operand("x", normed) if o.name == "x" else o for o in k.operands if o.name not in ("norm_weight", "norm_bias")
+    )
+    yield replace(k, norm="none", eps=0.0, operands=tuple(left))
+
+
+def narrowed(items: Items) -> dict[Buffer, Buffer]:
+    """f32 values to store in half precision: those that only half-precision products or attention read.
+
+    The tensor cores would round them in the same way; so they are rounded once, where they are made.
+    """
+    readers: dict[Buffer, list[DType | None]] = {}
+    makers: dict[Buffer, list[bool]] = {}
+    for k in all_kernels(items):
+        for o in (*k.operands, *k.scratch):
+            if o.written:
+                makers.setdefault(o.view.buffer, []).append(isinstance(k, Linear | Attention | Norm) and o.name == "y")
+            else:
+                readers.setdefault(o.view.buffer, []).append(_wanted(k, o))
+    new: dict[Buffer, Buffer] = {}
+    for b, wanted in readers.items():
+        kinds = set(wanted)
+        if (
+            b.kind == "arena"
+            and b.dtype == f32
+            and len(kinds) == 1
+            and None not in kinds
+            and all(makers.get(b, [False]))
+        ):
+            new[b] = replace(b, dtype=kinds.pop())  # type: ignore[arg-type]
+    return new
+
+
+def _wanted(k: Kernel, o: Operand) -> DType | None:
+    """The half type that a reader would round an operand to; None: it reads f32."""
+    if isinstance(k, Linear) and o.name == "x" and k.norm == "none":
+        dtype = k.operand("w").dtype
+    elif isinstance(k, Attention) and o.name == "q":
+        dtype = k.operand("k").dtype
+    else:
+        return None
+    return dtype if dtype in (bf16, f16) else None
+
+
+FAMILIES: dict[type[Kernel], CudaFamily] = {
+    Pointwise: _plain(shared.pointwise, _loop),
+    Reduce: _plain(own.reduce, lambda k, s, names: ceil_div(product(k.outer) * s.team, s.threads), choose.reduce),
+    Norm: _plain(shared.norm, _rows),
+    Softmax: _plain(shared.softmax, _rows),
+    Matmul: _plain(
+        own.matmul, lambda k, s, names: product(k.batch) * ceil_div(k.rows, 16) * ceil_div(k.columns, 16)
+    ),
+    Linear: CudaFamily(
+        schedule=choose.linear,
+        variables=lambda k, s: own.linear(k),
+        variants=lambda renderer, k, s: LinearVariants(renderer, k, s).all(),
+    ),
+    Attention: CudaFamily(
+        schedule=choose.attention,
+        variables=lambda k, s: own.attention(k),
+        variants=attention_variants,
+    ),
+    Gather: _plain(own.gather, _threads(lambda k: product(k.outer) * product(k.inner))),
+    Rope: _plain(shared.rope, _threads(lambda k: product(k.operand("x").shape[:3]) * 32)),
+    KVUpdate: _plain(shared.kv_update, _threads(lambda k: product(k.operand("rows").shape))),
+    Scan: _plain(shared.scan, _rows, choose.scan),
+    Sort: _plain(shared.sort, _rows, choose.sort),
+    Sample: _plain(shared.sample, _sample, choose.sample),
+    Collective: CudaFamily(
+        schedule=lambda k, target: choose.plain(k), variables=lambda k, s: {}, variants=_exchange
+    ),
+}
+
+CUDA = BackEnd(FAMILIES, _prepare)
+
