@@ -129,7 +129,7 @@ class Compiled(Inspection):
         for number, result in writes:
             _write_back(given[number], outputs[result])
         returned = len(built.graph.outputs) - len(built.graph.writes)
-        return unflatten(built.out_tree, built.place_outputs(outputs[:returned]))
+        return unflatten(built.out_tree, list(outputs[:returned]))
 
     def _bind(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -1,14 +1,17 @@
-"""A plan that is ready to run: what it is called with, how it was made, and what it tells of itself."""
+"""What the stages of a compilation hand on, and the plan that is ready to run in the end."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from monoplan.frontend.module import Module
 from monoplan.frontend.pytree import Tree
 from monoplan.frontend.tensor import Tensor
 from monoplan.inspect.dump import dump
@@ -17,44 +20,104 @@ from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import bind_symbols, interpret
 from monoplan.ir.ops.collective import among
 from monoplan.ir.sizes import Question
+from monoplan.ir.types import DType
 from monoplan.options import Options
 from monoplan.passes.explain import explain
-from monoplan.passes.manager import Stage, run_passes
+from monoplan.passes.manager import Pass, Stage
 from monoplan.runtime.ranks.comm import Communicator
 
 Array = np.ndarray[Any, Any]
+
+
+class Clock:
+    """Milliseconds of each stage."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self.last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = self.laps.get(name, 0.0) + (now - self.last) * 1e3
+        self.last = now
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be compiled, for which target and how; `pipeline` are the passes that will run."""
+
+    module: Module
+    arguments: Mapping[str, Any]
+    target: str
+    dtype: DType | None
+    options: Options
+    pipeline: Sequence[Pass]
+    tp: Communicator | None = None
+    clock: Clock = field(default_factory=Clock)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A module's tensors, the structure of its results, and its graph, traced when it is first looked at."""
+
+    tensors: Mapping[str, Tensor]
+    out_tree: Tree
+    trace: Callable[[], Graph]
+
+    @cached_property
+    def graph(self) -> Graph:
+        return self.trace()
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The final graph, its plan and source (none for target "reference"), and the stages that led there.
+
+    A plan from the cache has no stages; `remake` runs the passes and gives stages and plan.
+    """
+
+    graph: Graph
+    questions: tuple[Question, ...]  # that the traced graph has about the sizes of a call
+    plan: Any = None
+    source: Any = None
+    stages: Sequence[Stage] = ()
+    remake: Callable[[], tuple[Sequence[Stage], Any]] | None = None
+
+
+Tracing = Callable[[Request], Traced]
+Planning = Callable[[Request, Traced], Planned]
 
 
 @dataclass
 class Built:
     """A plan ready to run, with every stage of its making."""
 
-    graph: Graph
-    stages: Sequence[Stage]
-    plan: Any
-    source: Any
+    planned: Planned
     executable: Any
     out_tree: Tree
     tensors: Mapping[str, Tensor]
     target: str
     milliseconds: dict[str, float] = field(default_factory=dict)
     tp: Communicator | None = None
-    questions: tuple[Question, ...] = ()  # that the traced graph has about the sizes of a call
 
-    def show(self, stages: Sequence[Stage]) -> None:
-        """Takes the stages of its making, and lets the plan tell of them."""
-        self.stages = stages
-        self.plan = replace(self.executable.plan, notes=lambda: explain(self.stages, self.executable.plan))
+    def __post_init__(self) -> None:
+        self.graph, self.questions, self.source = self.planned.graph, self.planned.questions, self.planned.source
 
-    def remake(self, graph: Graph, pipeline: Sequence[Any], options: Options) -> list[Stage]:
-        """The stages of a plan that came from the cache, run now that somebody asks; its graph becomes theirs."""
-        from monoplan.codegen.plan import make_plan
+    @property
+    def stages(self) -> Sequence[Stage]:
+        """The stages; those of a plan from the cache are made now, and its graph becomes theirs."""
+        if self.planned.remake is not None:
+            stages, plan = self.planned.remake()
+            self.graph, self.executable.plan = plan.graph, plan
+            self.planned = replace(self.planned, graph=plan.graph, plan=plan, stages=stages, remake=None)
+        return self.planned.stages
 
-        stages = run_passes(graph, pipeline, options.stop_after)
-        self.graph = stages[-1].graph
-        self.executable.plan = make_plan(self.graph, self.executable.plan.target)
-        self.show(stages)
-        return stages
+    @property
+    def plan(self) -> Any:
+        """The plan, which can tell of the stages."""
+        if self.executable is None:
+            return None
+        return replace(self.executable.plan, notes=lambda: explain(self.stages, self.executable.plan))
 
     def check(self, arrays: Sequence[Array]) -> dict[str, int]:
         """The values of the symbols; raises when the arguments do not fit."""
@@ -69,10 +132,6 @@ class Built:
             with among(self.tp):
                 return interpret(self.graph, list(arrays), _as_types(self.graph, params))
         return self.executable.run(arrays, symbols)  # type: ignore[no-any-return]
-
-    def place_outputs(self, arrays: Sequence[Array]) -> list[Any]:
-        """Outputs among the leaves of forward's result that are not tensors."""
-        return list(arrays)
 
     @property
     def hit(self) -> bool:

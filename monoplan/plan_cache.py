@@ -1,4 +1,4 @@
-"""Plans on disk: what was compiled before is not traced, rewritten and rendered again.
+"""Plans on disk, a layer around the driver: what was compiled before is not traced, rewritten and rendered again.
 
 `plan-<key>.sealed` holds the final graph, the plan and the source of a traced graph; its key is that graph's text with
 all locations. `call-<key>.sealed` leads there from a module of the library itself without tracing it; its key is the
@@ -13,11 +13,12 @@ import functools
 import hashlib
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import monoplan
+from monoplan.built import Planned, Planning, Request, Traced, Tracing
 from monoplan.frontend.module import Module
 from monoplan.frontend.pytree import flatten
 from monoplan.frontend.specs import Spec
@@ -29,7 +30,7 @@ from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.printer import print_graph
 from monoplan.ir.sizes import Question
 from monoplan.options import Options
-from monoplan.passes.manager import Pass, Stage
+from monoplan.passes.manager import Pass, Stage, run_passes
 from monoplan.passes.pipeline import PIPELINE, UNFUSED
 from monoplan.runtime.build import cache_places, facts
 
@@ -38,23 +39,81 @@ _FOLDERS = ("ir", "passes", "codegen", "frontend", "models")
 _SUFFIXES = (".py", ".j2", ".h")
 
 
-class Stages(Sequence[Stage]):
-    """Stages that are made when they are looked at."""
+def cached(request: Request, trace: Tracing, plan: Planning) -> tuple[Tracing, Planning]:
+    """The same two stages, which look in the cache first and keep what they make there."""
+    from monoplan.runtime.machine import features
 
-    def __init__(self, make: Callable[[], list[Stage]]) -> None:
-        self._make = make
-        self._made: list[Stage] | None = None
+    found = _Cached(request, trace, plan)
+    if features.is_tried():
+        found.open()
+    return found.trace, found.plan
 
-    def _all(self) -> list[Stage]:
-        if self._made is None:
-            self._made = self._make()
-        return self._made
 
-    def __getitem__(self, index: Any) -> Any:
-        return self._all()[index]
+class _Cached:
+    """The keys of one request, and the stages around which the cache lies.
 
-    def __len__(self) -> int:
-        return len(self._all())
+    On a machine that was not tried before no cache has a plan: the keys, which hold the target, wait until the plan is
+    there, so that tracing and passes run while the machine is tried.
+    """
+
+    def __init__(self, request: Request, trace: Tracing, plan: Planning) -> None:
+        self.request, self.straight_trace, self.straight_plan = request, trace, plan
+        self.is_open = self.known_call = False
+        self.choices: str | None = None  # None: what would be made is not what the keys stand for
+        self.call: str | None = None
+        self.key: str | None = None
+
+    def open(self) -> None:
+        """Finds the keys of the call."""
+        from monoplan.runtime.cpu.executable import host_target
+
+        r = self.request
+        if is_usable(r.pipeline):
+            self.choices = choices(r.options, host_target(), r.dtype, monoplan.__version__)
+            r.clock.lap("machine")
+            self.call = call_key(r.module, r.arguments, self.choices)
+        self.is_open = True
+
+    def trace(self, request: Request) -> Traced:
+        """A call that was seen before leads to its plan untraced."""
+        seen = recall_call(self.call)
+        if seen is None:
+            return self.straight_trace(request)
+        self.known_call = True
+        self.key, out_tree = seen
+        return Traced(tensors(request.module), out_tree, lambda: self.straight_trace(request).graph)
+
+    def plan(self, request: Request, traced: Traced) -> Planned:
+        """A graph that was seen before is neither rewritten nor lowered, unless somebody asks for the stages."""
+        if self.is_open:
+            self._find_plan_key(traced)
+            known = recall_plan(self.key)
+            if known is not None:
+                graph, asked, (plan, source) = known
+                request.clock.lap("passes")
+                self._keep_call(traced)
+                return Planned(graph, asked, plan, source, remake=lambda: self._remake(traced, plan.target))
+        planned = self.straight_plan(request, traced)
+        if not self.is_open:
+            self.open()
+            self._find_plan_key(traced)
+        remember_plan(self.key, planned)
+        self._keep_call(traced)
+        return planned
+
+    def _find_plan_key(self, traced: Traced) -> None:
+        if self.key is None and self.choices is not None:
+            self.key = plan_key(traced.graph, self.choices)
+
+    def _keep_call(self, traced: Traced) -> None:
+        if not self.known_call:
+            remember_call(self.call, self.request.module, traced.graph, self.key, traced.out_tree)
+
+    def _remake(self, traced: Traced, target: Any) -> tuple[Sequence[Stage], Any]:
+        from monoplan.codegen.plan import make_plan
+
+        stages = run_passes(traced.graph, self.request.pipeline, self.request.options.stop_after)
+        return stages, make_plan(stages[-1].graph, target)
 
 
 def plan_key(graph: Graph, choices: str) -> str:
@@ -117,10 +176,10 @@ def recall_call(key: str | None) -> tuple[str, Any] | None:
     return found
 
 
-def remember_plan(key: str | None, graph: Graph, asked: tuple[Question, ...], plan: Any, source: Any) -> None:
+def remember_plan(key: str | None, planned: Planned) -> None:
     """Keeps a plan with its source."""
     if key is not None:
-        _remember("plan", key, (graph, asked, (plan, source)))
+        _remember("plan", key, (planned.graph, planned.questions, (planned.plan, planned.source)))
 
 
 def remember_call(key: str | None, module: Module, graph: Graph, plan: str | None, out_tree: Any) -> None:

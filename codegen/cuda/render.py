@@ -31,6 +31,7 @@ class CudaSource:
     text: str
     functions: tuple[Function, ...]
     variants: dict[int, tuple[Variant, ...]]
+    untuned: str | None = None  # its text without tuning, if it is tuned
 
     @property
     def step_functions(self) -> dict[int, str]:

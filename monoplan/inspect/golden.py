@@ -193,10 +193,10 @@ def _tolerance(dtype: Any, epsilon: float | None) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    from monoplan.driver import VERSION
+    from monoplan import __version__
 
     return {
-        "monoplan": VERSION,
+        "monoplan": __version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),

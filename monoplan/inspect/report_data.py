@@ -8,8 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from monoplan import __version__
 from monoplan.built import Built
-from monoplan.driver import VERSION
 from monoplan.inspect.diff import stage_diff
 from monoplan.inspect.examples import sizes_for
 from monoplan.inspect.profile import Profile
@@ -27,7 +27,7 @@ def report_data(built: Built, profiles: Mapping[str, Profile]) -> Data:
     traced, final = built.stages[0].graph, built.stages[-1].graph
     sizes = sizes_for(final)
     data: Data = {
-        "name": traced.name, "target": built.target, "version": VERSION, "made": time.strftime("%Y-%m-%d %H:%M"),
+        "name": traced.name, "target": built.target, "version": __version__, "made": time.strftime("%Y-%m-%d %H:%M"),
         "symbols": list(final.symbols), "stages": _stages(built.stages), "source": "", "functions": [], "steps": [],
         "memory": None, "summary": _summary(built, traced, final),
         "profiles": [_profile(label, p) for label, p in profiles.items()],

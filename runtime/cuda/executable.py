@@ -21,11 +21,9 @@ from monoplan.codegen.kernels import Collective
 from monoplan.codegen.plan import Plan, Step, StepLoop
 from monoplan.codegen.views import Buffer
 from monoplan.ir.dims import Dim, evaluate
-from monoplan.ir.graph import Graph
 from monoplan.runtime.cpu.executable import describe_failure
-from monoplan.runtime.cpu.weights import Source
 from monoplan.runtime.cuda.arrays import Arguments, ErrorRecord, Results, Twins
-from monoplan.runtime.cuda.device import Device, GpuDevice, LaunchSpec, ProductSpec, gpu
+from monoplan.runtime.cuda.device import Device, LaunchSpec, ProductSpec, gpu
 from monoplan.runtime.cuda.exchange import exchange, exchange_spec
 from monoplan.runtime.ranks.comm import Communicator
 
@@ -73,12 +71,11 @@ class CudaExecutable:
         params: Sequence[Any],
         device: Device | None = None,
         text: str | None = None,
-        untuned: str | None = None,
     ) -> None:
         self.device: Any = gpu() if device is None else device
         self.plan, self.source = plan, source
         self.text = source.text if text is None else text
-        self.untuned = source.text if untuned is None else untuned  # what a tuning belongs to
+        self.untuned = source.text if source.untuned is None else source.untuned  # what a tuning belongs to
         loaded: tuple[Any, Any] = self.device.load(self.text, source.parts if text is None else ())
         self.module, self.entry = loaded
         self.functions: dict[str, Any] = {}  # in place of the module's own, while tuning
@@ -329,28 +326,4 @@ class _Resolver:
         return self.tables[b.kind][b.index]
 
 
-def compile_cuda(
-    graph: Graph,
-    weights: Source | Callable[[str], Array],
-    version: str,
-    override: Callable[[CudaSource], str | None],
-    lap: Callable[[str], None],
-) -> CudaExecutable:
-    """Plan, source, weights and binary of a graph for the current GPU; `lap` is told of each stage."""
-    from monoplan.codegen.cuda.render import render_cuda
-    from monoplan.codegen.plan import make_plan
-    from monoplan.runtime.cuda.tune import recall_tuning
-    from monoplan.runtime.cuda.weights import upload_params
-
-    device: GpuDevice = gpu()
-    plan = make_plan(graph, device.target)
-    source = plain = render_cuda(plan, version)
-    tuning = recall_tuning(device.name, plain.text)
-    if tuning is not None:
-        source = render_cuda(plan, version, tuning)
-    lap("codegen")
-    params = upload_params(plan, weights, device)
-    lap("weights")
-    executable = CudaExecutable(plan, source, params, device, override(source), plain.text)
-    lap("build")
-    return executable
+__all__ = ["Calls", "CudaExecutable", "_Resolver", "choose_variant", "gpu"]

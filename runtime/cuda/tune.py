@@ -21,7 +21,7 @@ from typing import Any
 
 from monoplan.codegen.cuda.launches import Launch, Variant
 from monoplan.codegen.cuda.linear import LinearVariants
-from monoplan.codegen.cuda.render import Renderer, with_headers
+from monoplan.codegen.cuda.render import CudaSource, Renderer, render_cuda, with_headers
 from monoplan.codegen.cuda.schedule import CudaAttention, CudaLinear, RowSchedule, Tuning
 from monoplan.codegen.kernels import Attention, Linear
 from monoplan.codegen.plan import Plan, Step
@@ -46,6 +46,13 @@ def recall_tuning(device_name: str, source: str) -> Tuning | None:
     """The constants that were found for this device and source."""
     fact = facts.recall("cuda-tuning", tuning_key(device_name, source))
     return None if fact is None else dict(fact["steps"])  # type: ignore[call-overload]
+
+
+def tuned_source(plan: Plan, version: str, device_name: str) -> CudaSource:
+    """The source of a plan, with the constants that were found for it on a device, if there are any."""
+    plain = render_cuda(plan, version)
+    tuning = recall_tuning(device_name, plain.text)
+    return plain if tuning is None else replace(render_cuda(plan, version, tuning), untuned=plain.text)
 
 
 def candidates(row: RowSchedule, row_bytes: int, columns: int, shared: int) -> Iterator[Constants]:

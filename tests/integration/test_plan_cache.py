@@ -12,9 +12,10 @@ import pytest
 from jinja2 import ChoiceLoader, DictLoader
 
 import monoplan as mp
-from monoplan import built, nn, plan_cache
 from monoplan import driver as build
-from monoplan.codegen.cpu import render
+from monoplan import nn, plan_cache
+from monoplan.codegen import source as rendering
+from monoplan.codegen.cpu.render import render_cpu
 from monoplan.codegen.plan import make_plan
 from monoplan.frontend.specs import spec
 from monoplan.frontend.structure import structure
@@ -66,7 +67,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
         return call
 
-    for module, name in ((build, "trace"), (build, "run_passes"), (built, "run_passes")):
+    for module, name in ((build, "trace"), (build, "run_passes"), (plan_cache, "run_passes")):
         monkeypatch.setattr(module, name, counted(name, getattr(module, name)))
     return found
 
@@ -148,7 +149,7 @@ def test_passes_and_templates_from_elsewhere_leave_no_trace(cache_dir: Path, mon
         mp.compile(module, spec("n", 4))(x)
         assert not entries(cache_dir, "plan")
     with monkeypatch.context() as planted:
-        env = render.environment()
+        env = rendering.environment()
         planted.setattr(env, "loader", ChoiceLoader([DictLoader({}), env.loader]))
         mp.compile(module, spec("n", 4))(x)
         assert not entries(cache_dir, "plan")
@@ -188,11 +189,11 @@ def test_a_damaged_entry_is_no_entry(cache_dir: Path, counts: dict[str, int]) ->
 def test_a_plan_is_the_same_after_it_was_data(dtype: str) -> None:
     graph = mixed_graph(dtype)
     plan = make_plan(graph, host_target())
-    source = render.render_cpu(plan, "1")
+    source = render_cpu(plan, "1")
     table = json.loads(json.dumps(records.dump((graph, plan, source), plan_cache.classes())))
     _, plan_again, source_again = records.load(table, plan_cache.classes())
     assert source_again == source and str(plan_again) == str(plan)
-    assert render.render_cpu(plan_again, "1").text == source.text
+    assert render_cpu(plan_again, "1").text == source.text
 
 
 def test_nothing_but_data_is_kept(cache_dir: Path) -> None:

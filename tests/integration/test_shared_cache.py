@@ -21,13 +21,12 @@ PROGRAM = textwrap.dedent("""
     import numpy as np
     import monoplan as mp
     from monoplan import nn
-    from monoplan.driver import VERSION
     layer = nn.Linear(5, 3)
     x = np.arange(10, dtype=np.float32).reshape(2, 5)
     fast = mp.compile(layer, mp.spec("n", 5))
     assert np.allclose(fast(x), layer(mp.Tensor(x)).numpy(), atol=1e-5)
-    assert f"monoplan {VERSION} " in fast.source(), fast.source()[:200]
-    print(VERSION, fast.stats.cache_hits)
+    assert f"monoplan {mp.__version__} " in fast.source(), fast.source()[:200]
+    print(mp.__version__, fast.stats.cache_hits)
 """)
 
 
@@ -37,10 +36,10 @@ def other_version(tmp_path: Path) -> Path:
     copy = tmp_path / "other"
     for name in FOLDERS:
         shutil.copytree(PACKAGE / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    build = copy / "monoplan" / "driver.py"
-    text = build.read_text()
-    assert 'VERSION = "0.1.0"' in text
-    build.write_text(text.replace('VERSION = "0.1.0"', 'VERSION = "9.9.9"'))
+    face = copy / "monoplan" / "__init__.py"
+    text = face.read_text()
+    assert '__version__ = "0.1.0"' in text
+    face.write_text(text.replace('__version__ = "0.1.0"', '__version__ = "9.9.9"'))
     return copy
 
 
