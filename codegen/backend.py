@@ -16,6 +16,11 @@ from monoplan.codegen.target import Target
 Variables = dict[str, Any]  # names and text that a template gets beside the kernel and its schedule
 
 
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Of a family without decisions: rows are shared out among the workers."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """How a back end makes the kernels of one family. Only `schedule` decides anything.

@@ -193,13 +193,15 @@ def title(plan: Plan, version: str) -> list[str]:
 
 def kernel_comment(k: Kernel) -> str:
     """The comment above a kernel: its IR line and the user's line."""
-    return block_comment([print_op(k.op), *([str(k.op.loc)] if str(k.op.loc) else [])])
+    loc = str(k.op.loc.short)
+    return block_comment([print_op(k.op), *([loc] if loc else [])])
 
 
-def step_line(step: Step) -> str:
-    """A step's number, IR line and user's line."""
-    loc = str(step.kernel.op.loc)
-    return f"{step.number}: {print_op(step.kernel.op)}" + (f"  ({loc})" if loc else "")
+def step_line(step: Step, runs: int = 1) -> str:
+    """A step's number, how often it runs, IR line and user's line."""
+    times = f" x {runs}" if runs > 1 else ""
+    loc = str(step.kernel.op.loc.short)
+    return f"{step.number}{times}: {print_op(step.kernel.op)}" + (f"  ({loc})" if loc else "")
 
 
 def step_comment(step: Step, indent: str) -> str:

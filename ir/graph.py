@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +13,23 @@ from monoplan.ir.dims import symbols_of
 from monoplan.ir.errors import printable
 from monoplan.ir.opdef import OpDef
 from monoplan.ir.types import TensorType
+
+
+_LIBRARY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # where the package lies
+_ROOTS = ("pyproject.toml", "setup.py", ".git")  # a folder with one of these is a project
+
+
+@functools.cache
+def _from_project(file: str, here: str) -> str:
+    """A path from `monoplan/` on for files of the library; else relative to the nearest project, or to here."""
+    if file.startswith(os.path.join(_LIBRARY, "monoplan", "")):
+        return os.path.relpath(file, _LIBRARY).replace(os.sep, "/")
+    folder = os.path.dirname(file)
+    while os.path.dirname(folder) != folder:
+        if folder == here or any(os.path.exists(os.path.join(folder, name)) for name in _ROOTS):
+            return os.path.relpath(file, folder).replace(os.sep, "/")
+        folder = os.path.dirname(folder)
+    return file
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +43,11 @@ class Loc:
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.file else ""
         return printable(f"{place} in {self.path}" if place and self.path else place or self.path)
+
+    @property
+    def short(self) -> Loc:
+        """The same with the file as seen from its project: for IR and sources, which should not depend on machines."""
+        return Loc(self.path, _from_project(self.file, os.getcwd()), self.line) if os.path.isabs(self.file) else self
 
 
 @dataclass(frozen=True, slots=True, eq=False)

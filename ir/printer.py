@@ -69,7 +69,7 @@ def _op_lines(op: Op, locs: bool, prefix: str) -> list[str]:
 def _loc_suffix(loc: Loc) -> str:
     if loc == Loc():
         return ""
-    return f" @ {json.dumps(loc.path)} {json.dumps(loc.file)}:{loc.line}"
+    return f" @ {json.dumps(loc.path)} {json.dumps(loc.short.file)}:{loc.line}"
 
 
 def describe_value(v: Value) -> str:

@@ -118,7 +118,8 @@ class _Cached:
 
 def plan_key(graph: Graph, choices: str) -> str:
     """The name of a traced graph's plan; `choices` are the options and what else decides."""
-    return _digest(print_graph(graph, locs=True), choices)
+    files = sorted({op.loc.file for op in graph.ops})  # whole: the text has them as seen from their project
+    return _digest(print_graph(graph, locs=True), *files, choices)
 
 
 def call_key(module: Module, arguments: Mapping[str, Any], choices: str) -> str | None:
@@ -230,8 +231,7 @@ def _name(kind: str, key: str) -> str:
 @functools.cache
 def classes() -> tuple[type, ...]:
     """The classes that an entry may be made of."""
-    from monoplan.codegen import kernels, memory, operands, plan, source, target, views
-    from monoplan.codegen.cpu import backend
+    from monoplan.codegen import backend, kernels, memory, operands, plan, source, target, views
     from monoplan.codegen.cpu import schedule_attention as attention
     from monoplan.codegen.cpu import schedule_linear as linear
     from monoplan.codegen.formats import Layout

@@ -48,20 +48,31 @@ def _made_of(stages: Sequence[Stage]) -> dict[str, Counter[str]]:
         return Op(op.opdef, operands, op.attrs, tuple(old.get(r.name, r) for r in op.results), op.loc)
 
     names = {renamed(op): op.results[0].name for op in flat.ops}
+    made = {r for op in names for r in op.results}
+    anew = {(op.name, op.loc) for op in names if op.results[0] not in definitions(traced)}
+
+    def elsewhere(op: Op, new: Op) -> bool:
+        """Whether another kernel does it: it still stands there, or was made anew, on other rows, at its place."""
+        return op.results[0] not in new.results and (op.results[0] in made or (op.name, op.loc) in anew)
+
     found = {}
     for new, group in fused_groups(traced, flat.replace(setup=tuple(map(renamed, flat.setup)), ops=tuple(names))):
-        ordered = Counter(op.name for op in traced.ops if op in group and op.opdef.kind != "generate")
+        inside = (op for op in traced.ops if op in group and op.opdef.kind != "generate")
+        ordered = Counter(op.name for op in inside if not elsewhere(op, new))
         found[names[new]] = ordered or Counter({new.name: 1})
     return found
 
 
 def _traced_values(stages: Sequence[Stage]) -> dict[str, Value]:
-    """The value of forward that each name stands for: widening makes values anew, by their names or as casts."""
+    """The value of forward that each name stands for: widening makes values anew, by their names or as casts, and
+    pulling a pick of rows forward makes those rows of values."""
     traced = stages[0].graph
     found = {v.name: v for v in (*traced.inputs, *(p.value for p in traced.params), *definitions(traced))}
-    for op in (op for stage in stages for op in stage.graph.ops if op.name == "cast"):
-        if op.reads[0].name in found:
-            found.setdefault(op.results[0].name, found[op.reads[0].name])
+    for stage in stages:
+        casts = ((op.results[0].name, op.reads[0].name) for op in stage.graph.ops if op.name == "cast")
+        for new, old in (*casts, *((f.result, f.part_of) for f in stage.done if f.part_of)):
+            if old in found:
+                found.setdefault(new, found[old])
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from monoplan.ir.errors import MonoplanError, VerifyError
-from monoplan.ir.graph import Graph, Loc, Op
+from monoplan.ir.graph import Graph, Loc, Op, Value
 from monoplan.ir.printer import print_op
 from monoplan.ir.verifier import verify
 from monoplan.passes.legality import check_fusions
@@ -33,11 +33,16 @@ class NearMiss:
 
 @dataclass(frozen=True)
 class Fired:
-    """A rewrite that was made: the rule, what it made, and the user's place."""
+    """A rewrite that was made: the rule, what it made, and the user's place.
+
+    A value that is made anew under another name has the name `result`, and is `part_of` the old one.
+    """
 
     rule: str
     what: str
     loc: Loc
+    result: str = ""
+    part_of: str = ""
 
 
 @dataclass
@@ -48,10 +53,14 @@ class Notes:
     misses: list[NearMiss] = field(default_factory=list)
     done: list[Fired] = field(default_factory=list)
 
-    def fired(self, rule: str, op: Op) -> None:
-        """Counts a rewrite; `op` is what it made or changed."""
+    def fired(self, rule: str, op: Op, part_of: Value | None = None) -> None:
+        """Counts a rewrite; `op` is what it made or changed, its result rows of `part_of`, if that is made anew."""
         self.rewrites += 1
-        self.done.append(Fired(rule, op.name, op.loc))
+        self.done.append(
+            Fired(rule, op.name, op.loc)
+            if part_of is None
+            else Fired(rule, op.name, op.loc, op.results[0].name, part_of.name)
+        )
 
     def missed(self, rule: str, op: Op, reason: str) -> None:
         """Notes that a rule almost fired at an op."""

@@ -59,7 +59,7 @@ def _pull_once(graph: Graph, notes: Notes) -> Graph:
         operands = [rows.get(v, v) for v in source.operands]
         ops.append(make_op(source.opdef, operands, source.attrs, loc=source.loc, fresh=builder.fresh))
         new[op.result] = ops[-1].result
-        notes.fired("pull-last-token", ops[-1])
+        notes.fired("pull-last-token", ops[-1], part_of=source.result)
     return drop_dead(replace_values(graph.replace(ops=tuple(ops)), new)) if new else graph
 
 

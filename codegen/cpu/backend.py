@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from monoplan.codegen.backend import BackEnd, Family, Variables
+from monoplan.codegen.backend import BackEnd, Family, Schedule, Variables
 from monoplan.codegen.cpu import variables as v
 from monoplan.codegen.cpu.schedule_attention import choose_attention
 from monoplan.codegen.cpu.schedule_linear import choose_linear
@@ -33,11 +32,6 @@ from monoplan.codegen.lower.lowerer import Lowered
 from monoplan.codegen.moves import moved
 from monoplan.codegen.residuals import residuals
 from monoplan.codegen.target import Target
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Nothing to decide: rows are shared out among the workers."""
 
 
 def _plain(variables: Callable[[Any], Variables]) -> Family:

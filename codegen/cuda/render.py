@@ -14,9 +14,8 @@ from monoplan.codegen.expressions import c_dim
 from monoplan.codegen.formats import cuda_headers
 from monoplan.codegen.kernels import Kernel
 from monoplan.codegen.plan import Plan
-from monoplan.codegen.source import Function, environment, headers, kernel_comment, title
+from monoplan.codegen.source import Function, environment, headers, kernel_comment, step_line, title
 from monoplan.codegen.text import block_comment
-from monoplan.ir.printer import print_op
 
 PART = 4  # functions in one part of a source
 
@@ -106,9 +105,7 @@ def with_headers(functions: Sequence[Function]) -> str:
 def _table(plan: Plan, variants: dict[int, tuple[Variant, ...]]) -> list[str]:
     lines = []
     for step, count in plan.steps():
-        times = f" x {count}" if count > 1 else ""
-        where = f"  ({step.kernel.op.loc})" if str(step.kernel.op.loc) else ""
-        lines.append(f"{step.number}{times}: {print_op(step.kernel.op)}{where}")
+        lines.append(step_line(step, count))
         for v in variants[step.number]:
             when = f"{' and '.join(map(str, v.conditions)) or 'else'}: " if len(variants[step.number]) > 1 else ""
             lines.append(f"    {when}{', '.join(map(_show, v.actions))}")

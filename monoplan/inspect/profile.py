@@ -13,7 +13,6 @@ import numpy as np
 from monoplan.codegen.kernels import Attention, Gather, Kernel, Linear, Rope
 from monoplan.codegen.operands import stored_bytes
 from monoplan.inspect.verify import Subject
-from monoplan.inspect.walk import short_loc
 from monoplan.ir.dims import Dim, evaluate
 from monoplan.ir.errors import ArgumentError, printable, writing
 from monoplan.ir.printer import print_op
@@ -188,7 +187,7 @@ def profile(subject: Subject, *, repeat: int = REPEAT) -> Profile:
         roof, bound = _roof(k, moved * runs, flops * runs, limits, bandwidth)
         steps.append(StepProfile(
             step.number, runs, k.family, functions[step.number], print_op(k.op), printable(k.op.loc.path),
-            short_loc(k.op.loc), times[step.number], moved * runs, flops * runs, roof, bound,
+            str(k.op.loc.short), times[step.number], moved * runs, flops * runs, roof, bound,
         ))  # fmt: skip
     timeline = tuple((number, turn, float(t)) for (number, turn), t in zip(events, per_event, strict=True))
     return Profile(subject.name, subject.target, subject.sizes, threads, tuple(steps), timeline, plain, probed, limits)

@@ -13,7 +13,6 @@ from monoplan.built import Built
 from monoplan.inspect.diff import stage_diff
 from monoplan.inspect.examples import sizes_for
 from monoplan.inspect.profile import Profile
-from monoplan.inspect.walk import short_loc
 from monoplan.ir.graph import Graph, Op, Value, readers
 from monoplan.ir.printer import print_op
 
@@ -190,7 +189,7 @@ class _Nodes:
         self.nodes.append({
             "id": name, "kind": op.opdef.kind, "title": op.name, "ir": print_op(op), "group": group, "steps": numbers,
             "sub": ", ".join(str(r.type) for r in op.results), "path": op.loc.path, "file": op.loc.file,
-            "line": op.loc.line, "where": short_loc(op.loc), "doc": op.opdef.doc.split("\n")[0],
+            "line": op.loc.line, "where": str(op.loc.short), "doc": op.opdef.doc.split("\n")[0],
             "from": list(dict.fromkeys(where[v] for v in op.reads if v in where)),
             "weights": [f"{v}: {v.type}  {self.params[v]}" for v in op.reads if v in self.params],
         })  # fmt: skip
@@ -260,7 +259,7 @@ def _code(built: Built) -> Data:
         steps.append({
             "number": step.number, "runs": runs, "family": k.family,
             "function": built.source.step_functions[step.number],
-            "ir": print_op(k.op), "path": k.op.loc.path, "where": short_loc(k.op.loc), "schedule": str(step.schedule),
+            "ir": print_op(k.op), "path": k.op.loc.path, "where": str(k.op.loc.short), "schedule": str(step.schedule),
             "bytes": str(k.bytes), "flops": str(k.flops), "barrier": step.barrier,
             "reads": [o.view.buffer.name for o in k.reads if not o.view.is_virtual],
             "writes": [o.view.buffer.name for o in k.writes],

@@ -6,7 +6,6 @@ Weights are fetched when an op reads them and dropped again, so a model of any s
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -44,16 +43,7 @@ class Node:
     def where(self) -> str:
         """Module path and user line."""
         known = self.turn is None or str(self.turn) in self.loc.path.split(".")
-        return short_loc(self.loc) if known else f"{short_loc(self.loc)} (layer {self.turn})".strip()
-
-
-def short_loc(loc: Loc) -> str:
-    """A location with its file as seen from here."""
-    path = loc.file
-    if os.path.isabs(path):
-        near = os.path.relpath(path)
-        path = path if near.startswith("..") else near
-    return str(dataclasses.replace(loc, file=path))
+        return str(self.loc.short) if known else f"{self.loc.short} (layer {self.turn})".strip()
 
 
 # Sees an op, its operands and results; arrays it returns go on in place of the results.

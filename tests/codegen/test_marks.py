@@ -11,11 +11,17 @@ import monoplan as mp
 import monoplan.nn.functional as F
 from monoplan import nn
 from monoplan.codegen.cpu.render import render_cpu
+from monoplan.codegen.cuda.render import render_cuda
 from monoplan.codegen.plan import make_plan
 from monoplan.codegen.source import after_calls, origin, origins, step_line, step_lines
-from monoplan.codegen.target import cpu_target
+from monoplan.codegen.target import cpu_target, cuda_target
 from monoplan.codegen.text import block_comment, comment_lines
+from monoplan.ir.graph import Loc, _from_project
+from monoplan.ir.printer import print_graph
 from tests.codegen.mixed import mixed_graph
+from tests.integration.support import small_config, step_graph
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Scaled(nn.Module):
@@ -75,3 +81,25 @@ def test_long_comments_go_on_and_are_one_line_again() -> None:
         assert all(len(line) <= 120 for line in text.splitlines()) and len(text.splitlines()) > 6
         found = comment_lines(text + "\ncode();")
         assert found[:2] == [words, "short"] and found[2].replace(" ", "") == unbroken
+
+
+def test_paths_begin_at_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources and IR have paths that do not depend on the machine; errors keep whole ones, which can be opened."""
+    graph = step_graph(small_config(layers=2))
+    for text in (
+        render_cpu(make_plan(graph, cpu_target("avx2", 32)), "test").text,
+        render_cuda(make_plan(graph, cuda_target(90, 132, 232448)), "test").text,
+        print_graph(graph, locs=True),
+    ):
+        assert "monoplan/models/llama.py" in text and str(ROOT) not in text
+    assert Loc("", str(Path(__file__)), 3).short.file == "tests/codegen/test_marks.py"
+    project = tmp_path / "project"
+    (project / "src").mkdir(parents=True)
+    loc = Loc("up", str(project / "src" / "model.py"), 3)
+    assert loc.short == loc  # neither a project nor below this folder
+    (project / "pyproject.toml").touch()
+    _from_project.cache_clear()
+    assert loc.short == Loc("up", "src/model.py", 3) and str(project) in str(loc)
+    monkeypatch.chdir(project / "src")
+    assert loc.short.file == "model.py"
+    assert Loc("", "user/model.py", 1).short.file == "user/model.py"

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from monoplan.codegen.plan import make_plan
 from monoplan.codegen.target import cpu_target
+from monoplan.frontend.tracer import trace
+from monoplan.models import LlamaForCausalLM
+from monoplan.models.generate.generation import step_specs
 from monoplan.passes.explain import explain
 from monoplan.passes.manager import Stage, run_passes
 from monoplan.passes.pipeline import PIPELINE
+from tests.integration.support import small_config
 from tests.passes.conftest import Golden
 from tests.passes.support import parse
 from tests.passes.test_roll_layers import model
@@ -76,3 +80,18 @@ def test_what_found_another_place_is_not_a_miss() -> None:
 def test_layers_that_did_not_roll_are_mentioned() -> None:
     text = explain(stages_of(model(3, outputs="%d0, %d1")))
     assert "roll-layers: fused_linear" in text and "of layer 0 is read after the loop" in text
+
+
+def test_what_is_computed_for_the_last_token_only_is_explained_as_well() -> None:
+    """Pulling the pick of a row forward makes values anew: each kernel still names the ops of forward behind it."""
+    config = small_config()
+    model = LlamaForCausalLM.from_config(config, seed=0)
+    stages = run_passes(trace(model.generation_step(), **step_specs(config, model.dtype)).graph, PIPELINE)
+    lines = explain(stages, make_plan(stages[-1].graph, TARGET)).split("\n\n")[0].splitlines()[1:]
+    last = [line.split(": ", 1)[1].partition(" at ")[0] for line in lines if "layers.2" in line or "lm_head" in line]
+    assert last[-3:] == [
+        "fused_linear = rms_norm + 2 linear + silu + mul",
+        "fused_linear = linear + add",
+        "fused_linear = rms_norm + linear",
+    ]
+    assert not any("fused_linear = fused_linear" in line for line in lines)
