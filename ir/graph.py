@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -201,8 +201,3 @@ def to_dot(graph: Graph) -> str:
 
 def _quote(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def values_of(ops: Iterable[Op]) -> set[Value]:
-    """All results of some ops."""
-    return {r for op in ops for r in op.results}

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from monoplan.ir.dims import Expr
-from monoplan.ir.graph import Graph, Loc, Op, Value
+from monoplan.ir.graph import Graph, Loc, Op
 from monoplan.ir.types import DType
 
 
@@ -70,8 +70,3 @@ def _loc_suffix(loc: Loc) -> str:
     if loc == Loc():
         return ""
     return f" @ {json.dumps(loc.path)} {json.dumps(loc.short.file)}:{loc.line}"
-
-
-def describe_value(v: Value) -> str:
-    """`%name: f32[2, 3]`, as errors show it."""
-    return f"{v}: {v.type}"

@@ -197,7 +197,3 @@ def product(dims: Iterable[Dim]) -> Dim:
 def tensor_type(dtype: Any, *shape: Any) -> TensorType:
     """A TensorType from loose parts: `tensor_type("f32", "batch", 64)`."""
     return TensorType(as_dtype(dtype), tuple(as_dim(d) for d in shape))
-
-
-def is_scalar(t: TensorType) -> bool:
-    return not t.shape

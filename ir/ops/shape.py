@@ -8,7 +8,7 @@ from monoplan.ir.dims import Dim, Expr, bounds, equal
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.opdef import Array, normalize_axis, op, require
 from monoplan.ir.rules import broadcast
-from monoplan.ir.types import DType, TensorType, f32, i64, product, promote
+from monoplan.ir.types import DType, TensorType, f32, i64, promote
 
 
 def _reshape_type(x: TensorType, *, shape: tuple[Dim, ...]) -> TensorType:
@@ -154,8 +154,3 @@ def _full_type(*, shape: tuple[Dim, ...], value: float | int | bool, dtype: DTyp
 def full(*, shape: tuple[Dim, ...] = (), value: float | int | bool, dtype: DType = f32) -> Array:
     """One value everywhere; a scalar constant when the shape is empty."""
     return np.full(shape, value, dtype.numpy)  # type: ignore[arg-type]
-
-
-def element_count(shape: tuple[Dim, ...]) -> Dim:
-    """The number of elements of a shape."""
-    return product(shape)

@@ -129,11 +129,6 @@ class Verification:
     def __bool__(self) -> bool:
         return self.ok
 
-    @property
-    def first_bad(self) -> Row | None:
-        """The first value that is outside the tolerance, in the order of execution."""
-        return next((r for r in (*self.nodes, *self.outputs) if not r.difference.ok), None)
-
     def __str__(self) -> str:
         verdict = (
             "ok" if self.ok else f"WRONG in {sum(not r.difference.ok for r in self.outputs)} of {len(self.outputs)}"

@@ -9,7 +9,7 @@ import pytest
 
 from monoplan.ir.builder import Builder, build_graph
 from monoplan.ir.errors import TypeRuleError
-from monoplan.ir.graph import Graph, Loc, definitions, readers, to_dot, to_networkx, values_of
+from monoplan.ir.graph import Graph, Loc, definitions, readers, to_dot, to_networkx
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.ops.elementwise import add, exp, mul
 from monoplan.ir.ops.linear import linear
@@ -31,7 +31,7 @@ def test_definitions_and_readers() -> None:
     assert definitions(graph) == {op.result: op for op in graph.ops}
     found = readers(graph)
     assert found[x] == [e, total] and found[line.result] == [total, square, square]
-    assert found[total.result] == [None] and values_of([e, line]) == {e.result, line.result}
+    assert found[total.result] == [None]
     assert list(graph.values) == [x, graph.params[0].value, *(op.result for op in graph.ops)]
 
 

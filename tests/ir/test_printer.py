@@ -18,7 +18,7 @@ from monoplan.ir.ops.norm import rms_norm
 from monoplan.ir.ops.reduce import softmax, sum_
 from monoplan.ir.ops.shape import arange, full, reshape, split
 from monoplan.ir.parser import parse_graph
-from monoplan.ir.printer import describe_value, format_attr, print_graph
+from monoplan.ir.printer import format_attr, print_graph
 from monoplan.ir.types import f16, f32, tensor_type
 from monoplan.ir.verifier import verify
 
@@ -143,10 +143,6 @@ def test_attributes(value: object, text: str) -> None:
 def test_other_attributes_are_refused() -> None:
     with pytest.raises(TypeError, match="can't be a dict"):
         format_attr({})
-
-
-def test_describe_value() -> None:
-    assert describe_value(Value(tensor_type("f32", 2), "x")) == "%x: f32[2]"
 
 
 NAMES = st.sampled_from(["x", "layers.0.w", "a-b", "q$1", "_"])

@@ -24,7 +24,6 @@ from monoplan.ir.types import (
     i8,
     i32,
     i64,
-    is_scalar,
     promote,
     tensor_type,
     u8,
@@ -105,4 +104,4 @@ def test_tensor_types() -> None:
     assert t == TensorType(f32, (symbol("batch"), 4)) and hash(t) == hash(tensor_type("f32", "batch", 4))
     assert t != tensor_type("f32", "seq", 4) and t != tensor_type("f32", 3, 4) and t != tensor_type("f32", "batch")
     assert t.with_dtype(f16) == tensor_type("f16", "batch", 4) and t.with_shape((1,)) == tensor_type("f32", 1)
-    assert is_scalar(tensor_type("i64")) and tensor_type("i64").size == 1 and t != "f32[batch, 4]"
+    assert tensor_type("i64").size == 1 and t != "f32[batch, 4]"

@@ -72,7 +72,7 @@ def test_a_wrong_number_is_shown_with_its_place(fast: Any, x: Any) -> None:
     finally:
         weight[...] = kept
     assert not found.ok
-    assert found.first_bad is not None and found.first_bad.name == found.nodes[0].name
+    assert not found.nodes[0].difference.ok
     assert "wrong" in str(found) and "bisect() with the same arguments" in str(found)
     assert "worst at" in str(found.outputs[0].difference)
 
