@@ -11,12 +11,20 @@ from hypothesis import settings
 
 from monoplan.ir.dims import evaluate
 from monoplan.ir.types import TensorType
+from tests.needs import check
 
 pytest_plugins = ["monoplan.pytest_plugin"]  # the golden fixture; an installed package brings it by itself
 
 # Slow shared machines: no deadlines. Derandomized: a run either fails for everybody or for nobody.
 settings.register_profile("monoplan", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("monoplan")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips or fails tests whose needs are missing here."""
+    for mark in item.iter_markers("needs"):
+        for name in mark.args:
+            check(name)
 
 
 @pytest.fixture

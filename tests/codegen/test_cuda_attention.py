@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,8 +23,9 @@ from monoplan.ir.interpreter import bind_symbols, interpret
 from monoplan.ir.parser import parse_graph
 from monoplan.runtime.cuda.executable import CudaExecutable, choose_variant
 from tests.codegen import cuda_emulator
+from tests.needs import needs
 
-emulated = pytest.mark.skipif(not cuda_emulator.available(), reason="no g++")
+emulated = needs("g++")
 # head dimension, heads, key heads, window; constants of the schedule
 SHAPES: dict[str, tuple[int, int, int, int | None, dict[str, int]]] = {
     "heads share": (64, 2, 1, None, {}),
@@ -122,7 +122,7 @@ def test_schedules_fit(shape: str) -> None:
         assert s.hopper.groups % s.hopper.heads == 0 and heads // kv_heads % s.hopper.heads == 0
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+@needs("nvcc")
 @pytest.mark.parametrize("shape", ["heads share", "wide", "wide, window"])
 def test_products_run_beside_softmax(shape: str, tmp_path: Path) -> None:
     """The assembler neither spills nor makes the products wait for each other, of which it tells in words alone."""

@@ -20,10 +20,11 @@ from monoplan.models.llama import LlamaForCausalLM
 from monoplan.runtime.cuda.executable import CudaExecutable, choose_variant
 from monoplan.runtime.cuda.weights import upload_params
 from tests.codegen import cuda_emulator
+from tests.needs import needs
 
 CAPACITY = 40
 DEVICES = [
-    pytest.param("emulator", marks=pytest.mark.skipif(not cuda_emulator.available(), reason="no g++")),
+    pytest.param("emulator", marks=needs("g++")),
     pytest.param("emulator without tensor cores", marks=pytest.mark.nightly),
     pytest.param("gpu", marks=pytest.mark.cuda),
 ]

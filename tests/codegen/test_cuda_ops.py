@@ -21,6 +21,7 @@ from monoplan.runtime.cuda.weights import upload_params
 from tests.codegen import cuda_emulator
 from tests.codegen.cases import CASES, SIZES, Case
 from tests.codegen.test_ops import KINDS, PAIRS, arrays_of, check_case, graph_of
+from tests.needs import needs
 
 PRODUCTS = ("linear", "fused_linear", "linear_argmax", "qkv_rope_cache", "attention")
 EMULATED = ("f32", "bf16")  # those that models use; a GPU takes them all
@@ -99,7 +100,7 @@ def mixed(c: Case, dtype: str) -> bool:
     return dtype in ("bf16", "f16") and c.op in PRODUCTS and any(t.startswith("f32") for t in texts)
 
 
-@pytest.mark.skipif(not cuda_emulator.available(), reason="no g++")
+@needs("g++")
 @pytest.mark.parametrize(("dtype", "op"), SHORT, ids=[f"{d}-{op}" for d, op in SHORT])
 def test_op_emulated(dtype: str, op: str) -> None:
     check_op("emulator", dtype, op)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,14 @@ from monoplan.ir.types import DTYPES
 from tests.codegen.cases import CASES
 from tests.codegen.test_cuda_llama import model
 from tests.codegen.test_ops import graph_of
+from tests.needs import needs
 
 H200, A100, RTX4090, T4 = (
     cuda_target(90, 132, 232448, library=True), cuda_target(80, 108, 166912, library=True),
     cuda_target(89, 128, 101376, library=True), cuda_target(75, 40, 65536),
 )  # fmt: skip
 TARGETS = {"sm_90a": H200, "sm_80": A100, "sm_75": T4}
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+needs_nvcc = needs("nvcc")
 
 
 def compile_cubin(text: str, arch: str, folder: Path) -> str:

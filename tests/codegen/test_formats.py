@@ -27,6 +27,7 @@ from monoplan.runtime.cuda.executable import CudaExecutable
 from monoplan.runtime.cuda.weights import upload_params
 from tests.codegen import cuda_emulator
 from tests.codegen.toy_format import Toy, value
+from tests.needs import needs
 
 ROOT = Path(formats.__file__).resolve().parents[2]
 VOCABULARY, DIM, HIDDEN = 70, 48, 40
@@ -80,7 +81,7 @@ def test_a_format_of_ones_own_on_the_cpu(toy: Toy, ids: Any) -> None:
     assert {use.layout.format for use in fast.plan.params if use.layout is not None} == {"toy"}
 
 
-@pytest.mark.skipif(not cuda_emulator.available(), reason="no g++")
+@needs("g++")
 @pytest.mark.parametrize("library", [False, True])
 def test_a_format_of_ones_own_on_a_gpu(toy: Toy, library: bool) -> None:
     module, device = model(toy, rounded=False), cuda_emulator.EmulatedDevice(library=library)

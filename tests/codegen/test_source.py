@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -30,9 +29,9 @@ from monoplan.runtime.machine.features import CpuFeatures, compile_flags, detect
 from tests.codegen.cases import CASES
 from tests.codegen.mixed import mixed_graph, rolled_graph
 from tests.codegen.test_ops import graph_of
+from tests.needs import COMPILERS, needs
 
 ROOT = Path(__file__).resolve().parents[2]
-COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
 STRICT = ("-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fPIC")
 
 
@@ -72,7 +71,7 @@ def test_every_op_builds_without_warnings(compiler: str, dtype: str, tmp_path: P
     compile_strictly(compiler, source_of(graph), tmp_path, "-fsyntax-only")
 
 
-@pytest.mark.skipif(not shutil.which("x86_64-linux-gnu-gcc"), reason="no compiler for x86-64 here")
+@needs("x86_64-linux-gnu-gcc")
 @pytest.mark.parametrize("isa", ["avx2", "avx512", "amx"])
 def test_plans_for_x86_build_without_warnings(isa: str, tmp_path: Path) -> None:
     target = cpu_target(isa, vector_bytes(isa))
@@ -83,7 +82,7 @@ def test_plans_for_x86_build_without_warnings(isa: str, tmp_path: Path) -> None:
         compile_strictly("x86_64-linux-gnu-gcc", text, tmp_path, "-fsyntax-only", target_flags=flags)
 
 
-@pytest.mark.skipif(not shutil.which("x86_64-linux-gnu-gcc"), reason="no compiler for x86-64 here")
+@needs("x86_64-linux-gnu-gcc")
 @pytest.mark.parametrize("options", [(), ("avx512_bf16", "avx512vbmi")])
 def test_tile_units_read_coded_weights(options: tuple[str, ...], tmp_path: Path) -> None:
     """Products and lookups of 12 bits, with the instructions that such a CPU has and without them."""
@@ -101,12 +100,12 @@ def test_tile_units_read_coded_weights(options: tuple[str, ...], tmp_path: Path)
     assert ("vpermb" in (tmp_path / "plan.o").read_text()) == bool(options)
 
 
-def variants() -> list[tuple[str, str]]:
+def variants() -> list[Any]:
     """Environment variables that make other code of a plan: lower instruction sets, another compiler."""
     lower = ("scalar", "generic", "avx2")
     isas = [isa for isa in levels(machine(), read_cpu()[1]) if isa in lower and isa != detect().isa]
     found = [("MONOPLAN_ISA", isa) for isa in isas]
-    return [*found, ("CC", "clang")] if "clang" in COMPILERS and find_compiler().kind == "gcc" else found
+    return [*found, pytest.param("CC", "clang", marks=needs("clang"))] if find_compiler().kind == "gcc" else found
 
 
 @pytest.mark.parametrize(("name", "value"), variants())

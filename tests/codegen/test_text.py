@@ -6,7 +6,6 @@ import ast
 import dataclasses
 import itertools
 import re
-import shutil
 import string
 import subprocess
 from collections.abc import Callable
@@ -42,9 +41,8 @@ from monoplan.runtime.build.cache import BuildKey
 from monoplan.runtime.cpu.executable import flags_for, host_target
 from tests.codegen.cuda_emulator import HEADER
 from tests.codegen.mixed import mixed_graph, rolled_graph
+from tests.needs import COMPILERS, needs
 
-COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
-needs_gcc = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")
 HOSTILE = (
     "*\\ int own; /\\*", "*/ int own(void); /*", "*??/", "a??/\nb", "x\\", "\\\n", "\n#error own\n", "\r\n#error own",
     "*\u2028/", "\u202e*/\u2066", "\"*/\"", "'", '"', "*", "/", "//", "/*/*/", "**//", "\0*/", "*\x1b[2J/", "\udc80*/",
@@ -168,7 +166,7 @@ def code(source: str, folder: Path, language: str) -> str:
     return done.stdout
 
 
-@needs_gcc
+@needs("gcc")
 @pytest.mark.parametrize("target", SOURCES)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_hostile_names_do_not_change_the_code(name: str, target: str, tmp_path: Path) -> None:
@@ -194,7 +192,7 @@ def test_plans_with_hostile_names_build_without_warnings(compiler: str, name: st
         assert done.returncode == 0, done.stderr[:4000]
 
 
-@pytest.mark.skipif(not shutil.which("g++"), reason="no g++")
+@needs("g++")
 def test_cuda_plans_with_hostile_names_build(tmp_path: Path) -> None:
     source = SOURCES["cuda"](with_text(mixed_graph("bf16"), hostile()))
     (tmp_path / "plan.cpp").write_text(f'#include "{HEADER}"\n{source}', "utf-8")

@@ -1,7 +1,6 @@
 """Tests under a real mpirun: finding one, asking whether it works, and starting ranks with it.
 
-Where none works, its tests are skipped with the reason; with MONOPLAN_REQUIRE_MPI set (by `.ci/run`, when it has
-installed one) that is a failure.
+Where none works, its tests are skipped with the reason, or fail where MONOPLAN_REQUIRE names mpi (tests/needs.py).
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("tensor_parallel_worker.py")
@@ -43,14 +40,6 @@ def problem() -> str:
     if "".join(done.stdout.split()) == "22":  # in any order, and on one line perhaps
         return ""
     return f"{launcher()} does not work with this mpi4py: {(done.stderr or done.stdout).strip()[-300:]}"
-
-
-def need_mpi() -> None:
-    """Skips a test where no ranks can be started."""
-    if problem() and os.environ.get("MONOPLAN_REQUIRE_MPI"):
-        pytest.fail(problem())
-    if problem():
-        pytest.skip(problem())
 
 
 @functools.cache

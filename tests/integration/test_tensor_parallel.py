@@ -11,9 +11,10 @@ import pytest
 
 import monoplan as mp
 from monoplan.models import AutoLlamaModel, LlamaForCausalLM
-from tests.integration.mpi_support import mpirun, need_mpi, task
+from tests.integration.mpi_support import mpirun, task
 from tests.integration.tensor_parallel_worker import IDS, TOKENS
 from tests.models.support import tiny_checkpoint, tiny_config, tiny_tokenizer_files
+from tests.needs import check
 from tests.tolerances import FACTOR
 
 # More query heads than key/value heads in each; `kv` is what a rank of 2 and of 4 holds of the latter.
@@ -29,7 +30,7 @@ KV_HEADS = {"gqa": [1] * 4, "mqa": [1] * 4, "uneven": [1, 2]}
 
 @pytest.fixture(autouse=True)
 def _mpi() -> None:
-    need_mpi()
+    check("mpi")
 
 
 @pytest.fixture(scope="module")

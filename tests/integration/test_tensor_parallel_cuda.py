@@ -13,9 +13,10 @@ import pytest
 
 import monoplan as mp
 from monoplan.models import AutoLlamaModel
-from tests.integration.mpi_support import mpirun, need_mpi, task
+from tests.integration.mpi_support import mpirun, task
 from tests.integration.tensor_parallel_worker import IDS, TOKENS
 from tests.models.support import tiny_checkpoint
+from tests.needs import check
 from tests.tolerances import FACTOR
 
 pytestmark = pytest.mark.cuda
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.cuda
 
 @pytest.fixture(autouse=True)
 def _mpi() -> None:
-    need_mpi()
+    check("mpi")
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.mpi_support import ROOT, mpirun, need_mpi, task
+from tests.integration.mpi_support import ROOT, mpirun, task
 from tests.models.support import tiny_checkpoint
+from tests.needs import check
 
 
 @pytest.fixture(autouse=True)
 def _mpi() -> None:
-    need_mpi()
+    check("mpi")
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,9 @@ from monoplan.runtime.cuda import device as cuda_device
 from monoplan.runtime.cuda import executable as cuda
 from monoplan.runtime.cuda.decode import AHEAD, may_share
 from tests.codegen import cuda_emulator
+from tests.needs import needs
 
-emulated = pytest.mark.skipif(not cuda_emulator.available(), reason="no g++")
+emulated = needs("g++")
 PROMPT = [1, 7, 3, 40, 22]
 SAMPLED = {"temperature": 0.9, "top_p": 0.9, "top_k": 30, "min_p": 0.01, "seed": 5}
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -14,9 +14,8 @@ from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.models import AutoLlamaModel, LlamaForCausalLM
 from monoplan.models.generate.decoding import StopText, random_value
 from monoplan.models.generate.generation import Session
-from monoplan.models.load.default_model import SMOLLM2
-from monoplan.runtime.build.cache_places import read_roots
 from tests.models.support import EOS, tiny_checkpoint, tiny_config
+from tests.needs import default_model, needs
 
 PROMPTS = ["Once upon a time", "x", "Hello, world!", "The quick brown fox jumps over the lazy dog"]
 
@@ -369,18 +368,12 @@ def test_another_dtype_for_the_plan(checkpoint: Path) -> None:
     assert llm(np.array([[5, 6]])).dtype.name == "float32"  # logits are never rounded to half
 
 
-def smollm2() -> Path | None:
-    """The default model's file, if it was ever fetched here; tests do not download."""
-    paths = [root / "models" / SMOLLM2.name for root in read_roots()]
-    return next((path for path in paths if path.is_file()), None)
-
-
 @pytest.mark.nightly
-@pytest.mark.skipif(smollm2() is None, reason="the default model is not in the cache directory")
+@needs("model")
 def test_smollm2_writes_what_transformers_makes_it_write() -> None:
     golden = json.loads((Path(__file__).parents[1] / "golden/smollm2/greedy.json").read_text())
     texts = [prompt["text"] for prompt in golden["prompts"]]
-    llm = mp.compile(AutoLlamaModel.from_pretrained(str(smollm2()), dtype="float32"))
+    llm = mp.compile(AutoLlamaModel.from_pretrained(str(default_model()), dtype="float32"))
     alone = [llm.generate_batch([text], 64)[0] for text in texts]
     for row, other, prompt in zip(alone, llm.generate_batch(texts, 64), golden["prompts"], strict=True):
         assert row.prompt_ids == prompt["input_ids"]

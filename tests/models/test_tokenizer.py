@@ -16,8 +16,8 @@ from tokenizers import Tokenizer as Core
 from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.models.load.gguf import open_gguf
 from monoplan.models.text.tokenizer import Tokenizer
-from monoplan.runtime.build.cache_places import read_roots
 from tests.models.vocabularies import ALPHABET, byte_level, pieces
+from tests.needs import default_model, needs
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "smollm2" / "tokenizer.json"
 CHATML = (
@@ -32,13 +32,11 @@ def spelled(tokenizer: Tokenizer, text: str) -> list[str | None]:
     return [tokenizer.token(token) for token in tokenizer.encode(text, add_special_tokens=False)]
 
 
-@pytest.mark.skipif(not GOLDEN.is_file(), reason="tests/golden/smollm2 is not there")
+@needs("model")
 def test_smollm2_as_recorded() -> None:
     golden = json.loads(GOLDEN.read_text())
-    places = [root / "models" / golden["model"] for root in read_roots()]
-    path = next((place for place in places if place.is_file()), None)
-    if path is None:
-        pytest.skip(f"{golden['model']} is not in the cache; `monoplan generate` fetches it")
+    path = default_model()
+    assert path is not None and path.name == golden["model"]
     checkpoint = open_gguf(path)
     tokenizer = Tokenizer.from_gguf(checkpoint.metadata, vocab_size=checkpoint.config.vocab_size)
     for case in golden["strings"]:

@@ -16,8 +16,9 @@ from monoplan.runtime.cuda import device as cuda_device
 from monoplan.runtime.cuda import executable as cuda
 from tests.codegen import cuda_emulator
 from tests.codegen.cuda_emulator import EmulatedArray
+from tests.needs import needs
 
-emulated = pytest.mark.skipif(not cuda_emulator.available(), reason="no g++")
+emulated = needs("g++")
 
 
 class Doubled(Module):

@@ -21,6 +21,7 @@ from monoplan.runtime.cuda import device as cuda_device
 from monoplan.runtime.cuda import executable as cuda
 from tests.codegen import cuda_emulator
 from tests.codegen.cuda_emulator import EmulatedArray
+from tests.needs import needs
 
 Array = np.ndarray[Any, Any]
 
@@ -303,7 +304,7 @@ def test_the_reference_target() -> None:
         assert (fast(np.ones(3, np.float32), total) == 2 * i).all() and (total == i).all()
 
 
-@pytest.mark.skipif(not cuda_emulator.available(), reason="no g++")
+@needs("g++")
 def test_device_arrays_and_numpy_arrays_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     made = cuda_emulator.EmulatedDevice()
     monkeypatch.setattr(cuda, "gpu", lambda: made)

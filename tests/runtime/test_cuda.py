@@ -27,8 +27,9 @@ from monoplan.runtime.cuda import executable as cuda
 from monoplan.runtime.cuda import tune as cuda_tune
 from monoplan.runtime.cuda.weights import gated_rows
 from tests.codegen import cuda_emulator
+from tests.needs import needs
 
-emulated = pytest.mark.skipif(not cuda_emulator.available(), reason="no g++")
+emulated = needs("g++")
 
 
 @pytest.fixture(params=[pytest.param("emulator", marks=emulated), pytest.param("gpu", marks=pytest.mark.cuda)])

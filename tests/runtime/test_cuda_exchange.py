@@ -29,6 +29,7 @@ from monoplan.runtime.cuda.weights import upload_params
 from monoplan.runtime.ranks.comm import Communicator, run_ranks, threads
 from tests.codegen import cuda_emulator
 from tests.models.support import tiny_config
+from tests.needs import needs
 from tests.tolerances import check
 
 Array = np.ndarray[Any, Any]
@@ -90,7 +91,7 @@ def test_rows_are_put_together_on_the_device(rows: int) -> None:
     assert np.array_equal(y, np.stack([x, x], axis=1))
 
 
-@pytest.mark.skipif(not cuda_emulator.available(), reason="no g++")
+@needs("g++")
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_the_kernels(dtype: str) -> None:
     """Sums in rank order with a residual and a factor, and gathers along two axes, in each element type."""
@@ -125,7 +126,7 @@ def test_the_kernels(dtype: str) -> None:
         assert all(a.tobytes() == b.tobytes() for a, b in zip(got, results[0], strict=True))
 
 
-@pytest.mark.skipif(not cuda_emulator.available(), reason="no g++")
+@needs("g++")
 def test_a_divided_llama_on_the_emulator() -> None:
     model = LlamaForCausalLM.from_config(tiny_config(), seed=1)
     traced = trace(model.generation_step(), **step_specs(model.config, model.dtype))

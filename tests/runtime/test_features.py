@@ -15,9 +15,9 @@ from monoplan.ir.errors import ArgumentError
 from monoplan.runtime.build import cache_places, compilers, processes
 from monoplan.runtime.machine import cpu_info, features
 from monoplan.runtime.machine.features import CpuFeatures
+from tests.needs import COMPILERS, needs
 
-COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
-needs_compiler = pytest.mark.skipif(not COMPILERS, reason="no C compiler here")
+needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("gcc", "clang"))), reason="no C compiler here")
 
 AVX2 = frozenset({"sse2", "avx", "avx2", "fma", "f16c"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
@@ -174,7 +174,6 @@ def test_read_macos(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"fma", "avx2"} <= cpu_info._read_macos()[1]
 
 
-@needs_compiler
 @pytest.mark.parametrize("name", COMPILERS)
 def test_detect_here(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("CC", name)
@@ -188,7 +187,6 @@ def test_detect_here(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     assert processes.compiler_runs() == runs
 
 
-@needs_compiler
 @pytest.mark.skipif(cpu_info.machine() != "aarch64", reason="aarch64 only")
 @pytest.mark.parametrize("name", COMPILERS)
 def test_nothing_is_lost_on_arm(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -326,7 +324,7 @@ def test_request_tiles_never_raises() -> None:
         assert not features.request_tiles()
 
 
-@pytest.mark.skipif("clang" not in COMPILERS, reason="clang compiles for other machines")
+@needs("clang")  # it compiles for other machines
 @pytest.mark.parametrize(
     ("target", "probe", "found", "instructions"),
     [

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from monoplan.runtime.build import cache, cache_places, compilers, processes, toolchain
+from tests.needs import needs
 from tests.runtime.test_toolchain import COMPILERS, SOURCE, needs_compiler, plan, root, script
 
 __all__ = ["root"]  # the fixture of every test there and here
@@ -30,7 +31,7 @@ def test_openmp_is_used_where_it_links(tmp_path: Path, monkeypatch: pytest.Monke
     assert [("plans run on one thread" in str(w.message)) for w in seen] == [True] * (not links)  # once
 
 
-@pytest.mark.skipif("gcc" not in COMPILERS, reason="gcc brings its own OpenMP")
+@needs("gcc")  # which brings its own OpenMP
 def test_gcc_links_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "gcc")
     assert compilers.has_openmp(compilers.find_compiler())

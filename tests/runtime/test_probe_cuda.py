@@ -19,11 +19,12 @@ from monoplan.ir.parser import parse_graph
 from monoplan.runtime.cuda.executable import CudaExecutable
 from monoplan.runtime.cuda.weights import upload_params
 from tests.codegen import cuda_emulator
+from tests.needs import needs
 from tests.runtime.test_bisect import CASES, mutated
 
 TEMPLATES = render.HERE / "cuda" / "templates"
 DEVICES = [
-    pytest.param("emulator", marks=pytest.mark.skipif(not cuda_emulator.available(), reason="no g++")),
+    pytest.param("emulator", marks=needs("g++")),
     pytest.param("gpu", marks=pytest.mark.cuda),
 ]
 TEXT = """graph g(%x: f32[5, 24], %z: f32[5, 40]) {

@@ -16,10 +16,11 @@ from monoplan import nn
 from monoplan.inspect.report import render_report
 from monoplan.inspect.report_data import report_data
 from monoplan.nn import functional as F
-from tests.browser import Page, browser_page, find_browser
+from tests.browser import Page, browser_page
+from tests.needs import needs
 from tests.runtime.test_bisect import small_llama
 
-needs_browser = pytest.mark.skipif(find_browser() is None, reason="no Chromium or Chrome on PATH")
+needs_browser = needs("browser")
 LAYERS = 32
 
 

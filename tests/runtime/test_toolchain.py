@@ -15,6 +15,7 @@ from cffi import FFI
 
 from monoplan.ir.errors import CompileError
 from monoplan.runtime.build import cache, cache_places, compilers, facts, processes, toolchain
+from tests import needs
 
 IMPORT_ROOT = Path(toolchain.__file__).parents[3]
 SOURCE = '#include "answer.h"\nint answer(void) { return ANSWER; }\n'
@@ -61,7 +62,7 @@ def plan(source: str = SOURCE, flags: tuple[str, ...] = ()) -> tuple[cache.Build
 
 @needs_compiler
 @pytest.mark.filterwarnings("ignore:monoplan. plans run on one thread")  # a clang without OpenMP
-@pytest.mark.parametrize("name", COMPILERS)
+@pytest.mark.parametrize("name", needs.COMPILERS)
 def test_real_compiler_from_cc(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("CC", name)
     compiler = compilers.find_compiler()
@@ -196,7 +197,7 @@ def test_key_follows_flags_and_compiler(tmp_path: Path, monkeypatch: pytest.Monk
 
 @needs_compiler
 @pytest.mark.filterwarnings("ignore:monoplan. plans run on one thread")  # a clang without OpenMP
-@pytest.mark.parametrize("name", COMPILERS)
+@pytest.mark.parametrize("name", needs.COMPILERS)
 def test_failing_compile_shows_all_that_helps(root: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("CC", name)
     wrong = SOURCE + "int broken(void) { return missing_name; }\n"

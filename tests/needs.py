@@ -1,0 +1,63 @@
+"""What some tests need beyond Python and a C compiler. A test says `@needs("browser")`.
+
+Where that is missing, the test is skipped and says how to get it; where MONOPLAN_REQUIRE names it (`mpi,browser`), the
+test fails. `.ci/run` installs these things and sets the variable: no capability goes untested without being noticed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from monoplan.models.load.default_model import SMOLLM2
+from monoplan.runtime.build.cache_places import read_roots
+from tests.browser import find_browser
+from tests.integration import mpi_support
+
+
+def default_model() -> Path | None:
+    """The default model's file, if it was fetched: tests do not download."""
+    paths = [root / "models" / SMOLLM2.name for root in read_roots()]
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _program(name: str) -> Callable[[], str]:
+    return lambda: "" if shutil.which(name) else f"there is no {name}"
+
+
+# Name -> the function that says why it is missing; an empty text if it is there.
+PROBLEMS: dict[str, Callable[[], str]] = {
+    "gcc": _program("gcc"),
+    "g++": _program("g++"),
+    "clang": _program("clang"),
+    "nvcc": _program("nvcc"),
+    "x86_64-linux-gnu-gcc": _program("x86_64-linux-gnu-gcc"),
+    "browser": lambda: "" if find_browser() else "there is no Chromium or Chrome on PATH: apt install chromium",
+    "model": lambda: "" if default_model() else f"{SMOLLM2.name} is not in the cache: `monoplan generate` fetches it",
+    "mpi": mpi_support.problem,
+}
+
+
+def needs(*names: str) -> pytest.MarkDecorator:
+    """Marks a test that needs these things."""
+    unknown = set(names) - PROBLEMS.keys()
+    assert not unknown, f"tests/needs.py does not know {unknown}"
+    return pytest.mark.needs(*names)
+
+
+def check(name: str) -> None:
+    """Skips or fails the test if a thing is missing."""
+    required = os.environ.get("MONOPLAN_REQUIRE", "").split(",")
+    if unknown := set(required) - {"", *PROBLEMS}:
+        raise pytest.UsageError(f"MONOPLAN_REQUIRE names {sorted(unknown)}; known are {sorted(PROBLEMS)}")
+    if problem := PROBLEMS[name]():
+        if name in required:
+            pytest.fail(f"{problem} (and MONOPLAN_REQUIRE names {name})", pytrace=False)
+        pytest.skip(problem)
+
+
+COMPILERS = [pytest.param(name, marks=needs(name)) for name in ("gcc", "clang")]
