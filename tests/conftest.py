@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,22 @@ pytest_plugins = ["monoplan.pytest_plugin"]  # the golden fixture; an installed 
 # Slow shared machines: no deadlines. Derandomized: a run either fails for everybody or for nobody.
 settings.register_profile("monoplan", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("monoplan")
+
+WORKERS = 8  # at most: each one imports and collects all tests before it runs the first
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the options
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Folders run on all cores; files, single tests and the debugger run in one process. `-n` overrides both."""
+    option = config.option
+    if not hasattr(option, "numprocesses") or option.numprocesses is not None or "PYTEST_XDIST_WORKER" in os.environ:
+        return  # -p no:xdist, -n, or one of the workers
+    if option.usepdb or option.collectonly or any(".py" in arg for arg in config.args):
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores > 1:
+        option.numprocesses = min(cores, WORKERS)
+        option.dist = "worksteal"  # a worker starts with a contiguous part: module fixtures are made once, mostly
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

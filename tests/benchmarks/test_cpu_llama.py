@@ -28,6 +28,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
     return cpu_peers
 
 
+@pytest.mark.full
 def test_a_run_has_figures_of_those_who_ran_and_reasons_for_the_others(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     command = [
@@ -141,6 +142,7 @@ os.kill(os.getpid(), 9)
     pytest.fail("the worker is still there: " + status.read_text().splitlines()[2])
 
 
+@pytest.mark.full
 def test_a_run_that_is_broken_off_shows_its_whole_rounds(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     command = [

@@ -48,6 +48,7 @@ def test_attention(name: str) -> None:
     check_case(CASES[name])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("isa", OTHERS)
 def test_other_instruction_sets(isa: str) -> None:
     program = """

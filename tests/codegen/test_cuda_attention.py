@@ -23,6 +23,7 @@ from monoplan.ir.interpreter import bind_symbols, interpret
 from monoplan.ir.parser import parse_graph
 from monoplan.runtime.cuda.executable import CudaExecutable, choose_variant
 from tests.codegen import cuda_emulator
+from tests.matrices import partly
 from tests.needs import needs
 
 emulated = needs("g++")
@@ -34,6 +35,7 @@ SHAPES: dict[str, tuple[int, int, int, int | None, dict[str, int]]] = {
     "wide, window": (128, 1, 1, 70, {"keys": 64}),
     "window": (64, 2, 1, 33, {"keys": 128, "stages": 2}),
 }
+ALWAYS = ("heads share", "wide, window")
 # batch, queries, keys, past of each row
 CALLS: dict[str, tuple[int, int, int, list[int]]] = {
     "few": (1, 2, 70, [68]),
@@ -82,7 +84,7 @@ def arguments(shape: str, call: str) -> list[Any]:
 def cases() -> Iterator[Any]:
     """Shape, call and device: capability of the emulated one, or 0 for the GPU that is there."""
     for shape, call in itertools.product(SHAPES, CALLS):
-        yield pytest.param(shape, call, 90, marks=emulated)
+        yield pytest.param(shape, call, 90, marks=[emulated, *([] if shape in ALWAYS else [pytest.mark.full])])
         short = (shape, call) in (("heads share", "unequal"), ("wide, window", "odd"))
         yield pytest.param(shape, call, 80, marks=[emulated] if short else [emulated, pytest.mark.nightly])
         yield pytest.param(shape, call, 0, marks=pytest.mark.cuda)
@@ -123,7 +125,7 @@ def test_schedules_fit(shape: str) -> None:
 
 
 @needs("nvcc")
-@pytest.mark.parametrize("shape", ["heads share", "wide", "wide, window"])
+@pytest.mark.parametrize("shape", partly(["heads share", "wide", "wide, window"], lambda shape: shape == "wide"))
 def test_products_run_beside_softmax(shape: str, tmp_path: Path) -> None:
     """The assembler neither spills nor makes the products wait for each other, of which it tells in words alone."""
     source = render_cuda(make_plan(graph_of(shape), cuda_target(90, 132, 232448)), "test")

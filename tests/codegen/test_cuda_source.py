@@ -21,6 +21,7 @@ from monoplan.ir.types import DTYPES
 from tests.codegen.cases import CASES
 from tests.codegen.test_cuda_llama import model
 from tests.codegen.test_ops import graph_of
+from tests.matrices import partly
 from tests.needs import needs
 
 H200, A100, RTX4090, T4 = (
@@ -43,7 +44,7 @@ def compile_cubin(text: str, arch: str, folder: Path) -> str:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("arch", partly(TARGETS, lambda arch: arch == "sm_90a"))
 def test_llama_is_built(arch: str, tmp_path: Path) -> None:
     graph, _ = model("bf16")
     report = compile_cubin(render_cuda(make_plan(graph, TARGETS[arch]), "test").text, arch, tmp_path)
@@ -60,6 +61,7 @@ def test_every_part_is_a_source_of_its_own(tmp_path: Path) -> None:
         assert all(f".text.{f.name}\0".encode() in data for f in source.functions[i * PART : (i + 1) * PART])
 
 
+@pytest.mark.full
 @needs_nvcc
 @pytest.mark.parametrize("dtype", ["f16", "u8", pytest.param("f64", marks=pytest.mark.nightly)])
 def test_every_op_is_built(dtype: str, tmp_path: Path) -> None:

@@ -255,6 +255,7 @@ def test_this_instruction_set() -> None:
     check_all()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("isa", OTHERS)
 def test_other_instruction_sets(isa: str) -> None:
     program = """

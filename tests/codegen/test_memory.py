@@ -83,13 +83,27 @@ def check_plan(graph: Graph, sizes: dict[str, int]) -> Plan:
     return plan
 
 
-@settings(max_examples=60)
-@given(st.integers(0, 10**9), st.integers(1, 9), st.integers(1, 40))
-def test_live_buffers_never_overlap(seed: int, b: int, s: int) -> None:
+def check_random_plan(seed: int, b: int, s: int) -> None:
     source = random.Random(seed)
     g = Grower(lambda options: options[source.randrange(len(options))])
     g.graph(steps=30)
     check_plan(g.finish(), {"b": b, "s": s, "threads": 1 + seed % 8})
+
+
+SEEDS_AND_SIZES = (st.integers(0, 10**9), st.integers(1, 9), st.integers(1, 40))
+
+
+@settings(max_examples=8)
+@given(*SEEDS_AND_SIZES)
+def test_live_buffers_never_overlap(seed: int, b: int, s: int) -> None:
+    check_random_plan(seed, b, s)
+
+
+@pytest.mark.full
+@settings(max_examples=60)
+@given(*SEEDS_AND_SIZES)
+def test_live_buffers_of_many_plans_never_overlap(seed: int, b: int, s: int) -> None:
+    check_random_plan(seed, b, s)
 
 
 @pytest.mark.parametrize(("batch", "seq", "threads"), [(1, 1, 1), (3, 7, 2), (2, 19, 7)])

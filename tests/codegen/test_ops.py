@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from monoplan.ir.printer import print_graph
 from monoplan.ir.types import DTYPES
 from monoplan.runtime.cpu import executable as cpu
 from tests.codegen.cases import CASES, SIZES, Case
+from tests.matrices import partly
 from tests.tolerances import check
 
 KINDS = {
@@ -34,7 +34,8 @@ KINDS = {
     "reduce": "reduce", "softmax": "reduce", "scan": "reduce", "norm": "reduce", "fused_norm": "reduce",
     "fused_reduce": "reduce",
 }  # fmt: skip
-PRODUCTION = ("f32", "bf16", "i64", "u8", "bool")
+PRODUCTION = ("f32", "bf16", "i64", "u8", "bool")  # the types that models use: built as plans are
+ALWAYS = ("f32", "bf16", "i64", "bool")
 PAIRS = [(d, name) for d in DTYPES for name in REGISTRY if any(c.op == name and c.accepts(DTYPES[d]) for c in CASES)]
 
 
@@ -74,10 +75,14 @@ Calls = list[tuple[Case, list[tuple[dict[str, int], list[Any], list[Any]]]]]
 @functools.cache
 def results(dtype: str) -> Calls | Exception:
     """For each case of an element type: the sizes, compiled and exact results of each call; or what went wrong."""
-    try:
-        return run_all(dtype)
-    except Exception as error:
-        return error
+    flags_for = cpu.flags_for
+    with pytest.MonkeyPatch.context() as patch:
+        if dtype not in PRODUCTION:  # half the time
+            patch.setattr(cpu, "flags_for", lambda target: (*flags_for(target), "-O1"))
+        try:
+            return run_all(dtype)
+        except Exception as error:
+            return error
 
 
 def run_all(dtype: str) -> Calls:
@@ -98,22 +103,9 @@ def run_all(dtype: str) -> Calls:
     return found
 
 
-@pytest.fixture(scope="module", autouse=True)
-def built(request: pytest.FixtureRequest) -> None:
-    """Compiles what the chosen tests need, two element types at a time: gcc is one process on one core.
-
-    The types that models use are built as plans are; the others with -O1, which takes half the time.
-    """
-    items = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
-    wanted = dict.fromkeys(i.callspec.params["dtype"] for i in items if "dtype" in i.callspec.params)
-    flags_for = cpu.flags_for
-    with ThreadPoolExecutor(2) as pool, pytest.MonkeyPatch.context() as patch:
-        list(pool.map(results, [d for d in wanted if d in PRODUCTION]))
-        patch.setattr(cpu, "flags_for", lambda target: (*flags_for(target), "-O1"))
-        list(pool.map(results, [d for d in wanted if d not in PRODUCTION]))
-
-
-@pytest.mark.parametrize(("dtype", "op"), PAIRS, ids=[f"{d}-{name}" for d, name in PAIRS])
+@pytest.mark.parametrize(
+    ("dtype", "op"), partly(PAIRS, lambda pair: pair[0] in ALWAYS), ids=[f"{d}-{name}" for d, name in PAIRS]
+)
 def test_op(dtype: str, op: str) -> None:
     kind = KINDS.get(REGISTRY[op].kind, "matmul")
     found = results(dtype)

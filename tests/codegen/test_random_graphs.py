@@ -89,15 +89,29 @@ def fused(g: Grower) -> None:
     check(g, final, graph)
 
 
-@QUICK
+@settings(QUICK, max_examples=2)
 @given(growers(BATCH))
 def test_graphs(g: Grower) -> None:
     unfused(g)
 
 
-@settings(QUICK, max_examples=5)
+@settings(QUICK, max_examples=2)
 @given(growers(BATCH))
 def test_fused_graphs(g: Grower) -> None:
+    fused(g)
+
+
+@pytest.mark.full
+@QUICK
+@given(growers(BATCH))
+def test_more_graphs(g: Grower) -> None:
+    unfused(g)
+
+
+@pytest.mark.full
+@settings(QUICK, max_examples=5)
+@given(growers(BATCH))
+def test_more_fused_graphs(g: Grower) -> None:
     fused(g)
 
 

@@ -9,6 +9,7 @@ from monoplan.driver import build_graph_executable
 from monoplan.ir.interpreter import interpret
 from monoplan.passes.manager import run_passes
 from monoplan.passes.pipeline import PIPELINE, UNFUSED
+from tests.matrices import partly
 from tests.passes.random_graphs import random_graph
 from tests.passes.support import random_arguments, without_rounding
 from tests.tolerances import check, check_no_worse
@@ -30,7 +31,7 @@ def check_seed(seed: int, fused: bool) -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
-@pytest.mark.parametrize("seed", [0, 4])
+@pytest.mark.parametrize("seed", partly([0, 4], lambda seed: seed == 0))
 def test_random_plan(seed: int, fused: bool) -> None:
     check_seed(seed, fused)
 

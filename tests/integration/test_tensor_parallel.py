@@ -13,6 +13,7 @@ import monoplan as mp
 from monoplan.models import AutoLlamaModel, LlamaForCausalLM
 from tests.integration.mpi_support import mpirun, task
 from tests.integration.tensor_parallel_worker import IDS, TOKENS
+from tests.matrices import partly
 from tests.models.support import tiny_checkpoint, tiny_config, tiny_tokenizer_files
 from tests.needs import check
 from tests.tolerances import FACTOR
@@ -61,9 +62,18 @@ def both(llm: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "ranks", "road"),
-    [("gqa", 2, "shared"), ("gqa", 4, "shared"), ("gqa", 2, "mpi"), ("mqa", 2, "shared"), ("mqa", 4, "shared"),
-     ("uneven", 2, "shared")],
-)  # fmt: skip
+    partly(
+        [
+            ("gqa", 2, "shared"),
+            ("gqa", 4, "shared"),
+            ("gqa", 2, "mpi"),
+            ("mqa", 2, "shared"),
+            ("mqa", 4, "shared"),
+            ("uneven", 2, "shared"),
+        ],
+        lambda case: case[:2] == ("gqa", 2),
+    ),
+)
 def test_logits_and_tokens(checkpoints: dict[str, Path], tmp_path: Path, name: str, ranks: int, road: str) -> None:
     """Within 1e-5 of the one process, relatively, and the same tokens; the same bits on every rank."""
     done = task("numbers", ranks, checkpoints[name], tmp_path, MONOPLAN_COMM=road)
@@ -93,6 +103,7 @@ def test_bf16(checkpoints: dict[str, Path], tmp_path: Path) -> None:
         assert first[what].tobytes() == second[what].tobytes()
 
 
+@pytest.mark.full
 def test_two_groups_of_two(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     """Groups of one job, at the same time and on the same host, do not meet each other."""
     done = task("groups", 4, checkpoints["gqa"], tmp_path)
@@ -117,6 +128,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert failed.returncode != 0 and failed.stderr.count("there is no such model") == 1 and not failed.stdout
 
 
+@pytest.mark.full
 def test_verify_on_all_ranks(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     done = task("verifying", 2, checkpoints["gqa"], tmp_path)
     assert done.returncode == 0, done.stderr

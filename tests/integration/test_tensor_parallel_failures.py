@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.mpi_support import ROOT, mpirun, task
+from tests.matrices import partly
 from tests.models.support import tiny_checkpoint
 from tests.needs import check
 
@@ -33,7 +34,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", partly([2, 4], lambda n: n == 2))
 def test_a_killed_rank_brings_the_others_down(model: Path, tmp_path: Path, ranks: int) -> None:
     """The launcher sees it, or the ranks themselves; whoever is first tells."""
     done = task("killed", ranks, model, tmp_path)
@@ -62,7 +63,7 @@ def test_ranks_that_differ_are_refused_at_the_start(model: Path, tmp_path: Path)
     assert done.returncode != 0 and "they differ in instruction set (MONOPLAN_ISA)" in done.stderr
 
 
-@pytest.mark.parametrize("road", ["shared", "mpi"])
+@pytest.mark.parametrize("road", partly(["shared", "mpi"], lambda road: road == "shared"))
 def test_ranks_that_ask_for_different_things_are_stopped(model: Path, tmp_path: Path, road: str) -> None:
     done = task("longer", 2, model, tmp_path, MONOPLAN_COMM=road)
     assert done.returncode != 0 and names(tmp_path) == []
@@ -72,13 +73,14 @@ def test_ranks_that_ask_for_different_things_are_stopped(model: Path, tmp_path: 
     assert any(text in done.stderr for text in said), done.stderr
 
 
-@pytest.mark.parametrize("where", ["quitting", "quitting_before"])
+@pytest.mark.parametrize("where", partly(["quitting", "quitting_before"], lambda w: w == "quitting"))
 def test_a_rank_that_ends_early_is_not_waited_for(model: Path, tmp_path: Path, where: str) -> None:
     done = task(where, 2, model, tmp_path)
     assert done.returncode != 0 and "rank 1 has left: its program ended before this one's" in done.stderr
     assert names(tmp_path) == ["1.done"]
 
 
+@pytest.mark.full
 def test_between_hosts_a_rank_that_ends_early_gives_up_the_others(model: Path, tmp_path: Path) -> None:
     """There nobody sees that it has left; it is the one that waits, as long as it is told to."""
     done = task("quitting", 2, model, tmp_path, MONOPLAN_COMM="mpi", MONOPLAN_COMM_TIMEOUT="1")

@@ -172,6 +172,7 @@ def test_caches_grow(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert stays.spare["cache"].capacity >= 22
 
 
+@pytest.mark.full
 def test_a_text_may_fill_the_context(device: Any) -> None:
     stays, travels = roads(tiny_lm(max_position_embeddings=14))
     a, b = (lm.generate_batch([PROMPT, [9]], 100) for lm in (stays, travels))
@@ -187,6 +188,7 @@ def test_prompts_in_pieces(device: Any) -> None:
             assert [r.ids for r in one.generate_batch(prompts, 4)] == want
 
 
+@pytest.mark.full
 def test_prompts_stay_whole_where_their_angles_follow_their_length(device: Any) -> None:
     lm = tiny_lm(max_position_embeddings=8, rope_scaling={"rope_type": "dynamic", "factor": 8.0}, initializer_range=0.3)
     prompts = [list(range(1, 30)), list(range(20, 40))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,18 @@ from monoplan.ir.errors import ArgumentError
 from monoplan.models import LlamaForCausalLM
 from monoplan.models.generate.generation import step_specs
 from monoplan.models.llama import grouped_query_attention, multi_head_attention, repeat_kv
+from tests.matrices import partly
 from tests.models.support import CASES, Golden, tiny_config
 
 # Each shape is a plan of its own, which takes seconds to build: these stand for the rest, nightly runs them all.
+ALWAYS = ("cached", "qwen3_bias", "mistral_window")
 COMPILED = ("cached", "mistral_window_cached", "qwen3_bias", "rope_dynamic_cached")
+
+
+def compiled(some: Sequence[str]) -> list[Any]:
+    """All cases, of which plans are made of a few always, of some by `full`, of all by `nightly`."""
+    rest = [pytest.param(case, marks=pytest.mark.nightly) for case in CASES if case not in some]
+    return [*partly(some, lambda case: case in ALWAYS), *rest]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -31,7 +40,7 @@ def test_logits_are_those_of_transformers(case: str) -> None:
         np.testing.assert_allclose(out, golden.arrays["logits_f64"][record], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=() if c in COMPILED else pytest.mark.nightly) for c in CASES])
+@pytest.mark.parametrize("case", compiled(COMPILED))
 def test_logits_of_the_plan_are_those_of_transformers(case: str) -> None:
     golden = Golden(case)
     plan = mp.compile(golden.model())
@@ -40,9 +49,7 @@ def test_logits_of_the_plan_are_those_of_transformers(case: str) -> None:
         np.testing.assert_allclose(out, golden.arrays["logits_f32"][record], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "case", [c if i % 6 == 0 else pytest.param(c, marks=pytest.mark.nightly) for i, c in enumerate(CASES)]
-)
+@pytest.mark.parametrize("case", compiled(CASES[::6]))
 def test_the_plan_in_bfloat16_is_nearer_than_transformers_in_bfloat16(case: str) -> None:
     golden = Golden(case)
     check_bfloat16(golden, mp.compile(golden.model("bfloat16")))

@@ -27,6 +27,7 @@ from monoplan.models import LlamaConfig, LlamaForCausalLM
 from monoplan.nn import functional as F
 from monoplan.passes.manager import Notes, Pass
 from monoplan.passes.pipeline import PIPELINE
+from tests.matrices import partly
 
 TEMPLATES = Path(render.__file__).resolve().parent / "templates"
 
@@ -91,7 +92,9 @@ def _environment(root: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(root)}
 
 
-@pytest.mark.parametrize("number", range(len(PIPELINE)), ids=lambda n: f"{n}-{PIPELINE[n].name}")
+@pytest.mark.parametrize(
+    "number", partly(range(len(PIPELINE)), lambda n: n % 4 == 0), ids=lambda n: f"{n}-{PIPELINE[n].name}"
+)
 def test_names_a_wrong_pass(number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     names = plant(monkeypatch, number)
     llm = mp.compile(small_llama(), target="reference")
@@ -297,7 +300,7 @@ def examine(text: str, folder: Path) -> Finding:
     return bisect(graph_subject(graph, inputs, example_params(graph)), folder)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", partly(CASES, lambda name: not name.startswith("_")))
 def test_names_a_wrong_kernel(name: str, templates: dict[str, str], tmp_path: Path) -> None:
     family, text = CASES[name]
     template = TEMPLATES / f"{name}.c.j2"
@@ -315,6 +318,7 @@ def test_names_a_wrong_kernel(name: str, templates: dict[str, str], tmp_path: Pa
         assert run_script(found.folder, "--fresh").returncode == 0  # another process has the honest templates
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", TILES)
 def test_names_a_wrong_kernel_of_tile_units(
     name: str, templates: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -326,6 +330,7 @@ def test_names_a_wrong_kernel_of_tile_units(
     assert (found.kind, found.name) == ("kernel", family), found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", TILES)
 def test_the_honest_templates_of_tile_units_are_right(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
