@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monoplan.codegen.expressions import C_TYPES, c_expr, c_index, c_literal, compute_type, convert, load
+from monoplan.codegen.expressions import C_TYPES, c_dim, c_expr, c_index, c_literal, compute_type, convert, load
 from monoplan.codegen.formats import format_of
 from monoplan.codegen.views import View
 from monoplan.ir.dims import Dim, Expr, symbols_of
@@ -67,6 +67,20 @@ class Operand:
             text = c_index(list(zip(indices, self.view.strides, strict=True)), self.view.offset + start)
             return f"(({text}) != 0)" if b.dtype == bool_ else f"({C_TYPES[compute_type(b.dtype).name]})({text})"
         return load(self.dtype, self.place(*indices))
+
+    def c_view(self, *outer: str) -> str:
+        """An initializer of mp_view (mp_view.h): the dimensions behind those of `outer`, at that index."""
+        b, strides = self.view.buffer, self.view.strides
+        kind = f"MP_{b.dtype.name.upper()}"
+        if b.kind == "const":
+            return f"MP_CONSTANT({self.at(*outer)}, {kind})"
+        inner = ", ".join([*map(c_dim, strides[len(outer) :]), *["0"] * (4 - len(strides) + len(outer))])
+        terms = list(zip(outer, strides, strict=False))
+        if b.kind == "iota":
+            start = b.start if isinstance(b.start, int | Expr) else int(b.start)
+            return f"MP_RAMP({c_index(terms, self.view.offset + start)}, {kind}, {inner})"
+        place = c_index(terms, self.view.offset)
+        return f"MP_STORED({self.name if place == '0' else f'{self.name} + {place}'}, {kind}, {inner})"
 
     def with_view(self, view: View) -> Operand:
         return Operand(self.name, view, self.written)

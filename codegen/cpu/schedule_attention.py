@@ -15,7 +15,6 @@ NEAR_BYTES, FAR_BYTES = 1024, 16384  # of keys or values, before they are read: 
 TILES_NEAR_BYTES = 4096  # the same where tile units read 32 rows at a time
 NEON_NEAR_BYTES = 2048  # and on Neoverse-N1 cores
 TILE_KEYS = 128  # keys of a block on tile units: the scores of two blocks, the sums and the queries fit into L1
-LOG2E = 1.4426950408889634
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +42,9 @@ class AttentionSchedule:
     rows: int
     wide: int
     pairs: bool  # few queries: words of two bf16 are split by a shift and a mask
-    ahead: int  # keys by which a row is asked for into L1 before it is read
+    ahead: int  # keys by which a row is prefetched into L1 before it is read
     far: int  # and into L2
-    ask_keys: bool  # few queries: whether keys are asked for as values are
+    prefetch_keys: bool  # few queries: whether keys are prefetched as values are
     columns: int
     keys: int
     block: int
@@ -80,7 +79,7 @@ def choose_attention(k: Attention, target: Target) -> AttentionSchedule:
         gives_tiles=k.operand("y").view.buffer.tiled > 0, few=FEW,
         few_tiles=few_tiles, few_heads=4 if group <= 4 else 8, least=LEAST, chunk=CHUNK if group <= 8 else LEAST,
         rows=rows, wide=wide, pairs=target.isa != "neon" and target.lanes > 1, ahead=ahead, far=far,
-        ask_keys=target.isa != "neon",  # Neoverse-N1 cores see whole rows coming; in f32 it is 20 % faster so
+        prefetch_keys=target.isa != "neon",  # Neoverse-N1 cores see whole rows coming; in f32 it is 20 % faster so
         columns=32 if tiles else columns, keys=TILE_KEYS if tiles else 64, block=block, vectors=vectors,
     )  # fmt: skip
 

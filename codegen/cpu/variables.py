@@ -175,7 +175,7 @@ def sort(k: Sort) -> Variables:
     larger = f"{greater} || ({nan})" if x.dtype.is_float else greater
     return {"sorting": {
         "outer_size": product(k.outer), "ctype": C_TYPES[x.compute.name], "va": x.at(*outer, "from[a]"),
-        "vb": x.at(*outer, "from[b]"), "before": larger if k.descending else smaller,
+        "vb": x.at(*outer, "from[b]"), "before": larger if k.descending else smaller, "row": x.c_view(*outer),
         "store_value": k.operand("values").store(x.at(*outer, "source"), x.compute, *outer, "i"),
         "store_index": k.operand("indices").store("source", i64, *outer, "i"),
     }}
@@ -184,12 +184,15 @@ def sort(k: Sort) -> Variables:
 def sample(k: Sample) -> Variables:
     x, y = k.operand("x"), k.operand("y")
     outer = names("o", k.rows)
-    found: Variables = {"outer_size": product(k.rows), "x": x.at(*outer, "i"), "real": _real(x.dtype)}
+    found: Variables = {
+        "outer_size": product(k.rows), "x": x.at(*outer, "i"), "real": _real(x.dtype), "logits": x.c_view(*outer),
+    }  # fmt: skip
     if k.mode == "penalty":
         found |= {
             "room": k.operand("history").shape[1], "counts": k.operand("counts").at("o0"),
             "penalty": k.operand("penalty").at("o0"), "history": k.operand("history").at("o0", "j"),
             "statement": y.store("v", f64 if x.dtype == f64 else f32, "o0", "i"),
+            "result": y.c_view("o0"), "seen": k.operand("history").c_view("o0"),
         }
     else:
         for name in ("top_p", "top_k", "temperature"):

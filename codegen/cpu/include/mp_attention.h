@@ -1,142 +1,111 @@
-/* What attention needs beside mp_vec.h: reductions of many vectors at once, products of strips, rows of the cache. */
+/* Attention: y[b, s, h] = softmax(q[b, s, h] · k[b, g] * scale, masked) · v[b, g], in one pass over the keys with a running maximum.
+ *
+ * A kernel fills an mp_attention with constants, views and sizes, and calls one variant: mp_attention_few (up to about two
+ * queries: chunks of keys are tasks, and their results are joined), mp_attention_many (strips of queries against blocks of keys), or
+ * mp_attention_double. All of it is inlined into the kernel, so that constants specialize the loops. */
 #ifndef MP_ATTENTION_H
 #define MP_ATTENTION_H
 
 #include "mp_amx.h"
-#include "mp_exp.h"
-#include "mp_tile.h"
+#include "mp_attention_vec.h"
+#include "mp_plan.h"
 
-/* bf16 is the upper half of a float. (gcc makes several instructions of the plain conversion.) */
-#if MP_LANES == 16 && defined(__AVX512F__)
-#include <immintrin.h>
-MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p)
-{
-    return (mp_vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i_u *)p)), 16);
-}
-#elif MP_LANES == 8 && defined(__AVX2__)
-#include <immintrin.h>
-MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p)
-{
-    return (mp_vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i_u *)p)), 16);
-}
-#elif MP_LANES == 4 && defined(__aarch64__)
-#include <arm_neon.h>
-MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p) /* 0 below each: shifts go through one of two pipes only */
-{
-    return (mp_vec)vzip1q_u16(vdupq_n_u16(0), vcombine_u16(vld1_u16(p), vdup_n_u16(0)));
-}
-#elif MP_LANES > 1
-typedef uint16_t mp_vec_u16 __attribute__((vector_size(2 * MP_LANES), aligned(2), may_alias));
-MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p)
-{
-    return (mp_vec)(__builtin_convertvector(*(const mp_vec_u16 *)p, mp_vec_u32) << 16);
-}
-#else
-MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p) { return mp_load_bf16(*p); }
-#endif
+typedef struct {
+    int64_t batches, queries, keys;
+    int kv_heads, group, dim, value_dim; /* `group` query heads share one key/value head */
+    int causal, window;           /* a query sees its own key and those before it; `window` keys in all (0: any number) */
+    double scale, softcap;        /* softcap 0: none */
+    mp_view q, y;                 /* [batch][query][head][dim] */
+    mp_view k, v;                 /* [batch][group][key][dim] */
+    mp_view mask;                 /* [batch][head][query][key]: flags that let through, or numbers that are added */
+    mp_view past;                 /* [batch]: keys before the first query */
+    int has_mask, has_past;       /* without `past` the last query has the last key */
+    /* Few queries: tasks of `least` to `chunk` keys; `rows` keys meet the queries of a group at a time, values are summed `wide`
+     * vectors at a time; `rows` and `wide` times the heads that run together are at most MP_FEW_SUMS. Rows are prefetched into
+     * L1 `ahead` keys before they are read, into L2 `far` keys before. */
+    int least, chunk, rows, wide;
+    int pairs;                    /* words of two bf16 are split by a shift and a mask */
+    int ahead, far, prefetch_keys;
+    int few_tiles, few_heads;     /* on tile units, with room for `few_heads` heads in a row of scores */
+    float *partial;               /* what tasks leave: sums, largest score and total of each head, [line][chunk] */
+    /* Many queries: strips of `columns` (query, head) pairs against blocks of `block` keys, in register tiles of `tile_rows` rows
+     * and `tile_vectors` vectors; or on tile units strips of 32. */
+    int columns, block, tile_rows, tile_vectors;
+    int part;                     /* on tile units: queries, or more, that a worker may have for itself, as in products */
+    int q_tiles, y_tiles;         /* whether q comes and y goes as bf16 tiles: see mp_hand_over */
+    uint32_t *k_tiles, *v_tiles;  /* room for the keys and values as tiles */
+} mp_attention;
 
-/* Neighbours of two vectors side by side: the even ones, and the odd ones. Joining pairs of vectors so, and their
- * results again, reduces MP_LANES vectors to one that holds the sum (or the maximum) of each, in order. */
-#if defined(__has_builtin)
-#if __has_builtin(__builtin_shufflevector)
-#define MP_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#endif
-#endif
-#ifndef MP_SHUFFLE
-#define MP_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (mp_vec_u32){__VA_ARGS__})
-#endif
-#if MP_LANES == 16
-#define MP_EVENS 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
-#define MP_ODDS 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
-#elif MP_LANES == 8
-#define MP_EVENS 0, 2, 4, 6, 8, 10, 12, 14
-#define MP_ODDS 1, 3, 5, 7, 9, 11, 13, 15
-#elif MP_LANES == 4
-#define MP_EVENS 0, 2, 4, 6
-#define MP_ODDS 1, 3, 5, 7
-#endif
-#if MP_LANES > 1
-MP_FN mp_vec mp_evens(mp_vec a, mp_vec b) { return MP_SHUFFLE(a, b, MP_EVENS); }
-MP_FN mp_vec mp_odds(mp_vec a, mp_vec b) { return MP_SHUFFLE(a, b, MP_ODDS); }
-#define MP_JOIN(name, a, b, how) \
-    MP_FN mp_vec name(mp_vec a##_in, mp_vec b##_in) \
-    { \
-        const mp_vec a = mp_evens(a##_in, b##_in), b = mp_odds(a##_in, b##_in); \
-        return how; \
+/* Keys of sequence b before its first query, the end of those that are written, and [first, last) that queries s0 to s1 see. */
+MP_FN int64_t mp_before(const mp_attention *a, const int64_t b)
+{
+    return a->has_past ? mp_int_at(&a->past, b * a->past.s0) : a->keys - a->queries;
+}
+MP_FN int64_t mp_written(const mp_attention *a, const int64_t before) { return mp_min(a->keys, before + a->queries); }
+MP_FN int64_t mp_first_key(const mp_attention *a, const int64_t before, const int64_t s0)
+{
+    return a->window ? mp_max(0, before + s0 - (a->window - 1)) : 0;
+}
+MP_FN int64_t mp_last_key(const mp_attention *a, const int64_t before, const int64_t s1)
+{
+    const int64_t written = mp_written(a, before);
+    return a->causal ? mp_min(written, before + s1 + 1) : written;
+}
+
+/* Weights are powers of two: what multiplies scores for that is part of the scale. Where something comes between, it multiplies
+ * their distances: a score of -3.4e38, by a mask, is finite and must stay so. */
+#define MP_LOG2E 1.4426950408889634
+MP_FN int mp_scores_change(const mp_attention *a) { return a->softcap > 0 || (a->has_mask && a->mask.type != MP_BOOL); }
+MP_FN float mp_score_scale(const mp_attention *a) { return (float)(mp_scores_change(a) ? a->scale : a->scale * MP_LOG2E); }
+MP_FN mp_vec mp_distance(const mp_attention *a, mp_vec x)
+{
+    if (mp_scores_change(a)) x *= (float)MP_LOG2E;
+    return x;
+}
+
+/* What softcap and mask make of a score. */
+MP_FN float mp_changed_score(const mp_attention *a, float score, const int64_t b, const int64_t h, const int64_t s, const int64_t key)
+{
+    if (a->softcap > 0) score = (float)a->softcap * mp_tanhf(score / (float)a->softcap);
+    if (!a->has_mask) return score;
+    const int64_t place = mp_place(&a->mask, b, h, s, key);
+    if (a->mask.type == MP_BOOL) return mp_int_at(&a->mask, place) ? score : -INFINITY;
+    return a->mask.type == MP_F64 ? (float)((double)score + mp_at(&a->mask, place)) : score + mp_at_f32(&a->mask, place);
+}
+
+MP_FN float mp_query(const mp_attention *a, const int64_t b, const int64_t s, const int64_t h, const int64_t i)
+{
+    return mp_at_f32(&a->q, mp_place(&a->q, b, s, h, i));
+}
+
+/* A row of y; as tiles, where the product behind it reads tiles. */
+MP_FN void mp_store_row(const mp_attention *a, const int64_t b, const int64_t s, const int64_t h, const float *made)
+{
+#if defined(MP_TILES)
+    if (a->y_tiles) {
+        const int64_t place = b * a->queries + s, columns = (int64_t)a->kv_heads * a->group * a->value_dim;
+        mp_hand_over((float *)a->y.data, 1, place / 32 * 32, place % 32, h * a->value_dim, columns, made, a->value_dim);
+        return;
     }
-MP_JOIN(mp_join_sum, a, b, a + b)
-MP_JOIN(mp_join_max, a, b, mp_vmax(a, b))
-#else
-MP_FN mp_vec mp_join_sum(mp_vec a, mp_vec b) { return a + b; }
-MP_FN mp_vec mp_join_max(mp_vec a, mp_vec b) { return mp_vmax(a, b); }
 #endif
-#define MP_REDUCE(name, join) \
-    MP_FN mp_vec name(const mp_vec *from) \
-    { \
-        mp_vec left[MP_LANES]; \
-        MP_FULLY \
-        for (int i = 0; i < MP_LANES; ++i) left[i] = from[i]; \
-        MP_FULLY \
-        for (int n = MP_LANES / 2; n > 0; n /= 2) { \
-            MP_FULLY \
-            for (int i = 0; i < n; ++i) left[i] = join(left[2 * i], left[2 * i + 1]); \
-        } \
-        return left[0]; \
+    MP_SIMD
+    for (int64_t i = 0; i < a->value_dim; ++i) mp_put(&a->y, mp_place(&a->y, b, s, h, i), (double)made[i]);
+}
+
+/* A row of keys or values in f32, with zeros behind it up to `line`. */
+MP_FN void mp_copy_row(float *to, const mp_view *v, const int64_t b, const int64_t g, const int64_t key, const int64_t dim, const int64_t line)
+{
+    if (mp_dense(v) && dim % MP_LANES == 0) {
+        const void *const row = mp_row(v, b, g, key);
+        for (int64_t i = 0; i < dim; i += MP_LANES) mp_vstore(to + i, mp_vload(v->type, row, i));
+    } else {
+        MP_SIMD
+        for (int64_t i = 0; i < dim; ++i) to[i] = mp_at_f32(v, mp_place(v, b, g, key, i));
     }
-MP_REDUCE(mp_sums, mp_join_sum)
-MP_REDUCE(mp_tops, mp_join_max)
-/* The same for one vector. */
-MP_FN float mp_vtotal(mp_vec v)
-{
-    MP_FULLY
-    for (int n = MP_LANES / 2; n > 0; n /= 2) v = mp_join_sum(v, v);
-    return mp_vfirst(v);
-}
-MP_FN float mp_vtop(mp_vec v)
-{
-    MP_FULLY
-    for (int n = MP_LANES / 2; n > 0; n /= 2) v = mp_join_max(v, v);
-    return mp_vfirst(v);
+    for (int64_t i = dim; i < line; ++i) to[i] = 0.0f;
 }
 
-/* Where element i of a row is after mp_vload2_bf16: of every two vectors the even ones come first. */
-MP_FN int64_t mp_split(int64_t i) { return i / (2 * MP_LANES) * (2 * MP_LANES) + i % 2 * MP_LANES + i % (2 * MP_LANES) / 2; }
-
-/* What scores are measured from: their maximum, or 0 where there is none, so that -inf - base stays -inf. */
-MP_FN mp_vec mp_vbase(mp_vec top) { return mp_vchoose(MP_BITS(top == mp_splat(-INFINITY)), mp_splat(0.0f), top); }
-
-/* Keys of one task when queries are few: more in long contexts, since every task begins anew, but always a dozen tasks or
- * more. It depends on nothing but the number of keys that the query sees, and so do its bits. */
-MP_FN int64_t mp_chunk(const int64_t keys, const int64_t lines, const int64_t least, const int64_t most)
-{
-    int64_t chunk = least;
-    while (chunk < most && lines * keys >= 24 * chunk) chunk *= 2;
-    return chunk;
-}
-
-/* out[r][j] = out[r][j] * keep[j] + sum over k of x[r * xr + k * xk] * w[k * ldw + j] for R rows and V vectors of columns;
- * without `keep` the sum alone. R and V must be constants where this is used. */
-MP_FN void mp_strip(const float *x, const int64_t xr, const int64_t xk, const float *w, const int64_t ldw, const int64_t K,
-                    float *out, const int64_t ldo, const int R, const int V, const float *keep)
-{
-    mp_vec acc[64];
-    MP_FULLY
-    for (int i = 0; i < R * V; ++i) {
-        acc[i] = mp_splat(0.0f);
-        if (keep) acc[i] = mp_vload_f32(out + i / V * ldo + i % V * MP_LANES) * mp_vload_f32(keep + i % V * MP_LANES);
-    }
-    MP_TWICE
-    for (int64_t k = 0; k < K; ++k) {
-        mp_vec wide[64];
-        mp_vloads(w + k * ldw, wide, V);
-        MP_FULLY
-        for (int r = 0; r < R; ++r) {
-            const mp_vec one = mp_splat(x[r * xr + k * xk]);
-            MP_FULLY
-            for (int j = 0; j < V; ++j) acc[r * V + j] += one * wide[j];
-        }
-    }
-    MP_FULLY
-    for (int i = 0; i < R * V; ++i) mp_vstore(out + i / V * ldo + i % V * MP_LANES, acc[i]);
-}
+#include "mp_attention_double.h"
+#include "mp_attention_few.h"
+#include "mp_attention_many.h"
 #endif

@@ -1,8 +1,9 @@
-/* What attention on bf16 tile units needs: rows and weights in the order of tiles, and the steps of strips. */
+/* What attention on bf16 tile units needs beside mp_attention_vec.h: rows and weights in the order of tiles, and the steps of strips. */
 #ifndef MP_ATTENTION_TILES_H
 #define MP_ATTENTION_TILES_H
 
-#include "mp_attention.h"
+#include "mp_amx.h"
+#include "mp_attention_vec.h"
 
 #if defined(MP_TILES) && MP_LANES == 16
 /* Two vectors, one word of each in turn: of their lower halves, and of their upper ones. */
@@ -99,16 +100,6 @@ MP_FN const mp_bf16 *mp_rest(mp_bf16 *room, const mp_bf16 *rows, const int64_t s
     memset(room, 0, (size_t)(32 * dim) * sizeof *room);
     for (int64_t r = 0; r < left; ++r) memcpy(room + r * dim, rows + r * stride, (size_t)dim * sizeof *room);
     return room;
-}
-
-/* Asks for rows [first, end) of those that are read soon, and of those that are read later. */
-MP_FN void mp_ask(const mp_bf16 *soon, const mp_bf16 *later, const int64_t stride, const int64_t bytes, const int first, const int end)
-{
-    MP_FULLY
-    for (int64_t r = first; r < end; ++r) {
-        mp_soon(soon + r * stride, bytes);
-        mp_later(later + r * stride, bytes);
-    }
 }
 
 MP_FN mp_vec mp_vramp(float start)
