@@ -60,8 +60,13 @@ def signature_of(opdef: OpDef, *, method: bool = False) -> inspect.Signature:
 def _function(opdef: OpDef, *, method: bool) -> Callable[..., Any]:
     signature = signature_of(opdef, method=method)
     run = _apply if opdef.kind == "pointwise" else _reduce
+    # Operands alone are the common case, and binding a signature takes longer than a small op.
+    defaults = dict(opdef.attr_defaults)
+    operands = len(opdef.operand_names) if run is _apply and REQUIRED not in defaults.values() else -1
 
     def function(*args: Any, **kwargs: Any) -> Any:
+        if len(args) == operands and not kwargs:
+            return _operation(opdef)(opdef.name, *args, **defaults)
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -79,8 +84,11 @@ def _function(opdef: OpDef, *, method: bool) -> Callable[..., Any]:
 def _apply(opdef: OpDef, *, out: Any = None, **given: Any) -> Tensor:
     """A pointwise op over the arguments of its function."""
     attrs = {name: given.pop(name) for name in opdef.attr_defaults}
-    operands = tuple(given.values())
-    return write((binary if opdef.name == "pow" else pointwise)(opdef.name, *operands, **attrs), out)
+    return write(_operation(opdef)(opdef.name, *given.values(), **attrs), out)
+
+
+def _operation(opdef: OpDef) -> Callable[..., Any]:
+    return binary if opdef.name == "pow" else pointwise
 
 
 def _reduce(opdef: OpDef, *, input: Any, dim: Any, keepdim: bool, dtype: Any, **attrs: Any) -> Any:

@@ -31,6 +31,7 @@ _UFUNCS = {
     "maximum": "maximum", "minimum": "minimum", "matmul": "matmul", "equal": "eq", "not_equal": "ne",
     "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge",
 }  # fmt: skip
+_NUMBERS = (bool, int, float, np.generic, Expr)
 
 
 class Tensor(OpMethods):
@@ -478,7 +479,7 @@ def scalar_like(x: Any, other: Tensor) -> Tensor:
 
 def adapted(*operands: Any) -> list[Tensor]:
     """Operands as tensors; Python numbers take the element type of the first that is more than a number."""
-    given = [x if _is_number(x) else as_tensor(x) for x in operands]
+    given = [x if isinstance(x, _NUMBERS) else as_tensor(x) for x in operands]
     like = next((x for x in given if isinstance(x, Tensor)), None)
     if like is None:
         like = given[-1] = as_tensor(given[-1])
@@ -513,7 +514,7 @@ def _whole_power(a: Tensor, exponent: int) -> Tensor:
 
 
 def _is_number(x: Any) -> bool:
-    return isinstance(x, bool | int | float | np.generic | Expr)
+    return isinstance(x, _NUMBERS)
 
 
 def floating(x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from monoplan.frontend import functional as _functional
 from monoplan.frontend.functional import *  # noqa: F403
+from monoplan.frontend.op_functions import *  # noqa: F403  (once more: type checkers do not follow __all__ += …)
 
 if not TYPE_CHECKING:
 
