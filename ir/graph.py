@@ -14,7 +14,6 @@ from monoplan.ir.errors import printable
 from monoplan.ir.opdef import OpDef
 from monoplan.ir.types import TensorType
 
-
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # where the package lies
 _ROOTS = ("pyproject.toml", "setup.py", ".git")  # a folder with one of these is a project
 

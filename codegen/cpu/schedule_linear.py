@@ -18,9 +18,9 @@ TILE_ROWS = 16  # from so many rows on, tiles of bf16 in blocks of 32 rows fit w
 GROUP_BYTES = 1 << 20  # of a group's weights, where it has a choice: threads share the last groups of one row
 PART, TILE_PART = 96, 192  # rows for which it pays that a thread reads all weights, and shares no row with others
 WAITING, TILE_WAITING = 16, 24  # panels whose sums wait between strips: with a strip of x they fill half of L2
-NEAR_BYTES, FAR_BYTES = 4096, 32768  # few rows: how far ahead weights are asked for into L1 and into L2
+NEAR_BYTES, FAR_BYTES = 4096, 32768  # few rows: how far ahead weights are prefetched into L1 and into L2
 NEON_NEAR_BYTES, NEON_FAR_BYTES = 512, 1024  # Neoverse-N1 cores look ahead themselves: f32 is 20 % faster so
-TILE_PIECE = 8  # panels that a thread takes at a time, so that it knows which one to ask for next
+TILE_PIECE = 8  # panels that a thread takes at a time, so that it knows which one to prefetch next
 TILE_LEAST = 4  # panels that a thread takes at a time in the end where x passes in strips, which come from far away
 TILE_FEW = (1, 4, 8)  # rows whose three parts are rows of one or two tiles
 TILE_SOME = 2  # rows of heads that are finished at a time between tile steps
@@ -60,7 +60,7 @@ class LinearSchedule:
     row_blocks: tuple[int, ...]  # rows that a pass over the weights serves when they are few
     vectors: int  # vectors in a panel
     line: int  # rows of a panel in a cache line, or 1
-    near: int  # rows (tiles: bytes) by which a panel is asked for into L1 before it is read, when rows of x are few
+    near: int  # rows (tiles: bytes) by which a panel is prefetched into L1 before it is read, when rows of x are few
     far: int  # and into L2
     blocking: Blocking
     takes_tiles: bool = False  # x comes as bf16 tiles when rows are many: see hand_over
@@ -96,7 +96,7 @@ class LinearSchedule:
 
     @property
     def tail(self) -> int:
-        """Groups that are not dealt out beforehand when rows are few."""
+        """Groups that are not assigned to a thread beforehand when rows are few."""
         return min(self.groups // 4, 8)
 
 

@@ -5,8 +5,9 @@
 #include "mp_tile.h"
 
 /* V vectors of one row of a panel, widened: one load, a shift and a mask give two of them. */
-MP_FN void mp_load_row_bf16(const mp_bf16 *p, mp_vec *wide, const int V)
+MP_FN void mp_load_row_bf16(const void *from, mp_vec *wide, const int V)
 {
+    const mp_bf16 *const p = (const mp_bf16 *)from;
     MP_FULLY
     for (int j = 0; j < V / 2; ++j) mp_vload2_bf16(p + 2 * j * MP_LANES, &wide[j], &wide[j + V / 2]);
 }

@@ -5,8 +5,9 @@
 #include "mp_tile.h"
 
 /* V vectors of one row of a panel, widened. */
-MP_FN void mp_load_row_f16(const mp_f16 *p, mp_vec *wide, const int V)
+MP_FN void mp_load_row_f16(const void *from, mp_vec *wide, const int V)
 {
+    const mp_f16 *const p = (const mp_f16 *)from;
     MP_FULLY
     for (int j = 0; j < V; ++j) wide[j] = mp_vload_f16(p + j * MP_LANES);
 }

@@ -5,9 +5,9 @@
 #include "mp_tile.h"
 
 /* V vectors of one row of a panel. */
-MP_FN void mp_load_row_f32(const float *p, mp_vec *wide, const int V)
+MP_FN void mp_load_row_f32(const void *from, mp_vec *wide, const int V)
 {
-    mp_vloads(p, wide, V);
+    mp_vloads((const float *)from, wide, V);
 }
 
 /* Column c of a weight in panels with K rows: a row of an embedding table. */

@@ -24,8 +24,9 @@ typedef struct { uint8_t step; } mp_toy;
 MP_FN float mp_toy_value(const mp_toy t) { return (t.step - 128) * (1.0f / 64.0f); }
 
 /* V vectors of one row of a panel. */
-MP_FN void mp_load_row_toy(const mp_toy *p, mp_vec *wide, const int V)
+MP_FN void mp_load_row_toy(const void *from, mp_vec *wide, const int V)
 {
+    const mp_toy *const p = (const mp_toy *)from;
     float values[64];
     for (int i = 0; i < V * MP_LANES; ++i) values[i] = mp_toy_value(p[i]);
     mp_vloads(values, wide, V);

@@ -136,7 +136,7 @@ def test_the_source_is_the_same_in_another_checkout(tmp_path: Path, capsys: pyte
 def test_an_edited_kernel_is_named(recorded: Golden, x: Any, tmp_path: Path) -> None:
     fast = compiled()
     name = fast._latest().source.functions[0].name
-    edit = fast.source().replace(f"{name}_finish(mp_run *run MP_UNUSED", f"{name}_finish(mp_run *run")
+    edit = fast.source().replace(f"{name}_finish(const void *c,", f"{name}_finish(const void *const c,")
     (tmp_path / "plan.c").write_text(edit)
     assert (tmp_path / "plan.c").read_text() != fast.source()
     edited = mp.compile(Block(), mp.spec("batch", 12), source=tmp_path / "plan.c").subject(x)

@@ -27,6 +27,7 @@ from monoplan.models import LlamaConfig, LlamaForCausalLM
 from monoplan.nn import functional as F
 from monoplan.passes.manager import Notes, Pass
 from monoplan.passes.pipeline import PIPELINE
+from monoplan.runtime.cpu import executable
 from tests.matrices import partly
 
 TEMPLATES = Path(render.__file__).resolve().parent / "templates"
@@ -181,19 +182,12 @@ CASES = {
         "linear",
         LINEAR.format('%y = linear_argmax(%x, %w, _, _, _) {norm="none", eps=0.0, keepdims=False} : i64[5]'),
     ),
-    "_linear_few": ("linear", LINEAR.replace("[5", "[3").format("%y = linear(%x, %w, _) : f32[3, 40]")),
-    "_linear_many": ("linear", LINEAR.replace("[5", "[50").format("%y = linear(%x, %w, _) : f32[50, 40]")),
+    "_linear_vectors": ("linear", LINEAR.format("%y = linear(%x, %w, _) : f32[5, 40]")),
     "_epilogue_pointwise": ("linear", LINEAR.format("%y = linear(%x, %w, _) : f32[5, 40]")),
     "_epilogue_gated": (
         "linear",
         LINEAR.format(
             '%y = fused_linear(%x, %w, _, _, _) {norm="none", eps=0.0, gated=True, expr="swiglu(x0, x1)"} : f32[5, 20]'
-        ),
-    ),
-    "_linear_norm": (
-        "linear",
-        LINEAR.format(
-            '%y = fused_linear(%x, %w, _, _, _) {norm="rms", eps=1e-05, gated=False, expr="x0"} : f32[5, 40]'
         ),
     ),
     "_epilogue_argmax": (
@@ -233,21 +227,23 @@ CASES = {
         "  %y = repetition_penalty(%x, %h, %n, %p) : f32[2, 33]\n  return %y\n}",
     ),
 }
+FEW_ON_TILES = """graph g(%x: f32[3, 64]) {
+  param %w: bf16[40, 64] = "w"
+  %y = linear(%x, %w, _) : f32[3, 40]
+  return %y
+}"""
+MANY_ON_TILES = """graph g(%x: bf16[50, 64]) {
+  param %w: bf16[40, 64] = "w"
+  %y = linear(%x, %w, _) : bf16[50, 40]
+  return %y
+}"""
 # The same for templates that only machines with tile units use: here they are emulated.
 TILES = {
     "_attention_tiles": ("attention", ATTENTION.format("bf16", 5, 32)),
     "_attention_pack": ("attention", ATTENTION.format("bf16", 5, 32)),
     "_attention_few_tiles": ("attention", ATTENTION.format("bf16", 2, 32).replace("[1, 2, 2,", "[1, 6, 2,")),
-    "_linear_few_tiles": (
-        "linear",
-        'graph g(%x: f32[3, 64]) {\n  param %w: bf16[40, 64] = "w"\n'
-        "  %y = linear(%x, %w, _) : f32[3, 40]\n  return %y\n}",
-    ),
-    "_linear_tiles": (
-        "linear",
-        'graph g(%x: bf16[50, 64]) {\n  param %w: bf16[40, 64] = "w"\n'
-        "  %y = linear(%x, %w, _) : bf16[50, 40]\n  return %y\n}",
-    ),
+    "_linear_tiles": ("linear", FEW_ON_TILES),
+    "_linear_waiting": ("linear", MANY_ON_TILES),
     "_epilogue_tiles": (
         "linear",
         'graph g(%x: f32[50, 64]) {\n  param %w: bf16[64, 64] = "w"\n  param %d: bf16[40, 32] = "d"\n'
@@ -262,12 +258,10 @@ ELSEWHERE = {
 # What is stored is doubled; where a template stores nothing itself, a sum becomes a difference.
 _STORED = re.compile(r"\{\{ ((?:\w+\.)?(?:\w*statement\w*|finish|store_\w+)) \}\}")
 _OTHER = {
-    "_linear_norm": ("+= ", "-= 2 * "),
-    "_epilogue_argmax": ("sum > top", "sum < top"),
-    "_linear_few": ("+= mp_splat", "-= mp_splat"),
-    "_linear_few_tiles": ("values[j] = ", "values[j] = -"),
-    "_linear_many": ("first + r, sums", "first, sums"),
-    "_linear_tiles": ("g, first, r, sums", "g, first, 0, sums"),
+    "_epilogue_argmax": ("row, n, ", "row, n, -"),
+    "_linear_vectors": (".row_bytes = ", ".row_bytes = 0 * "),
+    "_linear_tiles": (".units = ", ".units = -1 + "),
+    "_linear_waiting": ("sums + r *", "sums + 0 * r *"),
     "_epilogue_tiles": ("mp_vstore(made, ", "mp_vstore(made, 3.0f + 2.0f * "),
     "attention": ("line % KV", "0 * line"),
     "_attention_few": ("+= one * wide[d]", "-= one * wide[d]"),
@@ -345,6 +339,32 @@ def test_the_honest_templates_are_right(tmp_path: Path) -> None:
         found = examine(text, tmp_path / "found")
         assert found.ok, f"{family}: {found}"
     assert not (tmp_path / "found").exists()
+
+
+# Header, what is replaced by what, a graph, and whether it runs on tile units.
+LOOPS = {
+    "norm": ("mp_linear_row.h", "squares += d * d", "squares -= 2 * d", LINEAR.format(
+        '%y = fused_linear(%x, %w, _, _, _) {norm="rms", eps=1e-05, gated=False, expr="x0"} : f32[5, 40]'), False),
+    "few": ("mp_linear.h", "+= mp_splat", "-= mp_splat",
+            LINEAR.replace("[5", "[3").format("%y = linear(%x, %w, _) : f32[3, 40]"), False),
+    "many": ("mp_linear.h", "first + r, sums", "first, sums",
+             LINEAR.replace("[5", "[50").format("%y = linear(%x, %w, _) : f32[50, 40]"), False),
+    "few_tiles": ("mp_linear_tiles.h", "to[j] = mp_row", "to[j] = -mp_row", FEW_ON_TILES, True),
+    "many_tiles": ("mp_linear_tiles.h", "mp_tile_dot(3, 5, 7)", "mp_tile_dot(3, 5, 6)", MANY_ON_TILES, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_names_a_kernel_whose_loop_is_wrong(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file, old, new, text, tiles = LOOPS[name]
+    if tiles:
+        monkeypatch.setenv("MONOPLAN_ISA", "tiles")
+    honest = dict(render.headers("cpu"))
+    assert old in honest[file], f"no mutation applies to {file}: change it"
+    wrong = tuple({**honest, file: honest[file].replace(old, new)}.items())
+    monkeypatch.setattr(executable, "headers", lambda target: wrong)
+    found = examine(text, tmp_path / "found")
+    assert (found.kind, found.name) == ("kernel", "linear"), found
 
 
 def test_names_the_layer_of_rolled_ones(tmp_path: Path) -> None:

@@ -131,13 +131,6 @@ MP_FN void mp_hand_over(float *y, const int tiles, const int64_t block, const in
     else for (int i = 0; i < count; i += 32) mp_tile_round(to + i * 32, made + i, 32);
 }
 
-/* Sums of a few panels that wait for what follows them: rows of the blocks of a part, from block i0 on. */
-typedef struct {
-    const float *sums;
-    int64_t g, i0, row, rows;
-    int part, parts;
-} mp_waiting;
-
 /* Compilers do not know which memory tile instructions touch: nothing may move past this. */
 #define mp_tile_fence() __asm__ volatile("" ::: "memory")
 #endif

@@ -16,17 +16,19 @@
 #define MP_FOUR _Pragma("GCC unroll 4")
 #endif
 
-/* Ask for memory: into L1 what is needed soon, into L2 what is needed after that. */
-MP_FN void mp_soon(const void *row, const int64_t bytes)
+/* Prefetches: into L1 what is needed soon, into L2 what is needed after that. */
+MP_FN void mp_prefetch_l1(const void *row, const int64_t bytes)
 {
     MP_FULLY
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)row + i, 0, 3);
 }
-MP_FN void mp_later(const void *row, const int64_t bytes)
+MP_FN void mp_prefetch_l2(const void *row, const int64_t bytes)
 {
     MP_FULLY
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)row + i, 0, 2);
 }
+#define mp_soon mp_prefetch_l1 /* the names that attention has for them */
+#define mp_later mp_prefetch_l2
 
 /* V vectors of floats. */
 MP_FN void mp_vloads(const float *p, mp_vec *wide, const int V)
@@ -49,8 +51,8 @@ MP_FN void mp_vloads(const float *p, mp_vec *wide, const int V)
         } \
     } while (0)
 
-/* Two k at a time, with x in vectors, where an instruction multiplies by one place of a vector: it saves the loads of single
- * numbers, for which registers do not suffice. Elsewhere loads put a number into all places. */
+/* Two k at a time, with x in vectors, where an instruction multiplies by one place of a vector: it saves the loads
+ * of single numbers, for which registers do not suffice. Elsewhere loads put a number into all places. */
 #if defined(__aarch64__) && MP_LANES > 1
 #define MP_TILE_PAIRS(R, V, P) \
     if (2 * (R) % MP_LANES == 0) \
@@ -65,9 +67,9 @@ MP_FN void mp_vloads(const float *p, mp_vec *wide, const int V)
 #define MP_TILE_PAIRS(R, V, P)
 #endif
 
-/* out[p][r][j] (+)= sum over k of x[k][r] * w[p][k][j] for R rows and P panels of V vectors: one sum for each output, k in
- * order. Panels of w are `wp` apart, those of out `op`. A function by itself: all products of a plan share it, and the
- * compiler sees it once. */
+/* out[p][r][j] (+)= sum over k of x[k][r] * w[p][k][j] for R rows and P panels of V vectors: one sum for each
+ * output, k in order. Panels of w are `wp` apart, those of out `op`. A function by itself: all products of a plan
+ * share it, and the compiler sees it once. */
 #define MP_TILE_FUNCTION(name, R, V, P) \
     static void __attribute__((unused, noinline)) MP_NOCLONE \
     name(const float *x, const float *w, const int64_t wp, const int64_t K, float *out, const int64_t op, const int add) \
