@@ -32,10 +32,11 @@ def _broken(line: str, width: int) -> list[str]:
 
 
 def _break_at(line: str, width: int, start: int) -> int:
-    """Where to break: after the last comma or before the last operator that fits, not inside a comment; 0: nowhere."""
+    """Where to break: after the last comma, or before the last operator that fits, or after a bracket; not inside a
+    comment; 0: nowhere."""
     limit = min([width, *(at for at in (line.find("/*"), line.find("//")) if at > 0)])
-    for mark, shift in ((", ", 2), (" && ", 1), (" || ", 1), (" + ", 1), (" ? ", 1), (" = ", 3)):
+    for mark, shift in ((", ", 2), (" && ", 1), (" || ", 1), (" + ", 1), (" ? ", 1), (" = ", 3), (" * ", 1)):
         at = line.rfind(mark, start + 8, limit)
         if at > 0:
             return at + shift
-    return 0
+    return line.rfind("(", start + 8, limit) + 1 if limit == width else 0

@@ -6,6 +6,7 @@ is built may have been edited, so tools read these marks from its text, and noth
 * `/* %y = …` above a function: the IR line it computes, the user's line below it (`kernel_comment`);
 * `/* 7: %y = … */` above a call in the plan's function: the step's number and its IR line (`step_comment`);
 * `name(run, t, T, 7, …);` as a statement of its own: the call of step 7 (`call_statement`);
+* `/* ---- layers.0 ---- */`: the steps of a layer follow, first of all its weights (`banner`);
 * `MP_KERNEL name(…)` and a line that begins with `{`: a function that steps call.
 
 Lines of a comment that are too long go on in lines indented by four more spaces.
@@ -209,6 +210,11 @@ def step_comment(step: Step, indent: str) -> str:
     return block_comment([step_line(step)], indent)
 
 
+def banner(text: str, indent: str) -> str:
+    """The comment at the head of a layer's steps."""
+    return block_comment([f"---- {text} ----"], indent)
+
+
 def call_statement(function: str, step: Step, arguments: Sequence[str], indent: str) -> str:
     """The call of a step."""
     return f"{indent}{function}({', '.join(['run', 't', 'T', str(step.number), *arguments])});"
@@ -229,8 +235,8 @@ def origin(text: str, line: int) -> str:
     for at in range(min(line, len(lines)) - 1, -1, -1):
         if _ORIGIN.match(lines[at].strip()):
             return " | ".join(comment_lines("\n".join(lines[at:])))
-        if lines[at].startswith("}") and at < line - 1:
-            break  # the end of the function before: this line stands outside of all kernels
+        if lines[at].startswith("}") and at < line - 1 or lines[at].strip().startswith("/* ---- "):
+            break  # the end of the function before, or the head of a layer: this line stands outside of all kernels
     return ""
 
 

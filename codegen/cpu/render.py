@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from itertools import groupby
 
 from monoplan.codegen.cpu.backend import CPU
 from monoplan.codegen.cpu.schedule_linear import LinearSchedule
 from monoplan.codegen.expressions import C_TYPES, c_dim, c_symbol
 from monoplan.codegen.kernels import Linear
-from monoplan.codegen.layout import wrap
+from monoplan.codegen.layout import WIDTH, wrap
 from monoplan.codegen.operands import Operand
 from monoplan.codegen.plan import Plan, Step, StepLoop
 from monoplan.codegen.source import (
     Function,
     Source,
+    banner,
     call_statement,
     environment,
     kernel_comment,
@@ -25,6 +27,7 @@ from monoplan.codegen.source import (
 from monoplan.codegen.text import block_comment, identifier
 from monoplan.codegen.views import Buffer
 from monoplan.ir.dims import symbols_of
+from monoplan.ir.graph import Graph, Value
 
 Tables = dict[tuple[int, ...], str]
 
@@ -50,69 +53,148 @@ def render_cpu(plan: Plan, version: str) -> Source:
 
 
 def _body(plan: Plan, used: dict[int, str]) -> list[str]:
+    """The statements of the plan's function: a section for each layer, with its weights by name."""
     products = [step.kernel for step, _ in plan.steps() if isinstance(step.schedule, LinearSchedule)]
     names = sorted({name for k in products if isinstance(k, Linear) for name in symbols_of(k.rows)})
     lines = [f"    const int64_t {c_symbol(n)} MP_UNUSED = run->args->symbols[{plan.symbols.index(n)}];" for n in names]
-    tables = _tables(plan)
-    for numbers, name in tables.items():
+    body = _Body(plan, used)
+    for numbers, name in body.tables.items():
         lines.append(f"    static const int {name}[] = {{{', '.join(map(str, numbers))}}};")
-    for item in plan.items:
-        if isinstance(item, StepLoop):
-            lines.append(f"    for (int turn = 0; turn < {item.count}; ++turn) {{")
-            for i, step in enumerate(item.steps):
-                lines += _call(plan, tables, step, _next_product(item.steps[i:]), used, "        ")
-            lines.append("    }")
-        else:
-            lines += _call(plan, tables, item, _next_product([item]), used, "    ")
+    for section, items in groupby(plan.items, _section):
+        lines += body.section(section, list(items))
     return lines
+
+
+Section = tuple[str, int]  # the path of a layer, or "", and how many turns a loop has; 0: no loop
+
+
+def _section(item: Step | StepLoop) -> Section:
+    """What an item of a plan belongs to: its layer is where a path has a number."""
+    step = item.steps[0] if isinstance(item, StepLoop) else item
+    parts = step.kernel.op.loc.path.split(".")
+    number = next((i for i, part in enumerate(parts) if part.isdigit()), None)
+    layer = "" if number is None else ".".join(parts[: number + 1])
+    return layer, item.count if isinstance(item, StepLoop) else 0
+
+
+class _Body:
+    """Renders the sections of one plan."""
+
+    def __init__(self, plan: Plan, used: dict[int, str]) -> None:
+        self.plan, self.used, self.tables = plan, used, _tables(plan)
+        self.weights: dict[tuple[int, ...], str] = {}  # names that are declared, by the numbers of the params
+
+    def section(self, section: Section, items: Sequence[Step | StepLoop]) -> list[str]:
+        """A banner, and then the steps of one layer, of equal layers in a loop, or of what stands outside of layers."""
+        layer, count = section
+        steps = [s for item in items for s in (item.steps if isinstance(item, StepLoop) else (item,))]
+        paths = dict.fromkeys(s.kernel.op.loc.path or s.kernel.op.name for s in steps)
+        head = layer if layer else ", ".join(list(paths)[:4]) + (", ..." if len(paths) > 4 else "")
+        lines = [banner(f"{head} and {count - 1} more like it" if count > 1 else head, "    ")]
+        if not count:
+            lines += self._weights(steps, layer, "    ")
+            for step in steps:
+                lines += self._call(step, _next_product([step]), "    ")
+            return lines
+        for item in items:
+            assert isinstance(item, StepLoop)
+            outside = dict(self.weights)
+            lines.append(f"    for (int turn = 0; turn < {item.count}; ++turn) {{")
+            lines += self._weights(item.steps, "", "        ")
+            for i, step in enumerate(item.steps):
+                lines += self._call(step, _next_product(item.steps[i:]), "        ")
+            lines.append("    }")
+            self.weights = outside
+        return lines
+
+    def _weights(self, steps: Sequence[Step], layer: str, indent: str) -> list[str]:
+        """Declarations of the weights that some steps read, named after their modules; outside of loops a layer's own
+        have its number."""
+        lines: list[str] = []
+        for o in (o for step in steps for o in step.kernel.pointers):
+            b = o.view.buffer
+            key = b.table if b.kind == "table" else (b.index,)
+            if "param" not in (b.kind, b.table_kind) or key in self.weights:
+                continue
+            value = self.plan.params[key[0]].value
+            short, full = weight_names(self.plan.graph, value)
+            number = layer.rpartition(".")[2] if full.startswith(f"{layer}.") else ""
+            name = self.weights[key] = identifier(f"w{number}_", short, self.weights.values())
+            place = f"param[{self._table_index(b) if b.kind == 'table' else b.index}]"
+            text = f"{indent}const {_c_type(b)} *const {name} = {place};"
+            comment = block_comment([f"{full} {value.type}"])
+            lines += [f"{text} {comment}"] if len(text) + len(comment) < WIDTH else [f"{indent}{comment}", text]
+        return lines
+
+    def _call(self, step: Step, product: Step | None, indent: str) -> list[str]:
+        """Lines of C that run a step; `product` is the next one that reads weights."""
+        k = step.kernel
+        rows = [c_dim(k.rows)] if isinstance(k, Linear) else []
+        args = [*map(self._pointer, k.pointers), *rows]
+        lines = [f"{indent}{self._barrier(product)}"] if step.barrier else []
+        return [*lines, step_comment(step, indent), call_statement(self.used[step.number], step, args, indent)]
+
+    def _barrier(self, product: Step | None) -> str:
+        """Waits for the other workers; where rows are few, prefetches meanwhile what this one reads next."""
+        if product is None:
+            return "if (mp_phase(run, &t, &T)) return;"
+        w, s = product.kernel.operand("w"), product.schedule
+        assert isinstance(s, LinearSchedule) and isinstance(product.kernel, Linear)
+        group = s.group_bytes(product.kernel.depth)
+        bytes_ = f"{c_dim(product.kernel.rows)} <= {s.row_blocks[-1]} ? {group} : 0"
+        return f"if (mp_phase_before(run, {self._pointer(w)}, {s.groups - s.tail}, {bytes_}, &t, &T)) return;"
+
+    def _pointer(self, o: Operand) -> str:
+        b = o.view.buffer
+        if "param" in (b.kind, b.table_kind):
+            return self.weights[b.table if b.kind == "table" else (b.index,)]
+        cast = f"({'' if o.written else 'const '}{_c_type(b)} *)"
+        if b.kind in ("arena", "scratch"):
+            return f"{cast}(arena + at[{self.plan.arena.slot_of[b]}])"
+        if b.kind == "table":
+            return f"{cast}in[{self._table_index(b)}]"
+        array = {"input": "in", "output": "out"}[b.kind]
+        return f"{cast}{array}[{b.index}]"
+
+    def _table_index(self, b: Buffer) -> str:
+        """A step through consecutive numbers, or a lookup in a table of them."""
+        if b.table in self.tables:
+            return f"{self.tables[b.table]}[turn]"
+        step = _step(b.table)
+        return f"{b.table[0]} + turn" if step == 1 else f"{b.table[0]} + {step} * turn"
+
+
+def _c_type(b: Buffer) -> str:
+    """The type behind a pointer in the plan's function; a format's own type is known to its kernels alone."""
+    return C_TYPES[b.dtype.name] if b.layout is None else "void"
+
+
+def weight_names(graph: Graph, value: Value) -> tuple[str, str]:
+    """A short name and the whole one of a weight, or of several that became one: q_k_v, layers.0.attn.q|k|v.weight."""
+    params = {p.value: p.path for p in graph.params}
+    made = {r: op for op in graph.setup for r in op.results}
+
+    def paths(v: Value) -> list[str]:
+        if v in params or v not in made or not made[v].reads:
+            return [params.get(v, v.name)]
+        return [path for r in made[v].reads for path in paths(r)]
+
+    found = [path.split(".") for path in dict.fromkeys(paths(value))]
+    first, fewest = found[0], min(map(len, found))
+    same = [all(p[i] == first[i] for p in found) for i in range(fewest)]
+    if len(found) == 1 or fewest < max(map(len, found)) or same.count(False) != 1:  # nothing in common but one part
+        module = first[-2] if len(first) > 1 and first[-1] == "weight" else "_".join(first[-2:])
+        return module, " ".join(".".join(p) for p in found)
+    at = same.index(False)
+    differ = [p[at] for p in found]
+    while len({d.rpartition("_")[2] for d in differ}) == 1 and all("_" in d for d in differ):
+        differ = [d.rpartition("_")[0] for d in differ]  # q_proj, k_proj, v_proj
+    return "_".join(differ), ".".join([*first[:at], "|".join(p[at] for p in found), *first[at + 1 :]])
 
 
 def _next_product(steps: Sequence[Step]) -> Step | None:
     """The first step with packed weights, at or after the first of some."""
     return next((step for step in steps if isinstance(step.schedule, LinearSchedule)), None)
-
-
-def _call(
-    plan: Plan, tables: Tables, step: Step, product: Step | None, used: dict[int, str], indent: str
-) -> list[str]:
-    """Lines of C that run a step; `product` is the next one that reads weights."""
-    k = step.kernel
-    rows = [c_dim(k.rows)] if isinstance(k, Linear) else []
-    args = [*(_pointer(plan, tables, o) for o in k.pointers), *rows]
-    lines = [f"{indent}{_barrier(plan, tables, product)}"] if step.barrier else []
-    return [*lines, step_comment(step, indent), call_statement(used[step.number], step, args, indent)]
-
-
-def _barrier(plan: Plan, tables: Tables, product: Step | None) -> str:
-    """Waits for the other threads; where rows are few, asks meanwhile for the weights that this one will read next."""
-    if product is None:
-        return "if (mp_phase(run, &t, &T)) return;"
-    w, s = product.kernel.operand("w"), product.schedule
-    assert isinstance(s, LinearSchedule) and isinstance(product.kernel, Linear)
-    group = s.group_bytes(product.kernel.depth)
-    bytes_ = f"{c_dim(product.kernel.rows)} <= {s.row_blocks[-1]} ? {group} : 0"
-    return f"if (mp_phase_before(run, {_pointer(plan, tables, w)}, {s.groups - s.tail}, {bytes_}, &t, &T)) return;"
-
-
-def _pointer(plan: Plan, tables: Tables, o: Operand) -> str:
-    b = o.view.buffer
-    ctype = C_TYPES[b.dtype.name] if b.layout is None else "void"  # a format's own type is known to its kernels alone
-    cast = f"({'' if o.written else 'const '}{ctype} *)"
-    if b.kind in ("arena", "scratch"):
-        return f"{cast}(arena + at[{plan.arena.slot_of[b]}])"
-    if b.kind == "table":
-        array = "param" if b.table_kind == "param" else "in"
-        return f"{cast}{array}[{_table_index(b, tables)}]"
-    array = {"input": "in", "output": "out", "param": "param"}[b.kind]
-    return f"{cast}{array}[{b.index}]"
-
-
-def _table_index(b: Buffer, tables: Tables) -> str:
-    """A step through consecutive numbers, or a lookup in a table of them."""
-    if b.table in tables:
-        return f"{tables[b.table]}[turn]"
-    step = _step(b.table)
-    return f"{b.table[0]} + turn" if step == 1 else f"{b.table[0]} + {step} * turn"
 
 
 def _tables(plan: Plan) -> Tables:

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from jinja2 import ChoiceLoader, DictLoader
 
-from monoplan.codegen.cpu import render
+from monoplan.codegen import source as rendering
 from monoplan.runtime.build import cache_places
 
 
 @pytest.fixture
 def templates() -> Iterator[dict[str, str]]:
     """Templates that take the place of the package's own, by name: `cpu/softmax.c.j2`."""
-    environment = render.environment()
+    environment = rendering.environment()
     honest, planted = environment.loader, dict[str, str]()
     environment.loader = ChoiceLoader([DictLoader(planted), honest])
     environment.cache.clear()
