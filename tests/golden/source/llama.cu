@@ -1463,7 +1463,8 @@ max_18(const float *x0, float *y, const int64_t n_batch, mp_error *error, const 
         for (int64_t i = member; i < inner; i += TEAM) {
             const int64_t i0 MP_UNUSED = i;
             const float v = x0[o0 * 50 + i0];
-            acc = best < 0 ? v : mp_maximum_f32(acc, v), best = i;
+            acc = best < 0 ? v : mp_maximum_f32(acc, v);
+            best = i;
         }
     }
     found[threadIdx.x] = acc;
@@ -1475,7 +1476,8 @@ max_18(const float *x0, float *y, const int64_t n_batch, mp_error *error, const 
             const int64_t i = place[threadIdx.x + half];
             acc = found[threadIdx.x];
             best = place[threadIdx.x];
-            acc = best < 0 ? v : mp_maximum_f32(acc, v), best = i;
+            acc = best < 0 ? v : mp_maximum_f32(acc, v);
+            best = i;
             found[threadIdx.x] = acc;
             place[threadIdx.x] = best;
         }
@@ -1530,7 +1532,8 @@ fused_reduce_20(const float *x0, const float *x1, const float *e0, const float *
         for (int64_t i = member; i < inner; i += TEAM) {
             const int64_t i0 MP_UNUSED = i;
             const float v = mp_expf((x0[o0 * 50 + i0] - x1[o0]));
-            acc = (double)(acc + (double)v), best = i;
+            acc = (double)(acc + (double)v);
+            best = i;
         }
     }
     found[threadIdx.x] = acc;
@@ -1542,7 +1545,8 @@ fused_reduce_20(const float *x0, const float *x1, const float *e0, const float *
             const int64_t i = place[threadIdx.x + half];
             acc = found[threadIdx.x];
             best = place[threadIdx.x];
-            acc = (double)(acc + (double)v), best = i;
+            acc = (double)(acc + (double)v);
+            best = i;
             found[threadIdx.x] = acc;
             place[threadIdx.x] = best;
         }

@@ -18,7 +18,7 @@ MP_KERNEL mean_0(mp_run *run MP_UNUSED, const int t MP_UNUSED, const int T MP_UN
         for (int64_t i = 0; i < inner; ++i) {
             const int64_t i0 MP_UNUSED = i;
             const float v = x0[o0 * 100 + i0];
-            acc = acc + (double)v;
+            acc = (double)(acc + (double)v);
         }
         y[o0] = (float)((acc / (double)inner));
     }
@@ -40,7 +40,7 @@ MP_KERNEL fused_reduce_1(mp_run *run MP_UNUSED, const int t MP_UNUSED, const int
         for (int64_t i = 0; i < inner; ++i) {
             const int64_t i0 MP_UNUSED = i;
             const float v = ((x0[o0 * 100 + i0] - x1[o0]) * (x0[o0 * 100 + i0] - x1[o0]));
-            acc = acc + (double)v;
+            acc = (double)(acc + (double)v);
         }
         y[o0] = sqrtf(((float)((acc / (double)inner)) + 9.999999747378752e-06f));
     }

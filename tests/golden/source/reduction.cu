@@ -29,7 +29,8 @@ mean_0(const float *x0, float *y, const int64_t n_rows, mp_error *error, const i
         for (int64_t i = member; i < inner; i += TEAM) {
             const int64_t i0 MP_UNUSED = i;
             const float v = x0[o0 * 100 + i0];
-            acc = (double)(acc + (double)v), best = i;
+            acc = (double)(acc + (double)v);
+            best = i;
         }
     }
     found[threadIdx.x] = acc;
@@ -41,7 +42,8 @@ mean_0(const float *x0, float *y, const int64_t n_rows, mp_error *error, const i
             const int64_t i = place[threadIdx.x + half];
             acc = found[threadIdx.x];
             best = place[threadIdx.x];
-            acc = (double)(acc + (double)v), best = i;
+            acc = (double)(acc + (double)v);
+            best = i;
             found[threadIdx.x] = acc;
             place[threadIdx.x] = best;
         }
@@ -75,7 +77,8 @@ fused_reduce_1(const float *x0, const float *x1, float *y, const int64_t n_rows,
         for (int64_t i = member; i < inner; i += TEAM) {
             const int64_t i0 MP_UNUSED = i;
             const float v = ((x0[o0 * 100 + i0] - x1[o0]) * (x0[o0 * 100 + i0] - x1[o0]));
-            acc = (double)(acc + (double)v), best = i;
+            acc = (double)(acc + (double)v);
+            best = i;
         }
     }
     found[threadIdx.x] = acc;
@@ -87,7 +90,8 @@ fused_reduce_1(const float *x0, const float *x1, float *y, const int64_t n_rows,
             const int64_t i = place[threadIdx.x + half];
             acc = found[threadIdx.x];
             best = place[threadIdx.x];
-            acc = (double)(acc + (double)v), best = i;
+            acc = (double)(acc + (double)v);
+            best = i;
             found[threadIdx.x] = acc;
             place[threadIdx.x] = best;
         }
