@@ -72,7 +72,7 @@ def _section(item: Step | StepLoop) -> Section:
     """What an item of a plan belongs to: its layer is where a path has a number."""
     step = item.steps[0] if isinstance(item, StepLoop) else item
     parts = step.kernel.op.loc.path.split(".")
-    number = next((i for i, part in enumerate(parts) if part.isdigit()), None)
+    number = next((i for i, part in enumerate(parts) if part.isascii() and part.isdigit() and len(part) < 5), None)
     layer = "" if number is None else ".".join(parts[: number + 1])
     return layer, item.count if isinstance(item, StepLoop) else 0
 
@@ -119,7 +119,7 @@ class _Body:
             value = self.plan.params[key[0]].value
             short, full = weight_names(self.plan.graph, value)
             number = layer.rpartition(".")[2] if full.startswith(f"{layer}.") else ""
-            name = self.weights[key] = identifier(f"w{number}_", short, self.weights.values())
+            name = self.weights[key] = identifier(f"w{number}_", short[:40], self.weights.values())
             place = f"param[{self._table_index(b) if b.kind == 'table' else b.index}]"
             text = f"{indent}const {_c_type(b)} *const {name} = {place};"
             comment = block_comment([f"{full} {value.type}"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from monoplan.codegen.cpu.schedule_linear import TILE_ROWS, TILE_SOME, LinearSchedule
@@ -23,7 +23,8 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
     """The functions of a packed product read its arguments from a structure `a`."""
     a = {o.name: Operand(f"a.{o.name}", o.view, o.written) for o in k.operands}
     passed = [o for o in k.pointers if o.name not in ("w", "xt", "partial", "found")]
-    symbols = [c_symbol(name) for name in sorted(k.mentioned)]
+    symbols = _symbols(k, k.mentioned)
+    norm = [k.operand(name) for name in ("norm_weight", "norm_bias") if k.has(name)]
     args = [(f"{'' if o.written else 'const '}{o.ctype} *", o.name) for o in passed]
     if k.epilogue == "heads":
         args += [("mp_run *", "run"), ("int ", "step")]
@@ -40,7 +41,9 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
         "format": s.format, "loops": "mp_linear_tiles.h" if s.tiles else "mp_linear.h",
         "fields": _filled([f"{kind}{name};" for kind, name in (*args, *(("int64_t ", name) for name in symbols))]),
         "given": [name for _, name in args], "symbols": symbols, "x_value": a["x"].at("row", "i"), "x_normed": normed,
-        "x_affine": k.has("norm_weight") or k.has("norm_bias"), "eps": c_literal(k.eps, f32), "norm": _NORMS[k.norm],
+        "x_symbols": _symbols(k, k.operand("x").symbols), "x_affine": bool(norm),
+        "norm_symbols": _symbols(k, {name for o in norm for name in o.symbols}), "eps": c_literal(k.eps, f32),
+        "norm": _NORMS[k.norm],
         "columns": k.columns // 2 if k.epilogue == "gated" else k.columns,
         "row_bytes": s.panel * s.format.bits // 8, "floats": int(s.format.c_type == "float"),
         "kernel_params": ", ".join(f"{'' if o.written else 'const '}{o.ctype} *{o.name}" for o in k.pointers),
@@ -53,6 +56,11 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
     if k.epilogue == "argmax":
         found["store_best"] = k.operand("y").store("best", i64, "r")
     return found
+
+
+def _symbols(k: Linear, names: Set[str]) -> list[str]:
+    """C names of symbols, among those that are arguments of the kernel."""
+    return [c_symbol(name) for name in sorted(names & k.mentioned)]
 
 
 def _filled(fields: Sequence[str]) -> list[str]:

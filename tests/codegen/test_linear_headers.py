@@ -1,4 +1,4 @@
-"""The loops of products as C, without a plan around them: odd sizes, every format, several threads."""
+"""The loops of products as C, without a plan around them: odd sizes, every format, several threads, debug builds."""
 
 from __future__ import annotations
 
@@ -118,9 +118,9 @@ def rows_of(x: Any, norm: str) -> Any:
     return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) + np.arange(x.shape[1])
 
 
-@pytest.mark.parametrize("norm", ["MP_NO_NORM", "MP_RMS_NORM", "MP_LAYER_NORM"])
+@pytest.mark.parametrize(("norm", "level"), [("MP_NO_NORM", "-O3"), ("MP_RMS_NORM", "-O1"), ("MP_LAYER_NORM", "-O0")])
 @pytest.mark.parametrize("packed", [f for f in FORMATS if not f.for_tiles], ids=lambda f: f.name)
-def test_vectors(packed: WeightFormat, norm: str, tmp_path: Path) -> None:
+def test_vectors(packed: WeightFormat, norm: str, level: str, tmp_path: Path) -> None:
     target, depth, columns = host_target(), 41, 300
     panel = packed.panel(target)
     layout = Layout(packed.name, panel, 4)
@@ -135,7 +135,8 @@ def test_vectors(packed: WeightFormat, norm: str, tmp_path: Path) -> None:
         loops="mp_linear.h", header=packed.header, more="", shape=VECTORS.format(**names), sums=few[-1] * layout.width,
         call="mp_linear_run(&shape, &run, t, T, rows, w, xt, partial, sums, &a);", **names,
     )  # fmt: skip
-    run, (w, exact) = built(text, tmp_path, flags_for(target)), weights(packed, layout, columns, depth)
+    run = built(text, tmp_path, (*flags_for(target), level))
+    w, exact = weights(packed, layout, columns, depth)
     rng = np.random.default_rng(0)
     for rows in (0, 1, few[-1] - 1, few[-1], few[-1] + 1, 70):
         x = rng.standard_normal((rows, depth)).astype(np.float32)

@@ -163,7 +163,7 @@ def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 _PEER = """
 import mmap, sys, numpy as np
-from monoplan.runtime.exchange import Exchange
+from monoplan.runtime.ranks.exchange import Exchange
 with open(sys.argv[1], "r+b") as file:
     memory = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
 end = Exchange.shared(memory, 1, 2, 4096)

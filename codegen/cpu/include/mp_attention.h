@@ -1,8 +1,10 @@
-/* Attention: y[b, s, h] = softmax(q[b, s, h] · k[b, g] * scale, masked) · v[b, g], in one pass over the keys with a running maximum.
+/* Attention: y[b, s, h] = softmax(q[b, s, h] · k[b, g] * scale, masked) · v[b, g], in one pass over the keys with a
+ * running maximum.
  *
- * A kernel fills an mp_attention with constants, views and sizes, and calls one variant: mp_attention_few (up to about two
- * queries: chunks of keys are tasks, and their results are joined), mp_attention_many (strips of queries against blocks of keys), or
- * mp_attention_double. All of it is inlined into the kernel, so that constants specialize the loops. */
+ * A kernel fills an mp_attention with constants, views and sizes, and calls one variant: mp_attention_few (up to
+ * about two queries: chunks of keys are tasks, and their results are joined), mp_attention_many (strips of queries
+ * against blocks of keys), or mp_attention_double. All of it is inlined into the kernel, so that constants
+ * specialize the loops. */
 #ifndef MP_ATTENTION_H
 #define MP_ATTENTION_H
 
@@ -20,23 +22,24 @@ typedef struct {
     mp_view mask;                 /* [batch][head][query][key]: flags that let through, or numbers that are added */
     mp_view past;                 /* [batch]: keys before the first query */
     int has_mask, has_past;       /* without `past` the last query has the last key */
-    /* Few queries: tasks of `least` to `chunk` keys; `rows` keys meet the queries of a group at a time, values are summed `wide`
-     * vectors at a time; `rows` and `wide` times the heads that run together are at most MP_FEW_SUMS. Rows are prefetched into
-     * L1 `ahead` keys before they are read, into L2 `far` keys before. */
+    /* Few queries: tasks of `least` to `chunk` keys; `rows` keys meet the queries of a group at a time, values are
+     * summed `wide` vectors at a time; `rows` and `wide` times the heads that run together are at most MP_FEW_SUMS.
+     * Rows are prefetched into L1 `ahead` keys before they are read, into L2 `far` keys before. */
     int least, chunk, rows, wide;
     int pairs;                    /* words of two bf16 are split by a shift and a mask */
     int ahead, far, prefetch_keys;
     int few_tiles, few_heads;     /* on tile units, with room for `few_heads` heads in a row of scores */
     float *partial;               /* what tasks leave: sums, largest score and total of each head, [line][chunk] */
-    /* Many queries: strips of `columns` (query, head) pairs against blocks of `block` keys, in register tiles of `tile_rows` rows
-     * and `tile_vectors` vectors; or on tile units strips of 32. */
+    /* Many queries: strips of `columns` (query, head) pairs against blocks of `block` keys, in register tiles of
+     * `tile_rows` rows and `tile_vectors` vectors; or on tile units strips of 32. */
     int columns, block, tile_rows, tile_vectors;
     int part;                     /* on tile units: queries, or more, that a worker may have for itself, as in products */
     int q_tiles, y_tiles;         /* whether q comes and y goes as bf16 tiles: see mp_hand_over */
     uint32_t *k_tiles, *v_tiles;  /* room for the keys and values as tiles */
 } mp_attention;
 
-/* Keys of sequence b before its first query, the end of those that are written, and [first, last) that queries s0 to s1 see. */
+/* Keys of sequence b before its first query, the end of those that are written, and [first, last) that queries s0 to
+ * s1 see. */
 MP_FN int64_t mp_before(const mp_attention *a, const int64_t b)
 {
     return a->has_past ? mp_int_at(&a->past, b * a->past.s0) : a->keys - a->queries;
@@ -52,8 +55,8 @@ MP_FN int64_t mp_last_key(const mp_attention *a, const int64_t before, const int
     return a->causal ? mp_min(written, before + s1 + 1) : written;
 }
 
-/* Weights are powers of two: what multiplies scores for that is part of the scale. Where something comes between, it multiplies
- * their distances: a score of -3.4e38, by a mask, is finite and must stay so. */
+/* Weights are powers of two: what multiplies scores for that is part of the scale. Where something comes between, it
+ * multiplies their distances: a score of -3.4e38, by a mask, is finite and must stay so. */
 #define MP_LOG2E 1.4426950408889634
 MP_FN int mp_scores_change(const mp_attention *a) { return a->softcap > 0 || (a->has_mask && a->mask.type != MP_BOOL); }
 MP_FN float mp_score_scale(const mp_attention *a) { return (float)(mp_scores_change(a) ? a->scale : a->scale * MP_LOG2E); }
@@ -64,13 +67,15 @@ MP_FN mp_vec mp_distance(const mp_attention *a, mp_vec x)
 }
 
 /* What softcap and mask make of a score. */
-MP_FN float mp_changed_score(const mp_attention *a, float score, const int64_t b, const int64_t h, const int64_t s, const int64_t key)
+MP_FN float mp_changed_score(const mp_attention *a, float score, const int64_t b, const int64_t h, const int64_t s,
+                             const int64_t key)
 {
     if (a->softcap > 0) score = (float)a->softcap * mp_tanhf(score / (float)a->softcap);
     if (!a->has_mask) return score;
     const int64_t place = mp_place(&a->mask, b, h, s, key);
     if (a->mask.type == MP_BOOL) return mp_int_at(&a->mask, place) ? score : -INFINITY;
-    return a->mask.type == MP_F64 ? (float)((double)score + mp_at(&a->mask, place)) : score + mp_at_f32(&a->mask, place);
+    if (a->mask.type == MP_F64) return (float)((double)score + mp_at(&a->mask, place));
+    return score + mp_at_f32(&a->mask, place);
 }
 
 MP_FN float mp_query(const mp_attention *a, const int64_t b, const int64_t s, const int64_t h, const int64_t i)
@@ -93,7 +98,8 @@ MP_FN void mp_store_row(const mp_attention *a, const int64_t b, const int64_t s,
 }
 
 /* A row of keys or values in f32, with zeros behind it up to `line`. */
-MP_FN void mp_copy_row(float *to, const mp_view *v, const int64_t b, const int64_t g, const int64_t key, const int64_t dim, const int64_t line)
+MP_FN void mp_copy_row(float *to, const mp_view *v, const int64_t b, const int64_t g, const int64_t key,
+                       const int64_t dim, const int64_t line)
 {
     if (mp_dense(v) && dim % MP_LANES == 0) {
         const void *const row = mp_row(v, b, g, key);

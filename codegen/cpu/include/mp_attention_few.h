@@ -1,4 +1,5 @@
-/* Attention of few queries: each reads the cache key by key, for all heads of a group at once. Included by mp_attention.h. */
+/* Attention of few queries: each reads the cache key by key, for all heads of a group at once. Included by
+ * mp_attention.h. */
 #ifndef MP_ATTENTION_FEW_H
 #define MP_ATTENTION_FEW_H
 
@@ -10,7 +11,7 @@ enum {
 
 /* Floats of room for one task. `dim` and `value_dim` are multiples of the vector's length here. */
 #define MP_FEW_ROOM(group, dim, value_dim, rows, chunk) \
-    ((group) * (dim) + (rows) * (dim) + (group) * ((chunk) + MP_LANES) + (group) * MP_LANES * MP_LANES + MP_FEW_VALUES * (value_dim))
+    (((group) + (rows)) * (dim) + (group) * ((chunk) + MP_LANES + MP_LANES * MP_LANES) + MP_FEW_VALUES * (value_dim))
 
 MP_FN int64_t mp_whole(const int64_t n) { return (n + MP_LANES - 1) / MP_LANES * MP_LANES; }
 
@@ -21,12 +22,14 @@ MP_FN int mp_keys_in_pairs(const mp_attention *a)
 }
 MP_FN int mp_values_in_pairs(const mp_attention *a)
 {
-    return a->few_tiles || (a->pairs && mp_dense(&a->v) && a->v.type == MP_BF16 && a->value_dim % MP_LANES == 0 && a->wide % 2 == 0);
+    const int vectors = mp_dense(&a->v) && a->v.type == MP_BF16 && a->value_dim % MP_LANES == 0;
+    return a->few_tiles || (a->pairs && vectors && a->wide % 2 == 0);
 }
 
 /* score[n][j] = query[n] · key from + j for N heads. */
-MP_FN void mp_few_scores(const mp_attention *a, const int64_t b, const int64_t g, const int64_t from, const int64_t count, const int N,
-                         const float *query, float *copies, mp_vec *part, float *score)
+MP_FN void mp_few_scores(const mp_attention *a, const int64_t b, const int64_t g, const int64_t from,
+                         const int64_t count, const int N, const float *query, float *copies, mp_vec *part,
+                         float *score)
 {
     const int64_t line = mp_whole(a->dim), size = mp_size(a->k.type), stride = a->k.s2 * size;
     const int vectors = mp_dense(&a->k) && a->dim % MP_LANES == 0, pairs = mp_keys_in_pairs(a), rows = a->rows;
@@ -69,8 +72,8 @@ MP_FN void mp_few_scores(const mp_attention *a, const int64_t b, const int64_t g
 }
 
 /* The scores of one head become weights; gives the largest one and the total. */
-MP_FN void mp_few_weights(const mp_attention *a, float *line, const int64_t b, const int64_t h, const int64_t s, const int64_t from,
-                          const int64_t count, float *top, float *total)
+MP_FN void mp_few_weights(const mp_attention *a, float *line, const int64_t b, const int64_t h, const int64_t s,
+                          const int64_t from, const int64_t count, float *top, float *total)
 {
     if (a->softcap > 0 || a->has_mask)
         for (int64_t j = 0; j < count; ++j) line[j] = mp_changed_score(a, line[j], b, h, s, from + j);
@@ -88,15 +91,17 @@ MP_FN void mp_few_weights(const mp_attention *a, float *line, const int64_t b, c
 }
 
 /* sums[n] = the values of keys from + j, times weight[n][j], for N heads. */
-MP_FN void mp_few_values(const mp_attention *a, const int64_t b, const int64_t g, const int64_t from, const int64_t count, const int N,
-                         const float *weight, float *copies, float *sums)
+MP_FN void mp_few_values(const mp_attention *a, const int64_t b, const int64_t g, const int64_t from,
+                         const int64_t count, const int N, const float *weight, float *copies, float *sums)
 {
     const int64_t line = mp_whole(a->value_dim), size = mp_size(a->v.type), stride = a->v.s2 * size;
-    const int vectors = mp_dense(&a->v) && a->value_dim % MP_LANES == 0, pairs = mp_values_in_pairs(a), loads = pairs ? 2 : 1, wide = a->wide;
+    const int vectors = mp_dense(&a->v) && a->value_dim % MP_LANES == 0, wide = a->wide;
+    const int pairs = mp_values_in_pairs(a), loads = pairs ? 2 : 1;
     for (int64_t i = 0; i < N * line; ++i) sums[i] = 0.0f;
     for (int64_t j0 = 0; j0 < count; j0 += MP_FEW_VALUES) {
         const int64_t j1 = mp_min(count, j0 + MP_FEW_VALUES);
-        for (int64_t j = j0; !vectors && j < j1; ++j) mp_copy_row(copies + (j - j0) * line, &a->v, b, g, from + j, a->value_dim, line);
+        for (int64_t j = j0; !vectors && j < j1; ++j)
+            mp_copy_row(copies + (j - j0) * line, &a->v, b, g, from + j, a->value_dim, line);
         for (int64_t i = 0; i < line; i += wide * MP_LANES) {
             mp_vec acc[MP_FEW_SUMS];
             MP_FULLY
@@ -133,10 +138,10 @@ MP_FN void mp_few_values(const mp_attention *a, const int64_t b, const int64_t g
     }
 }
 
-/* Keys [from, to) for one query and N heads of its group, from head n0 on: every row of keys and values is read once for all of
- * them. Leaves the weighted sums of values, the largest score and the total of the weights of each head. */
-MP_FN void mp_few_heads(const mp_attention *a, const int64_t b, const int64_t g, const int64_t s, const int64_t from, const int64_t to,
-                        const int n0, const int N, float *room, float *sums, float *top, float *total)
+/* Keys [from, to) for one query and N heads of its group, from head n0 on: every row of keys and values is read once
+ * for all of them. Leaves the weighted sums of values, the largest score and the total of the weights of each head. */
+MP_FN void mp_few_heads(const mp_attention *a, const int64_t b, const int64_t g, const int64_t s, const int64_t from,
+                        const int64_t to, const int n0, const int N, float *room, float *sums, float *top, float *total)
 {
     const int64_t line = mp_whole(a->dim), scores = a->chunk + MP_LANES, count = to - from;
     float *const query = room, *const copies = query + N * line, *const score = copies + a->rows * line;
@@ -158,8 +163,9 @@ MP_FN void mp_few_heads(const mp_attention *a, const int64_t b, const int64_t g,
 #endif
 
 /* Keys [from, to) for one query and all heads of its group; keys of `line1` from `key1` on are read next. */
-MP_FN void mp_few_task(const mp_attention *a, const int64_t b, const int64_t g, const int64_t s, const int64_t from, const int64_t to,
-                       const int64_t line1 MP_UNUSED, const int64_t key1 MP_UNUSED, float *room, float *sums, float *top, float *total)
+MP_FN void mp_few_task(const mp_attention *a, const int64_t b, const int64_t g, const int64_t s, const int64_t from,
+                       const int64_t to, const int64_t line1 MP_UNUSED, const int64_t key1 MP_UNUSED, float *room,
+                       float *sums, float *top, float *total)
 {
 #if defined(MP_TILES) && MP_LANES == 16
     if (a->few_tiles) {
@@ -173,8 +179,8 @@ MP_FN void mp_few_task(const mp_attention *a, const int64_t b, const int64_t g, 
         mp_few_heads(a, b, g, s, from, to, (int)mp_min(n, a->group - most), most, room, sums, top, total);
 }
 
-/* Keys of one task when queries are few: more in long contexts, since every task begins anew, but always a dozen tasks or
- * more. It depends on nothing but the number of keys that the query sees, and so do its bits. */
+/* Keys of one task when queries are few: more in long contexts, since every task begins anew, but always a dozen
+ * tasks or more. It depends on nothing but the number of keys that the query sees, and so do its bits. */
 MP_FN int64_t mp_chunk(const int64_t keys, const int64_t lines, const int64_t least, const int64_t most)
 {
     int64_t chunk = least;
@@ -183,8 +189,8 @@ MP_FN int64_t mp_chunk(const int64_t keys, const int64_t lines, const int64_t le
 }
 
 /* Joins the chunks of one query and group in their order. */
-MP_FN void mp_few_join(const mp_attention *a, const int64_t b, const int64_t g, const int64_t s, const float *partial, const int64_t chunks,
-                       float *sums)
+MP_FN void mp_few_join(const mp_attention *a, const int64_t b, const int64_t g, const int64_t s, const float *partial,
+                       const int64_t chunks, float *sums)
 {
     const int64_t line = mp_whole(a->value_dim), left = a->group * (line + 2);
     for (int64_t n = 0; n < a->group; ++n) {
@@ -207,10 +213,12 @@ MP_FN void mp_few_join(const mp_attention *a, const int64_t b, const int64_t g, 
     }
 }
 
-/* Each worker has its share of the tasks, one after the other as they lie in memory; one that has done them steals from others. */
+/* Each worker has its share of the tasks, one after the other as they lie in memory; one that has done them steals
+ * from others. */
 MP_FN void mp_attention_few(mp_run *run, const int t, const int T, const mp_attention *a, float *room)
 {
-    const int64_t line_size = mp_whole(a->value_dim), left = a->group * (line_size + 2), lines = a->batches * a->queries * a->kv_heads;
+    const int64_t line_size = mp_whole(a->value_dim), left = a->group * (line_size + 2);
+    const int64_t lines = a->batches * a->queries * a->kv_heads;
     int64_t chunks = 1; /* the same for every worker: all of them wait below, or none */
     for (int64_t row = 0; row < a->batches * a->queries; ++row) {
         const int64_t last = mp_last_key(a, mp_before(a, row / a->queries), row % a->queries);
@@ -225,7 +233,8 @@ MP_FN void mp_attention_few(mp_run *run, const int t, const int T, const mp_atte
             const int64_t b = line / a->kv_heads / a->queries, before = mp_before(a, b), last = mp_last_key(a, before, s);
             const int64_t chunk = mp_chunk(last, a->kv_heads, a->least, a->chunk), begin = task % chunks * chunk;
             const int64_t from = mp_max(begin, mp_first_key(a, before, s)), to = mp_min(begin + chunk, last);
-            float *const sums = a->partial + task * left, *const top = sums + a->group * line_size, *const total = top + a->group;
+            float *const sums = a->partial + task * left;
+            float *const top = sums + a->group * line_size, *const total = top + a->group;
             for (int n = 0; n < a->group; ++n) {
                 top[n] = -INFINITY;
                 total[n] = 0.0f;

@@ -6,8 +6,8 @@
 
 enum { MP_FEW_TILES_DIM = 128, MP_FEW_TILES_GROUP = 8, MP_FEW_TILES_CHUNK = 1024 }; /* the most that there may be */
 
-/* Where 32 rows lie, and where those that are prefetched for later blocks. Part n of `parts` of the prefetches stands between two
- * tile instructions: all in one place, they hold up the loads. */
+/* Where 32 rows lie, and where those that are prefetched for later blocks. Part n of `parts` of the prefetches
+ * stands between two tile instructions: all in one place, they hold up the loads. */
 typedef struct {
     const mp_bf16 *rows, *soon, *later;
     int64_t step, stride, bytes; /* from row to row: of `rows`, and of the others; bytes of a row */
@@ -23,9 +23,11 @@ MP_FN void mp_prefetch_part(const mp_tile_rows *x, const int n, const int parts)
     }
 }
 
-/* Rows j to j + 32 of `count`, with zeros behind the last. Behind their end the rows of `after` are read, `after_stride` apart. */
-MP_FN mp_tile_rows mp_rows_at(const mp_attention *a, const mp_bf16 *from, const int64_t stride, const int64_t dim, const int64_t j, const int64_t count,
-                              const mp_bf16 *after, const int64_t after_stride, mp_bf16 *last)
+/* Rows j to j + 32 of `count`, with zeros behind the last. Behind their end the rows of `after` are read,
+ * `after_stride` apart. */
+MP_FN mp_tile_rows mp_rows_at(const mp_attention *a, const mp_bf16 *from, const int64_t stride, const int64_t dim,
+                              const int64_t j, const int64_t count, const mp_bf16 *after, const int64_t after_stride,
+                              mp_bf16 *last)
 {
     const int64_t blocks = (count + 31) / 32 * 32;
     const mp_bf16 *const rows = from + j * stride;
@@ -39,7 +41,8 @@ MP_FN mp_tile_rows mp_rows_at(const mp_attention *a, const mp_bf16 *from, const 
     return x;
 }
 
-/* The numbers of tiles are parts of instructions: steps are written out by macros, and those that are not there are left out. */
+/* The numbers of tiles are parts of instructions: steps are written out by macros, and those that are not there are
+ * left out. */
 #define MP_FEW_KEYS(i) \
     if (i < dims) { \
         mp_tile_load_close(6, x.rows + 32 * i, x.step * 2); \
@@ -60,7 +63,8 @@ MP_FN mp_tile_rows mp_rows_at(const mp_attention *a, const mp_bf16 *from, const 
     }
 
 /* The queries of a group in bf16 as [dim / 32][16 pairs][heads]. */
-MP_FN void mp_few_tile_queries(const mp_attention *a, const int64_t b, const int64_t g, const int64_t s, uint32_t *query)
+MP_FN void mp_few_tile_queries(const mp_attention *a, const int64_t b, const int64_t g, const int64_t s,
+                               uint32_t *query)
 {
     float line[MP_FEW_TILES_DIM];
     mp_bf16 pairs[MP_FEW_TILES_DIM];
@@ -72,8 +76,10 @@ MP_FN void mp_few_tile_queries(const mp_attention *a, const int64_t b, const int
     }
 }
 
-/* Scores of 16 keys, [key][heads], become weights: rows of [even: group][16], then [odd: group][16], two keys in a word. */
-MP_FN mp_vec mp_few_tile_weights(const mp_attention *a, const float *score, const mp_vec scale, const mp_vec base, uint32_t *weight, mp_vec added)
+/* Scores of 16 keys, [key][heads], become weights: rows of [even: group][16], then [odd: group][16], two keys in a
+ * word. */
+MP_FN mp_vec mp_few_tile_weights(const mp_attention *a, const float *score, const mp_vec scale, const mp_vec base,
+                                 uint32_t *weight, mp_vec added)
 {
     mp_vec_u32 words[MP_FEW_TILES_GROUP];
     MP_FULLY
@@ -91,17 +97,19 @@ MP_FN mp_vec mp_few_tile_weights(const mp_attention *a, const float *score, cons
     return added;
 }
 
-/* Keys [from, to) for one query and all heads of its group. Rows of keys meet the queries in bf16, which gives scores as
- * [key][head]. Values are rows of pairs: one row of weights takes their even elements and another one their odd ones, so a value
- * that is not finite spoils the one beside it as well. Memory is prefetched in the order in which it is read, values after keys, and
- * `next` after the values. Leaves the weighted sums of values, even elements first (see mp_split), the largest score and the total
- * of the weights of each head. */
-MP_FN void mp_few_tiles(const mp_attention *a, const int64_t b, const int64_t g, const int64_t s, const int64_t from, const int64_t to,
-                        const mp_bf16 *next, float *sums, float *top, float *total)
+/* Keys [from, to) for one query and all heads of its group. Rows of keys meet the queries in bf16, which gives
+ * scores as [key][head]. Values are rows of pairs: one row of weights takes their even elements and another one
+ * their odd ones, so a value that is not finite spoils the one beside it as well. Memory is prefetched in the order
+ * in which it is read, values after keys, and `next` after the values. Leaves the weighted sums of values, even
+ * elements first (see mp_split), the largest score and the total of the weights of each head. */
+MP_FN void mp_few_tiles(const mp_attention *a, const int64_t b, const int64_t g, const int64_t s, const int64_t from,
+                        const int64_t to, const mp_bf16 *next, float *sums, float *top, float *total)
 {
     const int heads = a->few_heads, group = a->group, dims = a->dim / 32, values = a->value_dim / 32;
-    _Alignas(64) float score[MP_FEW_TILES_CHUNK * MP_FEW_TILES_GROUP], found[MP_FEW_TILES_DIM / 32 * 2 * MP_FEW_TILES_GROUP * 16];
-    _Alignas(64) uint32_t query[MP_FEW_TILES_DIM / 2 * MP_FEW_TILES_GROUP], weight[2][2][2 * MP_FEW_TILES_GROUP * 16];
+    _Alignas(64) float score[MP_FEW_TILES_CHUNK * MP_FEW_TILES_GROUP];
+    _Alignas(64) float found[MP_FEW_TILES_DIM * MP_FEW_TILES_GROUP];
+    _Alignas(64) uint32_t query[MP_FEW_TILES_DIM / 2 * MP_FEW_TILES_GROUP];
+    _Alignas(64) uint32_t weight[2][2][2 * MP_FEW_TILES_GROUP * 16];
     _Alignas(64) mp_bf16 last[32 * MP_FEW_TILES_DIM];
     const int64_t count = to - from, blocks = (count + 31) / 32 * 32, k_row = a->k.s2, v_row = a->v.s2;
     const mp_bf16 *const k0 = mp_row(&a->k, b, g, from), *const v0 = mp_row(&a->v, b, g, from);

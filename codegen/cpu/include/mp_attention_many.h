@@ -2,10 +2,10 @@
 #ifndef MP_ATTENTION_MANY_H
 #define MP_ATTENTION_MANY_H
 
-/* out[r][j] = out[r][j] * keep[j] + sum over k of x[r * xr + k * xk] * w[k * ldw + j] for R rows and V vectors of columns;
- * without `keep` the sum alone. R and V must be constants where this is used. */
-MP_FN void mp_strip(const float *x, const int64_t xr, const int64_t xk, const float *w, const int64_t ldw, const int64_t K,
-                    float *out, const int64_t ldo, const int R, const int V, const float *keep)
+/* out[r][j] = out[r][j] * keep[j] + sum over k of x[r * xr + k * xk] * w[k * ldw + j] for R rows and V vectors of
+ * columns; without `keep` the sum alone. R and V must be constants where this is used. */
+MP_FN void mp_strip(const float *x, const int64_t xr, const int64_t xk, const float *w, const int64_t ldw,
+                    const int64_t K, float *out, const int64_t ldo, const int R, const int V, const float *keep)
 {
     mp_vec acc[64];
     MP_FULLY
@@ -32,13 +32,13 @@ MP_FN void mp_strip(const float *x, const int64_t xr, const int64_t xk, const fl
 #define MP_STRIP_ROOM(dim, value_dim, columns, block) \
     (((dim) + (block) + (value_dim) + 4) * (columns) + (block) * ((dim) > (value_dim) ? (dim) : (value_dim)))
 
-/* A strip in work. Columns [c0, c0 + filled) of a group, column = query * group + head, are lanes: keys and values are read as
- * they lie, and softmax has no sum across a vector. */
+/* A strip in work. Columns [c0, c0 + filled) of a group, column = query * group + head, are lanes: keys and values
+ * are read as they lie, and softmax has no sum across a vector. */
 typedef struct {
     int64_t b, g, c0, filled, before, s0, s1; /* the first and the last query */
     float *query, *score, *sums;              /* [dim][column], [key][column], [value_dim][column] */
     float *rows;                              /* copies of keys, then of values */
-    float *place, *top, *total, *keep;        /* [column]: the key of its own, the largest score, the total of weights, see mp_weigh */
+    float *place, *top, *total, *keep;        /* [column]: its own key, the largest score, the total, see mp_weigh */
 } mp_strip_state;
 
 MP_FN int64_t mp_strip_sums(const mp_attention *a) { return (a->value_dim + a->tile_rows - 1) / a->tile_rows * a->tile_rows; }
@@ -66,8 +66,9 @@ MP_FN void mp_weigh(const mp_attention *a, const mp_strip_state *s, const int64_
     }
 }
 
-/* Whether some column may not see a key: it lies behind the first query's, or before the last one's window. It may hold anything,
- * and 0 * NaN must not enter. Its values are made finite, and those who see it get NaN from its score. */
+/* Whether some column may not see a key: it lies behind the first query's, or before the last one's window. It may
+ * hold anything, and 0 * NaN must not enter. Its values are made finite, and those who see it get NaN from its
+ * score. */
 MP_FN int mp_unseen(const mp_attention *a, const mp_strip_state *s, const int64_t key)
 {
     return a->causal && (key > s->before + s->s0 || (a->window && key <= s->before + s->s1 - a->window));
@@ -98,7 +99,8 @@ MP_FN void mp_strip_copy_values(const mp_attention *a, const mp_strip_state *s, 
 }
 
 /* Softcap and mask, and -inf for keys that a column does not see. */
-MP_FN void mp_strip_change(const mp_attention *a, const mp_strip_state *s, const int64_t j0, const int64_t width, const int whole)
+MP_FN void mp_strip_change(const mp_attention *a, const mp_strip_state *s, const int64_t j0, const int64_t width,
+                           const int whole)
 {
     const int64_t columns = a->columns;
     for (int64_t j = 0; (a->softcap > 0 || a->has_mask) && j < width; ++j)
@@ -143,10 +145,12 @@ MP_FN void mp_strip_block(const mp_attention *a, const mp_strip_state *s, const 
 }
 
 /* Columns of a strip against all keys that they see. */
-MP_FN void mp_attention_strip(const mp_attention *a, const int64_t b, const int64_t g, const int64_t c0, const int64_t filled, float *room)
+MP_FN void mp_attention_strip(const mp_attention *a, const int64_t b, const int64_t g, const int64_t c0,
+                              const int64_t filled, float *room)
 {
     const int64_t columns = a->columns, line = mp_strip_sums(a), before = mp_before(a, b);
-    float *const score = room + a->dim * columns, *const sums = score + a->block * columns, *const place = sums + line * columns;
+    float *const score = room + a->dim * columns, *const sums = score + a->block * columns;
+    float *const place = sums + line * columns;
     const mp_strip_state s = {b, g, c0, filled, before, c0 / a->group, (c0 + filled - 1) / a->group, room, score, sums,
                               place + 4 * columns, place, place + columns, place + 2 * columns, place + 3 * columns};
     const float scale = mp_score_scale(a);
@@ -170,11 +174,12 @@ MP_FN void mp_attention_strip(const mp_attention *a, const int64_t b, const int6
     }
 }
 
-/* Strips of one head follow each other, so that its keys stay in the cache; later ones see more of them, so each head distributes its
- * strips beginning at another worker. */
+/* Strips of one head follow each other, so that its keys stay in the cache; later ones see more of them, so each
+ * head distributes its strips beginning at another worker. */
 MP_FN void mp_attention_many(mp_run *run, const int t, const int T, const mp_attention *a, float *room)
 {
-    const int64_t all = a->queries * a->group, strips = (all + a->columns - 1) / a->columns, tasks = a->batches * a->kv_heads * strips;
+    const int64_t all = a->queries * a->group, strips = (all + a->columns - 1) / a->columns;
+    const int64_t tasks = a->batches * a->kv_heads * strips;
     for (int64_t task = t; task < tasks && !mp_stopping(run); task += T) {
         const int64_t line = task / strips, c0 = (task + line) % strips * a->columns;
         mp_attention_strip(a, line / a->kv_heads, line % a->kv_heads, c0, mp_min(a->columns, all - c0), room);

@@ -9,8 +9,8 @@
 
 /* Keys [j0, j0 + 32) of a group for the tile units: keys as [dim / 32][16 pairs of dims][key][2], values as
  * [dim / 32][16 pairs of keys][dim][2]. Keys that are not written are 0. */
-MP_FN void mp_pack_keys(const mp_attention *a, const int64_t b, const int64_t g, const int64_t j0, const int64_t before, const int64_t written,
-                        uint32_t *k_tiles, uint32_t *v_tiles, float *room)
+MP_FN void mp_pack_keys(const mp_attention *a, const int64_t b, const int64_t g, const int64_t j0, const int64_t before,
+                        const int64_t written, uint32_t *k_tiles, uint32_t *v_tiles, float *room)
 {
     const int longer = a->dim > a->value_dim ? a->dim : a->value_dim, k_vectors = mp_dense(&a->k), v_vectors = mp_dense(&a->v);
     mp_bf16 *const none = (mp_bf16 *)room, *const nan = none + longer, *const dense_keys = nan + a->dim;
@@ -28,8 +28,8 @@ MP_FN void mp_pack_keys(const mp_attention *a, const int64_t b, const int64_t g,
             dense_keys[j * a->dim + i] = ((const mp_bf16 *)a->k.data)[mp_place(&a->k, b, g, key, i)];
         for (int64_t i = 0; !v_vectors && i < a->value_dim; ++i)
             dense_values[j * a->value_dim + i] = ((const mp_bf16 *)a->v.data)[mp_place(&a->v, b, g, key, i)];
-        /* Some query does not see a key after `before`, nor, with a window, any other: its values must be finite, since 0 * NaN is
-         * NaN. Those who see it still get NaN, from the key. */
+        /* Some query does not see a key after `before`, nor, with a window, any other: its values must be finite,
+         * since 0 * NaN is NaN. Those who see it still get NaN, from the key. */
         if (a->causal && (a->window || key > before) && !mp_finite_bf16(values[j], a->value_dim)) {
             rows[j] = nan;
             values[j] = none;
@@ -41,8 +41,9 @@ MP_FN void mp_pack_keys(const mp_attention *a, const int64_t b, const int64_t g,
         for (int64_t j = 0; j < 16; ++j) mp_pair_rows(v_tiles + i * 16 + j * 32, values[2 * j] + i, values[2 * j + 1] + i);
 }
 
-/* What the tile units do for a strip of 32 rows, in turns, so that it can run between the vector instructions of softmax:
- * first the sums of the block before, then the scores of the next one, which take the place of that block's weights. */
+/* What the tile units do for a strip of 32 rows, in turns, so that it can run between the vector instructions of
+ * softmax: first the sums of the block before, then the scores of the next one, which take the place of that block's
+ * weights. */
 typedef struct {
     const mp_bf16 *query;     /* [dim / 32][32 rows][32] */
     const uint32_t *k_tiles;  /* of the block whose scores are wanted */
@@ -63,18 +64,20 @@ MP_FN void mp_strip_turn(const mp_attention *a, const mp_strip_work *w, const in
     if (turn < first) {
         const int64_t i = turn / groups, n = turn % groups;
         if (n < w->weighed)
-            mp_tiles_step((const mp_bf16 *)w->score + n * 32, 2 * a->block, w->v_tiles + n * 16 * a->value_dim + i * 512, w->sums + i * 32,
-                          a->value_dim, n == 0, w->add, n == w->weighed - 1);
+            mp_tiles_step((const mp_bf16 *)w->score + n * 32, 2 * a->block, w->v_tiles + n * 16 * a->value_dim + i * 512,
+                          w->sums + i * 32, a->value_dim, n == 0, w->add, n == w->weighed - 1);
     } else {
         const int64_t n = (turn - first) / dims, i = (turn - first) % dims;
         if (n < w->groups)
-            mp_tiles_step(w->query + i * 1024, 32, w->k_tiles + n * 16 * a->dim + i * 512, w->score + n * 32, a->block, i == 0, 0, i == dims - 1);
+            mp_tiles_step(w->query + i * 1024, 32, w->k_tiles + n * 16 * a->dim + i * 512, w->score + n * 32, a->block,
+                          i == 0, 0, i == dims - 1);
     }
 }
 
-/* Scores of 32 rows become weights in bf16, which take their place: moves the maximum of each row, and says how much of the
- * earlier sums to keep. Meanwhile the tile units have other work. */
-MP_FN void mp_weigh_rows(const mp_attention *a, float *score, float *top, mp_vec *total, float *keep, const int64_t groups, const mp_strip_work *work)
+/* Scores of 32 rows become weights in bf16, which take their place: moves the maximum of each row, and says how much
+ * of the earlier sums to keep. Meanwhile the tile units have other work. */
+MP_FN void mp_weigh_rows(const mp_attention *a, float *score, float *top, mp_vec *total, float *keep,
+                         const int64_t groups, const mp_strip_work *work)
 {
     const int64_t turns = mp_all_turns(a);
     const mp_vec scale = mp_splat(mp_score_scale(a));
@@ -114,8 +117,10 @@ typedef struct {
     const uint32_t *k_tiles, *v_tiles; /* of the group, from key 0 on */
 } mp_strip_rows;
 
-/* The sums of a strip, times `scale`, become rows of y. A strip that sees no key gives zeros: `step` 0 reads one row for all. */
-MP_FN void mp_strip_finish(const mp_attention *a, const mp_strip_rows *s, float *sums, const int64_t step, const float *scale)
+/* The sums of a strip, times `scale`, become rows of y. A strip that sees no key gives zeros: `step` 0 reads one row
+ * for all. */
+MP_FN void mp_strip_finish(const mp_attention *a, const mp_strip_rows *s, float *sums, const int64_t step,
+                           const float *scale)
 {
     const int64_t s0 = s->c0 / a->group;
     const uint32_t over = (uint32_t)(s->c0 % a->group); /* columns are counted from s0: small numbers are quick to divide */
@@ -127,15 +132,16 @@ MP_FN void mp_strip_finish(const mp_attention *a, const mp_strip_rows *s, float 
     }
 }
 
-/* Where a worker takes its strips. Blocks of 32 queries belong to workers as the rows of products do: what they make lies in
- * their own caches. One that has done its strips steals from others. */
+/* Where a worker takes its strips. Blocks of 32 queries belong to workers as the rows of products do: what they make
+ * lies in their own caches. One that has done its strips steals from others. */
 typedef struct {
     int own, parts, visited;
     int64_t keys; /* room for so many in the tiles of a group */
 } mp_strip_source;
 
 /* 32 elements of query s of head h, from i0 on, in bf16. */
-MP_FN void mp_query_tile(const mp_attention *a, mp_bf16 *to, const int64_t b, const int64_t s, const int64_t h, const int64_t i0)
+MP_FN void mp_query_tile(const mp_attention *a, mp_bf16 *to, const int64_t b, const int64_t s, const int64_t h,
+                         const int64_t i0)
 {
     const mp_bf16 *const rounded = a->q.data;
     if (a->q_tiles) {
@@ -154,18 +160,22 @@ MP_FN void mp_query_tile(const mp_attention *a, mp_bf16 *to, const int64_t b, co
 }
 
 /* The next strip, and its queries in bf16 tiles; 0 when there is none left. */
-MP_FN int mp_take_strip(mp_run *run, const mp_attention *a, mp_strip_source *from, mp_strip_rows *s, mp_bf16 *query, float *zeros)
+MP_FN int mp_take_strip(mp_run *run, const mp_attention *a, mp_strip_source *from, mp_strip_rows *s, mp_bf16 *query,
+                        float *zeros)
 {
     const int64_t blocks = (a->queries + 31) / 32;
     for (; from->visited < from->parts; ++from->visited) {
         const int part = (from->own + from->visited) % from->parts;
-        const int64_t strips = mp_dealt_count(a->batches * blocks, part, from->parts) * a->group; /* `group` of them are a block of queries */
+        /* `group` strips are a block of queries. */
+        const int64_t strips = mp_dealt_count(a->batches * blocks, part, from->parts) * a->group;
         for (int64_t piece = mp_piece(run, part); piece < a->kv_heads * strips; piece = mp_piece(run, part)) {
-            const int64_t g = piece / strips, block = mp_dealt(piece % strips / a->group, part, from->parts), b = block / blocks;
-            const int64_t c0 = (block % blocks * a->group + piece % a->group) * 32, filled = mp_min(32, a->queries * a->group - c0);
+            const int64_t g = piece / strips, block = mp_dealt(piece % strips / a->group, part, from->parts);
+            const int64_t b = block / blocks, c0 = (block % blocks * a->group + piece % a->group) * 32;
+            const int64_t filled = mp_min(32, a->queries * a->group - c0);
             if (filled <= 0) continue;
             const int64_t before = mp_before(a, b), s0 = c0 / a->group, line = (b * a->kv_heads + g) * from->keys;
-            /* Blocks of keys begin at multiples of their size, so that the bits of a query do not depend on its neighbours. */
+            /* Blocks of keys begin at multiples of their size, so that the bits of a query do not depend on its
+             * neighbours. */
             *s = (mp_strip_rows){b, g, c0, filled, before, mp_first_key(a, before, s0) / a->block * a->block,
                                  mp_last_key(a, before, (c0 + filled - 1) / a->group), a->k_tiles + line * (a->dim / 2),
                                  a->v_tiles + line * (a->value_dim / 2)};
@@ -207,8 +217,9 @@ MP_FN void mp_hide(const mp_attention *a, const mp_strip_rows *s, const int64_t 
     }
 }
 
-/* All strips of a worker, one after the other, each against blocks of keys. The tile units are always ahead by one block, across
- * strips too: beside the softmax of one they add up the values of the block before and make the scores of the next. */
+/* All strips of a worker, one after the other, each against blocks of keys. The tile units are always ahead by one
+ * block, across strips too: beside the softmax of one they add up the values of the block before and make the scores
+ * of the next. */
 MP_FN void mp_strips_on_tiles(mp_run *run, const mp_attention *a, mp_strip_source from, float *room)
 {
     const int64_t turns = mp_all_turns(a), first = mp_sum_turns(a), block = a->block;
@@ -219,7 +230,8 @@ MP_FN void mp_strips_on_tiles(mp_run *run, const mp_attention *a, mp_strip_sourc
     mp_strip_rows s, next, done = {0};
     int more = mp_take_strip(run, a, &from, &s, query, zeros), now = 0;
     if (!more) return;
-    mp_strip_work work = {query, s.k_tiles + s.first * (a->dim / 2), scores, (mp_min(block, s.last - s.first) + 31) / 32, 0, sums, 0, 0};
+    const int64_t groups = (mp_min(block, s.last - s.first) + 31) / 32;
+    mp_strip_work work = {query, s.k_tiles + s.first * (a->dim / 2), scores, groups, 0, sums, 0, 0};
     for (int64_t turn = first; turn < turns; ++turn) mp_strip_turn(a, &work, turn);
     for (; more; done = s, s = next) {
         for (int64_t r = 0; r < 32; ++r) {

@@ -1,4 +1,5 @@
-/* What attention on bf16 tile units needs beside mp_attention_vec.h: rows and weights in the order of tiles, and the steps of strips. */
+/* What attention on bf16 tile units needs beside mp_attention_vec.h: rows and weights in the order of tiles, and the
+ * steps of strips. */
 #ifndef MP_ATTENTION_TILES_H
 #define MP_ATTENTION_TILES_H
 
@@ -10,8 +11,9 @@
 #define MP_LOWER 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define MP_UPPER 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 
-/* 16 rows of N words (4, 8 or 16), which lie one after the other in N vectors, become N columns of 16. Each round moves one
- * bit of a word's row number into its column number and one back: after four of them the column comes first. */
+/* 16 rows of N words (4, 8 or 16), which lie one after the other in N vectors, become N columns of 16. Each round
+ * moves one bit of a word's row number into its column number and one back: after four of them the column comes
+ * first. */
 MP_FN void mp_turn(mp_vec_u32 *words, const int N)
 {
     mp_vec_u32 next[16];
@@ -78,7 +80,8 @@ MP_FN void mp_weights_bf16(uint32_t *to, mp_vec low, mp_vec high)
 #endif
 }
 
-/* Scores of one query lie as [key][HEADS] with HEADS 4 or 8: joins what a vector has of each head, in every lane of it. */
+/* Scores of one query lie as [key][HEADS] with HEADS 4 or 8: joins what a vector has of each head, in every lane of
+ * it. */
 #define MP_AFTER_8 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7
 #define MP_AFTER_4 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3
 MP_FN mp_vec mp_heads_top(mp_vec v, const int HEADS)
@@ -95,7 +98,8 @@ MP_FN mp_vec mp_heads_sum(mp_vec v, const int HEADS)
 }
 
 /* Up to 32 rows that are left, with zeros behind them: nothing is read past the last one. */
-MP_FN const mp_bf16 *mp_rest(mp_bf16 *room, const mp_bf16 *rows, const int64_t stride, const int64_t left, const int64_t dim)
+MP_FN const mp_bf16 *mp_rest(mp_bf16 *room, const mp_bf16 *rows, const int64_t stride, const int64_t left,
+                             const int64_t dim)
 {
     memset(room, 0, (size_t)(32 * dim) * sizeof *room);
     for (int64_t r = 0; r < left; ++r) memcpy(room + r * dim, rows + r * stride, (size_t)dim * sizeof *room);
@@ -107,10 +111,11 @@ MP_FN mp_vec mp_vramp(float start)
     return start + (mp_vec){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 }
 
-/* c[32][32] (+)= a · b in steps of 32: a as 32 rows of 32, lda apart, which stay in L1; b from further away, with the load that
- * leaves L1 alone, as [16 pairs][32 columns][2]. The sums stay in tiles from `opens` to `closes`, whatever happens in between. */
-MP_FN void mp_tiles_step(const mp_bf16 *a, const int64_t lda, const uint32_t *b, float *c, const int64_t ldc, const int opens, const int add,
-                         const int closes)
+/* c[32][32] (+)= a · b in steps of 32: a as 32 rows of 32, lda apart, which stay in L1; b from further away, with
+ * the load that leaves L1 alone, as [16 pairs][32 columns][2]. The sums stay in tiles from `opens` to `closes`,
+ * whatever happens in between. */
+MP_FN void mp_tiles_step(const mp_bf16 *a, const int64_t lda, const uint32_t *b, float *c, const int64_t ldc,
+                         const int opens, const int add, const int closes)
 {
     const int64_t row = ldc * 4;
     mp_tile_fence();

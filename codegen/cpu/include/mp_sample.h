@@ -28,9 +28,10 @@ static void __attribute__((unused)) mp_sink(int64_t *heap, int64_t n, int64_t i,
     heap[i] = item;
 }
 
-/* The id that is drawn from logits w, the largest of which is `best`. A heap hands out logits from the largest down, so only as
- * many are visited as top-k and top-p keep. */
-static int64_t __attribute__((unused)) mp_draw(const double *w, int64_t *heap, const int64_t vocabulary, const int64_t best, const mp_sampling *rule)
+/* The id that is drawn from logits w, the largest of which is `best`. A heap hands out logits from the largest down,
+ * so only as many are visited as top-k and top-p keep. */
+static int64_t __attribute__((unused)) mp_draw(const double *w, int64_t *heap, const int64_t vocabulary,
+    const int64_t best, const mp_sampling *rule)
 {
     const double top = w[best], temperature = rule->temperature, limit_p = rule->top_p, least = rule->min_p;
     const int64_t keep = rule->top_k > 0 && rule->top_k < vocabulary ? rule->top_k : vocabulary;
@@ -78,7 +79,8 @@ static int64_t __attribute__((unused)) mp_draw(const double *w, int64_t *heap, c
 }
 
 /* The token of a row of logits; `weights` and `heap` are room for as many numbers. */
-MP_FN int64_t mp_sample(const mp_view *logits, const int64_t vocabulary, const mp_sampling *rule, double *weights, int64_t *heap)
+MP_FN int64_t mp_sample(const mp_view *logits, const int64_t vocabulary, const mp_sampling *rule, double *weights,
+                        int64_t *heap)
 {
     int64_t best = 0;
     for (int64_t i = 0; i < vocabulary; ++i) {
@@ -88,10 +90,10 @@ MP_FN int64_t mp_sample(const mp_view *logits, const int64_t vocabulary, const m
     return rule->temperature > 0 ? mp_draw(weights, heap, vocabulary, best, rule) : best;
 }
 
-/* Logits with those of the first `seen` tokens of a history made smaller. They are read from the untouched input, so that a token
- * that was seen twice is penalized once. */
-MP_FN void mp_penalize(const mp_view *x, const mp_view *y, const int64_t vocabulary, const mp_view *history, const int64_t seen,
-                       const double penalty)
+/* Logits with those of the first `seen` tokens of a history made smaller. They are read from the untouched input, so
+ * that a token that was seen twice is penalized once. */
+MP_FN void mp_penalize(const mp_view *x, const mp_view *y, const int64_t vocabulary, const mp_view *history,
+                       const int64_t seen, const double penalty)
 {
     for (int64_t i = 0; i < vocabulary; ++i) mp_put(y, i * y->s0, mp_at(x, i * x->s0));
     for (int64_t j = 0; j < seen; ++j) {

@@ -1,5 +1,5 @@
-/* Tensors as kernels see them: an address, an element type and strides. A kernel gives constants for what is known when it is
- * generated; after inlining nothing is left of the choices here. */
+/* Tensors as kernels see them: an address, an element type and strides. A kernel gives constants for what is known
+ * when it is generated; after inlining nothing is left of the choices here. */
 #ifndef MP_VIEW_H
 #define MP_VIEW_H
 
@@ -25,8 +25,8 @@ MP_FN int64_t mp_place(const mp_view *v, int64_t i0, int64_t i1, int64_t i2, int
     return i0 * v->s0 + i1 * v->s1 + i2 * v->s2 + i3 * v->s3;
 }
 
-/* The element at a place, of floats. double holds every value of the types that kernels compute with, so narrowing it again is
- * exact. */
+/* The element at a place, of floats. double holds every value of the types that kernels compute with, so narrowing
+ * it again is exact. */
 MP_FN double mp_at(const mp_view *v, const int64_t place)
 {
     if (v->virtual) return v->rises ? v->start + (double)place : v->start;

@@ -64,9 +64,6 @@ typedef struct {
 MP_INLINE float qkv_rope_cache_2_value(const void *c, const int64_t row, const int64_t i)
 {
     const qkv_rope_cache_2_args a = *(const qkv_rope_cache_2_args *)c;
-    const int64_t n_batch MP_UNUSED = a.n_batch;
-    const int64_t n_capacity MP_UNUSED = a.n_capacity;
-    const int64_t n_seq MP_UNUSED = a.n_seq;
     return a.x[row * 32 + i];
 }
 
@@ -74,9 +71,6 @@ MP_INLINE float qkv_rope_cache_2_normed(const void *c MP_UNUSED, const int64_t i
     const mp_stats s)
 {
     const qkv_rope_cache_2_args a = *(const qkv_rope_cache_2_args *)c;
-    const int64_t n_batch MP_UNUSED = a.n_batch;
-    const int64_t n_capacity MP_UNUSED = a.n_capacity;
-    const int64_t n_seq MP_UNUSED = a.n_seq;
     return (x * s.scale) * a.norm_weight[i];
 }
 
