@@ -66,8 +66,10 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=7)
     args = parser.parse_args()
     before = os.getloadavg()[0]
-    print("| model | source lines | cold: machine | trace | passes | codegen | gcc | load | whole compile() "
-          "| warm: load | whole compile() |\n|---|---|---|---|---|---|---|---|---|---|---|")  # fmt: skip
+    print(
+        "| model | source lines | cold: machine | trace | passes | codegen | gcc | load | whole compile() "
+        "| warm: load | whole compile() |\n|---|---|---|---|---|---|---|---|---|---|---|"
+    )
     with tempfile.TemporaryDirectory() as bytecode:
         for name, config in MODELS.items():
             cold, warm = [], []

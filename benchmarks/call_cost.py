@@ -66,9 +66,14 @@ def main(path: str | None) -> None:
     clock = Clock()
     if path is None:
         config = LlamaConfig(
-            hidden_size=64, intermediate_size=128, num_hidden_layers=30, num_attention_heads=4, num_key_value_heads=2,
-            vocab_size=512, max_position_embeddings=2048,
-        )  # fmt: skip
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=30,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=512,
+            max_position_embeddings=2048,
+        )
         model = LlamaForCausalLM.from_config(config)
     else:
         model = AutoLlamaModel.from_pretrained(path)
@@ -80,8 +85,9 @@ def main(path: str | None) -> None:
 
     def generate() -> None:
         stamps = []
-        llm.generate_batch([[1, 2, 3]], 100, eos_token_id=(), callback=lambda *_: stamps.append(
-            time.perf_counter() - clock.seconds))  # fmt: skip
+        llm.generate_batch(
+            [[1, 2, 3]], 100, eos_token_id=(), callback=lambda *_: stamps.append(time.perf_counter() - clock.seconds)
+        )
         stream[0] = statistics.median(b - a for a, b in zip(stamps, stamps[1:], strict=False)) * 1e6
 
     generate()

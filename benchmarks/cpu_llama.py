@@ -35,8 +35,14 @@ def arguments() -> argparse.ArgumentParser:
     add("--dtype", choices=("bf16", "f32"), default="bf16")
     add("--threads", type=int, default=2)
     add("--cpus", type=int, nargs="+", metavar="N", help="CPUs that all peers run on (default: one of each core)")
-    add("--peers", nargs="+", choices=[*USUAL, *LEVELS, *FAKES], default=USUAL, metavar="PEER",
-        help=f"{', '.join(USUAL)} (default: all of these); {', '.join(LEVELS)}")  # fmt: skip
+    add(
+        "--peers",
+        nargs="+",
+        choices=[*USUAL, *LEVELS, *FAKES],
+        default=USUAL,
+        metavar="PEER",
+        help=f"{', '.join(USUAL)} (default: all of these); {', '.join(LEVELS)}",
+    )
     add("--repeats", type=int, default=5, help="rounds (default: 5)")
     add("--contexts", type=int, nargs="+", default=[], metavar="N", help="context lengths at which decode is timed")
     add("--starts", type=int, default=0, metavar="N", help="cold and warm starts of each peer (default: none)")
@@ -76,10 +82,18 @@ def main(argv: list[str] | None = None) -> None:
         folder = (args.folder or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         plan = Plan(
-            work=Workload(args.model, args.dtype, folder), peers=args.peers, threads=args.threads, cpus=cpus,
-            repeats=args.repeats, cache=folder / "cache", contexts=args.contexts, starts=args.starts,
-            file=args.file and args.file.resolve(), timeout=args.timeout, log=args.log,
-        )  # fmt: skip
+            work=Workload(args.model, args.dtype, folder),
+            peers=args.peers,
+            threads=args.threads,
+            cpus=cpus,
+            repeats=args.repeats,
+            cache=folder / "cache",
+            contexts=args.contexts,
+            starts=args.starts,
+            file=args.file and args.file.resolve(),
+            timeout=args.timeout,
+            log=args.log,
+        )
         outcome, ended = Outcome(), None
         try:
             run(plan, outcome, say)

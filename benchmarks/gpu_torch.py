@@ -44,9 +44,15 @@ def random_model(torch: Any, shape: dict[str, Any]) -> Any:
 
     weights = {"model.embed_tokens.weight": noise(shape["vocab_size"], hidden)}
     ones = {"input_layernorm", "post_attention_layernorm"}
-    matrices = {"self_attn.q_proj": (q, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
-                "self_attn.o_proj": (hidden, q), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
-                "mlp.down_proj": (hidden, inner)}  # fmt: skip
+    matrices = {
+        "self_attn.q_proj": (q, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, q),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
     for n in range(shape["num_hidden_layers"]):
         weights |= {f"model.layers.{n}.{name}.weight": noise(*sizes) for name, sizes in matrices.items()}
         weights |= {f"model.layers.{n}.{name}.weight": noise(1, hidden)[0] + 1 for name in ones}

@@ -1,6 +1,6 @@
 """What `import monoplan` adds to numpy's own import: medians over fresh processes, alternating.
 
-    python benchmarks/import_time.py
+python benchmarks/import_time.py
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ def run(statement: str) -> tuple[float, float]:
 
 
 def main(repeats: int = 15) -> None:
-    statements = {"import monoplan": "import monoplan", "from monoplan import nn": "from monoplan import nn",
-                  "mp.compile (the name)": "import monoplan; monoplan.compile"}
+    statements = {
+        "import monoplan": "import monoplan",
+        "from monoplan import nn": "from monoplan import nn",
+        "mp.compile (the name)": "import monoplan; monoplan.compile",
+    }
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in statements}
     for _ in range(repeats):
         for name, code in statements.items():

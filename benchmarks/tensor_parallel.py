@@ -81,8 +81,19 @@ def make_model(shape: str, folder: Path) -> None:
 
 def compare(args: argparse.Namespace) -> int:
     """Runs both in turns and prints the medians."""
-    own = [sys.executable, __file__, "--worker", "--model", args.model, "--tokens", str(args.tokens),
-           "--prompt", str(args.prompt), "--dtype", args.dtype]  # fmt: skip
+    own = [
+        sys.executable,
+        __file__,
+        "--worker",
+        "--model",
+        args.model,
+        "--tokens",
+        str(args.tokens),
+        "--prompt",
+        str(args.prompt),
+        "--dtype",
+        args.dtype,
+    ]
     root = ["--allow-run-as-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     launch = ["mpirun", *root, "--bind-to", "core", "-n", str(args.ranks), *own]
     environ = {**os.environ, "OMP_PROC_BIND": "true"}
@@ -100,19 +111,25 @@ def compare(args: argparse.Namespace) -> int:
                 return 1
             result = {**json.loads(done.stdout.strip().splitlines()[-1]), "load_before": load}
             found[name].append(result)
-            print(f"round {round_}: {name}: decode {result['decode']:.2f} tokens/s, prompt {result['prompt']:.1f} "
-                  f"tokens/s, peak memory of a process {result['peak'] / 2**20:.0f} MiB, load {load:.2f}",
-                  file=sys.stderr)
-    medians = {name: {key: statistics.median(r[key] for r in runs) for key in ("decode", "prompt", "peak")}
-               for name, runs in found.items()}
+            print(
+                f"round {round_}: {name}: decode {result['decode']:.2f} tokens/s, prompt {result['prompt']:.1f} "
+                f"tokens/s, peak memory of a process {result['peak'] / 2**20:.0f} MiB, load {load:.2f}",
+                file=sys.stderr,
+            )
+    medians = {
+        name: {key: statistics.median(r[key] for r in runs) for key in ("decode", "prompt", "peak")}
+        for name, runs in found.items()
+    }
     one, many = medians.values()
     ratio = many["decode"] / one["decode"]
     if args.json:
         print(json.dumps({"medians": medians, "decode_ratio": ratio, "runs": found}, indent=2))
     else:
         for name, m in medians.items():
-            print(f"{name}: decode {m['decode']:.2f} tokens/s, prompt {m['prompt']:.1f} tokens/s, "
-                  f"peak memory of a process {m['peak'] / 2**20:.0f} MiB")
+            print(
+                f"{name}: decode {m['decode']:.2f} tokens/s, prompt {m['prompt']:.1f} tokens/s, "
+                f"peak memory of a process {m['peak'] / 2**20:.0f} MiB"
+            )
         print(f"decode of the ranks: {ratio:.2f} x the one process")
     return 0
 

@@ -17,8 +17,18 @@ from monoplan.ir.opdef import REGISTRY, CForm, OpDef
 from monoplan.ir.types import DType, bool_, f32, f64, promote
 
 C_TYPES = {
-    "f64": "double", "f32": "float", "f16": "mp_f16", "bf16": "mp_bf16", "i8": "int8_t", "i16": "int16_t",
-    "i32": "int32_t", "i64": "int64_t", "u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "u64": "uint64_t",
+    "f64": "double",
+    "f32": "float",
+    "f16": "mp_f16",
+    "bf16": "mp_bf16",
+    "i8": "int8_t",
+    "i16": "int16_t",
+    "i32": "int32_t",
+    "i64": "int64_t",
+    "u8": "uint8_t",
+    "u16": "uint16_t",
+    "u32": "uint32_t",
+    "u64": "uint64_t",
     "bool": "uint8_t",
 }
 
@@ -68,8 +78,9 @@ def c_index(terms: Sequence[tuple[str, Dim]], offset: Dim = 0) -> str:
             parts.append(index)
         else:
             text = c_dim(stride)
-            parts.append(f"{index} * ({text})" if isinstance(stride, Expr) and len(stride.terms) > 1
-                         else f"{index} * {text}")
+            parts.append(
+                f"{index} * ({text})" if isinstance(stride, Expr) and len(stride.terms) > 1 else f"{index} * {text}"
+            )
     if not (isinstance(offset, int) and offset == 0):
         parts.append(c_dim(offset))
     return " + ".join(parts) if parts else "0"

@@ -121,9 +121,13 @@ def _replaceable(buffer: Buffer, kernel: Kernel) -> tuple[Buffer, ...]:
         return ()
     names = "e" if isinstance(kernel, Linear) else "ex"
     return tuple(
-        o.view.buffer for o in kernel.reads
-        if o.name[0] in names and (o.name == "x" or o.name[1:].isdigit()) and o.view.is_whole
-        and o.dtype.itemsize == out.dtype.itemsize and _same_elements(o.view.strides, out.view.strides)
+        o.view.buffer
+        for o in kernel.reads
+        if o.name[0] in names
+        and (o.name == "x" or o.name[1:].isdigit())
+        and o.view.is_whole
+        and o.dtype.itemsize == out.dtype.itemsize
+        and _same_elements(o.view.strides, out.view.strides)
         and all(p is o or p.view.buffer is not o.view.buffer for p in kernel.reads)
     )
 

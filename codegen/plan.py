@@ -82,17 +82,27 @@ class Plan:
         rows = [("step", "runs", "kernel", "module", "flops", "bytes", "reads -> writes", "ir")]
         for step, count in self.steps():
             k = step.kernel
-            rows.append((
-                str(step.number), str(count), k.family, printable(k.op.loc.path) or "-", _amount(k.flops, symbols),
-                _amount(k.bytes, symbols), _buffers(k), print_op(k.op),
-            ))
+            rows.append(
+                (
+                    str(step.number),
+                    str(count),
+                    k.family,
+                    printable(k.op.loc.path) or "-",
+                    _amount(k.flops, symbols),
+                    _amount(k.bytes, symbols),
+                    _buffers(k),
+                    print_op(k.op),
+                )
+            )
         widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]) - 1)]
         lines = ["  ".join([*(c.ljust(w) for c, w in zip(r, widths, strict=False)), r[-1]]) for r in rows]
         values = dict.fromkeys(self.symbols, 1) | dict(symbols or {})
         offsets, peak = self.arena.layout(values)
         shown = ", ".join(f"{k}={v}" for k, v in values.items())
-        lines.append(f"arena: {len(offsets)} slots for {len(self.arena.lifetimes)} buffers, peak {peak} bytes "
-                     f"({self.arena.unshared(values)} unshared) at {shown}")
+        lines.append(
+            f"arena: {len(offsets)} slots for {len(self.arena.lifetimes)} buffers, peak {peak} bytes "
+            f"({self.arena.unshared(values)} unshared) at {shown}"
+        )
         return "\n".join(lines) + "\n"
 
     def __str__(self) -> str:
@@ -116,8 +126,10 @@ def _buffers(k: Kernel) -> str:
 def make_plan(graph: Graph, target: Target) -> Plan:
     """Lowers, schedules and places a graph."""
     if "threads" in graph.symbols:
-        raise CompileError("a symbolic dimension can't be named threads: plans use that name for their own",
-                           fix="give the dimension another name")
+        raise CompileError(
+            "a symbolic dimension can't be named threads: plans use that name for their own",
+            fix="give the dimension another name",
+        )
     lowered = back_end(target).prepare(lower(graph, target), target)
     _check_symbols(lowered.items, {*graph.symbols, "threads"})
     arena = plan_arena(lowered.items)
@@ -132,8 +144,10 @@ def _check_symbols(items: Sequence[Kernel | Loop], known: set[str]) -> None:
             _check_symbols(item.items, known)
         elif unknown := sorted(item.symbols - known):
             raise CompileError(
-                f"{item.op.name}: the size {unknown[0]} is not known, since no input has it", where=item.op.loc,
-                why=print_op(item.op), fix="give the graph an input of that size, or use a fixed number",
+                f"{item.op.name}: the size {unknown[0]} is not known, since no input has it",
+                where=item.op.loc,
+                why=print_op(item.op),
+                fix="give the graph an input of that size, or use a fixed number",
             )
 
 

@@ -37,7 +37,7 @@ from monoplan.ir.types import f32, product
 HERE = Path(__file__).resolve().parent
 # What holds text of the user's, or of a file that is not trusted.
 _GRAPH_TYPES = frozenset({Graph, Op, Value, Loc, Param, Plan, Buffer, View, Call})
-LEAST = 24 << 10  # characters of a part: a smaller one takes longer to start than to compile
+LEAST = 12 << 10  # characters of a part: a smaller one takes longer to start than to compile
 FEWEST, MOST = 2, 4  # parts
 
 
@@ -133,13 +133,20 @@ def environment() -> Any:
             raise TemplateRuntimeError(f"a template can't read {name}: it holds names and paths of the user")
 
     env = Templates(
-        loader=_loader(), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True, autoescape=False,
-    )  # fmt: skip
+        loader=_loader(),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
     env.filters.update(
-        dim=c_dim, unravel_lines=unravel_lines, c_float=lambda x: c_literal(x, f32), symbols_used=_symbols_used,
+        dim=c_dim,
+        unravel_lines=unravel_lines,
+        c_float=lambda x: c_literal(x, f32),
+        symbols_used=_symbols_used,
         symbol_number=lambda name: _numbers.get()[name],
-    )  # fmt: skip
+    )
     return env
 
 

@@ -103,9 +103,7 @@ def whole(buffer: Buffer, shape: Sequence[Dim]) -> View:
     return View(buffer, tuple(shape), row_major(shape))
 
 
-def _reshape_strides(
-    old: Sequence[Dim], strides: Sequence[Dim], new: Sequence[Dim]
-) -> tuple[Dim, ...] | None:
+def _reshape_strides(old: Sequence[Dim], strides: Sequence[Dim], new: Sequence[Dim]) -> tuple[Dim, ...] | None:
     """Matches runs of old and new dimensions of equal product; each old run must itself be dense."""
     pairs = [(n, s) for n, s in zip(old, strides, strict=True) if not equal(n, 1)]
     result: list[Dim] = []

@@ -36,13 +36,7 @@ class KVCache:
         dtype: Any = "f32",
         limit: int | None = None,
     ) -> None:
-        sizes = {
-            "layers": layers,
-            "batch": batch,
-            "kv_heads": kv_heads,
-            "head_dim": head_dim,
-            "capacity": capacity,
-        }
+        sizes = {"layers": layers, "batch": batch, "kv_heads": kv_heads, "head_dim": head_dim, "capacity": capacity}
         for name, n in sizes.items():
             if not isinstance(n, int) or n < 1:
                 raise ArgumentError(f"KVCache: {name} must be a whole number of 1 or more, got {n!r}")

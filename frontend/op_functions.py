@@ -49,9 +49,12 @@ def signature_of(opdef: OpDef, *, method: bool = False) -> inspect.Signature:
     else:
         dim = "int | None" if "axis" in opdef.attr_defaults else "Any"
         parameters = [
-            _parameter("input", "Any"), _parameter("dim", dim, None), _parameter("keepdim", "bool", False), *attrs,
+            _parameter("input", "Any"),
+            _parameter("dim", dim, None),
+            _parameter("keepdim", "bool", False),
+            *attrs,
             _parameter("dtype", "Any", None, keyword=True),
-        ]  # fmt: skip
+        ]
     if method:
         parameters[0] = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     return inspect.Signature(parameters, return_annotation="Tensor")
@@ -115,12 +118,21 @@ def stub() -> str:
     """The text of op_functions.pyi."""
     ops = [o for o in REGISTRY.values() if o.kind in ("pointwise", "reduce")]
     lines = [
-        '"""Made from the op registry by op_functions.stub(). Do not edit."""', "",
-        "from typing import Any", "", "from monoplan.frontend.tensor import Tensor", "",
-        "__all__ = [", *(f'    "{name}",' for name in __all__), "]", "",
-        "WRITTEN_OUT: tuple[str, ...]", "",
-        "def write(result: Tensor, out: Any, inplace_of: Any = None) -> Tensor: ...", "def stub() -> str: ...",
-    ]  # fmt: skip
+        '"""Made from the op registry by op_functions.stub(). Do not edit."""',
+        "",
+        "from typing import Any",
+        "",
+        "from monoplan.frontend.tensor import Tensor",
+        "",
+        "__all__ = [",
+        *(f'    "{name}",' for name in __all__),
+        "]",
+        "",
+        "WRITTEN_OUT: tuple[str, ...]",
+        "",
+        "def write(result: Tensor, out: Any, inplace_of: Any = None) -> Tensor: ...",
+        "def stub() -> str: ...",
+    ]
     for o in ops:
         if o.name not in WRITTEN_OUT:
             lines += [f"def {o.name}{signature_text(signature_of(o))}:", f'    """{o.doc}"""', ""]

@@ -82,9 +82,7 @@ class Parameter(Tensor):
         self._stored, self._source, self._deferred_type = None, source, kept
         note_change()
 
-    def read(
-        self, convert: Callable[[Any, Any], Any] | None = None, part: Part | None = None
-    ) -> np.ndarray[Any, Any]:
+    def read(self, convert: Callable[[Any, Any], Any] | None = None, part: Part | None = None) -> np.ndarray[Any, Any]:
         """Its values, or a part of them; those of a deferred parameter are read anew and not kept, as a compiler wants
         them once. `convert(array, dtype)` may be faster than numpy's astype."""
         if self._stored is not None or self._source is None or self._deferred_type is None:

@@ -223,12 +223,7 @@ Captured = tuple[tuple[Value, ...], Tree, tuple[tuple[int, int], ...]]
 
 
 def _capture(
-    module: Module,
-    tracer: Tracer,
-    arguments: dict[str, Any],
-    in_tree: Tree,
-    places: list[int],
-    inputs: list[Any],
+    module: Module, tracer: Tracer, arguments: dict[str, Any], in_tree: Tree, places: list[int], inputs: list[Any]
 ) -> Captured:
     """Runs forward; the values of its results and of the arguments it wrote, the structure of the results."""
     result = _run(module, tracer, arguments)

@@ -29,9 +29,10 @@ def plain_array(x: Any) -> np.ndarray[Any, Any]:
     masked = sys.modules.get("numpy.ma")  # whoever has one has imported it
     if masked is not None and isinstance(x, masked.MaskedArray):
         raise ArgumentError(
-            "a masked array can't be used", why="the mask would be lost, and hidden values be computed with",
+            "a masked array can't be used",
+            why="the mask would be lost, and hidden values be computed with",
             fix="fill it, x.filled(0), and pass the mask as an array of its own",
-        )  # fmt: skip
+        )
     return np.asarray(x)
 
 

@@ -100,4 +100,3 @@ class _Writer:
         if isinstance(value, Mapping):
             return "dict", [part for item in value.items() for part in item]
         raise RecordError(f"a {type(value).__qualname__} can't be kept: {str(value)[:80]}")
-

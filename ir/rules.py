@@ -49,9 +49,7 @@ def numeric(name: str, *, floats: bool = False) -> Any:
         shown = ", ".join(map(str, types))
         require(dtype != bool_, f"{name} needs numbers, got {shown}")
         require(
-            dtype.is_float or not floats,
-            f"{name} needs floating point operands, got {shown}",
-            fix="cast to f32 first",
+            dtype.is_float or not floats, f"{name} needs floating point operands, got {shown}", fix="cast to f32 first"
         )
         return TensorType(dtype, broadcast([t.shape for t in types], name))
 
@@ -71,10 +69,7 @@ def logical(name: str) -> Any:
     """A pointwise rule over bools."""
 
     def rule(*types: TensorType, **_: Any) -> TensorType:
-        require(
-            all(t.dtype == bool_ for t in types),
-            f"{name} needs bool operands, got {', '.join(map(str, types))}",
-        )
+        require(all(t.dtype == bool_ for t in types), f"{name} needs bool operands, got {', '.join(map(str, types))}")
         return TensorType(bool_, broadcast([t.shape for t in types], name))
 
     return rule

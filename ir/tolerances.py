@@ -17,12 +17,7 @@ from monoplan.ir.types import DType, as_dtype
 Array = np.ndarray[Any, Any]
 
 EPSILON = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
-LARGEST = {
-    "f64": 1.7976931348623157e308,
-    "f32": 3.4028234663852886e38,
-    "f16": 65504.0,
-    "bf16": 3.3895313892515355e38,
-}
+LARGEST = {"f64": 1.7976931348623157e308, "f32": 3.4028234663852886e38, "f16": 65504.0, "bf16": 3.3895313892515355e38}
 
 # kind: (relative, absolute), in epsilons. Halves are computed in f32 and rounded once at the end of each op.
 UNITS = {
@@ -100,9 +95,15 @@ class Difference:
 
 
 def compare(
-    got: Any, want: Any, dtype: Any, kind: str, *, scale: float | None = None, epsilon: float | None = None,
+    got: Any,
+    want: Any,
+    dtype: Any,
+    kind: str,
+    *,
+    scale: float | None = None,
+    epsilon: float | None = None,
     plain: Any = None,
-) -> Difference:  # fmt: skip
+) -> Difference:
     """Compares with the exact array; `scale` is the largest exact value unless given.
 
     `epsilon`: of a rougher type that the value went through on its way. `plain`: the same value computed by the
@@ -139,10 +140,20 @@ def compare(
         rel = np.where(size > 0, finite / np.where(size > 0, size, 1.0), 0.0)
         ulp = finite / _spacing(size, d) if d.is_float else finite
     return Difference(
-        d, a.size, int(wrong.sum()), float(error.max()), float(rel.max()), float(ulp.max()),
-        strange, place, a[place].item(), b[place].item(), float(allowed[place]),
-        int((ours & np.isinf(error)).sum()), int((ours & ~np.isinf(error)).sum()),
-    )  # fmt: skip
+        d,
+        a.size,
+        int(wrong.sum()),
+        float(error.max()),
+        float(rel.max()),
+        float(ulp.max()),
+        strange,
+        place,
+        a[place].item(),
+        b[place].item(),
+        float(allowed[place]),
+        int((ours & np.isinf(error)).sum()),
+        int((ours & ~np.isinf(error)).sum()),
+    )
 
 
 def _spacing(size: Array, d: DType) -> Array:

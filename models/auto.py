@@ -45,9 +45,14 @@ class AutoLlamaModel:
 
     @classmethod
     def from_pretrained(
-        cls, model_path: str | Path, device: str = "cpu", dtype: Any = None, *, progress: bool = True,
+        cls,
+        model_path: str | Path,
+        device: str = "cpu",
+        dtype: Any = None,
+        *,
+        progress: bool = True,
         verbose: bool = False,
-    ) -> LlamaForCausalLM:  # fmt: skip
+    ) -> LlamaForCausalLM:
         """The model with its weights in `dtype` (float32, bfloat16, float16; None: the checkpoint's own).
 
         The checkpoint's own is what config.json says, or else the dtype of most weights. Headers are read now, each
@@ -95,9 +100,10 @@ def load_weights(model: Module, weights: Weights) -> None:
         embedding = next(name for name, t in own.items() if t is own[TIED] and name != TIED)
         if not _are_equal(weights, TIED, embedding):
             raise LoadError(
-                f"{TIED} differs from {embedding}, but tie_word_embeddings is true", where=weights.path,
+                f"{TIED} differs from {embedding}, but tie_word_embeddings is true",
+                where=weights.path,
                 fix="set tie_word_embeddings to false in config.json",
-            )  # fmt: skip
+            )
         names.remove(TIED)
     for name in names:
         own[name].defer(partial(weights.tensor, name))
@@ -123,8 +129,9 @@ def _check_fit(own: Mapping[str, tuple[int, ...]], tied: bool, weights: Weights)
     unexpected = [name for name in given if name not in own]
     wrong = [
         f"{name} is {list(weights.shape(name))}, not {list(own[name])}"
-        for name in given if name in own and weights.shape(name) != own[name]
-    ]  # fmt: skip
+        for name in given
+        if name in own and weights.shape(name) != own[name]
+    ]
     # Codes of a quantized model would be taken for the values that they stand for.
     integers = [f"{name} is {kind}" for name in given if name in own and (kind := weights.dtype(name)) not in FLOATS]
     kinds = {"missing": missing, "unexpected": unexpected, "wrong shape": wrong, "not floating point": integers}
@@ -166,9 +173,10 @@ def _save_tokenizer(model: LlamaForCausalLM, target: Path) -> None:
         return
     tokenizer._core.save(str(target / "tokenizer.json"))  # the object of the tokenizers library writes itself
     settings = {
-        **tokenizer.special_tokens, "add_bos_token": tokenizer.add_bos,
+        **tokenizer.special_tokens,
+        "add_bos_token": tokenizer.add_bos,
         "tokenizer_class": "PreTrainedTokenizerFast",
-    }  # fmt: skip
+    }
     if tokenizer.chat_template is not None:
         settings["chat_template"] = tokenizer.chat_template
     ends = sorted(tokenizer.eos_ids)

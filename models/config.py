@@ -140,9 +140,11 @@ class LlamaConfig:
             if not isinstance(value := getattr(self, name), bool):
                 raise LoadError(f"{name} must be true or false, got {short(value)}")
         for name, least, most in (
-            ("rms_norm_eps", 0.0, 1.0), ("initializer_range", 0.0, 1.0), ("partial_rotary_factor", 0.0, 1.0),
+            ("rms_norm_eps", 0.0, 1.0),
+            ("initializer_range", 0.0, 1.0),
+            ("partial_rotary_factor", 0.0, 1.0),
             ("rope_theta", 1.001, 1e30),
-        ):  # fmt: skip
+        ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
                 raise LoadError(f"{name} must be a number from {least} to {most}, got {short(value)}")
@@ -224,9 +226,7 @@ class LlamaConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return a `config.json` that transformers and `from_dict` read back as this model."""
         if self.model_type not in FAMILIES or self.partial_rotary_factor != 1.0:
-            raise LoadError(
-                f"transformers has no {self.model_type} that turns {self.rotary_dim} values a head"
-            )
+            raise LoadError(f"transformers has no {self.model_type} that turns {self.rotary_dim} values a head")
         names = (*COMMON, *OWN[self.model_type], "rope_theta", "model_type")
         data: dict[str, Any] = {name: _plain(getattr(self, name)) for name in names}
         rope = self.rope_scaling or {}

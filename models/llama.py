@@ -94,9 +94,12 @@ class LlamaAttention(Module):
             self.k_norm = _norm(self.head_dim, config)
 
     def forward(
-        self, hidden_states: Tensor, rope: RopeRows, past_key_values: KVCache | None = None,
+        self,
+        hidden_states: Tensor,
+        rope: RopeRows,
+        past_key_values: KVCache | None = None,
         num_valid: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         batch, seq, _ = hidden_states.shape
         q = self.q_proj(hidden_states).view(batch, seq, self.num_heads, self.head_dim)
         k = self.k_proj(hidden_states).view(batch, seq, self.num_kv_heads, self.head_dim)
@@ -128,9 +131,12 @@ class LlamaDecoderLayer(Module):
         self.post_attention_layernorm = _norm(config.hidden_size, config)
 
     def forward(
-        self, hidden_states: Tensor, rope: RopeRows, past_key_values: KVCache | None = None,
+        self,
+        hidden_states: Tensor,
+        rope: RopeRows,
+        past_key_values: KVCache | None = None,
         num_valid: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         residual = hidden_states
         hidden_states = self.self_attn(self.input_layernorm(hidden_states), rope, past_key_values, num_valid)
         hidden_states = residual + hidden_states
@@ -149,9 +155,14 @@ class LlamaModel(Module):
         self.rotary_emb = LlamaRotaryEmbedding(config)
 
     def forward(
-        self, input_ids: Tensor, position_ids: Tensor | None = None, past_key_values: KVCache | None = None,
-        *, num_valid: Tensor | None = None, all_tokens: bool = False,
-    ) -> Tensor:  # fmt: skip
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None = None,
+        past_key_values: KVCache | None = None,
+        *,
+        num_valid: Tensor | None = None,
+        all_tokens: bool = False,
+    ) -> Tensor:
         batch, seq = input_ids.shape
         if position_ids is None:
             position_ids = _positions(batch, seq, past_key_values, num_valid)
@@ -212,9 +223,15 @@ class LlamaForCausalLM(Module, GenerationMixin):
         self._tokenizer: Any = None
 
     def forward(
-        self, input_ids: Tensor, position_ids: Tensor | None = None, past_key_values: KVCache | None = None,
-        use_cache: bool | None = None, *, num_valid: Tensor | None = None, all_logits: bool = False,
-    ) -> Tensor:  # fmt: skip
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None = None,
+        past_key_values: KVCache | None = None,
+        use_cache: bool | None = None,
+        *,
+        num_valid: Tensor | None = None,
+        all_logits: bool = False,
+    ) -> Tensor:
         """Logits [batch, 1, vocab] of the last token, or [batch, seq, vocab] of all with all_logits.
 
         Positions go on from the cache's lengths, or from 0. In a batch that is padded on the right,
@@ -235,9 +252,10 @@ class LlamaForCausalLM(Module, GenerationMixin):
     def _own_cache(self, input_ids: Tensor) -> KVCache:
         if current() is not None:
             raise ArgumentError(
-                "use_cache=True needs a cache while the model is traced", fix="pass past_key_values=…",
+                "use_cache=True needs a cache while the model is traced",
+                fix="pass past_key_values=…",
                 why="a cache that is made inside of the graph would be lost with it",
-            )  # fmt: skip
+            )
         batch, seq = input_ids.shape
         return self.new_cache(int(batch), int(seq))
 

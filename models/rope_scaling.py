@@ -31,8 +31,7 @@ KINDS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "dynamic": (frozenset({"factor"}), frozenset()),
     "yarn": (
         frozenset({"original_max_position_embeddings"}),
-        frozenset({"factor", "attention_factor", "beta_fast", "beta_slow", "truncate"})
-        | {"mscale", "mscale_all_dim"},
+        frozenset({"factor", "attention_factor", "beta_fast", "beta_slow", "truncate"}) | {"mscale", "mscale_all_dim"},
     ),
     "longrope": (
         frozenset({"short_factor", "long_factor", "original_max_position_embeddings"}),
@@ -92,9 +91,7 @@ def _checked(kind: str, key: str, value: Any, rotary_dim: int) -> Any:
         if not isinstance(value, (list, tuple)) or not all(map(_is_positive, value)):
             raise bad("a list of positive numbers from 1e-30 to 1e30")
         if len(value) != rotary_dim // 2:
-            raise bad(
-                f"{rotary_dim // 2} numbers, one for each pair of rotated values; there are {len(value)}"
-            )
+            raise bad(f"{rotary_dim // 2} numbers, one for each pair of rotated values; there are {len(value)}")
         return tuple(float(item) for item in value)
     if key == "original_max_position_embeddings":
         # Formulae divide by the logarithm of this, so 1 is no use either.

@@ -9,13 +9,24 @@ from typing import Any
 # Names of the public face and where they live; each is imported when it is first used, so that `import monoplan`
 # stays cheap and needs neither a compiler, CuPy nor a tokenizer.
 _HOMES = {
-    "compile": "monoplan.api", "Compiled": "monoplan.api", "Options": "monoplan.options",
-    "spec": "monoplan.frontend.specs", "Spec": "monoplan.frontend.specs", "trace": "monoplan.frontend.tracer",
-    "Tensor": "monoplan.frontend.tensor", "Module": "monoplan.frontend.module",
-    "Parameter": "monoplan.frontend.parameter", "KVCache": "monoplan.frontend.kv_cache",
-    "MonoplanError": "monoplan.ir.errors", "ArgumentError": "monoplan.ir.errors",
-    "CompileError": "monoplan.ir.errors", "LoadError": "monoplan.ir.errors", "ParseError": "monoplan.ir.errors",
-    "PlanError": "monoplan.ir.errors", "TraceError": "monoplan.ir.errors", "TypeRuleError": "monoplan.ir.errors",
+    "compile": "monoplan.api",
+    "Compiled": "monoplan.api",
+    "Options": "monoplan.options",
+    "spec": "monoplan.frontend.specs",
+    "Spec": "monoplan.frontend.specs",
+    "trace": "monoplan.frontend.tracer",
+    "Tensor": "monoplan.frontend.tensor",
+    "Module": "monoplan.frontend.module",
+    "Parameter": "monoplan.frontend.parameter",
+    "KVCache": "monoplan.frontend.kv_cache",
+    "MonoplanError": "monoplan.ir.errors",
+    "ArgumentError": "monoplan.ir.errors",
+    "CompileError": "monoplan.ir.errors",
+    "LoadError": "monoplan.ir.errors",
+    "ParseError": "monoplan.ir.errors",
+    "PlanError": "monoplan.ir.errors",
+    "TraceError": "monoplan.ir.errors",
+    "TypeRuleError": "monoplan.ir.errors",
     "VerifyError": "monoplan.ir.errors",
 }
 _MODULES = ("nn", "models", "ir", "frontend", "passes", "codegen", "runtime")

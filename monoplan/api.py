@@ -65,8 +65,14 @@ class Compiled(Inspection):
     """
 
     def __init__(
-        self, module: Module, *specs: Any, target: str | None = None, dtype: Any = None,
-        options: Options | Mapping[str, Any] | None = None, tp: Any = None, **kw_specs: Any,
+        self,
+        module: Module,
+        *specs: Any,
+        target: str | None = None,
+        dtype: Any = None,
+        options: Options | Mapping[str, Any] | None = None,
+        tp: Any = None,
+        **kw_specs: Any,
     ) -> None:
         if not isinstance(module, Module):
             raise ArgumentError(f"compile needs a monoplan.nn.Module, got {type(module).__name__}")
@@ -246,8 +252,10 @@ class Compiled(Inspection):
 
     def _latest(self) -> Built:
         if not self.built:
-            raise ArgumentError("nothing is compiled yet: the module is traced at its first call",
-                                fix="call it once, or give specs to compile()")
+            raise ArgumentError(
+                "nothing is compiled yet: the module is traced at its first call",
+                fix="call it once, or give specs to compile()",
+            )
         return self.built[-1][2]
 
     def ir(self, stage: str | None = None, *, locs: bool = False) -> str:
@@ -273,8 +281,13 @@ class Compiled(Inspection):
 
 
 def compile(  # noqa: A001  (the public name)
-    module: Module, *specs: Any, target: str | None = None, dtype: Any = None,
-    options: Options | Mapping[str, Any] | None = None, source: str | os.PathLike[str] | None = None, tp: Any = None,
+    module: Module,
+    *specs: Any,
+    target: str | None = None,
+    dtype: Any = None,
+    options: Options | Mapping[str, Any] | None = None,
+    source: str | os.PathLike[str] | None = None,
+    tp: Any = None,
     **kw_specs: Any,
 ) -> Any:
     """A compiled form of a Module: traced now if specs are given, else at the first call.

@@ -48,9 +48,7 @@ def _count_leaves(tree: Tree) -> int:
     return 1 if tree.kind == "leaf" else sum(map(_count_leaves, tree.children))
 
 
-def match(
-    tree: Tree, values: list[tuple[str, Any]], known: Tree, specs: list[Any], built: Built
-) -> dict[str, int]:
+def match(tree: Tree, values: list[tuple[str, Any]], known: Tree, specs: list[Any], built: Built) -> dict[str, int]:
     """The values of a plan's symbols; raises unless arguments have its structure, constants, types and sizes."""
     if tree != known:
         problem = _difference(tree, known, iter(values), iter(specs))
@@ -97,9 +95,7 @@ def _difference(
     return None
 
 
-def _wrong_keys(
-    got: Tree, known: Tree, values: list[tuple[str, Any]], specs: list[Any], name: str
-) -> ArgumentError:
+def _wrong_keys(got: Tree, known: Tree, values: list[tuple[str, Any]], specs: list[Any], name: str) -> ArgumentError:
     """The error for a missing or a surplus key; the lists begin with the leaves of the two dicts."""
     for i, key in enumerate(known.keys):
         if key not in got.keys:

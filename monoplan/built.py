@@ -159,8 +159,11 @@ class Built:
         total = sum(self.milliseconds.values())
         steps = len(list(self.plan.steps())) if self.plan is not None else 0
         origin = "cache" if self.hit else "built"
-        lines = [f"monoplan: {self.graph.name}: {steps} kernels, {origin}, {total:.0f} ms ("
-                 + ", ".join(f"{k} {v:.0f}" for k, v in self.milliseconds.items()) + ")"]
+        lines = [
+            f"monoplan: {self.graph.name}: {steps} kernels, {origin}, {total:.0f} ms ("
+            + ", ".join(f"{k} {v:.0f}" for k, v in self.milliseconds.items())
+            + ")"
+        ]
         for s in self.stages[1:]:
             if level >= 2:
                 lines.append(f"  {s.name}: {s.rewrites} rewrites, {s.seconds * 1e3:.1f} ms")

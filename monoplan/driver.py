@@ -40,9 +40,13 @@ Array = np.ndarray[Any, Any]
 
 
 def build(
-    module: Module, arguments: Mapping[str, Any], target: str, dtype: DType | None, options: Options,
+    module: Module,
+    arguments: Mapping[str, Any],
+    target: str,
+    dtype: DType | None,
+    options: Options,
     tp: Communicator | None = None,
-) -> Built:  # fmt: skip
+) -> Built:
     """Compiles one signature of a module."""
     request = Request(module, arguments, target, dtype, options, _pipeline(module, options, tp), tp)
     clock = request.clock

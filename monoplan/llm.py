@@ -136,9 +136,15 @@ class CompiledLM(GenerationMixin):
         return int(heads)
 
     def __call__(
-        self, input_ids: Any, position_ids: Any = None, past_key_values: KVCache | None = None,
-        use_cache: bool | None = None, *, num_valid: Any = None, all_logits: bool = False,
-    ) -> Array:  # fmt: skip
+        self,
+        input_ids: Any,
+        position_ids: Any = None,
+        past_key_values: KVCache | None = None,
+        use_cache: bool | None = None,
+        *,
+        num_valid: Any = None,
+        all_logits: bool = False,
+    ) -> Array:
         """Logits as LlamaForCausalLM.forward gives them, as numpy; a given cache is written and grows.
 
         Positions that simply go on from the cache run the plan of generation; other positions and all_logits
@@ -193,10 +199,11 @@ class CompiledLM(GenerationMixin):
         ids = self.prompt_array(few if input_ids is None else input_ids)
         cache = self.new_cache(len(ids), ids.shape[1])
         return {
-            "input_ids": ids, "past_key_values": cache.without_limit(),
+            "input_ids": ids,
+            "past_key_values": cache.without_limit(),
             "num_valid": np.full(len(ids), ids.shape[1], np.int32),
             **sampling_arrays(Settings(), [0.0] * len(ids)),
-        }  # fmt: skip
+        }
 
     def prompt_array(self, ids: Any, more: int = 0) -> Array:
         """Token ids as int64 [batch, seq], which must have room in the context, with `more` tokens behind them."""
@@ -262,8 +269,12 @@ class CompiledLM(GenerationMixin):
             else:
                 step = PositionedStep(self.model)
                 ids = spec("batch", "seq", dtype="int64")
-                specs = {"input_ids": ids, "position_ids": ids, "num_valid": spec("batch", dtype="int32"),
-                         "past_key_values": cache_spec(self.config, self.dtype)}  # fmt: skip
+                specs = {
+                    "input_ids": ids,
+                    "position_ids": ids,
+                    "num_valid": spec("batch", dtype="int32"),
+                    "past_key_values": cache_spec(self.config, self.dtype),
+                }
             with sharing(self._weights):
                 self._plans[name] = Compiled(step, **self._arguments, **specs)
         return self._plans[name]

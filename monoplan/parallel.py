@@ -49,9 +49,14 @@ def check_world(graph: Graph, comm: Communicator | None) -> None:
 
 
 def check_ranks(
-    comm: Communicator, graph: Graph, tensors: Mapping[str, Tensor], options: Options, plan: Mapping[str, str],
-    target: str, version: str,
-) -> None:  # fmt: skip
+    comm: Communicator,
+    graph: Graph,
+    tensors: Mapping[str, Tensor],
+    options: Options,
+    plan: Mapping[str, str],
+    target: str,
+    version: str,
+) -> None:
     """Raises on every rank unless all compile the same model, of the same weights, in the same way.
 
     Also for the same instruction set: what every rank computes for itself (norms, probabilities) must be equal in
@@ -60,16 +65,19 @@ def check_ranks(
     # A model that is written for ranks has another part on each; what must be the same is what they exchange.
     exchanged = [f"{op.name} {dict(op.attrs)} {op.result.type}" for op in graph.ops if op.opdef.kind == "collective"]
     settings = (options.fuse, options.passes, options.stop_after, sorted(plan.items()))
-    comm.agree({
-        "ranks": comm.size,
-        "model": _digest("\n".join(exchanged or [print_graph(graph)]).encode()),
-        "dtype": sorted({str(p.value.type.dtype) for p in graph.params if p.value.type.dtype.is_float}),
-        "weights": "" if exchanged else _sample(tensors),
-        "options": _digest(repr(settings).encode()),
-        "target": target,
-        "instruction set (MONOPLAN_ISA)": _isa() if target == "cpu" else "",
-        "version of monoplan": version,
-    }, "compile the same model")  # fmt: skip
+    comm.agree(
+        {
+            "ranks": comm.size,
+            "model": _digest("\n".join(exchanged or [print_graph(graph)]).encode()),
+            "dtype": sorted({str(p.value.type.dtype) for p in graph.params if p.value.type.dtype.is_float}),
+            "weights": "" if exchanged else _sample(tensors),
+            "options": _digest(repr(settings).encode()),
+            "target": target,
+            "instruction set (MONOPLAN_ISA)": _isa() if target == "cpu" else "",
+            "version of monoplan": version,
+        },
+        "compile the same model",
+    )
 
 
 def _isa() -> str:

@@ -62,19 +62,22 @@ def _rules(kind: str, softmax_of: Any, causal: bool) -> list[Rewrite]:
     rule = f"matmul({kind}(matmul(q, k') * scale), v) -> attention"
     return [
         Rewrite(
-            f"fuse-attention-{kind}", rule,
+            f"fuse-attention-{kind}",
+            rule,
             find=lambda q, kt, v, scale: matmul(softmax_of(mul(matmul(q, kt), scale)), v),
             make=lambda q, kt, v, match: _attention(q, kt, v, _times(match), causal),
             when=_fits,
         ),
         Rewrite(
-            f"fuse-attention-{kind}", rule,
+            f"fuse-attention-{kind}",
+            rule,
             find=lambda q, kt, v, scale: matmul(softmax_of(div(matmul(q, kt), scale)), v),
             make=lambda q, kt, v, match: _attention(q, kt, v, _over(match), causal),
             when=_fits,
         ),
         Rewrite(
-            f"fuse-attention-{kind}", rule,
+            f"fuse-attention-{kind}",
+            rule,
             find=lambda q, kt, v: matmul(softmax_of(matmul(q, kt)), v),
             make=lambda q, kt, v: _attention(q, kt, v, 1.0, causal),
             when=_fits,
@@ -99,7 +102,10 @@ def _masked_rules(of: Any, number: Any) -> list[Rewrite]:
     def rule(name: str, masked: str, find: Any, visible: Any, when: Any) -> Rewrite:
         words = f"matmul(softmax({masked}), v) -> attention with a mask"
         return Rewrite(
-            name, words, find=find, when=when,
+            name,
+            words,
+            find=find,
+            when=when,
             make=lambda q, kt, v, mask, match: _attention(q, kt, v, number(match), False, visible(mask)),
         )
 
@@ -107,17 +113,31 @@ def _masked_rules(of: Any, number: Any) -> list[Rewrite]:
         return _mask_fits(m, "b") if m.scalar("hidden") == -inf else "what is masked is not -inf"
 
     return [
-        rule("fuse-attention-masked", "scores + mask",
-             lambda q, kt, v, scale, mask, *, axis: matmul(softmax(add(of(matmul(q, kt), scale), mask), axis=axis), v),
-             lambda mask: mask, lambda m: _mask_fits(m, "f")),
-        rule("fuse-attention-where", "where(mask, scores, -inf)",
-             lambda q, kt, v, scale, mask, hidden, *, axis: matmul(
-                 softmax(where(mask, of(matmul(q, kt), scale), hidden), axis=axis), v),
-             lambda mask: mask, chosen),
-        rule("fuse-attention-where", "where(mask, -inf, scores)",
-             lambda q, kt, v, scale, mask, hidden, *, axis: matmul(
-                 softmax(where(mask, hidden, of(matmul(q, kt), scale)), axis=axis), v),
-             lambda mask: logical_not(mask), chosen),
+        rule(
+            "fuse-attention-masked",
+            "scores + mask",
+            lambda q, kt, v, scale, mask, *, axis: matmul(softmax(add(of(matmul(q, kt), scale), mask), axis=axis), v),
+            lambda mask: mask,
+            lambda m: _mask_fits(m, "f"),
+        ),
+        rule(
+            "fuse-attention-where",
+            "where(mask, scores, -inf)",
+            lambda q, kt, v, scale, mask, hidden, *, axis: matmul(
+                softmax(where(mask, of(matmul(q, kt), scale), hidden), axis=axis), v
+            ),
+            lambda mask: mask,
+            chosen,
+        ),
+        rule(
+            "fuse-attention-where",
+            "where(mask, -inf, scores)",
+            lambda q, kt, v, scale, mask, hidden, *, axis: matmul(
+                softmax(where(mask, hidden, of(matmul(q, kt), scale)), axis=axis), v
+            ),
+            lambda mask: logical_not(mask),
+            chosen,
+        ),
     ]
 
 
@@ -128,7 +148,8 @@ def _move_repeat(x: Value, match: Match) -> Any:
 
 
 TRANSPOSE_OF_REPEAT = Rewrite(
-    "transpose-of-repeat", "transpose(repeat(x)) -> repeat(transpose(x))",
+    "transpose-of-repeat",
+    "transpose(repeat(x)) -> repeat(transpose(x))",
     find=lambda x, *, repeats, axis, axes: transpose(repeat(x, repeats=repeats, axis=axis), axes=axes),
     make=_move_repeat,
 )
@@ -142,10 +163,19 @@ def _heads_repeated(m: Match) -> bool | str:
 
 
 DROP_REPEATED_HEADS = Rewrite(
-    "drop-repeated-heads", "attention(q, repeat(k), repeat(v)) -> attention(q, k, v) with shared heads",
+    "drop-repeated-heads",
+    "attention(q, repeat(k), repeat(v)) -> attention(q, k, v) with shared heads",
     find=lambda q, k, v, mask, past, *, n, a, b, causal, scale, softcap, window, layout: attention(
-        q, repeat(k, repeats=n, axis=a), repeat(v, repeats=n, axis=b), mask, past, causal=causal, scale=scale,
-        softcap=softcap, window=window, layout=layout,
+        q,
+        repeat(k, repeats=n, axis=a),
+        repeat(v, repeats=n, axis=b),
+        mask,
+        past,
+        causal=causal,
+        scale=scale,
+        softcap=softcap,
+        window=window,
+        layout=layout,
     ),
     make=lambda q, k, v, mask, past, causal, scale, softcap, window, layout: attention(
         q, k, v, mask, past, causal=causal, scale=scale, softcap=softcap, window=window, layout=layout
@@ -156,10 +186,21 @@ DROP_REPEATED_HEADS = Rewrite(
 
 def _layout_rule(axes: tuple[int, ...]) -> Rewrite:
     return Rewrite(
-        "attention-layout", "transpose(attention(transpose(q), k, v)) -> attention over [batch, seq, heads, dim]",
+        "attention-layout",
+        "transpose(attention(transpose(q), k, v)) -> attention over [batch, seq, heads, dim]",
         find=lambda q, k, v, mask, past, *, causal, scale, softcap, window: transpose(
-            attention(transpose(q, axes=axes), k, v, mask, past, causal=causal, scale=scale, softcap=softcap,
-                      window=window, layout="bhsd"),
+            attention(
+                transpose(q, axes=axes),
+                k,
+                v,
+                mask,
+                past,
+                causal=causal,
+                scale=scale,
+                softcap=softcap,
+                window=window,
+                layout="bhsd",
+            ),
             axes=axes,
         ),
         make=lambda q, k, v, mask, past, causal, scale, softcap, window: attention(
@@ -171,7 +212,8 @@ def _layout_rule(axes: tuple[int, ...]) -> Rewrite:
 ATTENTION_LAYOUT = [_layout_rule((0, 2, 1, 3)), _layout_rule((1, 0, 2))]
 
 FUSE_ATTENTION = rewrite_pass(
-    "fuse-attention", "matmul, softmax, matmul -> one attention with a running softmax; repeated heads are shared",
+    "fuse-attention",
+    "matmul, softmax, matmul -> one attention with a running softmax; repeated heads are shared",
     *_rules("causal_softmax", lambda s: causal_softmax(s), True),
     *_rules("softmax", lambda s: softmax(s, axis=Wild("axis")), False),
     *_masked_rules(mul, _times),

@@ -193,8 +193,17 @@ def fuse_into_producer(graph: Graph, notes: Notes) -> Graph:
     return drop_dead(graph.replace(ops=tuple(ops))) if notes.rewrites else graph
 
 
-_TAILS = ("linear", "fused_linear", "matmul", "fused_matmul", "norm", "fused_norm", "fused_gather", "fused_reduce",
-          "fused_collective")
+_TAILS = (
+    "linear",
+    "fused_linear",
+    "matmul",
+    "fused_matmul",
+    "norm",
+    "fused_norm",
+    "fused_gather",
+    "fused_reduce",
+    "fused_collective",
+)
 
 
 def _takes_tail(source: Op) -> bool:
@@ -252,8 +261,12 @@ def _with_tail(op: Op, source: Op, e: Expression, extras: list[Value]) -> Op | N
     if kind in ("norm", "fused_norm"):
         norm = source.attrs.get("norm") or {"rms_norm": "rms", "layer_norm": "layer"}[source.name]
         head = [*source.operands[:names], None, None, None][:3]
-        return _like(op, fused_norm, [*head, *merged],
-                     {"norm": norm, "eps": source.attrs["eps"], "dims": source.attrs["dims"], "expr": expr})
+        return _like(
+            op,
+            fused_norm,
+            [*head, *merged],
+            {"norm": norm, "eps": source.attrs["eps"], "dims": source.attrs["dims"], "expr": expr},
+        )
     if kind in ("gather", "fused_gather"):
         return _like(op, fused_gather, [*source.operands[:2], *merged], {"expr": expr})
     a = source.attrs
@@ -290,8 +303,14 @@ def _into_reduce(op: Op, at: int, fusion: _Fusion) -> Op | None:
         return None
     if not e.operands or source.result in op.reads[1:]:
         return None
-    attrs = {"inputs": len(e.operands), "reduce": a["reduce"] if fused else op.name, "axes": a["axes"],
-             "keepdims": a["keepdims"], "pre": e.text, "post": a["post"] if fused else "x0"}
+    attrs = {
+        "inputs": len(e.operands),
+        "reduce": a["reduce"] if fused else op.name,
+        "axes": a["axes"],
+        "keepdims": a["keepdims"],
+        "pre": e.text,
+        "post": a["post"] if fused else "x0",
+    }
     return _like(op, fused_reduce, [*e.operands, *op.reads[1:]], attrs)
 
 

@@ -102,11 +102,24 @@ def _fuse(cut: Op, source: Op, facts: _Facts) -> tuple[Op, Op]:
     results = (q.rope.result, k_write.result, v_write.result)
     _check_order(last, source, results, facts)
     head = [*source.operands, None, None] if source.name == "linear" else list(source.operands)
-    operands = [x, weight, *q.rope.operands[1:4], k_write.operands[0], v_write.operands[0], *k_write.operands[2:4],
-                *head[2:5], q.norm.operands[1] if q.norm else None, k.norm.operands[1] if k.norm else None]
+    operands = [
+        x,
+        weight,
+        *q.rope.operands[1:4],
+        k_write.operands[0],
+        v_write.operands[0],
+        *k_write.operands[2:4],
+        *head[2:5],
+        q.norm.operands[1] if q.norm else None,
+        k.norm.operands[1] if k.norm else None,
+    ]
     attrs: dict[str, Any] = {
-        "heads": q.heads, "kv_heads": k.heads, "algo": q.rope.attrs["algo"], "norm": source.attrs.get("norm", "none"),
-        "eps": source.attrs.get("eps", 0.0), "qk_eps": eps.pop() if eps else 0.0,
+        "heads": q.heads,
+        "kv_heads": k.heads,
+        "algo": q.rope.attrs["algo"],
+        "norm": source.attrs.get("norm", "none"),
+        "eps": source.attrs.get("eps", 0.0),
+        "qk_eps": eps.pop() if eps else 0.0,
     }
     try:
         made = make_op(qkv_rope_cache, operands, attrs, loc=source.loc, fresh=str)
@@ -165,6 +178,4 @@ def _check_order(last: Op, source: Op, results: tuple[Value, ...], facts: _Facts
         raise _Refused(reason)
 
 
-FUSE_QKV = Pass(
-    "fuse-qkv", "RoPE on q and k and the cache writes become the epilogue of the QKV product", fuse_qkv
-)
+FUSE_QKV = Pass("fuse-qkv", "RoPE on q and k and the cache writes become the epilogue of the QKV product", fuse_qkv)

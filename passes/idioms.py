@@ -23,24 +23,23 @@ def _is_matrix_param(m: Match) -> bool | str:
 
 
 MATMUL_TO_LINEAR = Rewrite(
-    "matmul-to-linear", "matmul(x, w) -> linear(x, w transposed) when w is a weight",
+    "matmul-to-linear",
+    "matmul(x, w) -> linear(x, w transposed) when w is a weight",
     find=lambda x, w: matmul(x, w),
     make=lambda x, w: linear(x, transpose(w, axes=(1, 0))),
     when=_is_matrix_param,
 )
 LINEAR_BIAS = Rewrite(
-    "linear-bias", "linear(x, w) + b -> linear(x, w, b) when b is one row",
+    "linear-bias",
+    "linear(x, w) + b -> linear(x, w, b) when b is one row",
     find=lambda x, w, b: add(linear(x, w, None), b),
     make=lambda x, w, b: linear(x, w, b),
     when=lambda m: m["b"].type.rank == 1 and equal(m["b"].type.shape[0], m["w"].type.shape[0]),
 )
-SILU = Rewrite(
-    "silu", "x * sigmoid(x) -> silu(x)",
-    find=lambda x: mul(x, sigmoid(x)),
-    make=lambda x: silu(x),
-)
+SILU = Rewrite("silu", "x * sigmoid(x) -> silu(x)", find=lambda x: mul(x, sigmoid(x)), make=lambda x: silu(x))
 SWIGLU = Rewrite(
-    "swiglu", "silu(gate) * up -> swiglu(gate, up)",
+    "swiglu",
+    "silu(gate) * up -> swiglu(gate, up)",
     find=lambda gate, up: mul(silu(gate), up),
     make=lambda gate, up: swiglu(gate, up),
     when=lambda m: m["gate"].type == m["up"].type or "gate and up differ in type",
@@ -48,7 +47,8 @@ SWIGLU = Rewrite(
 
 
 SQUARE = Rewrite(
-    "square", "pow(x, 2) -> x * x",
+    "square",
+    "pow(x, 2) -> x * x",
     find=lambda x, two: pow_(x, two),
     make=lambda x: mul(x, x),
     when=lambda m: m.scalar("two") == 2,
@@ -73,13 +73,15 @@ def _norm_rules(scaled: Callable[[Any, Any], Any]) -> list[Rewrite]:
 
     return [
         Rewrite(
-            "layer-norm", "(x - mean) / sqrt(mean of its squares + eps) -> layer_norm(x)",
+            "layer-norm",
+            "(x - mean) / sqrt(mean of its squares + eps) -> layer_norm(x)",
             find=lambda x, eps, *, axes: rms(sub(x, mean(x, axes=axes, keepdims=True)), eps, axes),
             make=lambda x, match: layer_norm(x, eps=_eps(match)),
             when=_last_axis,
         ),
         Rewrite(
-            "rms-norm", "x / sqrt(mean(x * x) + eps) -> rms_norm(x)",
+            "rms-norm",
+            "x / sqrt(mean(x * x) + eps) -> rms_norm(x)",
             find=lambda x, eps, *, axes: rms(x, eps, axes),
             make=lambda x, match: rms_norm(x, eps=_eps(match)),
             when=_last_axis,
@@ -96,19 +98,22 @@ NORMS = [
     *_norm_rules(lambda x, v: mul(x, rsqrt(v))),
     *_norm_rules(lambda x, v: div(x, sqrt(v))),
     Rewrite(
-        "rms-norm-weight", "rms_norm(x) * weight -> rms_norm(x, weight)",
+        "rms-norm-weight",
+        "rms_norm(x) * weight -> rms_norm(x, weight)",
         find=lambda x, w, *, eps, dims: mul(rms_norm(x, None, eps=eps, dims=dims), w),
         make=lambda x, w, eps: rms_norm(x, w, eps=eps),
         when=_fits_norm,
     ),
     Rewrite(
-        "layer-norm-weight", "layer_norm(x) * weight -> layer_norm(x, weight)",
+        "layer-norm-weight",
+        "layer_norm(x) * weight -> layer_norm(x, weight)",
         find=lambda x, w, *, eps, dims: mul(layer_norm(x, None, None, eps=eps, dims=dims), w),
         make=lambda x, w, eps: layer_norm(x, w, eps=eps),
         when=_fits_norm,
     ),
     Rewrite(
-        "layer-norm-bias", "layer_norm(x, weight) + bias -> layer_norm(x, weight, bias)",
+        "layer-norm-bias",
+        "layer_norm(x, weight) + bias -> layer_norm(x, weight, bias)",
         find=lambda x, g, w, *, eps, dims: add(layer_norm(x, g, None, eps=eps, dims=dims), w),
         make=lambda x, g, w, eps: layer_norm(x, g, w, eps=eps),
         when=_fits_norm,
@@ -142,13 +147,21 @@ def _make_repeat(x: Value, match: Match) -> Any:
 
 
 REPEAT_KV = Rewrite(
-    "repeat-kv", "reshape(expand(reshape(x))) that repeats a dimension's elements -> repeat(x)",
+    "repeat-kv",
+    "reshape(expand(reshape(x))) that repeats a dimension's elements -> repeat(x)",
     find=lambda x, *, middle, wide, out: reshape(expand(reshape(x, shape=middle), shape=wide), shape=out),
     make=_make_repeat,
     when=lambda m: _repeats(m) is not None or "the elements of no dimension are repeated one by one",
 )
 
 IDIOMS = rewrite_pass(
-    "idioms", "silu, swiglu, norms, repeat and linear written out -> the one op",
-    SQUARE, *NORMS, SILU, SWIGLU, REPEAT_KV, MATMUL_TO_LINEAR, LINEAR_BIAS,
+    "idioms",
+    "silu, swiglu, norms, repeat and linear written out -> the one op",
+    SQUARE,
+    *NORMS,
+    SILU,
+    SWIGLU,
+    REPEAT_KV,
+    MATMUL_TO_LINEAR,
+    LINEAR_BIAS,
 )

@@ -101,6 +101,7 @@ def _merge(members: list[Op], fresh: Any) -> tuple[list[Op], list[Op]]:
 
 
 MERGE_PARALLEL_LINEARS = Pass(
-    "merge-parallel-linears", "linear(x, a), linear(x, b) -> split(linear(x, a|b)); weights are joined at load",
+    "merge-parallel-linears",
+    "linear(x, a), linear(x, b) -> split(linear(x, a|b)); weights are joined at load",
     merge_parallel_linears,
 )

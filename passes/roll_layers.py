@@ -73,8 +73,12 @@ def roll_layers(graph: Graph, notes: Notes) -> Graph:
 
 
 def _signature(op: Op) -> Any:
-    return (op.name, tuple(sorted((k, str(v)) for k, v in op.attrs.items())),
-            tuple(None if v is None else str(v.type) for v in op.operands), tuple(str(r.type) for r in op.results))
+    return (
+        op.name,
+        tuple(sorted((k, str(v)) for k, v in op.attrs.items())),
+        tuple(None if v is None else str(v.type) for v in op.operands),
+        tuple(str(r.type) for r in op.results),
+    )
 
 
 def _candidates(graph: Graph) -> list[_Layers]:
@@ -120,8 +124,12 @@ def _roles(graph: Graph, layers: _Layers) -> _Roles:
 
 
 def _classify(
-    slot: Slot, column: list[Value | None], where: dict[Value, tuple[int, int, int]], fixed: set[Value],
-    inputs: set[Value], roles: _Roles,
+    slot: Slot,
+    column: list[Value | None],
+    where: dict[Value, tuple[int, int, int]],
+    fixed: set[Value],
+    inputs: set[Value],
+    roles: _Roles,
 ) -> None:
     places = [where.get(v) for v in column if v is not None]
     if all(p is not None and p[0] == turn for turn, p in enumerate(places)):

@@ -75,6 +75,7 @@ def _states(graph: Graph) -> set[Value]:
 
 
 WIDEN_ACTIVATIONS = Pass(
-    "widen-activations", "half-precision values between kernels are kept in f32; weights and caches stay half",
+    "widen-activations",
+    "half-precision values between kernels are kept in f32; weights and caches stay half",
     widen_activations,
 )

@@ -159,9 +159,10 @@ def browser_page(folder: Path) -> Iterator[Page]:
     home.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
         [program, *FLAGS, f"--user-data-dir={home}", "about:blank"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         env={**os.environ, "HOME": str(home)},
-    )  # fmt: skip
+    )
     try:
         port = _port(home, process)
         end = time.monotonic() + PATIENCE

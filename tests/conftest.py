@@ -51,13 +51,7 @@ def rng() -> np.random.Generator:
 
 
 def random_array(
-    t: TensorType,
-    rng: np.random.Generator,
-    *,
-    low: int = 0,
-    high: int = 10,
-    scale: float = 1.0,
-    **symbols: int,
+    t: TensorType, rng: np.random.Generator, *, low: int = 0, high: int = 10, scale: float = 1.0, **symbols: int
 ) -> np.ndarray[Any, Any]:
     """Random contents for a type: normal floats, integers in [low, high), bools; symbols give its sizes."""
     shape = tuple(evaluate(d, symbols) for d in t.shape)

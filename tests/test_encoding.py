@@ -59,10 +59,17 @@ def test_an_ascii_locale(tmp_path: Path, command: tuple[str, str]) -> None:
     (tmp_path / "größe.py").write_text(MODULE, "utf-8")
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run(
-        [sys.executable, "-m", "monoplan", command[0], "größe.py", *command[1:]], cwd=tmp_path, capture_output=True,
-        env={**os.environ, **ascii_only, "PYTHONPATH": str(ROOT), "MONOPLAN_CACHE_DIR": str(tmp_path / "cache"),
-             "MONOPLAN_DUMP": str(tmp_path / "dump")},
-    )  # fmt: skip
+        [sys.executable, "-m", "monoplan", command[0], "größe.py", *command[1:]],
+        cwd=tmp_path,
+        capture_output=True,
+        env={
+            **os.environ,
+            **ascii_only,
+            "PYTHONPATH": str(ROOT),
+            "MONOPLAN_CACHE_DIR": str(tmp_path / "cache"),
+            "MONOPLAN_DUMP": str(tmp_path / "dump"),
+        },
+    )
     assert done.returncode == 0, done.stderr.decode()
     assert b"gr??e" in done.stdout  # what ASCII does not have
     assert "größe" in (tmp_path / "dump" / "Own" / "plan.c").read_text("utf-8")

@@ -29,9 +29,7 @@ def check(actual: Any, exact: Any, dtype: Any, kind: str, scale: Any = 1.0) -> N
     if d.is_float:
         relative, absolute = tolerance(d, kind)
         finite = np.where(np.isfinite(want.astype(np.float64)), want, 0.0)
-        allowed = relative * np.abs(finite) + absolute * np.broadcast_to(
-            np.asarray(scale, np.float64), got.shape
-        )
+        allowed = relative * np.abs(finite) + absolute * np.broadcast_to(np.asarray(scale, np.float64), got.shape)
     error = _errors(got, want, d)
     if not (error <= allowed).all():
         raise AssertionError(_report(got, want, error, allowed, f"{kind} {d}"))

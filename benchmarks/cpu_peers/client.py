@@ -61,9 +61,13 @@ class Worker:
         with open(log or os.devnull, "ab") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "cpu_peers.worker"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=env, bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=env,
+                bufsize=0,
                 preexec_fn=_die_with_parent,
-            )  # fmt: skip
+            )
         self.stopped = False
         try:
             self.about: str = self._ask(job.to_json(), watch=True).get("about", "")

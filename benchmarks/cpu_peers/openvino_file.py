@@ -46,9 +46,12 @@ def write_openvino(work: Workload) -> None:
             return (logits, *cache.present)
 
     example = (
-        torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 7, dtype=torch.long), torch.arange(3, 7)[None],
-        torch.zeros(1, dtype=torch.int32), *(torch.zeros(1, sizes[0], 3, sizes[1]) for _ in range(2 * layers)),
-    )  # fmt: skip
+        torch.zeros(1, 4, dtype=torch.long),
+        torch.ones(1, 7, dtype=torch.long),
+        torch.arange(3, 7)[None],
+        torch.zeros(1, dtype=torch.int32),
+        *(torch.zeros(1, sizes[0], 3, sizes[1]) for _ in range(2 * layers)),
+    )
     with torch.no_grad():
         model = openvino.convert_model(Exported().eval(), example_input=example)
     past = [f"past.{i // 2}.{'kv'[i % 2]}" for i in range(2 * layers)]

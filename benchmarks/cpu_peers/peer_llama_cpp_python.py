@@ -29,8 +29,14 @@ def open_engine(job: Job, variant: str) -> LlamaCppPythonEngine:
 
     kinds = {"type_k": F32, "type_v": F32} if job.work.dtype == "f32" else {}  # else its own 16 bits
     llm = llama_cpp.Llama(
-        model_path=str(job.file or job.work.gguf), n_ctx=job.capacity, n_threads=job.threads,
-        n_threads_batch=job.threads, n_batch=2048, n_ubatch=512, verbose=False, **kinds,
-    )  # fmt: skip
+        model_path=str(job.file or job.work.gguf),
+        n_ctx=job.capacity,
+        n_threads=job.threads,
+        n_threads_batch=job.threads,
+        n_batch=2048,
+        n_ubatch=512,
+        verbose=False,
+        **kinds,
+    )
     system = llama_cpp.llama_print_system_info().decode()
     return LlamaCppPythonEngine(llm, f"llama-cpp-python {llama_cpp.__version__}; {system}")

@@ -27,9 +27,14 @@ class LlamaCppEngine(Engine):
 
     def _complete(self, ids: list[int], count: int, **more: Any) -> dict[str, Any]:
         request = {
-            "prompt": ids, "n_predict": count, "cache_prompt": False, "ignore_eos": True, "temperature": 0.0,
-            "samplers": ["temperature"], **more,
-        }  # fmt: skip
+            "prompt": ids,
+            "n_predict": count,
+            "cache_prompt": False,
+            "ignore_eos": True,
+            "temperature": 0.0,
+            "samplers": ["temperature"],
+            **more,
+        }
         answer = self.server.handle_completions(request)
         found: dict[str, Any] = json.loads(answer) if isinstance(answer, str) else answer
         if "timings" not in found:

@@ -12,10 +12,13 @@ from cpu_peers.engine import Ids, Job, StepEngine, Unavailable
 def settings(job: Job) -> dict[str, Any]:
     """Threads and precisions as the other peers have them; compiled code is kept for the warm start."""
     return {
-        "INFERENCE_NUM_THREADS": job.threads, "PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1",
-        "INFERENCE_PRECISION_HINT": job.work.dtype, "KV_CACHE_PRECISION": job.work.dtype,
+        "INFERENCE_NUM_THREADS": job.threads,
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": "1",
+        "INFERENCE_PRECISION_HINT": job.work.dtype,
+        "KV_CACHE_PRECISION": job.work.dtype,
         "CACHE_DIR": str(job.cache / "openvino"),
-    }  # fmt: skip
+    }
 
 
 class OpenVinoEngine(StepEngine):
@@ -28,10 +31,15 @@ class OpenVinoEngine(StepEngine):
 
     def step(self, ids: Ids) -> int:
         after = self.length + ids.shape[1]
-        self.request.infer({
-            "input_ids": ids, "attention_mask": np.ones((1, after), np.int64),
-            "position_ids": np.arange(self.length, after)[None], "beam_idx": np.zeros(1, np.int32),
-        }, share_inputs=True)  # fmt: skip
+        self.request.infer(
+            {
+                "input_ids": ids,
+                "attention_mask": np.ones((1, after), np.int64),
+                "position_ids": np.arange(self.length, after)[None],
+                "beam_idx": np.zeros(1, np.int32),
+            },
+            share_inputs=True,
+        )
         self.length = after
         return int(self.request.get_tensor("logits").data[0, -1].argmax())
 

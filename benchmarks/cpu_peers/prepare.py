@@ -21,9 +21,13 @@ def prepare(work: Workload, peer: str) -> str | None:
 
     data = {"model": work.model, "dtype": work.dtype, "folder": str(work.folder), "form": NEEDS.get(peer, "checkpoint")}
     done = subprocess.run(
-        [sys.executable, "-m", "cpu_peers.prepare"], input=json.dumps(data), env=environment(), capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "cpu_peers.prepare"],
+        input=json.dumps(data),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode == 0:
         return None
     last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]

@@ -58,14 +58,17 @@ def summary(plan: Plan, outcome: Outcome) -> dict[str, dict[str, Any]]:
         decode, prefill, flops = seconds["decode"], seconds["prefill"], work.prefill_flops(PROMPT)
         tokens, memory, limits = outcome.tokens[peer], outcome.memory[peer], outcome.limits[peer]
         found[peer] = {
-            "decode_s": pooled(decode), "prefill_s": pooled(prefill),
-            "decode_tokens_per_s": 1 / pooled(decode), "prefill_tokens_per_s": PROMPT / pooled(prefill),
+            "decode_s": pooled(decode),
+            "prefill_s": pooled(prefill),
+            "decode_tokens_per_s": 1 / pooled(decode),
+            "prefill_tokens_per_s": PROMPT / pooled(prefill),
             "decode_of_read_bandwidth": share(work.weight_bytes, decode, limits, "read"),
-            "prefill_flops_per_s": flops / pooled(prefill), "prefill_of_limit": share(flops, prefill, limits, unit),
+            "prefill_flops_per_s": flops / pooled(prefill),
+            "prefill_of_limit": share(flops, prefill, limits, unit),
             "peak_over_weights": memory["peak"] / work.weight_bytes,
             "anonymous_over_weights": memory["anonymous"] / work.weight_bytes,
             "same_tokens": same_tokens(tokens, reference),
-        }  # fmt: skip
+        }
         if plan.contexts:
             found[peer] |= growth(plan, seconds, limits)
         for kind, each in outcome.starts.get(peer, {}).items():
@@ -110,29 +113,61 @@ def as_text(plan: Plan, outcome: Outcome, found: dict[str, dict[str, Any]]) -> s
 
     parts = [_heading(plan, outcome)]
     rows = [
-        [peer, f"{f['decode_s'] * 1e3:.2f}", f"{f['decode_tokens_per_s']:.1f}", percent(f["decode_of_read_bandwidth"]),
-         f"{f['prefill_tokens_per_s']:.0f}", f"{f['prefill_flops_per_s'] / 1e9:.0f}", percent(f["prefill_of_limit"]),
-         f"{f['peak_over_weights']:.2f}", f"{f['anonymous_over_weights']:.2f}",
-         f"{f['same_tokens']} of {len(outcome.tokens[peer])}"]
+        [
+            peer,
+            f"{f['decode_s'] * 1e3:.2f}",
+            f"{f['decode_tokens_per_s']:.1f}",
+            percent(f["decode_of_read_bandwidth"]),
+            f"{f['prefill_tokens_per_s']:.0f}",
+            f"{f['prefill_flops_per_s'] / 1e9:.0f}",
+            percent(f["prefill_of_limit"]),
+            f"{f['peak_over_weights']:.2f}",
+            f"{f['anonymous_over_weights']:.2f}",
+            f"{f['same_tokens']} of {len(outcome.tokens[peer])}",
+        ]
         for peer, f in found.items()
-    ]  # fmt: skip
-    head = ["peer", "decode ms", "tokens/s", "of read bandwidth", f"prefill {PROMPT} tokens/s", "GFLOP/s",
-            f"of {limit}", "peak memory / weights", "own memory / weights", "same tokens"]  # fmt: skip
+    ]
+    head = [
+        "peer",
+        "decode ms",
+        "tokens/s",
+        "of read bandwidth",
+        f"prefill {PROMPT} tokens/s",
+        "GFLOP/s",
+        f"of {limit}",
+        "peak memory / weights",
+        "own memory / weights",
+        "same tokens",
+    ]
     parts.append(table(head, rows))
     others = {peer: f for peer, f in found.items() if not peer.startswith(OURS)}
     if OURS in found and others:
         parts.append(_against(found[OURS], others))
     if plan.contexts:
-        head = ["peer", *(f"decode ms after {c}" for c in plan.contexts), "µs per token of context",
-                "over what the KV bytes predict", f"prefill per token, {LONG_PROMPT} / {PROMPT}"]  # fmt: skip
-        rows = [[peer, *(f"{f['context_s'][c] * 1e3:.2f}" for c in plan.contexts), f"{f['slope_s'] * 1e6:.3f}",
-                 f"{f['slope_over_predicted']:.2f}", f"{f['long_prompt']:.2f}"]
-                for peer, f in found.items()]  # fmt: skip
+        head = [
+            "peer",
+            *(f"decode ms after {c}" for c in plan.contexts),
+            "µs per token of context",
+            "over what the KV bytes predict",
+            f"prefill per token, {LONG_PROMPT} / {PROMPT}",
+        ]
+        rows = [
+            [
+                peer,
+                *(f"{f['context_s'][c] * 1e3:.2f}" for c in plan.contexts),
+                f"{f['slope_s'] * 1e6:.3f}",
+                f"{f['slope_over_predicted']:.2f}",
+                f"{f['long_prompt']:.2f}",
+            ]
+            for peer, f in found.items()
+        ]
         parts.append(f"{work.kv_bytes} bytes of keys and values per token of context\n" + table(head, rows))
     if outcome.starts:
         kinds = list(dict.fromkeys(k for each in outcome.starts.values() for k in each))
-        rows = [[peer, *(f"{median(each[k]):.2f}" if k in each else "–" for k in kinds)]
-                for peer, each in outcome.starts.items()]  # fmt: skip
+        rows = [
+            [peer, *(f"{median(each[k]):.2f}" if k in each else "–" for k in kinds)]
+            for peer, each in outcome.starts.items()
+        ]
         parts.append("Process start to first token, seconds\n" + table(["peer", *kinds], rows))
     parts += [f"skipped {peer}: {why}" for peer, why in outcome.skipped.items()]
     return "\n\n".join(parts)
@@ -144,11 +179,16 @@ def _heading(plan: Plan, outcome: Outcome) -> str:
         known = [value / 1e9 for value in seen if value is not None]
         return f"{min(known):.1f} – {max(known):.1f} {unit}" if known else None
 
-    limits = {"read loop": span("read", "GB/s"), "f32 multiply-adds": span("multiply", "GFLOP/s"),
-              "bf16 tiles": span("tiles", "GFLOP/s")}  # fmt: skip
+    limits = {
+        "read loop": span("read", "GB/s"),
+        "f32 multiply-adds": span("multiply", "GFLOP/s"),
+        "bf16 tiles": span("tiles", "GFLOP/s"),
+    }
     shown = "; ".join(f"{name} {text}" for name, text in limits.items() if text)
-    first = (f"{datetime.date.today()}, {cpu_name()}, {plan.threads} threads; {plan.work.model} {plan.work.dtype}, "
-             f"weights {plan.work.weight_bytes / 1e6:.0f} MB; {plan.repeats} rounds")  # fmt: skip
+    first = (
+        f"{datetime.date.today()}, {cpu_name()}, {plan.threads} threads; {plan.work.model} {plan.work.dtype}, "
+        f"weights {plan.work.weight_bytes / 1e6:.0f} MB; {plan.repeats} rounds"
+    )
     return f"{first}\n{shown}"
 
 
@@ -164,10 +204,18 @@ def as_json(plan: Plan, outcome: Outcome, found: dict[str, dict[str, Any]]) -> d
     """Everything, with every single time."""
     work = plan.work
     return {
-        "date": str(datetime.date.today()), "machine": cpu_name(), "threads": plan.threads, "cpus": plan.cpus,
-        "model": work.model, "dtype": work.dtype, "weight_bytes": work.weight_bytes, "kv_bytes": work.kv_bytes,
-        "repeats": plan.repeats, "peers": found, "measured": dataclasses.asdict(outcome),
-    }  # fmt: skip
+        "date": str(datetime.date.today()),
+        "machine": cpu_name(),
+        "threads": plan.threads,
+        "cpus": plan.cpus,
+        "model": work.model,
+        "dtype": work.dtype,
+        "weight_bytes": work.weight_bytes,
+        "kv_bytes": work.kv_bytes,
+        "repeats": plan.repeats,
+        "peers": found,
+        "measured": dataclasses.asdict(outcome),
+    }
 
 
 def cpu_name() -> str:

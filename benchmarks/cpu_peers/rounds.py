@@ -61,11 +61,17 @@ class Plan:
         if self.contexts:
             capacities = [capacity_for(tokens) for tokens in self.contexts]
             found["growth"] = {
-                "do": "growth", "contexts": self.contexts, "steps": GROWTH_STEPS, "capacities": capacities,
-            }  # fmt: skip
+                "do": "growth",
+                "contexts": self.contexts,
+                "steps": GROWTH_STEPS,
+                "capacities": capacities,
+            }
             found["prefill long"] = {
-                "do": "prefill", "tokens": LONG_PROMPT, "times": 1, "capacity": capacity_for(LONG_PROMPT),
-            }  # fmt: skip
+                "do": "prefill",
+                "tokens": LONG_PROMPT,
+                "times": 1,
+                "capacity": capacity_for(LONG_PROMPT),
+            }
         return found
 
 

@@ -30,7 +30,7 @@ PEERS = {  # name: module and the variant that its `open_engine` is told
     "fake": ("peer_fake", ""),
     "fake-missing": ("peer_fake", "missing"),
     "fake-failing": ("peer_fake", "failing"),
-}  # fmt: skip
+}
 LEVELS = ("monoplan-avx512", "monoplan-avx2")  # beside each other, when they are asked for
 FAKES = ("fake", "fake-missing", "fake-failing")  # for the tests of the runner
 

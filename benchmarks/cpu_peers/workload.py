@@ -99,10 +99,19 @@ class Workload:
 def config_of(work: Workload) -> dict[str, Any]:
     """The config.json of the model."""
     return {
-        **work.shape, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
-        "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False,
-        "max_position_embeddings": LONGEST, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": DTYPES[work.dtype],
-    }  # fmt: skip
+        **work.shape,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "max_position_embeddings": LONGEST,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "torch_dtype": DTYPES[work.dtype],
+    }
 
 
 def tensor_shapes(shape: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -113,12 +122,16 @@ def tensor_shapes(shape: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     for layer in range(shape["num_hidden_layers"]):
         at = f"model.layers.{layer}."
         found |= {
-            f"{at}input_layernorm.weight": (hidden,), f"{at}self_attn.q_proj.weight": (queries, hidden),
-            f"{at}self_attn.k_proj.weight": (keys, hidden), f"{at}self_attn.v_proj.weight": (keys, hidden),
-            f"{at}self_attn.o_proj.weight": (hidden, queries), f"{at}post_attention_layernorm.weight": (hidden,),
-            f"{at}mlp.gate_proj.weight": (inner, hidden), f"{at}mlp.up_proj.weight": (inner, hidden),
+            f"{at}input_layernorm.weight": (hidden,),
+            f"{at}self_attn.q_proj.weight": (queries, hidden),
+            f"{at}self_attn.k_proj.weight": (keys, hidden),
+            f"{at}self_attn.v_proj.weight": (keys, hidden),
+            f"{at}self_attn.o_proj.weight": (hidden, queries),
+            f"{at}post_attention_layernorm.weight": (hidden,),
+            f"{at}mlp.gate_proj.weight": (inner, hidden),
+            f"{at}mlp.up_proj.weight": (inner, hidden),
             f"{at}mlp.down_proj.weight": (hidden, inner),
-        }  # fmt: skip
+        }
     return found | {"model.norm.weight": (hidden,)}
 
 

@@ -74,14 +74,30 @@ def choose_attention(k: Attention, target: Target) -> AttentionSchedule:
     block, vectors = {16: (8, 3), 8: (4, 3)}.get(target.lanes, (4, 4 if many else 2))
     columns = -(-48 // (vectors * target.lanes)) * vectors * target.lanes
     return AttentionSchedule(
-        simple=simple, has_few=count is None or count <= FEW, has_many=count is None or count > FEW, lanes=target.lanes,
-        tiles=tiles, part=TILE_PART, takes_tiles=q.view.buffer.tiled > 0,
-        gives_tiles=k.operand("y").view.buffer.tiled > 0, few=FEW,
-        few_tiles=few_tiles, few_heads=4 if group <= 4 else 8, least=LEAST, chunk=CHUNK if group <= 8 else LEAST,
-        rows=rows, wide=wide, pairs=target.isa != "neon" and target.lanes > 1, ahead=ahead, far=far,
+        simple=simple,
+        has_few=count is None or count <= FEW,
+        has_many=count is None or count > FEW,
+        lanes=target.lanes,
+        tiles=tiles,
+        part=TILE_PART,
+        takes_tiles=q.view.buffer.tiled > 0,
+        gives_tiles=k.operand("y").view.buffer.tiled > 0,
+        few=FEW,
+        few_tiles=few_tiles,
+        few_heads=4 if group <= 4 else 8,
+        least=LEAST,
+        chunk=CHUNK if group <= 8 else LEAST,
+        rows=rows,
+        wide=wide,
+        pairs=target.isa != "neon" and target.lanes > 1,
+        ahead=ahead,
+        far=far,
         prefetch_keys=target.isa != "neon",  # Neoverse-N1 cores see whole rows coming; in f32 it is 20 % faster so
-        columns=32 if tiles else columns, keys=TILE_KEYS if tiles else 64, block=block, vectors=vectors,
-    )  # fmt: skip
+        columns=32 if tiles else columns,
+        keys=TILE_KEYS if tiles else 64,
+        block=block,
+        vectors=vectors,
+    )
 
 
 def on_tiles(k: Attention, target: Target) -> bool:

@@ -185,7 +185,14 @@ def choose_linear(k: Linear, target: Target) -> LinearSchedule:
     ahead = 1 if tiles else row
     near, far = (NEON_NEAR_BYTES, NEON_FAR_BYTES) if target.isa == "neon" else (NEAR_BYTES, FAR_BYTES)
     return LinearSchedule(
-        layout, groups, few_rows(target, layout), vectors, max(1, 64 // row),
-        near // ahead, far // ahead, blocking(target, layout, k.depth),
-        k.operand("x").view.buffer.tiled > 0, k.operand("y").view.buffer.tiled > 0,
-    )  # fmt: skip
+        layout,
+        groups,
+        few_rows(target, layout),
+        vectors,
+        max(1, 64 // row),
+        near // ahead,
+        far // ahead,
+        blocking(target, layout, k.depth),
+        k.operand("x").view.buffer.tiled > 0,
+        k.operand("y").view.buffer.tiled > 0,
+    )

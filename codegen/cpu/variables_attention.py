@@ -25,10 +25,15 @@ class Variant:
 def attention(k: Attention, s: AttentionSchedule) -> dict[str, Any]:
     views = [f".{o.name} = {o.c_view()}" for o in k.operands]
     views += [f".has_{name} = 1" for name in ("mask", "past") if k.has(name)]
-    return {"attn": {
-        "scale": c_literal(k.scale, f64), "softcap": c_literal(k.softcap or 0.0, f64), "views": views,
-        "sizes": [] if s.simple else _sizes(k, s), "variants": _variants(k, s),
-    }}  # fmt: skip
+    return {
+        "attn": {
+            "scale": c_literal(k.scale, f64),
+            "softcap": c_literal(k.softcap or 0.0, f64),
+            "views": views,
+            "sizes": [] if s.simple else _sizes(k, s),
+            "variants": _variants(k, s),
+        }
+    }
 
 
 def _sizes(k: Attention, s: AttentionSchedule) -> list[str]:
@@ -36,9 +41,16 @@ def _sizes(k: Attention, s: AttentionSchedule) -> list[str]:
     found = []
     if s.has_few:
         few = {
-            "least": s.least, "chunk": s.chunk, "rows": s.rows, "wide": s.wide, "pairs": s.pairs, "ahead": s.ahead,
-            "far": s.far, "prefetch_keys": s.prefetch_keys, "partial": "partial",
-        }  # fmt: skip
+            "least": s.least,
+            "chunk": s.chunk,
+            "rows": s.rows,
+            "wide": s.wide,
+            "pairs": s.pairs,
+            "ahead": s.ahead,
+            "far": s.far,
+            "prefetch_keys": s.prefetch_keys,
+            "partial": "partial",
+        }
         found.append(_fields(few | ({"few_tiles": 1, "few_heads": s.few_heads} if s.few_tiles else {})))
     if s.has_many:
         many: dict[str, Any] = {"columns": s.columns, "block": s.keys}

@@ -38,21 +38,34 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
     if k.has("norm_bias"):
         normed = f"{normed} + {a['norm_bias'].at('i')}"
     found: Facts = {
-        "format": s.format, "loops": "mp_linear_tiles.h" if s.tiles else "mp_linear.h",
+        "format": s.format,
+        "loops": "mp_linear_tiles.h" if s.tiles else "mp_linear.h",
         "fields": _filled([f"{kind}{name};" for kind, name in (*args, *(("int64_t ", name) for name in symbols))]),
-        "given": [name for _, name in args], "symbols": symbols, "x_value": a["x"].at("row", "i"), "x_normed": normed,
-        "x_symbols": _symbols(k, k.operand("x").symbols), "x_affine": bool(norm),
-        "norm_symbols": _symbols(k, {name for o in norm for name in o.symbols}), "eps": c_literal(k.eps, f32),
+        "given": [name for _, name in args],
+        "symbols": symbols,
+        "x_value": a["x"].at("row", "i"),
+        "x_normed": normed,
+        "x_symbols": _symbols(k, k.operand("x").symbols),
+        "x_affine": bool(norm),
+        "norm_symbols": _symbols(k, {name for o in norm for name in o.symbols}),
+        "eps": c_literal(k.eps, f32),
         "norm": _NORMS[k.norm],
         "columns": k.columns // 2 if k.epilogue == "gated" else k.columns,
-        "row_bytes": s.panel * s.format.bits // 8, "floats": int(s.format.c_type == "float"),
+        "row_bytes": s.panel * s.format.bits // 8,
+        "floats": int(s.format.c_type == "float"),
         "kernel_params": ", ".join(f"{'' if o.written else 'const '}{o.ctype} *{o.name}" for o in k.pointers),
-        "sums": s.row_blocks[-1] * s.width, "epilogues": _epilogues(k, s, a),
+        "sums": s.row_blocks[-1] * s.width,
+        "epilogues": _epilogues(k, s, a),
     }
     if s.tiles:
         units = s.groups if k.epilogue == "heads" else -(-k.columns // s.panel)  # panels that only pad are left out
-        found |= {"tile_rows": TILE_ROWS, "units": units, "prefetch": _prefetched(k, s, a), "some": TILE_SOME,
-                  "tiled_from": TILE_ROWS if s.takes_tiles else 0}  # fmt: skip
+        found |= {
+            "tile_rows": TILE_ROWS,
+            "units": units,
+            "prefetch": _prefetched(k, s, a),
+            "some": TILE_SOME,
+            "tiled_from": TILE_ROWS if s.takes_tiles else 0,
+        }
     if k.epilogue == "argmax":
         found["store_best"] = k.operand("y").store("best", i64, "r")
     return found
@@ -104,10 +117,15 @@ def _epilogue(k: Linear, s: LinearSchedule, a: Mapping[str, Operand], panels: in
         return place if bias is None else f"{place} + {bias.at(column)}"
 
     found: Facts = {
-        "panels": panels, "width": width, "half": s.panel // 2, "each": each,
+        "panels": panels,
+        "width": width,
+        "half": s.panel // 2,
+        "each": each,
         "count": str(each) if columns % (width // 2 if gated else each) == 0 else f"mp_min({each}, {columns} - first)",
-        "sum": summed("sums[j]", "n"), "gate": summed("gates[j]", "n"), "up": summed("ups[j]", f"({columns} + n)"),
-    }  # fmt: skip
+        "sum": summed("sums[j]", "n"),
+        "gate": summed("gates[j]", "n"),
+        "up": summed("ups[j]", f"({columns} + n)"),
+    }
     if k.body is not None and k.epilogue != "argmax":
         made = ["gate", "up"] if gated else ["sum"]
         found["value"] = k.body.c([*made, *(a[e.name].at("row", "n") for e in k.group("e"))])
@@ -133,13 +151,22 @@ def _heads(k: Linear, s: LinearSchedule, a: Mapping[str, Operand]) -> Facts:
     caches = [o for o in (kc, vc) if s.tiles and o.dtype == bf16 and o.view.strides[-1] == 1 and k.head_dim % 16 == 0]
     rows = [o.pointer("b0", "kv", "at", "0") for o in caches] if len(caches) == 2 else []
     return {
-        "cache_rows": rows, "round": 32 if k.head_dim % 32 == 0 else 16,
-        "has_bias": k.has("bias"), "head_bias": a["bias"].at("(head * DIM + j)") if k.has("bias") else "",
-        "head_norms": norms, "qk_eps": c_literal(k.qk_eps, f32), "position": a["positions"].at("b0", "s0"),
-        "table_rows": table.shape[0], "sin": table.at("angle", "i"), "cos": a["cos"].at("angle", "i"),
-        "first": first, "second": second, "store_q": y.store("sums[j]", f32, "b0", "s0", "head", "j"),
+        "cache_rows": rows,
+        "round": 32 if k.head_dim % 32 == 0 else 16,
+        "has_bias": k.has("bias"),
+        "head_bias": a["bias"].at("(head * DIM + j)") if k.has("bias") else "",
+        "head_norms": norms,
+        "qk_eps": c_literal(k.qk_eps, f32),
+        "position": a["positions"].at("b0", "s0"),
+        "table_rows": table.shape[0],
+        "sin": table.at("angle", "i"),
+        "cos": a["cos"].at("angle", "i"),
+        "first": first,
+        "second": second,
+        "store_q": y.store("sums[j]", f32, "b0", "s0", "head", "j"),
         "q_tiles": c_as_tiles(k.rows, k.seq) if s.gives_tiles else "",
-        "length": a["lengths"].at("b0"), "capacity": kc.shape[2],
+        "length": a["lengths"].at("b0"),
+        "capacity": kc.shape[2],
         "count": f"(int64_t){a['valid'].at('b0')}" if k.has("valid") else c_dim(k.seq),
         "store_k": kc.store("sums[j]", f32, "b0", "kv", "at", "j"),
         "store_v": vc.store("sums[j]", f32, "b0", "kv", "at", "j"),

@@ -64,9 +64,7 @@ def _plain(
         function, words = renderer.function(k, k.family, [pointer_word(o) for o in k.pointers], s=s, **names)
         return (Variant(k.family, (Launch(function, (blocks(k, s, names), 1, 1), s.threads, words),)),)
 
-    return CudaFamily(
-        schedule=lambda k, target: schedule(k), variables=lambda k, s: variables(k), variants=variants
-    )
+    return CudaFamily(schedule=lambda k, target: schedule(k), variables=lambda k, s: variables(k), variants=variants)
 
 
 def _rows(k: Any, s: CudaSchedule, names: Variables) -> Dim:
@@ -179,18 +177,14 @@ FAMILIES: dict[type[Kernel], CudaFamily] = {
     Reduce: _plain(own.reduce, lambda k, s, names: ceil_div(product(k.outer) * s.team, s.threads), choose.reduce),
     Norm: _plain(shared.norm, _rows),
     Softmax: _plain(shared.softmax, _rows),
-    Matmul: _plain(
-        own.matmul, lambda k, s, names: product(k.batch) * ceil_div(k.rows, 16) * ceil_div(k.columns, 16)
-    ),
+    Matmul: _plain(own.matmul, lambda k, s, names: product(k.batch) * ceil_div(k.rows, 16) * ceil_div(k.columns, 16)),
     Linear: CudaFamily(
         schedule=choose.linear,
         variables=lambda k, s: own.linear(k),
         variants=lambda renderer, k, s: LinearVariants(renderer, k, s).all(),
     ),
     Attention: CudaFamily(
-        schedule=choose.attention,
-        variables=lambda k, s: own.attention(k),
-        variants=attention_variants,
+        schedule=choose.attention, variables=lambda k, s: own.attention(k), variants=attention_variants
     ),
     Gather: _plain(own.gather, _threads(lambda k: product(k.outer) * product(k.inner))),
     Rope: _plain(shared.rope, _threads(lambda k: product(k.operand("x").shape[:3]) * 32)),
@@ -198,10 +192,7 @@ FAMILIES: dict[type[Kernel], CudaFamily] = {
     Scan: _plain(shared.scan, _rows, choose.scan),
     Sort: _plain(shared.sort, _rows, choose.sort),
     Sample: _plain(shared.sample, _sample, choose.sample),
-    Collective: CudaFamily(
-        schedule=lambda k, target: choose.plain(k), variables=lambda k, s: {}, variants=_exchange
-    ),
+    Collective: CudaFamily(schedule=lambda k, target: choose.plain(k), variables=lambda k, s: {}, variants=_exchange),
 }
 
 CUDA = BackEnd(FAMILIES, _prepare)
-

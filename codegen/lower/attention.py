@@ -40,10 +40,21 @@ def lower_attention(lo: Lowerer, op: Op) -> None:
     a: Any = op.attrs
     scale = a["scale"] if a["scale"] is not None else dim**-0.5  # type: ignore[operator]
     kernel = Attention(
-        op=op, operands=tuple(operands), batch=batch, seq=seq, keys=keys, heads=heads, kv_heads=kv_heads,  # type: ignore[arg-type]
-        head_dim=dim, value_dim=value_dim, causal=a["causal"], scale=scale, softcap=a["softcap"],  # type: ignore[arg-type]
-        window=a["window"], flops=batch * seq * keys * heads * (dim + value_dim) * 2,
-    )  # fmt: skip
+        op=op,
+        operands=tuple(operands),
+        batch=batch,
+        seq=seq,
+        keys=keys,
+        heads=heads,  # type: ignore[arg-type]
+        kv_heads=kv_heads,  # type: ignore[arg-type]
+        head_dim=dim,  # type: ignore[arg-type]
+        value_dim=value_dim,  # type: ignore[arg-type]
+        causal=a["causal"],
+        scale=scale,
+        softcap=a["softcap"],
+        window=a["window"],
+        flops=batch * seq * keys * heads * (dim + value_dim) * 2,
+    )
     lo.emit(replace(kernel, scratch=_scratch(lo, kernel)) if lo.target.is_cpu else kernel)
 
 

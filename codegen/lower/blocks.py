@@ -64,8 +64,18 @@ def lower_reduce(lo: Lowerer, op: Op) -> None:
     definition = REGISTRY[kind]
     reduced = definition.infer([TensorType(pre.dtype, (1,))], definition.complete_attrs({}))[0].dtype
     post = Body(parse_expr(a["post"]) if fused else Arg(0), (reduced, *(v.dtype for v in extras)))
-    lo.emit(Reduce(op=op, operands=tuple(operands), kind=kind, pre=pre, post=post, outer=outer, inner=inner,
-                   flops=product(shape)))
+    lo.emit(
+        Reduce(
+            op=op,
+            operands=tuple(operands),
+            kind=kind,
+            pre=pre,
+            post=post,
+            outer=outer,
+            inner=inner,
+            flops=product(shape),
+        )
+    )
 
 
 @lowers("norm", "fused_norm")
@@ -98,8 +108,18 @@ def lower_norm(lo: Lowerer, op: Op) -> None:
     y = lo.destination(op.result)
     operands.append(Operand("y", rows(y), written=True))
     body = Body(parse_expr(a["expr"]) if fused else Arg(0), (xv.type.dtype, *(v.type.dtype for v in extras)))
-    lo.emit(Norm(op=op, operands=tuple(operands), kind=kind, eps=a["eps"], body=body, outer=tuple(lead), inner=inner,
-                 flops=xv.type.size * 4))
+    lo.emit(
+        Norm(
+            op=op,
+            operands=tuple(operands),
+            kind=kind,
+            eps=a["eps"],
+            body=body,
+            outer=tuple(lead),
+            inner=inner,
+            flops=xv.type.size * 4,
+        )
+    )
 
 
 @lowers("softmax")
@@ -109,8 +129,16 @@ def lower_softmax(lo: Lowerer, op: Op) -> None:
     axis = op.attrs.get("axis", -1) % len(x.shape)
     y = lo.destination(op.result)
     operands = (Operand("x", outer_inner(x, (axis,))), Operand("y", outer_inner(y, (axis,)), written=True))
-    lo.emit(Softmax(op=op, operands=operands, causal=op.name == "causal_softmax", outer=operands[0].shape[:-1],
-                    inner=operands[0].shape[-1], flops=product(x.shape) * 5))
+    lo.emit(
+        Softmax(
+            op=op,
+            operands=operands,
+            causal=op.name == "causal_softmax",
+            outer=operands[0].shape[:-1],
+            inner=operands[0].shape[-1],
+            flops=product(x.shape) * 5,
+        )
+    )
 
 
 @lowers("scan")
@@ -120,8 +148,11 @@ def lower_scan(lo: Lowerer, op: Op) -> None:
     axis = op.attrs["axis"] % len(x.shape)
     y = lo.destination(op.result)
     operands = (Operand("x", outer_inner(x, (axis,))), Operand("y", outer_inner(y, (axis,)), written=True))
-    lo.emit(Scan(op=op, operands=operands, outer=operands[0].shape[:-1], inner=operands[0].shape[-1],
-                 flops=product(x.shape)))
+    lo.emit(
+        Scan(
+            op=op, operands=operands, outer=operands[0].shape[:-1], inner=operands[0].shape[-1], flops=product(x.shape)
+        )
+    )
 
 
 @lowers("sort")
@@ -133,11 +164,23 @@ def lower_sort(lo: Lowerer, op: Op) -> None:
     arranged = outer_inner(x, (axis,))
     outer, inner = arranged.shape[:-1], arranged.shape[-1]
     order = lo.fresh(i64, (product(outer), inner, 2), "scratch")
-    operands = (Operand("x", arranged), Operand("values", outer_inner(values, (axis,)), written=True),
-                Operand("indices", outer_inner(indices, (axis,)), written=True))
+    operands = (
+        Operand("x", arranged),
+        Operand("values", outer_inner(values, (axis,)), written=True),
+        Operand("indices", outer_inner(indices, (axis,)), written=True),
+    )
     keep = op.attrs.get("k", inner)
-    lo.emit(Sort(op=op, operands=operands, scratch=(Operand("order", order, written=True),), outer=outer, inner=inner,
-                 keep=keep, descending=op.name == "topk" or op.attrs["descending"]))
+    lo.emit(
+        Sort(
+            op=op,
+            operands=operands,
+            scratch=(Operand("order", order, written=True),),
+            outer=outer,
+            inner=inner,
+            keep=keep,
+            descending=op.name == "topk" or op.attrs["descending"],
+        )
+    )
 
 
 @lowers("gather", "fused_gather")
@@ -170,12 +213,26 @@ def lower_gather(lo: Lowerer, op: Op) -> None:
         lead, inner = x.shape[:axis], x.shape[axis + 1 :]
         outer = (*lead, *index.shape)
         where = View(index.buffer, outer, (*[0] * axis, *index.strides), index.offset)
-        source = View(x.buffer, (*outer, x.shape[axis], *inner),
-                      (*x.strides[:axis], *[0] * len(index.shape), x.strides[axis], *x.strides[axis + 1 :]), x.offset)
+        source = View(
+            x.buffer,
+            (*outer, x.shape[axis], *inner),
+            (*x.strides[:axis], *[0] * len(index.shape), x.strides[axis], *x.strides[axis + 1 :]),
+            x.offset,
+        )
         out = y
     operands = (Operand("x", source), Operand("index", where), Operand("y", out, written=True))
-    lo.emit(Gather(op=op, operands=operands, body=Body(Arg(0), (x.dtype,)), outer=tuple(outer), inner=tuple(inner),
-                   limit=x.shape[axis], packed=False, depth=0))
+    lo.emit(
+        Gather(
+            op=op,
+            operands=operands,
+            body=Body(Arg(0), (x.dtype,)),
+            outer=tuple(outer),
+            inner=tuple(inner),
+            limit=x.shape[axis],
+            packed=False,
+            depth=0,
+        )
+    )
 
 
 def _lower_embedding(lo: Lowerer, op: Op) -> None:
@@ -199,8 +256,18 @@ def _lower_embedding(lo: Lowerer, op: Op) -> None:
     node = parse_expr(op.attrs["expr"]) if op.name == "fused_gather" else Arg(0)
     body = Body(node, (weight.type.dtype, *(v.type.dtype for v in extras)))
     assert isinstance(depth, int)
-    lo.emit(Gather(op=op, operands=tuple(operands), body=body, outer=tuple(outer), inner=(depth,), limit=rows,
-                   packed=packed, depth=depth))
+    lo.emit(
+        Gather(
+            op=op,
+            operands=tuple(operands),
+            body=body,
+            outer=tuple(outer),
+            inner=(depth,),
+            limit=rows,
+            packed=packed,
+            depth=depth,
+        )
+    )
 
 
 @lowers("rope")
@@ -215,10 +282,24 @@ def lower_rope(lo: Lowerer, op: Op) -> None:
     if len(x.shape) == 3:
         x, y = (View(v.buffer, (1, *v.shape), (0, *v.strides), v.offset) for v in (x, y))
     where = positions.expanded(x.shape[:2])
-    operands = (Operand("x", x), Operand("positions", where), Operand("sin", sin), Operand("cos", cos),
-                Operand("y", y, written=True))
-    lo.emit(Rope(op=op, operands=operands, algo=op.attrs["algo"], rotary=2 * half, head_dim=dim, limit=sin.shape[0],
-                 flops=product(x.shape) * 3))
+    operands = (
+        Operand("x", x),
+        Operand("positions", where),
+        Operand("sin", sin),
+        Operand("cos", cos),
+        Operand("y", y, written=True),
+    )
+    lo.emit(
+        Rope(
+            op=op,
+            operands=operands,
+            algo=op.attrs["algo"],
+            rotary=2 * half,
+            head_dim=dim,
+            limit=sin.shape[0],
+            flops=product(x.shape) * 3,
+        )
+    )
 
 
 @lowers("kv_update")
@@ -241,8 +322,13 @@ def lower_sample(lo: Lowerer, op: Op) -> None:
     y = lo.destination(op.result)
     if op.name == "repetition_penalty":
         history = lo.read(given(op, "history"))
-        operands = [Operand("x", x), Operand("history", history), Operand("counts", lo.read(given(op, "counts"))),
-                    Operand("penalty", lo.read(given(op, "penalty"))), Operand("y", y, written=True)]
+        operands = [
+            Operand("x", x),
+            Operand("history", history),
+            Operand("counts", lo.read(given(op, "counts"))),
+            Operand("penalty", lo.read(given(op, "penalty"))),
+            Operand("y", y, written=True),
+        ]
         lo.emit(Sample(op=op, operands=tuple(operands), mode="penalty", rows=x.shape[:-1], vocabulary=vocabulary))
         return
     rows = x.shape[:-1]
@@ -254,8 +340,16 @@ def lower_sample(lo: Lowerer, op: Op) -> None:
     operands.append(Operand("y", y, written=True))
     heap = lo.fresh(i64, (product(rows), vocabulary), "scratch")
     weights = lo.fresh(f64, (product(rows), vocabulary), "scratch")
-    lo.emit(Sample(op=op, operands=tuple(operands), mode="sample", rows=rows, vocabulary=vocabulary,
-                   scratch=(Operand("heap", heap, written=True), Operand("weights", weights, written=True))))
+    lo.emit(
+        Sample(
+            op=op,
+            operands=tuple(operands),
+            mode="sample",
+            rows=rows,
+            vocabulary=vocabulary,
+            scratch=(Operand("heap", heap, written=True), Operand("weights", weights, written=True)),
+        )
+    )
 
 
 __all__ = ["row_major", "rows_by_columns"]

@@ -42,8 +42,19 @@ def lower_collective(lo: Lowerer, op: Op) -> None:
     y = _rows(lo.destination(op.result), (rows, world, columns) if gather else (rows, columns))
     operands.append(Operand("y", y, written=True))
     body = Body(node, (x.type.dtype, *(v.type.dtype for v in extras)))
-    lo.emit(Collective(op=op, operands=tuple(operands), mode="gather" if gather else "reduce", world=world,
-                       number=_number(lo), body=body, rows=rows, columns=columns, flops=product(shape) * (world - 1)))
+    lo.emit(
+        Collective(
+            op=op,
+            operands=tuple(operands),
+            mode="gather" if gather else "reduce",
+            world=world,
+            number=_number(lo),
+            body=body,
+            rows=rows,
+            columns=columns,
+            flops=product(shape) * (world - 1),
+        )
+    )
 
 
 def _sum_after(lo: Lowerer, op: Op, x: Value, extras: Sequence[Value], node: Node, world: int) -> None:
@@ -52,8 +63,19 @@ def _sum_after(lo: Lowerer, op: Op, x: Value, extras: Sequence[Value], node: Nod
     parts = lo.fresh(x.type.dtype, (world, *x.type.shape))
     given = Operand("x", lo.dense(rows_by_columns(lo, lo.read(x), 1, size)))
     joined = Operand("y", _rows(parts, (1, world, size)), written=True)
-    lo.emit(Collective(op=op, operands=(given, joined), mode="gather", world=world, number=_number(lo),
-                       body=Body(Arg(0), (x.type.dtype,)), rows=1, columns=size, flops=0))
+    lo.emit(
+        Collective(
+            op=op,
+            operands=(given, joined),
+            mode="gather",
+            world=world,
+            number=_number(lo),
+            body=Body(Arg(0), (x.type.dtype,)),
+            rows=1,
+            columns=size,
+            flops=0,
+        )
+    )
     total: Node = Arg(0)
     for rank in range(1, world):
         total = Call("add", (total, Arg(rank)))

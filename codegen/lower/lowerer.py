@@ -117,8 +117,8 @@ class Lowerer:
         key = (value, layout)
         if key not in root.param_index and value in root.table_params:
             columns = [self.param(v, layout) for v in root.table_params[value]]
-            root.param_index[key] = columns[0] if len(columns) == 1 else table_buffer(
-                value.name, columns[0], [b.index for b in columns]
+            root.param_index[key] = (
+                columns[0] if len(columns) == 1 else table_buffer(value.name, columns[0], [b.index for b in columns])
             )
         if key not in root.param_index:
             number = len(root.result.params)
@@ -166,9 +166,13 @@ class Lowerer:
             if i in written:
                 self.writable.add(buffer)
         self.packed_tables = {
-            op.operands[1] for op in g.ops
-            if op.opdef.kind in ("linear", "fused_linear", "linear_argmax") and not op.attrs.get("gated", False)
-            and op.operands[0] is not None and op.operands[0].type.dtype.bits <= 32 and op.operands[1] is not None
+            op.operands[1]
+            for op in g.ops
+            if op.opdef.kind in ("linear", "fused_linear", "linear_argmax")
+            and not op.attrs.get("gated", False)
+            and op.operands[0] is not None
+            and op.operands[0].type.dtype.bits <= 32
+            and op.operands[1] is not None
         }
         aliases = aliased_outputs(g)
         defined = {r: op for op in g.ops for r in op.results}
@@ -226,6 +230,7 @@ class Lowerer:
             old = self.views.get(v)
             if old is not None and old.buffer is view.buffer:
                 self.views[v] = self.copy(old)
+
 
 def _defining(graph: Graph, value: Value) -> Op | None:
     return next((op for op in graph.ops if value in op.results), None)

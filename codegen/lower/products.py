@@ -58,14 +58,28 @@ def lower_linear(lo: Lowerer, op: Op) -> None:
     operands.insert(1, Operand("w", View(packed, (columns, depth), (depth, 1))))
     acc = promote(x.type.dtype, weight.type.dtype)
     y = lo.destination(op.result)
-    common = dict(op=op, norm=a.get("norm", "none"), eps=a.get("eps", 0.0), rows=_rows(x), depth=depth, columns=columns,
-                  flops=_rows(x) * (2 * columns * depth))
+    common = dict(
+        op=op,
+        norm=a.get("norm", "none"),
+        eps=a.get("eps", 0.0),
+        rows=_rows(x),
+        depth=depth,
+        columns=columns,
+        flops=_rows(x) * (2 * columns * depth),
+    )
     if op.name == "linear_argmax":
         best = View(y.buffer, (_rows(x),), (1,), y.offset)
         operands.append(Operand("y", best, written=True))
         found = Operand("found", lo.fresh(i64, (lo_threads(), _rows(x), 2), "scratch"), written=True)
-        lo.emit(Linear(**common, operands=tuple(operands), epilogue="argmax", body=Body(Arg(0), (f32,)),
-                       scratch=(*_scratch(lo, x, operands[1].view), found)))
+        lo.emit(
+            Linear(
+                **common,
+                operands=tuple(operands),
+                epilogue="argmax",
+                body=Body(Arg(0), (f32,)),
+                scratch=(*_scratch(lo, x, operands[1].view), found),
+            )
+        )
         return
     n = columns // 2 if gated else columns
     extras = [v for v in op.operands[len(op.opdef.operand_names) :] if v is not None]
@@ -76,8 +90,15 @@ def lower_linear(lo: Lowerer, op: Op) -> None:
     operands.append(Operand("y", out, written=True))
     node = parse_expr(a["expr"]) if op.name == "fused_linear" else Arg(0)
     body = Body(node, (*([acc] * (2 if gated else 1)), *(v.type.dtype for v in extras)))
-    lo.emit(Linear(**common, operands=tuple(operands), epilogue="gated" if gated else "pointwise", body=body,
-                   scratch=_scratch(lo, x, operands[1].view)))
+    lo.emit(
+        Linear(
+            **common,
+            operands=tuple(operands),
+            epilogue="gated" if gated else "pointwise",
+            body=body,
+            scratch=_scratch(lo, x, operands[1].view),
+        )
+    )
 
 
 def lo_threads() -> Dim:
@@ -115,9 +136,17 @@ def _lower_general_linear(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
     if op.name == "linear_argmax":
         y = lo.destination(op.result)
         out = View(y.buffer, made.shape[:-1], _lead_strides(y, op), y.offset)
-        lo.emit(Reduce(op=op, operands=(Operand("x0", made), Operand("y", out, written=True)), kind="argmax",
-                       pre=Body(Arg(0), (made.dtype,)), post=Body(Arg(0), (i64,)), outer=made.shape[:-1],
-                       inner=(columns,)))
+        lo.emit(
+            Reduce(
+                op=op,
+                operands=(Operand("x0", made), Operand("y", out, written=True)),
+                kind="argmax",
+                pre=Body(Arg(0), (made.dtype,)),
+                post=Body(Arg(0), (i64,)),
+                outer=made.shape[:-1],
+                inner=(columns,),
+            )
+        )
         return
     parts = [made]
     if a["gated"]:
@@ -133,12 +162,24 @@ def _product(lo: Lowerer, op: Op, x: Value, weight: Value, into: View | None) ->
     if op.attrs.get("norm", "none") != "none":
         depth = x.type.shape[-1]
         normed = lo.fresh(compute_type(x.type.dtype), (_rows(x), depth))
-        weights = [Operand(short, lo.dense(lo.read(v))) for name, short in _NORM_OPERANDS
-                   if (v := op.operand(name)) is not None]
+        weights = [
+            Operand(short, lo.dense(lo.read(v)))
+            for name, short in _NORM_OPERANDS
+            if (v := op.operand(name)) is not None
+        ]
         rows = rows_by_columns(lo, xs, _rows(x), depth)
         operands = (Operand("x", rows), *weights, Operand("y", normed, written=True))
-        lo.emit(Norm(op=op, operands=operands, kind=op.attrs["norm"], eps=op.attrs["eps"],
-                     body=Body(Arg(0), (x.type.dtype,)), outer=(_rows(x),), inner=depth))
+        lo.emit(
+            Norm(
+                op=op,
+                operands=operands,
+                kind=op.attrs["norm"],
+                eps=op.attrs["eps"],
+                body=Body(Arg(0), (x.type.dtype,)),
+                outer=(_rows(x),),
+                inner=depth,
+            )
+        )
         xs = whole(normed.buffer, x.type.shape)
     acc = promote(x.type.dtype, weight.type.dtype)
     bias = op.operand("bias")
@@ -183,8 +224,19 @@ def _emit_matmul(lo: Lowerer, op: Op, a: View, b: View, y: View, extras: list[Vi
     operands.append(Operand("y", y, written=True))
     acc: DType = body.types[0]
     kept = acc if acc.is_integer else f64 if acc == f64 else f32
-    lo.emit(Matmul(op=op, operands=tuple(operands), body=body, batch=batch, rows=rows, columns=columns, depth=depth,
-                   accumulator=kept, flops=product(y.shape) * 2 * depth))
+    lo.emit(
+        Matmul(
+            op=op,
+            operands=tuple(operands),
+            body=body,
+            batch=batch,
+            rows=rows,
+            columns=columns,
+            depth=depth,
+            accumulator=kept,
+            flops=product(y.shape) * 2 * depth,
+        )
+    )
 
 
 @lowers("qkv_rope_cache")
@@ -217,10 +269,28 @@ def lower_qkv(lo: Lowerer, op: Op) -> None:
     half = table.shape[1]
     assert isinstance(half, int)
     rows = _rows(x)
-    lo.emit(Linear(op=op, operands=tuple(operands), norm=a["norm"], eps=a["eps"], rows=rows, depth=depth,
-                   columns=columns, epilogue="heads", heads=a["heads"], kv_heads=a["kv_heads"], head_dim=dim,
-                   rotary=2 * half, algo=a["algo"], qk_eps=a["qk_eps"], batch=batch, seq=seq,
-                   flops=rows * (2 * columns * depth), scratch=_scratch(lo, x, operands[1].view)))
+    lo.emit(
+        Linear(
+            op=op,
+            operands=tuple(operands),
+            norm=a["norm"],
+            eps=a["eps"],
+            rows=rows,
+            depth=depth,
+            columns=columns,
+            epilogue="heads",
+            heads=a["heads"],
+            kv_heads=a["kv_heads"],
+            head_dim=dim,
+            rotary=2 * half,
+            algo=a["algo"],
+            qk_eps=a["qk_eps"],
+            batch=batch,
+            seq=seq,
+            flops=rows * (2 * columns * depth),
+            scratch=_scratch(lo, x, operands[1].view),
+        )
+    )
 
 
 def _lower_general_qkv(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
@@ -239,21 +309,44 @@ def _lower_general_qkv(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
     assert positions is not None and sin is not None and cos is not None and lengths is not None
     half = sin.type.shape[1]
     assert isinstance(half, int)
-    tables = (Operand("positions", lo.read(positions).expanded((batch, seq))),
-              Operand("sin", lo.dense(lo.read(sin))), Operand("cos", lo.dense(lo.read(cos))))
+    tables = (
+        Operand("positions", lo.read(positions).expanded((batch, seq))),
+        Operand("sin", lo.dense(lo.read(sin))),
+        Operand("cos", lo.dense(lo.read(cos))),
+    )
 
     def turned(part: View, norm: str, into: View | None) -> View:
         scale = op.operand(norm)
         if scale is not None:
             normed = lo.fresh(part.dtype, part.shape)
-            operands = (Operand("x", part), Operand("weight", lo.dense(lo.read(scale))),
-                        Operand("y", normed, written=True))
-            lo.emit(Norm(op=op, operands=operands, kind="rms", eps=a["qk_eps"],
-                         body=Body(Arg(0), (part.dtype,)), outer=part.shape[:3], inner=dim))
+            operands = (
+                Operand("x", part),
+                Operand("weight", lo.dense(lo.read(scale))),
+                Operand("y", normed, written=True),
+            )
+            lo.emit(
+                Norm(
+                    op=op,
+                    operands=operands,
+                    kind="rms",
+                    eps=a["qk_eps"],
+                    body=Body(Arg(0), (part.dtype,)),
+                    outer=part.shape[:3],
+                    inner=dim,
+                )
+            )
             part = normed
         y = into if into is not None else lo.fresh(part.dtype, part.shape)
-        lo.emit(Rope(op=op, operands=(Operand("x", part), *tables, Operand("y", y, written=True)),
-                     algo=a["algo"], rotary=2 * half, head_dim=dim, limit=sin.type.shape[0]))
+        lo.emit(
+            Rope(
+                op=op,
+                operands=(Operand("x", part), *tables, Operand("y", y, written=True)),
+                algo=a["algo"],
+                rotary=2 * half,
+                head_dim=dim,
+                limit=sin.type.shape[0],
+            )
+        )
         return y
 
     turned(q, "q_norm", lo.destination(op.results[0]))

@@ -58,8 +58,9 @@ def _turn_view(lowerer: Lowerer, view: View, turn: int) -> View:
     """What a per-turn output is outside of the loop: the input behind its table."""
     b = view.buffer
     if b.kind != "table" or b.table_kind != "input":
-        raise CompileError("a per-turn result of rolled layers must be a state that is updated in place",
-                           where=lowerer.op.loc)
+        raise CompileError(
+            "a per-turn result of rolled layers must be a state that is updated in place", where=lowerer.op.loc
+        )
     number = b.table[turn]
     source = lowerer.root.graph.inputs[number]
     return lowerer.root.views[source]

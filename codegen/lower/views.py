@@ -59,8 +59,12 @@ def lower_copy(lo: Lowerer, op: Op) -> None:
         return
     x = lo.read(_operand(op, 0))
     n = op.attrs["repeats"]
-    wide = View(x.buffer, (*x.shape[: axis + 1], n, *x.shape[axis + 1 :]),
-                (*x.strides[: axis + 1], 0, *x.strides[axis + 1 :]), x.offset)
+    wide = View(
+        x.buffer,
+        (*x.shape[: axis + 1], n, *x.shape[axis + 1 :]),
+        (*x.strides[: axis + 1], 0, *x.strides[axis + 1 :]),
+        x.offset,
+    )
     into = y.reshaped(wide.shape)
     assert into is not None
     lo.copy(wide, into)

@@ -13,13 +13,10 @@ from monoplan.ir.types import TensorType, bool_, promote
 ROPE_ALGORITHMS = ("gpt_neox", "gpt_j")
 
 
-def _rope_type(
-    x: TensorType, positions: TensorType, sin: TensorType, cos: TensorType, *, algo: str
-) -> TensorType:
+def _rope_type(x: TensorType, positions: TensorType, sin: TensorType, cos: TensorType, *, algo: str) -> TensorType:
     require(algo in ROPE_ALGORITHMS, f"rope: algo={algo!r} is not one of {', '.join(ROPE_ALGORITHMS)}")
     require(
-        x.dtype.is_float and x.rank in (3, 4),
-        f"rope: x must be [seq, heads, dim] or [batch, seq, heads, dim], got {x}",
+        x.dtype.is_float and x.rank in (3, 4), f"rope: x must be [seq, heads, dim] or [batch, seq, heads, dim], got {x}"
     )
     require(
         positions.dtype.is_integer and positions.rank in (1, 2) and positions.rank <= x.rank - 2,
@@ -30,10 +27,7 @@ def _rope_type(
         all(equal(a, b) for a, b in zip(positions.shape, lead, strict=True)),
         f"rope: positions {positions} do not fit x {x}",
     )
-    require(
-        sin.rank == 2 and sin.shape == cos.shape,
-        f"rope: tables must be [positions, dim/2], got {sin} and {cos}",
-    )
+    require(sin.rank == 2 and sin.shape == cos.shape, f"rope: tables must be [positions, dim/2], got {sin} and {cos}")
     dim, half = x.shape[-1], sin.shape[1]
     require(isinstance(dim, int) and dim % 2 == 0, f"rope: the head dimension must be even, got {dim} in {x}")
     require(isinstance(half, int) and 2 * half <= dim, f"rope: tables rotate {2 * half} of {dim} dimensions")  # type: ignore[operator]
@@ -80,10 +74,7 @@ def _attention_type(
         q.rank in (3, 4) and k.rank == q.rank == v.rank,
         f"attention: q, k and v must all have rank 3 or 4 ([batch,] heads, seq, dim), got {q}, {k}, {v}",
     )
-    require(
-        all(t.dtype.is_float for t in (q, k, v)),
-        f"attention needs floating point operands, got {q}, {k}, {v}",
-    )
+    require(all(t.dtype.is_float for t in (q, k, v)), f"attention needs floating point operands, got {q}, {k}, {v}")
     heads, seq = (q.shape[-3], q.shape[-2]) if layout == "bhsd" else (q.shape[-2], q.shape[-3])
     kv_heads, keys = k.shape[-3], k.shape[-2]
     require(
@@ -100,14 +91,8 @@ def _attention_type(
     batch: tuple[Dim, ...] = q.shape[: q.rank - 3]
     if mask is not None:
         target = (*batch, heads, seq, keys)
-        require(
-            mask.dtype == bool_ or mask.dtype.is_float,
-            f"attention: the mask must be bool or float, got {mask}",
-        )
-        require(
-            broadcasts_to(mask.shape, target),
-            f"attention: the mask {mask} does not broadcast to {list(target)}",
-        )
+        require(mask.dtype == bool_ or mask.dtype.is_float, f"attention: the mask must be bool or float, got {mask}")
+        require(broadcasts_to(mask.shape, target), f"attention: the mask {mask} does not broadcast to {list(target)}")
     if past is not None:
         require(
             past.dtype.is_integer and q.rank == 4 and past.rank == 1 and equal(past.shape[0], q.shape[0]),
@@ -150,9 +135,7 @@ def attention(
     start = np.asarray(keys - seq) if past is None else past.astype(np.int64).reshape(-1, 1, 1, 1)
     position = start + np.arange(seq)[:, None]
     key = np.arange(keys)
-    visible = np.broadcast_to(
-        (key < start + seq), np.broadcast_shapes(scores.shape, np.shape(start + key))
-    ).copy()
+    visible = np.broadcast_to((key < start + seq), np.broadcast_shapes(scores.shape, np.shape(start + key))).copy()
     if causal:
         visible &= key <= position
     if window is not None:
@@ -170,13 +153,10 @@ def attention(
     return out if layout == "bhsd" else np.swapaxes(out, -3, -2)
 
 
-def _kv_type(
-    cache: TensorType, rows: TensorType, lengths: TensorType, valid: TensorType | None
-) -> TensorType:
+def _kv_type(cache: TensorType, rows: TensorType, lengths: TensorType, valid: TensorType | None) -> TensorType:
     require(
         cache.rank == 4 and rows.rank == 4,
-        f"kv_update: the cache is [batch, heads, capacity, dim], rows [batch, seq, heads, dim]; got {cache} "
-        f"and {rows}",
+        f"kv_update: the cache is [batch, heads, capacity, dim], rows [batch, seq, heads, dim]; got {cache} and {rows}",
     )
     b, s, h, d = rows.shape
     require(

@@ -77,6 +77,7 @@ def _parts(x: Array, world: int, name: str) -> Sequence[Array]:
     ranks = _ranks.get()
     if ranks is None or ranks.size != world:
         have = "there is none" if ranks is None else f"there is one of {ranks.size}"
-        raise ArgumentError(f"{name} over {world} ranks needs a communicator", why=have,
-                            fix="compile with tp= on every rank")
+        raise ArgumentError(
+            f"{name} over {world} ranks needs a communicator", why=have, fix="compile with tp= on every rank"
+        )
     return ranks.gather(x)

@@ -10,22 +10,17 @@ from monoplan.ir.opdef import op, require
 from monoplan.ir.types import TensorType
 
 
-def _repeat_type(
-    *xs: TensorType, count: int, carried: int, shared: int, body: Graph
-) -> tuple[TensorType, ...]:
+def _repeat_type(*xs: TensorType, count: int, carried: int, shared: int, body: Graph) -> tuple[TensorType, ...]:
     slices = len(body.inputs) - carried - shared
     require(
         len(xs) == carried + shared + slices * count,
-        f"repeat_layers: {len(xs)} operands, expected {carried} carried + {shared} shared + {slices} x "
-        f"{count}",
+        f"repeat_layers: {len(xs)} operands, expected {carried} carried + {shared} shared + {slices} x {count}",
     )
     given = [*xs[: carried + shared], *(xs[carried + shared + i * count] for i in range(slices))]
     for v, t in zip(body.inputs, given, strict=True):
         require(v.type == t, f"repeat_layers: body input {v} is {v.type}, got {t}")
     for v, o in zip(body.inputs[:carried], body.outputs, strict=False):
-        require(
-            v.type == o.type, f"repeat_layers: carried {v} is {v.type} at the start and {o.type} at the end"
-        )
+        require(v.type == o.type, f"repeat_layers: carried {v} is {v.type} at the start and {o.type} at the end")
     per_turn = [o.type for o in body.outputs[carried:] for _ in range(count)]
     return (*(o.type for o in body.outputs[:carried]), *per_turn)
 

@@ -146,9 +146,7 @@ GELU_KINDS = ("none", "tanh", "fast", "fast_tanh")
 
 
 def _gelu_type(x: TensorType, *, approximate: str) -> TensorType:
-    require(
-        approximate in GELU_KINDS, f"gelu: approximate={approximate!r} is not one of {', '.join(GELU_KINDS)}"
-    )
+    require(approximate in GELU_KINDS, f"gelu: approximate={approximate!r} is not one of {', '.join(GELU_KINDS)}")
     return numeric("gelu", floats=True)(x)  # type: ignore[no-any-return]
 
 

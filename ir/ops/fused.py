@@ -70,10 +70,7 @@ def _fused_linear_type(
     full = linear_type(x, weight, bias, "fused_linear")
     if gated:
         n: Any = full.shape[-1]
-        require(
-            isinstance(n, int) and n % 2 == 0,
-            f"fused_linear: a gated weight needs an even size, got {weight}",
-        )
+        require(isinstance(n, int) and n % 2 == 0, f"fused_linear: a gated weight needs an even size, got {weight}")
         full = full.with_shape((*full.shape[:-1], n // 2))
     return _with_expr([full] * (2 if gated else 1), extras, expr, "fused_linear")
 
@@ -163,13 +160,7 @@ def fused_all_reduce(x: Array, *extras: Array, world: int, expr: str) -> Array:
 
 
 def _fused_reduce_type(
-    *xs: TensorType,
-    inputs: int,
-    reduce: str,
-    axes: tuple[int, ...] | None,
-    keepdims: bool,
-    pre: str,
-    post: str,
+    *xs: TensorType, inputs: int, reduce: str, axes: tuple[int, ...] | None, keepdims: bool, pre: str, post: str
 ) -> TensorType:
     inner = _pointwise_type(*xs[:inputs], expr=pre)
     reduced = REGISTRY[reduce].infer([inner], {"axes": axes, "keepdims": keepdims})[0]
@@ -302,8 +293,4 @@ def qkv_rope_cache(
     q = q if q_norm is None else rms_norm.reference(q, q_norm, eps=qk_eps)
     k = k if k_norm is None else rms_norm.reference(k, k_norm, eps=qk_eps)
     q, k = (rope.reference(t, positions, sin, cos, algo=algo) for t in (q, k))
-    return (
-        q,
-        kv_update.reference(k_cache, k, lengths, valid),
-        kv_update.reference(v_cache, v, lengths, valid),
-    )
+    return (q, kv_update.reference(k_cache, k, lengths, valid), kv_update.reference(v_cache, v, lengths, valid))

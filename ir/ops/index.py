@@ -17,9 +17,7 @@ def check_range(index: Array, size: int, what: str) -> None:
     bad = np.argwhere((index < 0) | (index >= size))
     if len(bad):
         place = tuple(int(i) for i in bad[0])
-        raise ArgumentError(
-            f"{what}: index {int(index[place])} at position {list(place)} is out of range [0, {size})"
-        )
+        raise ArgumentError(f"{what}: index {int(index[place])} at position {list(place)} is out of range [0, {size})")
 
 
 def _embedding_type(ids: TensorType, weight: TensorType) -> TensorType:
@@ -66,9 +64,7 @@ def take_along(x: Array, index: Array, *, axis: int = -1) -> Array:
 
 
 def _select_type(x: TensorType, rows: TensorType) -> TensorType:
-    require(
-        rows.dtype.is_integer and rows.rank == 1, f"select_rows: rows must be integers [batch], got {rows}"
-    )
+    require(rows.dtype.is_integer and rows.rank == 1, f"select_rows: rows must be integers [batch], got {rows}")
     require(x.rank >= 2 and equal(x.shape[0], rows.shape[0]), f"select_rows: {x} and {rows} differ in batch")
     return x.with_shape((x.shape[0], 1, *x.shape[2:]))
 

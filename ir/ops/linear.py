@@ -23,9 +23,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 def _matmul_type(a: TensorType, b: TensorType) -> TensorType:
     require(a.rank >= 2 and b.rank >= 2, f"matmul needs operands of rank 2 or more, got {a} and {b}")
-    require(
-        equal(a.shape[-1], b.shape[-2]), f"matmul: {a} has {a.shape[-1]} columns, {b} has {b.shape[-2]} rows"
-    )
+    require(equal(a.shape[-1], b.shape[-2]), f"matmul: {a} has {a.shape[-1]} columns, {b} has {b.shape[-2]} rows")
     batch = broadcast([a.shape[:-2], b.shape[:-2]], "matmul")
     dtype = promote(a.dtype, b.dtype)
     require(dtype.is_float or dtype.is_integer, f"matmul needs numbers, got {a} and {b}")

@@ -73,10 +73,7 @@ def softmax(x: Array, *, axis: int = -1) -> Array:
 
 
 def _causal_type(x: TensorType) -> TensorType:
-    require(
-        x.dtype.is_float and x.rank >= 2,
-        f"causal_softmax needs floating point scores [..., query, key], got {x}",
-    )
+    require(x.dtype.is_float and x.rank >= 2, f"causal_softmax needs floating point scores [..., query, key], got {x}")
     require_some("causal_softmax", x, (x.rank - 1,))
     return x
 

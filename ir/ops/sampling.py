@@ -24,12 +24,7 @@ def _sample_type(
     )
     require_some("random_sample", logits, (logits.rank - 1,))
     lead = logits.shape[:-1]
-    for name, t in (
-        ("random_val", random_val),
-        ("top_p", top_p),
-        ("temperature", temperature),
-        ("min_p", min_p),
-    ):
+    for name, t in (("random_val", random_val), ("top_p", top_p), ("temperature", temperature), ("min_p", min_p)):
         require(t is None or t.dtype.is_float, f"random_sample: {name} must be a float, got {t}")
     require(top_k.dtype.is_integer, f"random_sample: top_k must be an integer, got {top_k}")
     for t in (random_val, top_p, top_k, temperature, min_p):
@@ -40,12 +35,7 @@ def _sample_type(
 
 @op(_sample_type, "sample", bounded=True)
 def random_sample(
-    logits: Array,
-    random_val: Array,
-    top_p: Array,
-    top_k: Array,
-    temperature: Array,
-    min_p: Array | None = None,
+    logits: Array, random_val: Array, top_p: Array, top_k: Array, temperature: Array, min_p: Array | None = None
 ) -> Array:
     """A token id per row, drawn by random_val after top_k, top_p and min_p.
 
@@ -76,9 +66,7 @@ def _sample_row(x: Array, u: float, top_p: float, top_k: int, temperature: float
     return int(kept[min(int(np.searchsorted(np.cumsum(p), float(u) * p.sum(), side="right")), len(p) - 1)])
 
 
-def _penalty_type(
-    logits: TensorType, history: TensorType, counts: TensorType, penalty: TensorType
-) -> TensorType:
+def _penalty_type(logits: TensorType, history: TensorType, counts: TensorType, penalty: TensorType) -> TensorType:
     require(
         logits.rank == 2 and logits.dtype.is_float,
         f"repetition_penalty: logits must be floats [batch, vocabulary], got {logits}",
@@ -92,10 +80,7 @@ def _penalty_type(
             t.rank == 1 and equal(t.shape[0], logits.shape[0]),
             f"repetition_penalty: counts and penalty must be [batch], got {t}",
         )
-    require(
-        counts.dtype.is_integer and penalty.dtype.is_float,
-        "repetition_penalty: integer counts, float penalty",
-    )
+    require(counts.dtype.is_integer and penalty.dtype.is_float, "repetition_penalty: integer counts, float penalty")
     return logits
 
 

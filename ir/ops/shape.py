@@ -57,9 +57,7 @@ def slice_(x: Array, *, axis: int, start: Dim, length: Dim, step: int = 1) -> Ar
     """`length` elements of an axis from `start`, every `step`-th."""
     last = start + (length - 1) * step if length else start
     if start < 0 or last > x.shape[axis] - (1 if length else 0):
-        raise ArgumentError(
-            f"slice: {length} elements from {start} go past {x.shape[axis]}, the size of axis {axis}"
-        )
+        raise ArgumentError(f"slice: {length} elements from {start} go past {x.shape[axis]}, the size of axis {axis}")
     index = [slice(None)] * x.ndim
     index[axis] = slice(start, start + (length - 1) * step + 1 if length else start, step)
     return x[tuple(index)]
@@ -106,10 +104,7 @@ def _split_type(x: TensorType, *, sizes: tuple[Dim, ...], axis: int) -> tuple[Te
     for s in sizes:
         require(isinstance(s, Expr) or s >= 0, f"split: a size in {sizes} is negative")
         total = total + s
-    require(
-        equal(total, x.shape[axis]),
-        f"split: sizes {sizes} do not add up to {x.shape[axis]}, axis {axis} of {x}",
-    )
+    require(equal(total, x.shape[axis]), f"split: sizes {sizes} do not add up to {x.shape[axis]}, axis {axis} of {x}")
     return tuple(x.with_shape(s if i == axis else d for i, d in enumerate(x.shape)) for s in sizes)
 
 

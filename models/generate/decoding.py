@@ -198,9 +198,15 @@ class Row:
     """One prompt of a batch: its tokens as they come, and the text that they become."""
 
     def __init__(
-        self, number: int, prompt: list[int], settings: Settings, room: int, tokenizer: Any, callback: Any,
+        self,
+        number: int,
+        prompt: list[int],
+        settings: Settings,
+        room: int,
+        tokenizer: Any,
+        callback: Any,
         logprobs: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.number, self.settings, self.callback = number, settings, callback
         self.result = Generation(prompt, logprobs=[] if logprobs else None)
         # The last token is only shown and never fed back: it needs no room.

@@ -211,8 +211,12 @@ class Steps:
         executable, ids = road.executable, [v.name for v in road.graph.inputs].index("input_ids")
         self.shared = may_share(executable.plan, ids, 0)
         self.token = self.returns.address("token") if self.shared else self.state.address("input_ids")
-        places = {**{n: self.sends.address(n) for n in sent}, **{n: self.fixed.address(n) for n in fixed},
-                  "input_ids": self.token, "history": self.state.address("history")}  # fmt: skip
+        places = {
+            **{n: self.sends.address(n) for n in sent},
+            **{n: self.fixed.address(n) for n in fixed},
+            "input_ids": self.token,
+            "history": self.state.address("history"),
+        }
         values, inputs = road.values(self.batch, 1, self.room), road.addresses(places)
         outputs, scratch = road.outputs(values, self.returns)
         held = (scratch, self.fixed, self.state, road.cache.memory[:])

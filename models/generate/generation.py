@@ -59,10 +59,19 @@ class GenerationStep(ModelStep):
     """One step of generation as one graph: the model, the penalty, the choice of a token, its probability."""
 
     def forward(
-        self, input_ids: Tensor, past_key_values: KVCache, num_valid: Tensor, history: Tensor,
-        history_count: Tensor, penalty: Tensor, random_val: Tensor, top_p: Tensor, top_k: Tensor,
-        temperature: Tensor, min_p: Tensor,
-    ) -> dict[str, Tensor]:  # fmt: skip
+        self,
+        input_ids: Tensor,
+        past_key_values: KVCache,
+        num_valid: Tensor,
+        history: Tensor,
+        history_count: Tensor,
+        penalty: Tensor,
+        random_val: Tensor,
+        top_p: Tensor,
+        top_k: Tensor,
+        temperature: Tensor,
+        min_p: Tensor,
+    ) -> dict[str, Tensor]:
         """token i64 [batch], logprob f32 [batch] (of the raw logits), logits [batch, 1, vocab]."""
         logits = self.lm(input_ids, past_key_values=past_key_values, num_valid=num_valid)
         raw = logits.squeeze(1).float()
@@ -160,10 +169,16 @@ class GenerationMixin:
         return context_length(self.config)
 
     def generate(
-        self, prompt: Prompt, max_new_tokens: int = 128, *, callback: Callback | None = None,
-        logprobs: bool = False, add_special_tokens: bool = True, session: Session | None = None,
+        self,
+        prompt: Prompt,
+        max_new_tokens: int = 128,
+        *,
+        callback: Callback | None = None,
+        logprobs: bool = False,
+        add_special_tokens: bool = True,
+        session: Session | None = None,
         **settings: Any,
-    ) -> TextStream:  # fmt: skip
+    ) -> TextStream:
         """Continues a text (or token ids) and gives pieces of text as they are made.
 
         Settings: temperature=0.0 (greedy), top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed=0,
@@ -181,9 +196,15 @@ class GenerationMixin:
         return TextStream(rows[0].result, (piece for piece in self._loop(rows, session) if piece))
 
     def generate_batch(
-        self, prompts: Sequence[Prompt], max_new_tokens: int = 128, *, callback: Callback | None = None,
-        logprobs: bool = False, add_special_tokens: bool = True, **settings: Any,
-    ) -> list[Generation]:  # fmt: skip
+        self,
+        prompts: Sequence[Prompt],
+        max_new_tokens: int = 128,
+        *,
+        callback: Callback | None = None,
+        logprobs: bool = False,
+        add_special_tokens: bool = True,
+        **settings: Any,
+    ) -> list[Generation]:
         """Continues several prompts of any lengths together; each gets the tokens that it gets alone.
 
         Arguments are those of `generate`. With a temperature, row r draws its own random numbers. (In bf16 on
@@ -202,9 +223,14 @@ class GenerationMixin:
         return self.generate_batch([ids], max_new_tokens, **settings)[0].ids
 
     def _rows(
-        self, prompts: Sequence[Prompt], max_new_tokens: int, callback: Callback | None, logprobs: bool,
-        special: bool, given: dict[str, Any],
-    ) -> list[Row]:  # fmt: skip
+        self,
+        prompts: Sequence[Prompt],
+        max_new_tokens: int,
+        callback: Callback | None,
+        logprobs: bool,
+        special: bool,
+        given: dict[str, Any],
+    ) -> list[Row]:
         if callback is not None and not callable(callback):
             raise ArgumentError("callback must be a function of row, token and piece", why=f"it is {callback!r:.60}")
         tokenizer = self._tokenizer_for(prompts, given.get("stop"))

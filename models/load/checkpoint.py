@@ -77,9 +77,7 @@ def _open_path(path: Path) -> OpenModel:
         return _open_gguf(gguf_files[0])
     if gguf_files:
         names = ", ".join(file.name for file in gguf_files[:6])
-        raise LoadError(
-            f"{len(gguf_files)} GGUF files in the directory", where=path, fix=f"name one of {names}"
-        )
+        raise LoadError(f"{len(gguf_files)} GGUF files in the directory", where=path, fix=f"name one of {names}")
     if not any(path.iterdir()):
         raise LoadError("the directory is empty", where=path, fix="give one with config.json and weights")
     raise LoadError("no model in the directory", where=path, why="there is no config.json and no .gguf file")
@@ -98,9 +96,7 @@ def _open_file(path: Path) -> OpenModel:
         raise LoadError(f"{path.name} is a pickle file", where=path, why=why, fix="convert to safetensors")
     if path.suffix == ".safetensors":
         raise LoadError("weights alone are no model", where=path, fix=f"give the directory {path.parent}")
-    raise LoadError(
-        f"{path.name} is not a model", where=path, fix="give a Hugging Face directory or a .gguf file"
-    )
+    raise LoadError(f"{path.name} is not a model", where=path, fix="give a Hugging Face directory or a .gguf file")
 
 
 def _open_gguf(path: Path) -> OpenModel:

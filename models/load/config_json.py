@@ -109,11 +109,7 @@ def _model_type(data: Mapping[str, Any]) -> str:
     if family == "smollm":
         return "llama"
     if not isinstance(family, str) or family not in FAMILIES:
-        what = (
-            "config.json names no model_type"
-            if family is None
-            else f"unsupported model_type {short(family)}"
-        )
+        what = "config.json names no model_type" if family is None else f"unsupported model_type {short(family)}"
         raise LoadError(what, fix=f"supported: {', '.join(FAMILIES)}, smollm")
     return family
 
@@ -125,9 +121,7 @@ def _refuse_unsupported(data: Mapping[str, Any], family: str, config: type[Any])
             raise LoadError(f"unsupported key {key!r} in the configuration", why=f"it is {short(value)}")
     window = data.get("sliding_window", FAMILIES[family].get("sliding_window"))
     if family == "llama" and window is not None:
-        raise LoadError(
-            "a llama model has no sliding_window", why=f"it is {short(window)}", fix="use mistral"
-        )
+        raise LoadError("a llama model has no sliding_window", why=f"it is {short(window)}", fix="use mistral")
     if family in ("llama", "mistral") and data.get("layer_types"):
         expected = "full_attention" if window is None else "sliding_attention"
         if not isinstance(kinds := data["layer_types"], (list, tuple)) or any(kind != expected for kind in kinds):

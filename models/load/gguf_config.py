@@ -52,9 +52,7 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
     """Return the configuration in a file, or say what is wrong with it."""
     keys = _Keys(metadata)
     if not isinstance(keys.arch, str) or keys.arch not in ARCHITECTURES:
-        raise LoadError(
-            f"unsupported architecture {keys.arch!r}", fix=f"supported: {', '.join(ARCHITECTURES)}"
-        )
+        raise LoadError(f"unsupported architecture {keys.arch!r}", fix=f"supported: {', '.join(ARCHITECTURES)}")
     if not np.isin(metadata.get("split.count", 1), (0, 1)).all():
         raise LoadError("the model is split into several files", fix="merge them with gguf-split --merge")
     if keys.number("expert_count"):
@@ -105,9 +103,7 @@ def _check_shapes(keys: _Keys, tensors: Mapping[str, StoredTensor]) -> int:
     if isinstance(tokens, list) and len(tokens) != rows:
         raise LoadError(f"the vocabulary has {len(tokens)} tokens, but the embedding has {rows} rows")
     if keys.number("embedding_length") != width:
-        raise LoadError(
-            f"embedding_length is {keys.get('embedding_length')!r}, the embedding has {width} columns"
-        )
+        raise LoadError(f"embedding_length is {keys.get('embedding_length')!r}, the embedding has {width} columns")
     found = {int(match[1]) for name in tensors if (match := re.match(r"blk\.(\d{1,6})\.", name))}
     layers, heads = keys.number("block_count"), keys.number("attention.head_count")
     if not isinstance(layers, int) or found != set(range(min(layers, len(found) + 1))):
@@ -123,9 +119,7 @@ def _check_shapes(keys: _Keys, tensors: Mapping[str, StoredTensor]) -> int:
 def _rope(keys: _Keys, tensors: Mapping[str, StoredTensor]) -> dict[str, Any] | None:
     """Translate the scaling keys and tensors of a GGUF file into `rope_scaling`."""
     kind, context = str(keys.get("rope.scaling.type", "linear")), keys.number("context_length")
-    factor = (
-        keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0)) if kind != "none" else 1.0
-    )
+    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0)) if kind != "none" else 1.0
     original = keys.number("rope.scaling.original_context_length", context)
     attention = keys.number("rope.scaling.attn_factor")
     found = {name: tensors[name].values().ravel().tolist() for name in ROPE_TENSORS if name in tensors}
@@ -146,6 +140,9 @@ def _rope(keys: _Keys, tensors: Mapping[str, StoredTensor]) -> dict[str, Any] | 
     else:
         raise LoadError(f"unsupported rope scaling {kind!r:.60} with the tensors {sorted(found)}")
     return {
-        "rope_type": "longrope", "short_factor": short, "long_factor": long,
-        "attention_factor": attention, "original_max_position_embeddings": original,
-    }  # fmt: skip
+        "rope_type": "longrope",
+        "short_factor": short,
+        "long_factor": long,
+        "attention_factor": attention,
+        "original_max_position_embeddings": original,
+    }

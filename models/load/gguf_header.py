@@ -192,9 +192,7 @@ class Header:
             block, size = gguf.GGML_QUANT_SIZES[kind]
         except (ValueError, KeyError):
             raise self.damaged(f"the tensor {name!r} has the unknown type {number}") from None
-        if kind.name not in FLOATS and not hasattr(
-            getattr(gguf.quants, kind.name, None), "dequantize_blocks"
-        ):
+        if kind.name not in FLOATS and not hasattr(getattr(gguf.quants, kind.name, None), "dequantize_blocks"):
             raise LoadError(f"tensor {name!r} has the unsupported type {kind.name}", where=self.path)
         count = 1
         for length in shape:

@@ -239,9 +239,7 @@ def _write(path: Path, tensors: Mapping[str, Array]) -> None:
     from safetensors.numpy import save_file
 
     # The library takes the memory as it lies, so it must be dense, in row order and little-endian.
-    dense = {
-        name: array.astype(array.dtype.newbyteorder("<"), "C", copy=False) for name, array in tensors.items()
-    }
+    dense = {name: array.astype(array.dtype.newbyteorder("<"), "C", copy=False) for name, array in tensors.items()}
     try:
         save_file(dense, str(path), metadata={"format": "pt"})
     except SafetensorError as error:  # the library's word for a full disk

@@ -98,9 +98,11 @@ class WeightFile:
 
     def _changed(self, what: str, why: str) -> LoadError:
         return LoadError(
-            f"{self.path.name} changed while it was being loaded", where=self.path, why=f"{what}: {why}",
+            f"{self.path.name} changed while it was being loaded",
+            where=self.path,
+            why=f"{what}: {why}",
             fix="load the model again when nobody writes to the file; replace a file by renaming a new one onto it",
-        )  # fmt: skip
+        )
 
 
 def _open_again(path: Path, size: int, modified: int) -> WeightFile:

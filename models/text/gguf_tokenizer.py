@@ -147,14 +147,7 @@ def _sentence_pieces(vocab: dict[str, int], kinds: Sequence[float], metadata: Ma
         what = f"the vocabulary has a piece of {longest} characters, the limit is {_LONGEST_PIECE}"
         raise LoadError(what, why="the time to find its merges grows with the square of that")
     ranked = [
-        (
-            -scores[vocab[piece]],
-            vocab[piece],
-            vocab[piece[:cut]],
-            vocab[piece[cut:]],
-            piece[:cut],
-            piece[cut:],
-        )
+        (-scores[vocab[piece]], vocab[piece], vocab[piece[:cut]], vocab[piece[cut:]], piece[:cut], piece[cut:])
         for piece in pieces
         for cut in range(1, len(piece))
         if piece[:cut] in vocab and piece[cut:] in vocab

@@ -176,10 +176,15 @@ def _table(about: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     for row in rows:
         speed = f"{row['tokens_per_s']:.2f} ± {row['stdev']:.2f}"
         cells = [
-            about["model"], f"{about['weight_bytes'] / 2**20:.0f} MiB", f"{about['parameters'] / 1e6:.1f} M",
-            about["dtype"], about["target"], row["test"], speed,
+            about["model"],
+            f"{about['weight_bytes'] / 2**20:.0f} MiB",
+            f"{about['parameters'] / 1e6:.1f} M",
+            about["dtype"],
+            about["target"],
+            row["test"],
+            speed,
             f"{row['bytes_per_s'] / 1e9:.2f}" if "bytes_per_s" in row else "",
-        ]  # fmt: skip
+        ]
         if about["memory_bandwidth"]:
             cells.append(f"{row['bandwidth_share']:.0%}" if "bandwidth_share" in row else "")
         lines.append(cells)

@@ -81,9 +81,7 @@ def _read(typed: bool) -> str | None:
     return line.strip() if line else None
 
 
-def _fit(
-    llm: Any, messages: list[dict[str, str]], opening: int, max_tokens: int
-) -> tuple[list[int] | None, str]:
+def _fit(llm: Any, messages: list[dict[str, str]], opening: int, max_tokens: int) -> tuple[list[int] | None, str]:
     """The tokens of a conversation, None if its last line alone is too long for the model; and what to say of it.
 
     Turns that leave no room for an answer are dropped from `messages`: the first ones, after the opening.
@@ -104,9 +102,7 @@ def _fit(
     return ids, f"the first {first} forgotten: the context of the model is {llm.max_length} tokens"
 
 
-def _answer(
-    llm: Any, ids: list[int], session: Any, timings: Timings, settings: dict[str, Any]
-) -> tuple[str, bool]:
+def _answer(llm: Any, ids: list[int], session: Any, timings: Timings, settings: dict[str, Any]) -> tuple[str, bool]:
     """Streams one answer; gives its text and whether Ctrl-C cut it short."""
     interrupted = False
     stream = llm.generate(ids, callback=timings.token, session=session, **settings)

@@ -45,9 +45,15 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int, 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `generate` that the command line gave."""
     return {
-        "max_new_tokens": args.max_tokens, "temperature": args.temp, "top_k": args.top_k, "top_p": args.top_p,
-        "min_p": args.min_p, "repetition_penalty": args.repeat_penalty, "seed": args.seed, "stop": args.stop,
-    }  # fmt: skip
+        "max_new_tokens": args.max_tokens,
+        "temperature": args.temp,
+        "top_k": args.top_k,
+        "top_p": args.top_p,
+        "min_p": args.min_p,
+        "repetition_penalty": args.repeat_penalty,
+        "seed": args.seed,
+        "stop": args.stop,
+    }
 
 
 class Timings:
@@ -76,8 +82,9 @@ class Timings:
     def __str__(self) -> str:
         lines = [f"load        {self.load:8.2f} s", f"compile     {self.compile:8.2f} s"]
         for name, seconds, count in (
-            ("prompt", self.prompt, self.prompt_tokens), ("generation", self.generation, self.new_tokens),
-        ):  # fmt: skip
+            ("prompt", self.prompt, self.prompt_tokens),
+            ("generation", self.generation, self.new_tokens),
+        ):
             if seconds > 0:
                 lines.append(f"{name:<11} {count / seconds:8.1f} tokens/s  ({count} tokens, {seconds:.2f} s)")
         if (peak := peak_memory()) is not None:

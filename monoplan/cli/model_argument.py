@@ -112,9 +112,11 @@ def step_arguments(llm: Any, ids: Any, *, past: bool = False) -> dict[str, Any]:
         given, seq = given[:, -1:], 1
     bare = KVCache.tree_unflatten(cache.tree_flatten()[0], (None,))
     return {
-        "input_ids": given, "past_key_values": bare, "num_valid": np.full(batch, seq, np.int32),
+        "input_ids": given,
+        "past_key_values": bare,
+        "num_valid": np.full(batch, seq, np.int32),
         **sampling_arrays(Settings(), [0.0] * batch),
-    }  # fmt: skip
+    }
 
 
 def _prompt_ids(llm: Any, prompt: str) -> Any:
@@ -153,9 +155,7 @@ def _own(module: ModuleType, name: str, args: argparse.Namespace, settings: dict
         given = specs()
     positional = () if isinstance(given, dict) else tuple(given) if isinstance(given, tuple | list) else (given,)
     by_name = given if isinstance(given, dict) else {}
-    compiled = monoplan.compile(
-        made, *positional, target=args.target, dtype=args.dtype, options=settings, **by_name
-    )  # fmt: skip
+    compiled = monoplan.compile(made, *positional, target=args.target, dtype=args.dtype, options=settings, **by_name)
 
     def arguments() -> dict[str, Any]:
         return _own_arguments(module, made, compiled, args)

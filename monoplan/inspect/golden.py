@@ -53,11 +53,20 @@ class Golden:
             for name, v, a in zip(subject.output_names, subject.final.outputs, outputs, strict=True)
         ]
         meta = {
-            "format": FORMAT, "plan": subject.name, "target": subject.target, "symbols": subject.symbols, "seed": seed,
-            "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"), "versions": _versions(),
-            "inputs": _input_hashes(subject), "outputs": rows, "stages": _stage_hashes(subject),
-            "kernels": _kernel_hashes(subject), "source": _source_hash(subject), "about": about,
-        }  # fmt: skip
+            "format": FORMAT,
+            "plan": subject.name,
+            "target": subject.target,
+            "symbols": subject.symbols,
+            "seed": seed,
+            "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "versions": _versions(),
+            "inputs": _input_hashes(subject),
+            "outputs": rows,
+            "stages": _stage_hashes(subject),
+            "kernels": _kernel_hashes(subject),
+            "source": _source_hash(subject),
+            "about": about,
+        }
         with writing("the golden", self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             _save(self.folder / "outputs.npz", outputs)

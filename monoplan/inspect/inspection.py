@@ -49,9 +49,15 @@ class Inspection:
         source = module_source(built.tensors)
         stages = built.stages[1:] if built.tp is not None and built.tp.size > 1 else built.stages
         return Subject(
-            built.stages[0].graph.name, self.target, stages, built.executable,
-            lambda path: source.read(path, None), arrays, symbols, output_names(built),
-        )  # fmt: skip
+            built.stages[0].graph.name,
+            self.target,
+            stages,
+            built.executable,
+            lambda path: source.read(path, None),
+            arrays,
+            symbols,
+            output_names(built),
+        )
 
     def verify(self, *args: Any, nodes: bool = False, **kwargs: Any) -> Verification:
         """Compares a call with the float64 interpreter: each output, with `nodes` each value on the way."""

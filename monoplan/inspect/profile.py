@@ -86,11 +86,20 @@ class Profile:
         head = ("step", "runs", "kernel", "time", "share", "GB/s", "GFLOP/s", "of limit", "module", "ir")
         rows = [head]
         for s in self.steps:
-            rows.append((
-                str(s.number), str(s.runs), s.family, f"{s.nanoseconds / 1e3:.1f} µs",
-                f"{s.nanoseconds / max(self.total, 1):.1%}", f"{s.gbps:.2f}", f"{s.gflops:.2f}",
-                f"{s.share:.0%} {s.bound}", s.module or "-", s.ir,
-            ))  # fmt: skip
+            rows.append(
+                (
+                    str(s.number),
+                    str(s.runs),
+                    s.family,
+                    f"{s.nanoseconds / 1e3:.1f} µs",
+                    f"{s.nanoseconds / max(self.total, 1):.1%}",
+                    f"{s.gbps:.2f}",
+                    f"{s.gflops:.2f}",
+                    f"{s.share:.0%} {s.bound}",
+                    s.module or "-",
+                    s.ir,
+                )
+            )
         widths = [max(len(r[i]) for r in rows) for i in range(len(head) - 1)]
         right = {0, 1, 3, 4, 5, 6}
         lines = [
@@ -139,15 +148,26 @@ class Profile:
         for number, turn, nanoseconds in self.events:
             s = by_number[number]
             label = s.function if turn is None else f"{s.function} [{turn}]"
-            found.append({
-                "ph": "X", "pid": 1, "tid": 1, "name": label, "cat": s.family, "ts": round(at / 1e3, 3),
-                "dur": round(nanoseconds / 1e3, 3),
-                "args": {
-                    "step": number, "turn": turn, "ir": s.ir, "where": s.where, "bytes": s.bytes // s.runs,
-                    "flops": s.flops // s.runs,
-                    "gbps": round(s.bytes / s.runs / nanoseconds, 3) if nanoseconds else 0.0,
-                },
-            })  # fmt: skip
+            found.append(
+                {
+                    "ph": "X",
+                    "pid": 1,
+                    "tid": 1,
+                    "name": label,
+                    "cat": s.family,
+                    "ts": round(at / 1e3, 3),
+                    "dur": round(nanoseconds / 1e3, 3),
+                    "args": {
+                        "step": number,
+                        "turn": turn,
+                        "ir": s.ir,
+                        "where": s.where,
+                        "bytes": s.bytes // s.runs,
+                        "flops": s.flops // s.runs,
+                        "gbps": round(s.bytes / s.runs / nanoseconds, 3) if nanoseconds else 0.0,
+                    },
+                }
+            )
             at += nanoseconds
         return {
             "traceEvents": found,
@@ -185,10 +205,22 @@ def profile(subject: Subject, *, repeat: int = REPEAT) -> Profile:
         k = step.kernel
         moved, flops = kernel_cost(k, sizes, subject.inputs)
         roof, bound = _roof(k, moved * runs, flops * runs, limits, bandwidth)
-        steps.append(StepProfile(
-            step.number, runs, k.family, functions[step.number], print_op(k.op), printable(k.op.loc.path),
-            str(k.op.loc.short), times[step.number], moved * runs, flops * runs, roof, bound,
-        ))  # fmt: skip
+        steps.append(
+            StepProfile(
+                step.number,
+                runs,
+                k.family,
+                functions[step.number],
+                print_op(k.op),
+                printable(k.op.loc.path),
+                str(k.op.loc.short),
+                times[step.number],
+                moved * runs,
+                flops * runs,
+                roof,
+                bound,
+            )
+        )
     timeline = tuple((number, turn, float(t)) for (number, turn), t in zip(events, per_event, strict=True))
     return Profile(subject.name, subject.target, subject.sizes, threads, tuple(steps), timeline, plain, probed, limits)
 

@@ -26,11 +26,19 @@ def report_data(built: Built, profiles: Mapping[str, Profile]) -> Data:
     traced, final = built.stages[0].graph, built.stages[-1].graph
     sizes = sizes_for(final)
     data: Data = {
-        "name": traced.name, "target": built.target, "version": __version__, "made": time.strftime("%Y-%m-%d %H:%M"),
-        "symbols": list(final.symbols), "stages": _stages(built.stages), "source": "", "functions": [], "steps": [],
-        "memory": None, "summary": _summary(built, traced, final),
+        "name": traced.name,
+        "target": built.target,
+        "version": __version__,
+        "made": time.strftime("%Y-%m-%d %H:%M"),
+        "symbols": list(final.symbols),
+        "stages": _stages(built.stages),
+        "source": "",
+        "functions": [],
+        "steps": [],
+        "memory": None,
+        "summary": _summary(built, traced, final),
         "profiles": [_profile(label, p) for label, p in profiles.items()],
-    }  # fmt: skip
+    }
     steps_of: dict[Op, list[int]] = {}
     if built.plan is not None:
         for step, _ in built.plan.steps():
@@ -78,11 +86,19 @@ def _stages(stages: Sequence[Any]) -> list[Data]:
     found = []
     for i, s in enumerate(stages):
         changed = i > 0 and s.graph is not stages[i - 1].graph
-        found.append({
-            "number": i, "name": s.name, "rule": s.rule, "rewrites": s.rewrites, "ms": round(s.seconds * 1e3, 2),
-            "ops": _count(s.graph), "changed": changed, "misses": [str(m) for m in s.misses],
-            "diff": stage_diff(stages[i - 1], s, context=1) if changed else [],
-        })  # fmt: skip
+        found.append(
+            {
+                "number": i,
+                "name": s.name,
+                "rule": s.rule,
+                "rewrites": s.rewrites,
+                "ms": round(s.seconds * 1e3, 2),
+                "ops": _count(s.graph),
+                "changed": changed,
+                "misses": [str(m) for m in s.misses],
+                "diff": stage_diff(stages[i - 1], s, context=1) if changed else [],
+            }
+        )
     return found
 
 
@@ -186,22 +202,45 @@ class _Nodes:
     def _op(self, name: str, op: Op, group: str | None, where: dict[Value, str]) -> None:
         numbers = list(self.steps.get(op, ()))
         self.locs.append(op.loc)
-        self.nodes.append({
-            "id": name, "kind": op.opdef.kind, "title": op.name, "ir": print_op(op), "group": group, "steps": numbers,
-            "sub": ", ".join(str(r.type) for r in op.results), "path": op.loc.path, "file": op.loc.file,
-            "line": op.loc.line, "where": str(op.loc.short), "doc": op.opdef.doc.split("\n")[0],
-            "from": list(dict.fromkeys(where[v] for v in op.reads if v in where)),
-            "weights": [f"{v}: {v.type}  {self.params[v]}" for v in op.reads if v in self.params],
-        })  # fmt: skip
+        self.nodes.append(
+            {
+                "id": name,
+                "kind": op.opdef.kind,
+                "title": op.name,
+                "ir": print_op(op),
+                "group": group,
+                "steps": numbers,
+                "sub": ", ".join(str(r.type) for r in op.results),
+                "path": op.loc.path,
+                "file": op.loc.file,
+                "line": op.loc.line,
+                "where": str(op.loc.short),
+                "doc": op.opdef.doc.split("\n")[0],
+                "from": list(dict.fromkeys(where[v] for v in op.reads if v in where)),
+                "weights": [f"{v}: {v.type}  {self.params[v]}" for v in op.reads if v in self.params],
+            }
+        )
         where.update(dict.fromkeys(op.results, name))
 
     def _node(self, name: str, kind: str, title: str, ir: str, reads: Sequence[Value], makes: Sequence[Value]) -> None:
-        self.nodes.append({
-            "id": name, "kind": kind, "title": title, "ir": ir, "group": None, "steps": [], "path": "", "file": "",
-            "line": 0, "where": "", "doc": "", "weights": [],
-            "sub": ", ".join(str(v.type) for v in (makes or reads)[:1]),
-            "from": list(dict.fromkeys(self.where[v] for v in reads if v in self.where)),
-        })  # fmt: skip
+        self.nodes.append(
+            {
+                "id": name,
+                "kind": kind,
+                "title": title,
+                "ir": ir,
+                "group": None,
+                "steps": [],
+                "path": "",
+                "file": "",
+                "line": 0,
+                "where": "",
+                "doc": "",
+                "weights": [],
+                "sub": ", ".join(str(v.type) for v in (makes or reads)[:1]),
+                "from": list(dict.fromkeys(self.where[v] for v in reads if v in self.where)),
+            }
+        )
         self.where.update(dict.fromkeys(makes, name))
 
 
@@ -256,14 +295,23 @@ def _code(built: Built) -> Data:
     steps = []
     for step, runs in built.plan.steps():
         k = step.kernel
-        steps.append({
-            "number": step.number, "runs": runs, "family": k.family,
-            "function": built.source.step_functions[step.number],
-            "ir": print_op(k.op), "path": k.op.loc.path, "where": str(k.op.loc.short), "schedule": str(step.schedule),
-            "bytes": str(k.bytes), "flops": str(k.flops), "barrier": step.barrier,
-            "reads": [o.view.buffer.name for o in k.reads if not o.view.is_virtual],
-            "writes": [o.view.buffer.name for o in k.writes],
-        })  # fmt: skip
+        steps.append(
+            {
+                "number": step.number,
+                "runs": runs,
+                "family": k.family,
+                "function": built.source.step_functions[step.number],
+                "ir": print_op(k.op),
+                "path": k.op.loc.path,
+                "where": str(k.op.loc.short),
+                "schedule": str(step.schedule),
+                "bytes": str(k.bytes),
+                "flops": str(k.flops),
+                "barrier": step.barrier,
+                "reads": [o.view.buffer.name for o in k.reads if not o.view.is_virtual],
+                "writes": [o.view.buffer.name for o in k.writes],
+            }
+        )
     return {"source": text, "functions": functions, "steps": steps}
 
 
@@ -285,8 +333,18 @@ def _memory(plan: Any, label: str, sizes: Mapping[str, int]) -> Data:
         b = life.buffer
         slot = plan.arena.slot_of[b]
         nbytes = evaluate(b.size, sizes) * b.dtype.itemsize
-        buffers.append({"name": b.name, "kind": b.kind, "type": f"{b.dtype}[{b.size}]", "first": life.first,
-                        "last": life.last, "offset": offsets[slot], "bytes": nbytes, "slot": slot})  # fmt: skip
+        buffers.append(
+            {
+                "name": b.name,
+                "kind": b.kind,
+                "type": f"{b.dtype}[{b.size}]",
+                "first": life.first,
+                "last": life.last,
+                "offset": offsets[slot],
+                "bytes": nbytes,
+                "slot": slot,
+            }
+        )
     count = len(list(plan.steps()))
     return {
         "label": label,
@@ -302,13 +360,34 @@ def _memory(plan: Any, label: str, sizes: Mapping[str, int]) -> Data:
 def _profile(label: str, p: Profile) -> Data:
     m = p.limits
     return {
-        "label": label, "sizes": p.sizes, "threads": p.threads, "total": p.total, "plain": p.plain,
-        "probed": p.probed, "overhead": p.overhead,
-        "limits": {"memory": m.memory, "cache": m.cache, "flops": m.flops, "tile_bf16": m.tile_bf16,
-                   "cache_bytes": m.cache_bytes},
-        "steps": [{"number": s.number, "ns": s.nanoseconds, "bytes": s.bytes, "flops": s.flops, "gbps": s.gbps,
-                   "gflops": s.gflops, "share": s.share, "bound": s.bound} for s in p.steps],
-    }  # fmt: skip
+        "label": label,
+        "sizes": p.sizes,
+        "threads": p.threads,
+        "total": p.total,
+        "plain": p.plain,
+        "probed": p.probed,
+        "overhead": p.overhead,
+        "limits": {
+            "memory": m.memory,
+            "cache": m.cache,
+            "flops": m.flops,
+            "tile_bf16": m.tile_bf16,
+            "cache_bytes": m.cache_bytes,
+        },
+        "steps": [
+            {
+                "number": s.number,
+                "ns": s.nanoseconds,
+                "bytes": s.bytes,
+                "flops": s.flops,
+                "gbps": s.gbps,
+                "gflops": s.gflops,
+                "share": s.share,
+                "bound": s.bound,
+            }
+            for s in p.steps
+        ],
+    }
 
 
 def _user_lines(locs: Sequence[Any], around: int = 2) -> dict[str, list[list[Any]]]:

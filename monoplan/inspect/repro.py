@@ -98,8 +98,9 @@ def write_pass_folder(into: Path, subject: Subject, name: str, region: Region, n
     inside = node.turn is not None
     arrays: dict[str, Array] = {}
     for file, graph, value, new in (
-        ("before.ir", region.old, region.right, False), ("after.ir", region.new, region.wrong, True),
-    ):  # fmt: skip
+        ("before.ir", region.old, region.right, False),
+        ("after.ir", region.new, region.wrong, True),
+    ):
         ops: list[Op] = list((*graph.setup, *graph.ops)) if inside else region.ops(new=new)
         outputs = graph.outputs if inside else (value,)
         part = cut(graph.name, ops, outputs, graph if inside else None)
@@ -113,9 +114,12 @@ def write_pass_folder(into: Path, subject: Subject, name: str, region: Region, n
 
 
 def cut(
-    name: str, ops: Sequence[Op], outputs: Sequence[Value], whole: Graph | None = None,
+    name: str,
+    ops: Sequence[Op],
+    outputs: Sequence[Value],
+    whole: Graph | None = None,
     is_weight: Callable[[Value], bool] = lambda v: False,
-) -> Graph:  # fmt: skip
+) -> Graph:
     """A graph of some ops in order; what they read from outside becomes inputs, or params where it is a weight."""
     made = {r for op in ops for r in op.results}
     read = dict.fromkeys(v for op in ops for v in op.reads if v not in made)

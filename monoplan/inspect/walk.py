@@ -51,9 +51,14 @@ Visit = Callable[[Node, Sequence[Array | None], Sequence[Array]], Sequence[Array
 
 
 def walk(
-    graph: Graph, inputs: Sequence[Array], params: Params, *, exact: bool = True, visit: Visit | None = None,
+    graph: Graph,
+    inputs: Sequence[Array],
+    params: Params,
+    *,
+    exact: bool = True,
+    visit: Visit | None = None,
     casts: bool = False,
-) -> list[Array]:  # fmt: skip
+) -> list[Array]:
     """Outputs of the graph; `exact` computes every float in f64, and then casts between floats round only if asked."""
     return _Walk(graph, inputs, params, exact, visit, casts).run()
 

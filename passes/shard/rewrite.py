@@ -46,11 +46,16 @@ def shard(graph: Graph, styles: Styles, rank: int, size: int, notes: Notes) -> G
         if any(op.opdef.kind == "collective" for op in graph.ops):
             return graph  # forward itself speaks of ranks
         if not styles.rules:
-            raise ArgumentError("the model has no tp_plan: nothing says which layers the ranks divide",
-                                fix='give it one: options={"tp_plan": {"layers.*.up": "colwise", …}}, or an attribute')
+            raise ArgumentError(
+                "the model has no tp_plan: nothing says which layers the ranks divide",
+                fix='give it one: options={"tp_plan": {"layers.*.up": "colwise", …}}, or an attribute',
+            )
         shown = ", ".join(pattern for pattern, _, _ in styles.rules)
-        raise ArgumentError("the tp_plan fits no layer of this model", why=f"it names {shown}",
-                            fix="patterns are names of Linear and Embedding layers; * stands for one part of a name")
+        raise ArgumentError(
+            "the tp_plan fits no layer of this model",
+            why=f"it names {shown}",
+            fix="patterns are names of Linear and Embedding layers; * stands for one part of a name",
+        )
     return drop_dead(_Rebuild(graph, lies, locals_, rank, size, notes).run())
 
 
@@ -149,9 +154,14 @@ class _Rebuild:
             self.notes.fired("shard", self.ops[-1])
 
     def _emit(
-        self, opdef: OpDef, operands: Sequence[Value | None], attrs: Mapping[str, Any], names: Sequence[str] = (),
-        *, setup: bool = False,
-    ) -> tuple[Value, ...]:  # fmt: skip
+        self,
+        opdef: OpDef,
+        operands: Sequence[Value | None],
+        attrs: Mapping[str, Any],
+        names: Sequence[str] = (),
+        *,
+        setup: bool = False,
+    ) -> tuple[Value, ...]:
         op = make_op(opdef, operands, attrs, names=names, loc=self.loc, fresh=self.fresh)
         (self.setup if setup else self.ops).append(op)
         return op.results

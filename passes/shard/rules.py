@@ -253,8 +253,10 @@ def _attention(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
     assert q is not None and k is not None and v is not None
     at = q.type.rank - (3 if op.attrs["layout"] == "bhsd" else 2)
     at_kv = k.type.rank - 3
-    parts = [lies[0] if lies[0] is not None and lies[0].axis == at else None,
-             *(x if x is not None and x.axis == at_kv else None for x in lies[1:3])]
+    parts = [
+        lies[0] if lies[0] is not None and lies[0].axis == at else None,
+        *(x if x is not None and x.axis == at_kv else None for x in lies[1:3]),
+    ]
     if all(p is None for p in parts):
         return None
     heads, kv_heads = q.type.shape[at], k.type.shape[at_kv]

@@ -89,16 +89,19 @@ def cut_heads(heads: int, kv_heads: int, size: int) -> tuple[tuple[Piece, ...], 
         pieces = cut(kv_heads, size)
         return pieces, pieces
     if heads < size:
-        raise ArgumentError(f"{heads} query heads can't be divided between {size} ranks",
-                            fix=f"use at most {heads} ranks")
+        raise ArgumentError(
+            f"{heads} query heads can't be divided between {size} ranks", fix=f"use at most {heads} ranks"
+        )
     group = heads // kv_heads
     mine = [r * kv_heads // size for r in range(size)]
     queries, keys = [], []
     for r, g in enumerate(mine):
         sharers = mine.count(g)
         if group < sharers:
-            raise ArgumentError(f"{heads} query heads in {kv_heads} groups can't be divided between {size} ranks",
-                                why=f"{sharers} ranks would share a group of {group}")
+            raise ArgumentError(
+                f"{heads} query heads in {kv_heads} groups can't be divided between {size} ranks",
+                why=f"{sharers} ranks would share a group of {group}",
+            )
         at = r - mine.index(g)
         begin, end = (g * group + i * group // sharers for i in (at, at + 1))
         queries.append((Fraction(begin, heads), Fraction(end, heads)))
@@ -114,8 +117,9 @@ class Styles:
         self.used: set[str] = set()
         for pattern, style in plan.items():
             if style not in STYLES:
-                raise ArgumentError(f"tp_plan: unknown style {style!r} of {pattern!r}",
-                                    fix="use one of " + ", ".join(STYLES))
+                raise ArgumentError(
+                    f"tp_plan: unknown style {style!r} of {pattern!r}", fix="use one of " + ", ".join(STYLES)
+                )
             parts = ("[^.]+" if part == "*" else re.escape(part) for part in pattern.split("."))
             self.rules.append((pattern, re.compile(r"(?:.*\.)?" + r"\.".join(parts)), STYLES[style]))
 

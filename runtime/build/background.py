@@ -145,7 +145,7 @@ def begin(function: Callable[[], T]) -> Future[T]:
 def side_by_side(
     function: Callable[[T], R], items: Sequence[T], workers: int, progress: Callable[[int, int], None] | None = None,
     *, daemon: bool = True,
-) -> list[R]:  # fmt: skip
+) -> list[R]:
     """[function(item) for item in items] by several threads. After an exception no further item is begun."""
     futures: list[Future[R]] = [Future() for _ in items]
     waiting = iter(list(zip(items, futures, strict=True)))  # a list's iterator gives each item to one thread

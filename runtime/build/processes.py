@@ -113,7 +113,7 @@ def _run_all(
             started = work.process(
                 command, cwd=cwd, env=environ, text=True, encoding="utf-8", errors="replace",
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            )  # fmt: skip
+            )
             processes.append(stack.enter_context(started))
         for command, process in zip(commands, processes, strict=True):
             while process.returncode is None:

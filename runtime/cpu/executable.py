@@ -77,9 +77,13 @@ class CpuExecutable:
     declarations = CDEF
 
     def __init__(
-        self, plan: Plan, source: Source, params: Sequence[Array] | Callable[[], Sequence[Array]], threads: int,
+        self,
+        plan: Plan,
+        source: Source,
+        params: Sequence[Array] | Callable[[], Sequence[Array]],
+        threads: int,
         text: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`params` may be a function that makes them: it runs while the C compiler does."""
         self.plan, self.source, self.threads = plan, source, threads
         self.text = source.text if text is None else text
@@ -102,9 +106,13 @@ class CpuExecutable:
     def _load(self) -> tuple[Any, Any]:
         """The library, built unless the cache has it, and its entry there."""
         key, build = toolchain.plan_build(
-            self.text, flags_for(self.plan.target), target=features.detect().key, abi=ABI,
-            headers=self.build_headers(), parts=self.parts(),
-        )  # fmt: skip
+            self.text,
+            flags_for(self.plan.target),
+            target=features.detect().key,
+            abi=ABI,
+            headers=self.build_headers(),
+            parts=self.parts(),
+        )
         try:
             return toolchain.load(key, build, self.ffi.dlopen)
         except CompileError as error:

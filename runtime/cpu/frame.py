@@ -58,9 +58,14 @@ class Layout:
         work = sum(n * (evaluate(s.kernel.flops, values) + evaluate(s.kernel.bytes, values)) for s, n in plan.steps())
         numbers = [values[name] for name in plan.symbols]
         return cls(
-            ffi.new("int64_t[]", numbers), ffi.new("int64_t[]", list(offsets) or [0]), total, values["threads"],
-            work > LONG, tuple(aliases), tuple(fresh),
-        )  # fmt: skip
+            ffi.new("int64_t[]", numbers),
+            ffi.new("int64_t[]", list(offsets) or [0]),
+            total,
+            values["threads"],
+            work > LONG,
+            tuple(aliases),
+            tuple(fresh),
+        )
 
     def outputs(self, inputs: Sequence[Array]) -> list[Array]:
         """Arrays for the results; one that aliases an input is that input."""

@@ -37,9 +37,13 @@ class Source:
 
 
 def prepare(
-    graph: Graph, uses: Sequence[ParamUse], source: Source | Callable[[str], Array], progress: Progress | None = None,
-    *, keep: bool = True,
-) -> list[Array]:  # fmt: skip
+    graph: Graph,
+    uses: Sequence[ParamUse],
+    source: Source | Callable[[str], Array],
+    progress: Progress | None = None,
+    *,
+    keep: bool = True,
+) -> list[Array]:
     """The plan's params in order, in memory of their own (keep=False: some may be memory of the source's).
 
     `source` gives a tensor by its path; only what few params need is held at a time.

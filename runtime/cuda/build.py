@@ -102,5 +102,6 @@ def _failure(log: str, folder: Path) -> CompileError:
         (kept / "plan.cu").write_bytes((folder / "plan.cu").read_bytes())
     except OSError:
         kept = folder
-    return CompileError(f"NVRTC refused the generated source:{shown}", where=kept / "plan.cu",
-                        fix="read the source at the path above")
+    return CompileError(
+        f"NVRTC refused the generated source:{shown}", where=kept / "plan.cu", fix="read the source at the path above"
+    )

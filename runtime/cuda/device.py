@@ -257,17 +257,7 @@ class GpuDevice:
             dim.x, dim.y, dim.z = launch.cluster, 1, 1
             count += 1
         config = ffi.new(
-            "CUlaunchConfig *",
-            (
-                *launch.grid,
-                launch.block,
-                1,
-                1,
-                launch.shared,
-                self._stream,
-                attributes,
-                count,
-            ),
+            "CUlaunchConfig *", (*launch.grid, launch.block, 1, 1, launch.shared, self._stream, attributes, count)
         )
         return config, launch.function, params, words, attributes
 

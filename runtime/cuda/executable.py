@@ -188,9 +188,7 @@ class CudaExecutable:
             self._settled.add(_rough(values))
             self.device.synchronize()
 
-    def _settle(
-        self, calls: Calls, values: Mapping[str, int], inputs: Sequence[int], outputs: Sequence[int]
-    ) -> None:
+    def _settle(self, calls: Calls, values: Mapping[str, int], inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Decides whether launches of these sizes overlap, unless that is known.
 
         Those of plans with the library's products always do: they take too long for it to matter.

@@ -69,8 +69,16 @@ def candidates(row: RowSchedule, row_bytes: int, columns: int, shared: int) -> I
             continue
         for blocks, early, late in product((1, 2 if warps == 16 else 3), {max(1, ring // 2), ring}, (0, ring)):
             for gentle in (0, *(n for n in range(1, early) if 14 << 10 <= n * held // ring <= 100 << 10)):
-                yield {"warps": warps, "slices": slices, "batch": batch, "ring": ring, "early": early, "gentle": gentle,
-                       "blocks": blocks, "late": late}  # fmt: skip
+                yield {
+                    "warps": warps,
+                    "slices": slices,
+                    "batch": batch,
+                    "ring": ring,
+                    "early": early,
+                    "gentle": gentle,
+                    "blocks": blocks,
+                    "late": late,
+                }
 
 
 class Tuner:

@@ -55,7 +55,7 @@ class Limits:
             ("f32 multiply-adds", self.flops_one, self.flops, "GFLOP/s"),
             ("bf16 tiles", None, self.tile_bf16, "GFLOP/s"),
             ("int8 tiles", None, self.tile_int8, "GOP/s"),
-        ]  # fmt: skip
+        ]
         lines = [
             f"{'':<28}{'1 thread':>12}{self.threads:>9} threads" if self.threads > 1 else f"{'':<28}{'1 thread':>12}"
         ]

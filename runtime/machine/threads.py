@@ -28,9 +28,7 @@ class ThreadChoice:
 
 
 def default_threads(
-    environ: Mapping[str, str] | None = None,
-    root: Path = Path("/"),
-    affinity: Collection[int] | None = None,
+    environ: Mapping[str, str] | None = None, root: Path = Path("/"), affinity: Collection[int] | None = None
 ) -> ThreadChoice:
     """The count in the environment, else the smallest limit; tests give `root` (of /proc, /sys)."""
     environ = os.environ if environ is None else environ

@@ -86,10 +86,15 @@ class Communicator:
         for rank, theirs in enumerate(self.collect(facts)):
             wrong = [name for name in facts if theirs.get(name) != facts[name]]
             if wrong:
-                shown = "; ".join(f"{n}: {_short(facts[n])} on rank {self.rank}, {_short(theirs.get(n))} on rank {rank}"
-                                  for n in wrong)
-                raise ArgumentError(f"the ranks do not {what}: they differ in {', '.join(wrong)}", why=shown,
-                                    fix="start every rank with the same program, model, dtype and options")
+                shown = "; ".join(
+                    f"{n}: {_short(facts[n])} on rank {self.rank}, {_short(theirs.get(n))} on rank {rank}"
+                    for n in wrong
+                )
+                raise ArgumentError(
+                    f"the ranks do not {what}: they differ in {', '.join(wrong)}",
+                    why=shown,
+                    fix="start every rank with the same program, model, dtype and options",
+                )
 
     def close(self) -> None:
         """Leaves the group."""
@@ -155,9 +160,7 @@ def threads(size: int, room: int = ROOM) -> list[Communicator]:
         return [ThreadCommunicator(0, 1, None, meeting)]
     memory = np.zeros(shared_bytes(size, room) + 64, np.uint8)
     start = -int(memory.__array_interface__["data"][0]) % 64
-    return [
-        ThreadCommunicator(r, size, Exchange.shared(memory[start:], r, size, room), meeting) for r in range(size)
-    ]
+    return [ThreadCommunicator(r, size, Exchange.shared(memory[start:], r, size, room), meeting) for r in range(size)]
 
 
 def run_ranks(comms: Sequence[Communicator], work: Callable[[Communicator], Any]) -> list[Any]:
@@ -214,5 +217,7 @@ def communicator(given: Any) -> Communicator | None:
         return nccl(mpi() if launched() else None)
     if hasattr(given, "Get_rank") and hasattr(given, "Get_size"):
         return mpi(given)
-    raise ArgumentError(f"tp= takes a communicator, got {given!r:.60}",
-                        fix='use tp="mpi", tp="nccl", or one of monoplan.runtime.ranks.comm')
+    raise ArgumentError(
+        f"tp= takes a communicator, got {given!r:.60}",
+        fix='use tp="mpi", tp="nccl", or one of monoplan.runtime.ranks.comm',
+    )

@@ -40,11 +40,13 @@ _DEAD, _LEFT, _FAILED, _MISMATCH, _TIMEOUT, _MPI = range(1, 7)
 def _library() -> tuple[Any, Any]:
     import cffi
 
-
     ffi = cffi.FFI()
     ffi.cdef(_CDEF)
     key, build = toolchain.plan_build(
-        '#include "mp_comm.h"\n', (), target=features.detect().key, abi=_ABI, 
+        '#include "mp_comm.h"\n',
+        (),
+        target=features.detect().key,
+        abi=_ABI,
         headers=[("mp_comm.h", _HEADER.read_text("utf-8"))],
     )
     library, _ = toolchain.load(key, build, ffi.dlopen)
@@ -132,10 +134,10 @@ class Exchange:
         texts = {
             _DEAD: f"rank {rank} has ended (process {process})",
             _MISMATCH: f"the ranks do not do the same: rank {rank} sends {their_bytes} bytes at collective "
-                       f"{their_step}, this one {bytes_} at {step}",
+            f"{their_step}, this one {bytes_} at {step}",
             _TIMEOUT: f"rank {rank} did not answer for {patience():g} s ({TIMEOUT} sets how long it may take)",
             _MPI: "MPI_Allgather reported an error: ranks that do not do the same, or a connection that broke",
-        }  # fmt: skip
+        }
         return texts.get(code) or self._words(code, rank)
 
     def absent(self) -> str:
@@ -150,8 +152,10 @@ class Exchange:
             ffi, library = _library()
             said = ffi.string(library.mp_comm_message(self._handle, rank)).decode(errors="replace")
             return f"rank {rank} failed: {said}"
-        return {_DEAD: f"rank {rank} has ended",
-                _LEFT: f"rank {rank} has left: its program ended before this one's"}.get(code, "")
+        return {
+            _DEAD: f"rank {rank} has ended",
+            _LEFT: f"rank {rank} has left: its program ended before this one's",
+        }.get(code, "")
 
     def leave(self, message: str | None = None) -> None:
         """Tells the ranks that wait for this one that it won't come: for good, or because of an error."""

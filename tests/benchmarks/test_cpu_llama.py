@@ -32,10 +32,33 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_run_has_figures_of_those_who_ran_and_reasons_for_the_others(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     command = [
-        sys.executable, str(BENCHMARKS / "cpu_llama.py"), "--model", "tiny", "--dtype", "f32", "--threads", "1",
-        "--peers", "monoplan", "fake", "fake-missing", "fake-failing", "--repeats", "2", "--contexts", "128", "192",
-        "--starts", "1", "--folder", str(tmp_path / "models"), "--json", str(out), "--timeout", "300",
-    ]  # fmt: skip
+        sys.executable,
+        str(BENCHMARKS / "cpu_llama.py"),
+        "--model",
+        "tiny",
+        "--dtype",
+        "f32",
+        "--threads",
+        "1",
+        "--peers",
+        "monoplan",
+        "fake",
+        "fake-missing",
+        "fake-failing",
+        "--repeats",
+        "2",
+        "--contexts",
+        "128",
+        "192",
+        "--starts",
+        "1",
+        "--folder",
+        str(tmp_path / "models"),
+        "--json",
+        str(out),
+        "--timeout",
+        "300",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
@@ -47,8 +70,12 @@ def test_a_run_has_figures_of_those_who_ran_and_reasons_for_the_others(tmp_path:
         assert f"skipped {peer}: {reason}" in done.stdout
     ours = found["measured"]["seconds"]["monoplan"]
     assert {name: [len(steps) for steps in each] for name, each in ours.items()} == {
-        "decode": [16, 16], "prefill": [3, 3], "decode 128": [32, 32], "decode 192": [32, 32], "prefill long": [1, 1],
-    }  # fmt: skip
+        "decode": [16, 16],
+        "prefill": [3, 3],
+        "decode 128": [32, 32],
+        "decode 192": [32, 32],
+        "prefill long": [1, 1],
+    }
     limits = found["measured"]["limits"].values()
     assert all(len(turns) == 2 and all(len(pair) == 2 for pair in turns) for turns in limits)
     figures = found["peers"]["monoplan"]
@@ -146,9 +173,24 @@ os.kill(os.getpid(), 9)
 def test_a_run_that_is_broken_off_shows_its_whole_rounds(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     command = [
-        sys.executable, str(BENCHMARKS / "cpu_llama.py"), "--model", "tiny", "--dtype", "f32", "--threads", "1",
-        "--peers", "fake", "monoplan", "--repeats", "10000", "--folder", str(tmp_path / "models"), "--json", str(out),
-    ]  # fmt: skip
+        sys.executable,
+        str(BENCHMARKS / "cpu_llama.py"),
+        "--model",
+        "tiny",
+        "--dtype",
+        "f32",
+        "--threads",
+        "1",
+        "--peers",
+        "fake",
+        "monoplan",
+        "--repeats",
+        "10000",
+        "--folder",
+        str(tmp_path / "models"),
+        "--json",
+        str(out),
+    ]
     runner = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert runner.stderr is not None
     said = [next(line for line in runner.stderr if "round 2 of" in line)]

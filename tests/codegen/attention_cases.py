@@ -85,7 +85,7 @@ CASES = {
     "flags": AttentionCase(4, 2, 16, 16, 400, mask="bool"),
     "added": AttentionCase(4, 1, 16, 16, 400, "bf16", mask="f32", layout="bhsd"),
     "double": AttentionCase(4, 2, 16, 8, 301, "f64", "f64", window=140),
-}  # fmt: skip
+}
 
 
 def check_case(case: AttentionCase, threads: int = 2) -> None:

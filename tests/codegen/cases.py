@@ -261,14 +261,30 @@ _SAMPLE = ("T[b, 30]", _U)
 case("random_sample", *_SAMPLE, arg("f32[]", values=1.0), arg("i32[]", values=0), arg("f32[]", values=0.7))
 case("random_sample", *_SAMPLE, arg("f32[b]", values=0.9), arg("i64[b]", values=8), arg("f32[]", values=1.3))
 case("random_sample", *_SAMPLE, arg("f32[]", values=0.5), arg("i32[]", values=0), arg("f32[]", values=1.0))
-case("random_sample", *_SAMPLE, arg("f32[]", values=1.0), arg("i32[]", values=0), arg("f32[b]", values=1.5),
-     arg("f32[]", values=0.2))  # fmt: skip
-case("random_sample", "T[s, b, 30]", _U, arg("f32[]", values=0.9), arg("i32[]", values=5),
-     arg("f32[]", values=0.0))  # fmt: skip
-case("random_sample", "T[30]", arg("f32[]", values=0.6), arg("f32[]", values=0.9), arg("i32[]", values=0),
-     arg("f32[]", values=1.0))  # fmt: skip
-case("repetition_penalty", "T[b, 12]", arg("i64[b, s]", -1, 13), arg("i32[b]", values=[1, 1, 0]),
-     arg("f32[b]", values=[1.3, 0.8, 2.0]))  # fmt: skip
+case(
+    "random_sample",
+    *_SAMPLE,
+    arg("f32[]", values=1.0),
+    arg("i32[]", values=0),
+    arg("f32[b]", values=1.5),
+    arg("f32[]", values=0.2),
+)
+case("random_sample", "T[s, b, 30]", _U, arg("f32[]", values=0.9), arg("i32[]", values=5), arg("f32[]", values=0.0))
+case(
+    "random_sample",
+    "T[30]",
+    arg("f32[]", values=0.6),
+    arg("f32[]", values=0.9),
+    arg("i32[]", values=0),
+    arg("f32[]", values=1.0),
+)
+case(
+    "repetition_penalty",
+    "T[b, 12]",
+    arg("i64[b, s]", -1, 13),
+    arg("i32[b]", values=[1, 1, 0]),
+    arg("f32[b]", values=[1.3, 0.8, 2.0]),
+)
 
 # -- one rank -------------------------------------------------------------------------------------------------
 
@@ -288,32 +304,92 @@ _G, _HALF = arg("T[24]", param=True), arg("T[20]", param=True)
 case("fused_linear", _X, _W, arg("T[40]", param=True), _G, norm="rms", eps=1e-5, expr="silu(x0)", scale=24)
 case("fused_linear", _X, _W, None, _G, _G, "T[b, s, 40]", norm="layer", eps=1e-5, expr="add(x0, x1)", scale=48)
 case("fused_linear", _X, _W, None, None, None, gated=True, expr="swiglu(x0, x1)", scale=96)
-case("fused_linear", _X, _W, arg("T[40]", param=True), None, None, "T[20]", gated=True,
-     expr="add(mul(x0, x1), x2)", scale=96)  # fmt: skip
-case("fused_linear", _X, "T[40, 24]", "T[40]", _G, norm="rms", eps=1e-5, gated=True, expr="swiglu(x0, x1)",
-     scale=96)  # fmt: skip
+case(
+    "fused_linear",
+    _X,
+    _W,
+    arg("T[40]", param=True),
+    None,
+    None,
+    "T[20]",
+    gated=True,
+    expr="add(mul(x0, x1), x2)",
+    scale=96,
+)
+case("fused_linear", _X, "T[40, 24]", "T[40]", _G, norm="rms", eps=1e-5, gated=True, expr="swiglu(x0, x1)", scale=96)
 case("fused_linear", "T[s, 24]", _W, None, None, None, arg("T[s, 1]", 1, 2), expr="div(tanh(x0), x1)", scale=24)
-case("fused_linear", "T[7]", arg("T[10, 7]", param=True), None, None, None, "T[]", gated=True,
-     expr="mul(sub(x0, x1), x2)", scale=56)  # fmt: skip
+case(
+    "fused_linear",
+    "T[7]",
+    arg("T[10, 7]", param=True),
+    None,
+    None,
+    None,
+    "T[]",
+    gated=True,
+    expr="mul(sub(x0, x1), x2)",
+    scale=56,
+)
 case("fused_matmul", "T[b, s, 6]", "T[6, 5]", "T[5]", expr="relu(add(x0, x1))", scale=6)
 case("fused_norm", "T[b, s, 24]", _G, None, "T[s, 24]", norm="rms", eps=1e-5, expr="add(x0, x1)", scale=2)
 case("fused_norm", "T[b, s, 24]", _G, _G, norm="layer", eps=1e-5, expr="gelu(x0)", scale=4)
 case("fused_gather", arg("i64[b, s]", 0, 10), arg("T[11, 6]", param=True), "T[s, 6]", expr="add(mul(x0, 3), x1)")
 case("fused_reduce", "T[b, s]", "T[s]", inputs=2, reduce="sum", axes=(1,), pre="mul(x0, x1)", scale=12)
-case("fused_reduce", "T[b, s, 3]", "T[b, 1, 3]", inputs=1, reduce="max", axes=(1,), keepdims=True,
-     post="sub(x0, x1)")  # fmt: skip
+case("fused_reduce", "T[b, s, 3]", "T[b, 1, 3]", inputs=1, reduce="max", axes=(1,), keepdims=True, post="sub(x0, x1)")
 case("fused_reduce", "T[b, s]", inputs=1, reduce="mean", post="sqrt(add(abs(x0), 0.1))")
 case("linear_argmax", "T[b, s, 24]", arg("T[50, 24]", param=True))
-case("linear_argmax", "T[b, 24]", arg("T[50, 24]", param=True), arg("T[50]", param=True), _G, norm="rms",
-     eps=1e-5, keepdims=True)  # fmt: skip
+case(
+    "linear_argmax",
+    "T[b, 24]",
+    arg("T[50, 24]", param=True),
+    arg("T[50]", param=True),
+    _G,
+    norm="rms",
+    eps=1e-5,
+    keepdims=True,
+)
 case("linear_argmax", "T[7]", arg("T[20, 7]", param=True))
 case("linear_argmax", "T[s, 24]", "T[50, 24]", None, _G, _G, norm="layer", eps=1e-5)
 _CACHES = ("T[b, 2, 13, 8]", "f32[b, 2, 13, 8]", _LENGTHS)
 _QKV: dict[str, Any] = {"heads": 4, "kv_heads": 2, "scale": 24}
-case("qkv_rope_cache", _X, arg("T[64, 24]", param=True), _POSITIONS, _TABLE, _TABLE, *_CACHES, algo="gpt_neox",
-     **_QKV)  # fmt: skip
-case("qkv_rope_cache", _X, arg("T[64, 24]", param=True), arg("i32[s]", 0, 15), _TABLE, _TABLE, *_CACHES,
-     arg("i64[b]", values=[1, 0, 1]), arg("T[64]", param=True), _G, None, arg("T[8]", param=True),
-     arg("T[8]", param=True), algo="gpt_j", norm="rms", eps=1e-5, qk_eps=1e-5, **_QKV)  # fmt: skip
-case("qkv_rope_cache", _X, "T[64, 24]", _POSITIONS, arg("T[16, 2]"), arg("T[16, 2]"), *_CACHES, None, "T[64]",
-     _G, _G, "T[8]", "T[8]", algo="gpt_neox", norm="layer", eps=1e-5, qk_eps=1e-5, **_QKV)  # fmt: skip
+case("qkv_rope_cache", _X, arg("T[64, 24]", param=True), _POSITIONS, _TABLE, _TABLE, *_CACHES, algo="gpt_neox", **_QKV)
+case(
+    "qkv_rope_cache",
+    _X,
+    arg("T[64, 24]", param=True),
+    arg("i32[s]", 0, 15),
+    _TABLE,
+    _TABLE,
+    *_CACHES,
+    arg("i64[b]", values=[1, 0, 1]),
+    arg("T[64]", param=True),
+    _G,
+    None,
+    arg("T[8]", param=True),
+    arg("T[8]", param=True),
+    algo="gpt_j",
+    norm="rms",
+    eps=1e-5,
+    qk_eps=1e-5,
+    **_QKV,
+)
+case(
+    "qkv_rope_cache",
+    _X,
+    "T[64, 24]",
+    _POSITIONS,
+    arg("T[16, 2]"),
+    arg("T[16, 2]"),
+    *_CACHES,
+    None,
+    "T[64]",
+    _G,
+    _G,
+    "T[8]",
+    "T[8]",
+    algo="gpt_neox",
+    norm="layer",
+    eps=1e-5,
+    qk_eps=1e-5,
+    **_QKV,
+)

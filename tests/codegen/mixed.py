@@ -27,9 +27,17 @@ def params_of(dtype: str) -> dict[str, TensorType]:
     types = {"table": TensorType(d, (VOCABULARY, DIM)), "norm": TensorType(d, (DIM,))}
     types |= {name: tensor_type("f32", ROOM, HEAD // 2) for name in ("sin", "cos")}
     for i in range(LAYERS):
-        types |= {f"{i}.{n}": TensorType(d, s) for n, s in (
-            ("qkv", ((HEADS + 2 * KV) * HEAD, DIM)), ("out", (DIM, DIM)), ("up", (2 * HIDDEN, DIM)),
-            ("down", (DIM, HIDDEN)), ("norm1", (DIM,)), ("norm2", (DIM,)))}  # fmt: skip
+        types |= {
+            f"{i}.{n}": TensorType(d, s)
+            for n, s in (
+                ("qkv", ((HEADS + 2 * KV) * HEAD, DIM)),
+                ("out", (DIM, DIM)),
+                ("up", (2 * HIDDEN, DIM)),
+                ("down", (DIM, HIDDEN)),
+                ("norm1", (DIM,)),
+                ("norm2", (DIM,)),
+            )
+        }
     return types
 
 
@@ -69,9 +77,7 @@ def mixed_graph(dtype: str = "f32") -> Graph:
         best, where = op("topk", logits, k=5)
         out = [logits, op("argmax", logits, axis=-1), op("softmax", logits), best, where, op("cumsum", best)]
         out += [op("sum", x, axes=(0, 2)), op("transpose", x, axes=(2, 1, 0)), *new]
-    graph = Graph(
-        "mixed", tuple(v[n] for n in types), tuple(Param(v[n], n) for n in weights), tuple(b.ops), tuple(out)
-    )
+    graph = Graph("mixed", tuple(v[n] for n in types), tuple(Param(v[n], n) for n in weights), tuple(b.ops), tuple(out))
     first = len(out) - len(new)
     return graph.replace(writes=tuple((2 + i, first + i) for i in range(len(new))))
 

@@ -195,8 +195,14 @@ def step_unary(g: Grower) -> None:
     attrs = {"approximate": g.pick(("none", "tanh", "fast", "fast_tanh"))} if name == "gelu" else {}
     made = g.emit(name, n, **attrs)
     slope = 1.75 if attrs.get("approximate") == "fast_tanh" else LIPSCHITZ[name]
-    g.add(made, SHRINK.get(name, n.magnitude), slope * n.error, n.exact and name in KEEP, "pointwise",
-          0.0 if name in ("abs", "relu", "sigmoid") else -math.inf)  # fmt: skip
+    g.add(
+        made,
+        SHRINK.get(name, n.magnitude),
+        slope * n.error,
+        n.exact and name in KEEP,
+        "pointwise",
+        0.0 if name in ("abs", "relu", "sigmoid") else -math.inf,
+    )
 
 
 def step_positive(g: Grower) -> None:

@@ -21,10 +21,7 @@ from monoplan.runtime.cpu.executable import CpuExecutable, flags_for
 
 Array = np.ndarray[Any, Any]
 DRIVER = Path(__file__).with_name("sanitizer_driver.c")
-KINDS = {
-    "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
-    "thread": ("-fsanitize=thread",),
-}
+KINDS = {"address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"), "thread": ("-fsanitize=thread",)}
 SETTINGS = {
     "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1", "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
     "TSAN_OPTIONS": "halt_on_error=1",
@@ -123,9 +120,14 @@ def run_watched(program: Path, recorded: Recorded, threads: Sequence[int]) -> li
 
 def _checked(command: Sequence[str], folder: Path) -> None:
     done = subprocess.run(
-        command, cwd=folder, env={**os.environ, **SETTINGS}, capture_output=True, text=True, errors="replace",
+        command,
+        cwd=folder,
+        env={**os.environ, **SETTINGS},
+        capture_output=True,
+        text=True,
+        errors="replace",
         timeout=SECONDS,
-    )  # fmt: skip
+    )
     report = done.stdout + done.stderr
     assert done.returncode == 0 and "Sanitizer" not in report, f"{command[:3]} in {folder}:\n{report[:6000]}"
 

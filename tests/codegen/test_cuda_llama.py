@@ -166,8 +166,10 @@ def test_variants_are_used() -> None:
 @pytest.mark.parametrize("device_name", DEVICES)
 @pytest.mark.parametrize(
     ("lengths", "valid", "message"),
-    [([0, 25], [20, 20], "sequence 1 needs 45 positions, the cache has 40"),
-     ([3, 0], [21, 20], "sequence 0 has 21 valid rows, of 20 given")],
+    [
+        ([0, 25], [20, 20], "sequence 1 needs 45 positions, the cache has 40"),
+        ([3, 0], [21, 20], "sequence 0 has 21 valid rows, of 20 given"),
+    ],
 )
 def test_many_rows_that_do_not_fit(lengths: list[int], valid: list[int], message: str, device_name: str) -> None:
     """The error says so, and the next call is right again."""

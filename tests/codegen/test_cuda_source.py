@@ -36,8 +36,18 @@ def compile_cubin(text: str, arch: str, folder: Path) -> str:
     """The assembler's report on registers and spills; fails with the compiler's messages."""
     source = folder / "plan.cu"
     source.write_text(text)
-    command = ["nvcc", "-std=c++17", f"-arch={arch}", "-cubin", "-Xptxas", "-v", "-diag-suppress=177,550",
-               "-o", str(folder / "plan.cubin"), str(source)]
+    command = [
+        "nvcc",
+        "-std=c++17",
+        f"-arch={arch}",
+        "-cubin",
+        "-Xptxas",
+        "-v",
+        "-diag-suppress=177,550",
+        "-o",
+        str(folder / "plan.cubin"),
+        str(source),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:4000]
     return done.stderr
@@ -125,7 +135,7 @@ def test_a_norms_weights_are_read_early_if_no_kernel_makes_them(made: bool) -> N
     graph = parse_graph(
         'graph g(%x: bf16[n, 256], %s: bf16[256]) {\n  param %w: bf16[512, 256] = "w"\n  param %p: bf16[256] = "p"\n'
         + "  %g = exp(%s) : bf16[256]\n" * made
-        + f'  %y = fused_linear(%x, %w, _, %{"g" if made else "p"}, _) '
+        + f"  %y = fused_linear(%x, %w, _, %{'g' if made else 'p'}, _) "
         + '{norm="rms", eps=1e-5, gated=False, expr="x0"} : bf16[n, 512]\n'
         + f"  return %y{', %g' if made else ''}\n}}"
     )

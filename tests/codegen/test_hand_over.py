@@ -56,11 +56,18 @@ def test_attention_hands_over() -> None:
 
 def queries(dim: int = 32, read: bool = False) -> list[Buffer]:
     """What lies as tiles between a product of heads and its attention."""
-    types = {"x": tensor_type("f32", "b", "s", 64), "positions": tensor_type("i64", "b", "s"),
-             "k": tensor_type("bf16", "b", 2, "t", dim), "v": tensor_type("bf16", "b", 2, "t", dim),
-             "lengths": tensor_type("i32", "b")}  # fmt: skip
-    params = {"w": tensor_type("bf16", 8 * dim, 64), "sin": tensor_type("f32", 64, dim // 2),
-              "cos": tensor_type("f32", 64, dim // 2)}  # fmt: skip
+    types = {
+        "x": tensor_type("f32", "b", "s", 64),
+        "positions": tensor_type("i64", "b", "s"),
+        "k": tensor_type("bf16", "b", 2, "t", dim),
+        "v": tensor_type("bf16", "b", 2, "t", dim),
+        "lengths": tensor_type("i32", "b"),
+    }
+    params = {
+        "w": tensor_type("bf16", 8 * dim, 64),
+        "sin": tensor_type("f32", 64, dim // 2),
+        "cos": tensor_type("f32", 64, dim // 2),
+    }
 
     def forward(x: Any, positions: Any, k: Any, v: Any, lengths: Any, w: Any, sin: Any, cos: Any) -> Any:
         heads = REGISTRY["qkv_rope_cache"]

@@ -122,9 +122,10 @@ def check_pair(depth: int, inner: int, expr: str = "swiglu(x0, x1)") -> None:
     """A gated product and the one behind it: what the first hands over, for few rows and for many."""
     types = {"x": tensor_type("f32", "n", depth)}
     params = {
-        "both": tensor_type("bf16", 2 * inner, depth), "gamma": tensor_type("bf16", depth),
+        "both": tensor_type("bf16", 2 * inner, depth),
+        "gamma": tensor_type("bf16", depth),
         "down": tensor_type("bf16", depth, inner),
-    }  # fmt: skip
+    }
 
     def forward(x: Any, both: Any, gamma: Any, down: Any) -> Any:
         fused = REGISTRY["fused_linear"]
@@ -187,9 +188,18 @@ def check_strips(depth: int, columns: int) -> None:
 
 def check_heads() -> None:
     """On tile units: q, k and v of several sequences with rotation and caches, by the whole model."""
-    c = LlamaConfig(vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
-                    num_key_value_heads=2, head_dim=64, max_position_embeddings=128, attention_bias=False,
-                    dtype="bfloat16")  # fmt: skip
+    c = LlamaConfig(
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=128,
+        attention_bias=False,
+        dtype="bfloat16",
+    )
     model = LlamaForCausalLM.from_config(c, seed=1)
     rng = np.random.default_rng(0)
     for threads in (1, 2, 3):
@@ -202,11 +212,18 @@ def check_heads() -> None:
 
 def check_wide_heads(depth: int, heads: int, kv_heads: int, dim: int, rows: int) -> None:
     """On tile units: more k than a strip has, a last piece of one head, and another piece after it."""
-    types = {"x": tensor_type("f32", "b", "s", depth), "positions": tensor_type("i64", "b", "s"),
-             "k": tensor_type("bf16", "b", kv_heads, rows, dim), "v": tensor_type("bf16", "b", kv_heads, rows, dim),
-             "lengths": tensor_type("i32", "b")}  # fmt: skip
-    params = {"w": tensor_type("bf16", (heads + 2 * kv_heads) * dim, depth),
-              "sin": tensor_type("f32", rows, dim // 2), "cos": tensor_type("f32", rows, dim // 2)}  # fmt: skip
+    types = {
+        "x": tensor_type("f32", "b", "s", depth),
+        "positions": tensor_type("i64", "b", "s"),
+        "k": tensor_type("bf16", "b", kv_heads, rows, dim),
+        "v": tensor_type("bf16", "b", kv_heads, rows, dim),
+        "lengths": tensor_type("i32", "b"),
+    }
+    params = {
+        "w": tensor_type("bf16", (heads + 2 * kv_heads) * dim, depth),
+        "sin": tensor_type("f32", rows, dim // 2),
+        "cos": tensor_type("f32", rows, dim // 2),
+    }
 
     def forward(x: Any, positions: Any, k: Any, v: Any, lengths: Any, w: Any, sin: Any, cos: Any) -> Any:
         op = REGISTRY["qkv_rope_cache"]
@@ -214,8 +231,11 @@ def check_wide_heads(depth: int, heads: int, kv_heads: int, dim: int, rows: int)
 
     graph, rng = build_graph("heads", forward, types, params), np.random.default_rng(dim)
     angles = rng.standard_normal((rows, dim // 2))
-    arrays = {"w": (rng.standard_normal(((heads + 2 * kv_heads) * dim, depth)) * depth**-0.5).astype(bf16.numpy),
-              "sin": np.sin(angles).astype(np.float32), "cos": np.cos(angles).astype(np.float32)}  # fmt: skip
+    arrays = {
+        "w": (rng.standard_normal(((heads + 2 * kv_heads) * dim, depth)) * depth**-0.5).astype(bf16.numpy),
+        "sin": np.sin(angles).astype(np.float32),
+        "cos": np.cos(angles).astype(np.float32),
+    }
     run = build_graph_executable(graph, arrays)
     (step,) = (s for s, _ in run.executable.plan.steps() if s.kernel.family == "linear")
     nest = step.schedule.blocking

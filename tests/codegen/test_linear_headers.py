@@ -126,15 +126,31 @@ def test_vectors(packed: WeightFormat, norm: str, level: str, tmp_path: Path) ->
     layout = Layout(packed.name, panel, 4)
     nest, few = blocking(target, layout, depth), few_rows(target, layout)
     names = {
-        "depth": depth, "columns": columns, "width": layout.width, "panel": panel, "panels": 4, "name": packed.name,
-        "groups": -(-columns // layout.width), "row_bytes": panel * packed.bits // 8, "few": ", ".join(map(str, few)),
-        "line": max(1, 64 * 8 // (panel * packed.bits)), "block": nest.block, "abreast": nest.abreast,
-        "vectors": panel // target.lanes, "floats": int(packed.c_type == "float"), "norm": norm,
-    }  # fmt: skip
+        "depth": depth,
+        "columns": columns,
+        "width": layout.width,
+        "panel": panel,
+        "panels": 4,
+        "name": packed.name,
+        "groups": -(-columns // layout.width),
+        "row_bytes": panel * packed.bits // 8,
+        "few": ", ".join(map(str, few)),
+        "line": max(1, 64 * 8 // (panel * packed.bits)),
+        "block": nest.block,
+        "abreast": nest.abreast,
+        "vectors": panel // target.lanes,
+        "floats": int(packed.c_type == "float"),
+        "norm": norm,
+    }
     text = FRAME.format(
-        loops="mp_linear.h", header=packed.header, more="", shape=VECTORS.format(**names), sums=few[-1] * layout.width,
-        call="mp_linear_run(&shape, &run, t, T, rows, w, xt, partial, sums, &a);", **names,
-    )  # fmt: skip
+        loops="mp_linear.h",
+        header=packed.header,
+        more="",
+        shape=VECTORS.format(**names),
+        sums=few[-1] * layout.width,
+        call="mp_linear_run(&shape, &run, t, T, rows, w, xt, partial, sums, &a);",
+        **names,
+    )
     run = built(text, tmp_path, (*flags_for(target), level))
     w, exact = weights(packed, layout, columns, depth)
     rng = np.random.default_rng(0)
@@ -153,14 +169,25 @@ def test_tile_units(packed: WeightFormat, strip: int, tmp_path: Path) -> None:
     layout = Layout(packed.name, 32, panels)
     slots = 3 if strip < depth else 1
     names = {
-        "depth": depth, "columns": columns, "width": 32, "panels": panels, "groups": -(-columns // layout.width),
-        "strip": strip, "slots": slots, "waiting": 2048 + slots * 2 * 1024, "norm": "MP_RMS_NORM",
-    }  # fmt: skip
+        "depth": depth,
+        "columns": columns,
+        "width": 32,
+        "panels": panels,
+        "groups": -(-columns // layout.width),
+        "strip": strip,
+        "slots": slots,
+        "waiting": 2048 + slots * 2 * 1024,
+        "norm": "MP_RMS_NORM",
+    }
     text = FRAME.format(
-        loops="mp_linear_tiles.h", header=packed.header, more=FINISH_ROWS, shape=TILES.format(**names),
+        loops="mp_linear_tiles.h",
+        header=packed.header,
+        more=FINISH_ROWS,
+        shape=TILES.format(**names),
         call="mp_linear_tiles_run(&shape, &run, t, T, rows, x, w, xt, partial, sums, &a);",
-        sums=8 * layout.width, **names,
-    )  # fmt: skip
+        sums=8 * layout.width,
+        **names,
+    )
     run = built(text, tmp_path, ("-DMP_TILES_EMULATED", "-Wno-psabi", "-DMP_LANES=16", "-fwrapv", "-fopenmp-simd"))
     w, exact = weights(packed, layout, columns, depth)
     rng = np.random.default_rng(0)

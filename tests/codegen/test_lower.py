@@ -55,8 +55,13 @@ def test_outputs_are_the_callers_own() -> None:
     def forward(x: Value, i: Value, w: Value) -> list[Value]:
         y = op("add", x, x)
         found = [x, x, i, w, w, y, y, op("transpose", y, axes=(1, 0)), op("reshape", y, shape=(S * 4,))]
-        found += [op("transpose", x, axes=(1, 0)), op("slice", x, axis=1, start=1, length=2), op("slice", w, axis=0,
-                  start=2, length=1), op("expand", i, shape=(3, 2)), op("reshape", x, shape=(4, S))]  # fmt: skip
+        found += [
+            op("transpose", x, axes=(1, 0)),
+            op("slice", x, axis=1, start=1, length=2),
+            op("slice", w, axis=0, start=2, length=1),
+            op("expand", i, shape=(3, 2)),
+            op("reshape", x, shape=(4, S)),
+        ]
         found += [op("full", value=2.5, shape=(2,)), op("arange", length=S), *op("split", x, sizes=(1, 3))]
         ramp = op("reshape", op("arange", length=S * 4, start=S), shape=(S, 4))
         found += [op("transpose", ramp, axes=(1, 0)), op("slice", ramp, axis=1, start=2, length=1)]
@@ -96,8 +101,14 @@ def test_views_feed_every_kernel() -> None:
         tables = [op("slice", f, axis=0, start=0, length=S) for f in (t, turned)]
         tables = [op("slice", f, axis=1, start=0, length=1) for f in tables]
         found.append(op("rope", op("slice", q, axis=3, start=0, length=2), op("arange", length=S), *tables))
-        found += [op("embedding", ids, wide), op("select_rows", op("reshape", turned, shape=(S, 2, 3)), op("expand",
-                  op("full", value=1, dtype=tensor_type("i32").dtype), shape=(S,)))]  # fmt: skip
+        found += [
+            op("embedding", ids, wide),
+            op(
+                "select_rows",
+                op("reshape", turned, shape=(S, 2, 3)),
+                op("expand", op("full", value=1, dtype=tensor_type("i32").dtype), shape=(S,)),
+            ),
+        ]
         found += [op("linear", turned, op("transpose", c, axes=(1, 0))), op("linear", const, w, last)]
         return found
 

@@ -21,8 +21,17 @@ from monoplan.runtime.cpu import executable as cpu
 
 
 def tiny() -> LlamaForCausalLM:
-    c = LlamaConfig(vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
-                    num_key_value_heads=2, head_dim=16, max_position_embeddings=64, attention_bias=False)  # fmt: skip
+    c = LlamaConfig(
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=64,
+        attention_bias=False,
+    )
     return LlamaForCausalLM.from_config(c, seed=3)
 
 
@@ -92,10 +101,15 @@ def test_a_bad_part_is_reported_with_the_line_of_the_whole(
     name = source.functions[-1].name
     bad = source.text.replace(f"MP_KERNEL {name}(", f"int broken = nowhere;\nMP_KERNEL {name}(")
     line = bad[: bad.index("nowhere")].count("\n") + 1
-    pieces = [p.replace(f"MP_KERNEL {name}(", f"int broken = nowhere;\nMP_KERNEL {name}(", 1)
-              if source.functions[-1].text in p else p for p in source.parts()]  # fmt: skip
-    key, build = toolchain.plan_build(bad, cpu.flags_for(cpu.host_target()), target="test", abi=1,
-                                      headers=headers("cpu"), parts=pieces)  # fmt: skip
+    pieces = [
+        p.replace(f"MP_KERNEL {name}(", f"int broken = nowhere;\nMP_KERNEL {name}(", 1)
+        if source.functions[-1].text in p
+        else p
+        for p in source.parts()
+    ]
+    key, build = toolchain.plan_build(
+        bad, cpu.flags_for(cpu.host_target()), target="test", abi=1, headers=headers("cpu"), parts=pieces
+    )
     with pytest.raises(CompileError, match=rf"plan\.c:{line}:.*nowhere") as error:
         cache.get_or_build(key, build)
     kept = Path(str(error.value.where))

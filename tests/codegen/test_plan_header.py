@@ -57,9 +57,16 @@ def lib(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize(
     ("owners", "total", "line", "least", "most"),
-    [(1, 64, 64, 4, 24), (1, 128, 64, 4, 24), (2, 64, 64, 4, 24), (1, 26, 13, 2, 12), (1, 5, 5, 1, 8),
-     (3, 100, 50, 4, 16), (1, 1, 1, 4, 24)],
-)  # fmt: skip
+    [
+        (1, 64, 64, 4, 24),
+        (1, 128, 64, 4, 24),
+        (2, 64, 64, 4, 24),
+        (1, 26, 13, 2, 12),
+        (1, 5, 5, 1, 8),
+        (3, 100, 50, 4, 16),
+        (1, 1, 1, 4, 24),
+    ],
+)
 def test_pieces_are_everything_once(lib: Any, owners: int, total: int, line: int, least: int, most: int) -> None:
     ffi, functions = lib
     first, count = (np.zeros(total, np.int64) for _ in range(2))

@@ -22,9 +22,11 @@ from tests.codegen.random_graphs import Grower
 BATCH = 10  # graphs that share one compiler run
 SIZES = ({"b": 2, "s": 4}, {"b": 1, "s": 1})
 QUICK = settings(
-    max_examples=10, deadline=None, phases=(Phase.generate, Phase.shrink),
+    max_examples=10,
+    deadline=None,
+    phases=(Phase.generate, Phase.shrink),
     suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example),
-)  # fmt: skip
+)
 LONG = settings(QUICK, max_examples=100, derandomize=False)
 
 

@@ -116,11 +116,24 @@ def test_comments_do_not_count_for_the_digest() -> None:
     assert digest(a) == digest(b)
 
 
-@pytest.mark.parametrize("source", [
-    "/\\\n* // */ {};", "#include <a//{}>", "#include <a/*{}*/b>", "char *s = \"??/\" // {}\";", "// ??/\n{}",
-    "// \\\n{}", "// \\ \n{}", 'char *s = "/* {} */";', "int c = '\"'; char *s = \"// {}\";", "#error don't // \" {}",
-    "/* {}", "' // {}", '" // {}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "source",
+    [
+        "/\\\n* // */ {};",
+        "#include <a//{}>",
+        "#include <a/*{}*/b>",
+        'char *s = "??/" // {}";',
+        "// ??/\n{}",
+        "// \\\n{}",
+        "// \\ \n{}",
+        'char *s = "/* {} */";',
+        'int c = \'"\'; char *s = "// {}";',
+        "#error don't // \" {}",
+        "/* {}",
+        "' // {}",
+        '" // {}',
+    ],
+)
 def test_what_may_be_code_counts_for_the_digest(source: str) -> None:
     assert digest(source.replace("{}", "one")) != digest(source.replace("{}", "two"))
 
@@ -141,10 +154,14 @@ def with_text(graph: Graph, text: Callable[[], str]) -> Graph:
         return Op(op.opdef, operands, attrs, tuple(map(value, op.results)), Loc(text(), text(), 3))
 
     return Graph(
-        text(), tuple(map(value, graph.inputs)), tuple(Param(value(p.value), text()) for p in graph.params),
-        tuple(map(renamed, graph.ops)), tuple(map(value, graph.outputs)), tuple(map(renamed, graph.setup)),
+        text(),
+        tuple(map(value, graph.inputs)),
+        tuple(Param(value(p.value), text()) for p in graph.params),
+        tuple(map(renamed, graph.ops)),
+        tuple(map(value, graph.outputs)),
+        tuple(map(renamed, graph.setup)),
         graph.writes,
-    )  # fmt: skip
+    )
 
 
 def hostile() -> Callable[[], str]:
@@ -331,9 +348,10 @@ def test_locations_and_paths_survive_ir_text(path: str, file: str) -> None:
     assert again.params[0].path == path and again.ops[0].loc == Loc(path, file, 7)
 
 
-@pytest.mark.parametrize("attributes", [
-    "window=T", "window=(n+1)//2", "window=True", "window=inf", "scale=n", "softcap=n", 'window="1"', "causal=n",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "attributes",
+    ["window=T", "window=(n+1)//2", "window=True", "window=inf", "scale=n", "softcap=n", 'window="1"', "causal=n"],
+)
 def test_numbers_of_ir_text_are_numbers(attributes: str) -> None:
     """What stands in the place of a number would be a variable of the source."""
     shape = "f32[1, 2, n, 8]"

@@ -73,8 +73,17 @@ def test_special_values(dtype: str) -> None:
 def test_special_values_in_rows(dtype: str) -> None:
     """Reductions, softmax and sorting of rows that hold NaN, infinities, or nothing else."""
     nan, inf = np.nan, np.inf
-    rows = [[1, 2, 3, 2], [nan, 1, 2, nan], [-inf, -inf, 1, 0], [-inf] * 4, [3, 2, 1, 0], [1, inf, 2, inf],
-            [1, nan, inf, -inf], [-0.0, 0.0, -0.0, 0.0], [nan] * 4]  # fmt: skip
+    rows = [
+        [1, 2, 3, 2],
+        [nan, 1, 2, nan],
+        [-inf, -inf, 1, 0],
+        [-inf] * 4,
+        [3, 2, 1, 0],
+        [1, inf, 2, inf],
+        [1, nan, inf, -inf],
+        [-0.0, 0.0, -0.0, 0.0],
+        [nan] * 4,
+    ]
     x = np.array(rows).astype(DTYPES[dtype].numpy)
 
     def forward(x: Value) -> list[Value]:
@@ -180,8 +189,19 @@ def test_integers_wrap_as_numpy_says() -> None:
 
 def test_constants_of_any_sign_and_size() -> None:
     """Literals stay literals: negative ones after a minus sign, ones too large for f32, exact 64-bit ones."""
-    values = [("f32", -1.5), ("f64", 1e300), ("f32", -1e39), ("i64", -(2**63)), ("u64", 2**64 - 1), ("i32", -(2**31)),
-              ("bf16", 0.1), ("f16", -0.1), ("u32", 2**32 - 1), ("bool", True), ("f32", 5e-324)]  # fmt: skip
+    values = [
+        ("f32", -1.5),
+        ("f64", 1e300),
+        ("f32", -1e39),
+        ("i64", -(2**63)),
+        ("u64", 2**64 - 1),
+        ("i32", -(2**31)),
+        ("bf16", 0.1),
+        ("f16", -0.1),
+        ("u32", 2**32 - 1),
+        ("bool", True),
+        ("f32", 5e-324),
+    ]
 
     def forward(x: Value) -> list[Value]:
         found = [x]

@@ -90,9 +90,12 @@ def test_parts_of_deferred_parameters(tp_dim: int) -> None:
 
 @pytest.mark.parametrize(
     ("tp", "message"),
-    [({"tp_rank": 2, "tp_size": 2}, "tp_rank 2 is not a rank"), ({"tp_dim": 2}, "tp_dim 2 is not a dimension"),
-     ({"tp_size": 0}, "not a rank of a group of 0")],
-)  # fmt: skip
+    [
+        ({"tp_rank": 2, "tp_size": 2}, "tp_rank 2 is not a rank"),
+        ({"tp_dim": 2}, "tp_dim 2 is not a dimension"),
+        ({"tp_size": 0}, "not a rank of a group of 0"),
+    ],
+)
 def test_wrong_groups(tp: dict[str, int], message: str) -> None:
     with pytest.raises(LoadError, match=message):
         Parameter(FULL, **tp)  # type: ignore[arg-type]

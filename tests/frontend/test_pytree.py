@@ -31,9 +31,7 @@ class Box:
 def test_leaves_have_names() -> None:
     nested = {"x": 1, "more": [2, (3, None)], "box": Box({"k": 4}, "label"), "pair": Pair(5, 6)}
     leaves, _ = flatten(nested)
-    assert leaves == [
-        ("x", 1), ("more.0", 2), ("more.1.0", 3), ("box.content.k", 4), ("pair.0", 5), ("pair.1", 6),
-    ]  # fmt: skip
+    assert leaves == [("x", 1), ("more.0", 2), ("more.1.0", 3), ("box.content.k", 4), ("pair.0", 5), ("pair.1", 6)]
     assert flatten(7) == ([("x", 7)], Tree("leaf")) and flatten(None) == ([], Tree("none"))
 
 
@@ -82,9 +80,35 @@ def test_wrong_number_of_leaves() -> None:
 def test_outlines_are_equal_where_structures_and_constants_are() -> None:
     a, b = np.zeros(2), Tensor(np.zeros(3))
     values: list[Any] = [
-        a, [a], (a,), [a, b], {"x": a}, {"x": a, "y": b}, {"y": a, "x": b}, {"x": [a]}, {"x": (a,)}, None, [None], [],
-        (), {}, 0, 1, 1.0, True, "1", [1], [1.0], [True], [a, 1], [1, a], ["x", a], {"x": 1}, [[a], b], [a, [b]],
-    ]  # fmt: skip
+        a,
+        [a],
+        (a,),
+        [a, b],
+        {"x": a},
+        {"x": a, "y": b},
+        {"y": a, "x": b},
+        {"x": [a]},
+        {"x": (a,)},
+        None,
+        [None],
+        [],
+        (),
+        {},
+        0,
+        1,
+        1.0,
+        True,
+        "1",
+        [1],
+        [1.0],
+        [True],
+        [a, 1],
+        [1, a],
+        ["x", a],
+        {"x": 1},
+        [[a], b],
+        [a, [b]],
+    ]
     for i, x in enumerate(values):
         for j, y in enumerate(values):
             assert (outline(x, []) == outline(y, [])) == (i == j), (x, y)
@@ -100,8 +124,9 @@ def test_outlines_collect_the_arrays_that_flatten_finds() -> None:
 
 
 @pytest.mark.parametrize(
-    "x", [Box([1], "label"), Pair(1, 2), np.float32(1), [object()], {"x": {1, 2}}],
-    ids=["box", "pair", "scalar", "object", "set"]
+    "x",
+    [Box([1], "label"), Pair(1, 2), np.float32(1), [object()], {"x": {1, 2}}],
+    ids=["box", "pair", "scalar", "object", "set"],
 )
 def test_what_has_no_outline(x: Any) -> None:
     with pytest.raises(NoOutline):

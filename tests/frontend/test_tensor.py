@@ -74,9 +74,13 @@ def test_integers_to_a_constant_power_are_exact_and_wrap(dtype: str, exponent: A
 def test_other_powers_are_of_floats() -> None:
     ints = Tensor([1, 2, 4])
     for got, wanted in (
-        (ints**-1, [1, 0.5, 0.25]), (ints**0.5, [1, 2**0.5, 2]), (ints**2.0, [1, 4, 16]), (ints**3.0, [1, 8, 64]),
-        (2**ints, [2, 4, 16]), (ints**ints, [1, 4, 256]),
-    ):  # fmt: skip
+        (ints**-1, [1, 0.5, 0.25]),
+        (ints**0.5, [1, 2**0.5, 2]),
+        (ints**2.0, [1, 4, 16]),
+        (ints**3.0, [1, 8, 64]),
+        (2**ints, [2, 4, 16]),
+        (ints**ints, [1, 4, 256]),
+    ):
         assert got.dtype is f32
         np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-6)
     assert (Tensor([True, False]) ** 2).dtype is i64 and (Tensor([True, False]) ** 3).tolist() == [1, 0]
@@ -187,7 +191,7 @@ def test_shapes() -> None:
         (lambda t: t.split(0, 0), "1 element or more"),
         (lambda t: t.expand(2, 3, 5), "does not broadcast|do not broadcast"),
     ],
-)  # fmt: skip
+)
 def test_shape_errors(change: Any, message: str) -> None:
     with pytest.raises(TypeRuleError, match=message):
         change(Tensor(X))

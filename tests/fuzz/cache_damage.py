@@ -34,9 +34,14 @@ from monoplan.runtime.cpu import executable as cpu  # noqa: F401
 
 SECONDS = 60  # after which a child counts as hung
 CONFIG = LlamaConfig(
-    vocab_size=61, hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2,
-    num_key_value_heads=1, max_position_embeddings=32,
-)  # fmt: skip
+    vocab_size=61,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    max_position_embeddings=32,
+)
 IDS = np.array([[3, 1, 4, 1, 5]])
 COMPILER = """#!/bin/sh
 # The real compiler once for each command and its sources, then a copy of what it made.

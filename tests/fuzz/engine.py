@@ -156,9 +156,17 @@ def fuzz(
             at = number + 1
         took = time.perf_counter() - begin
         return Result(
-            name, seed, cases, state.loaded, state.refused, took, state.slowest, state.slowest_case,
-            list(problems.values()), keep,
-        )  # fmt: skip
+            name,
+            seed,
+            cases,
+            state.loaded,
+            state.refused,
+            took,
+            state.slowest,
+            state.slowest_case,
+            list(problems.values()),
+            keep,
+        )
 
 
 class _State:

@@ -49,12 +49,7 @@ class Case:
         kind, theta = rope.pop("rope_type"), rope.pop("rope_theta")
         new_keys = ("rope_parameters", "dtype", "layer_types")
         old = {key: value for key, value in config.items() if key not in new_keys}
-        old |= {
-            "rope_theta": theta,
-            "torch_dtype": "float32",
-            "transformers_version": "4.31.0",
-            **self.old_keys,
-        }
+        old |= {"rope_theta": theta, "torch_dtype": "float32", "transformers_version": "4.31.0", **self.old_keys}
         if kind == "default":
             spellings = {"old": {**old, "rope_scaling": None}}
         else:
@@ -74,16 +69,21 @@ class Case:
 def model(model_type: str = "llama", **changes: Any) -> Config:
     """Return a small model: two layers, four heads of 16 over two KV heads."""
     small = {
-        "model_type": model_type, "vocab_size": 96, "hidden_size": 64, "intermediate_size": 112,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 32768, "tie_word_embeddings": False,
-    }  # fmt: skip
+        "model_type": model_type,
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "intermediate_size": 112,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+    }
     return {**small, **changes}
 
 
-def rope(
-    name: str, kind: str, *, note: str = "", max_positions: int = 32768, **parameters: Any
-) -> list[Case]:
+def rope(name: str, kind: str, *, note: str = "", max_positions: int = 32768, **parameters: Any) -> list[Case]:
     """Return a RoPE kind at every start, and over far distances within one sequence."""
     parameters = {"rope_type": kind, "rope_theta": 10000.0, **parameters}
     config = model(head_dim=32, max_position_embeddings=max_positions, rope_parameters=parameters)
@@ -114,9 +114,7 @@ ATTENTION = [
     Case("gqa", model(num_attention_heads=8)),
     Case("mqa", model(num_key_value_heads=1)),
     Case("head_dim_free", model(hidden_size=48, head_dim=32, rms_norm_eps=1e-2), note="4 * 32 is not 48"),
-    Case(
-        "head_dim_80", model(hidden_size=160, num_attention_heads=2, num_key_value_heads=1), starts=(0, 20000)
-    ),
+    Case("head_dim_80", model(hidden_size=160, num_attention_heads=2, num_key_value_heads=1), starts=(0, 20000)),
     Case("head_dim_96", model(hidden_size=96, num_attention_heads=2, head_dim=96), starts=(0, 20000)),
     Case("attention_bias", model(attention_bias=True), note="q, k, v and o"),
     Case("mlp_bias", model(mlp_bias=True)),
@@ -136,12 +134,7 @@ FAMILY = [
         defaults=("num_key_value_heads", "head_dim", "sliding_window", "rope_parameters"),
         note="without the key a Mistral has 8 KV heads, whatever its number of heads",
     ),
-    Case(
-        "mistral_window",
-        model("mistral", sliding_window=8),
-        length=24,
-        note="a query sees itself and 7 before",
-    ),
+    Case("mistral_window", model("mistral", sliding_window=8), length=24, note="a query sees itself and 7 before"),
     Case("mistral_window_cached", model("mistral", sliding_window=8), length=20, chunks=STEPS),
     Case("qwen2", model("qwen2"), defaults=QWEN_WINDOW_KEYS, note="bias on q, k, v and none on o"),
     Case(
@@ -157,9 +150,7 @@ FAMILY = [
         defaults=("layer_types",),
         note="layer 0 is full; layers from max_window_layers on have the window",
     ),
-    Case(
-        "qwen3", model("qwen3", head_dim=32, rms_norm_eps=1e-6), note="norm of each q and k head before RoPE"
-    ),
+    Case("qwen3", model("qwen3", head_dim=32, rms_norm_eps=1e-6), note="norm of each q and k head before RoPE"),
     Case(
         "qwen3_defaults",
         model("qwen3", head_dim=128, num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True),

@@ -102,9 +102,7 @@ def load(config: dict[str, Any], weights: Weights, dtype: torch.dtype) -> PreTra
 
 
 @torch.no_grad()
-def run(
-    case: Case, config: dict[str, Any], weights: Weights, dtype: torch.dtype, ids: Any, positions: Any
-) -> Run:
+def run(case: Case, config: dict[str, Any], weights: Weights, dtype: torch.dtype, ids: Any, positions: Any) -> Run:
     """Run one record with a fresh model, through a cache where the case has chunks."""
     model = load(config, weights, dtype)
     ids, positions = torch.from_numpy(ids).long(), torch.from_numpy(positions).long()
@@ -116,9 +114,12 @@ def run(
         done += length
         with KeepDouble():
             output = model(
-                ids[:, part], attention_mask=mask[:, :done], position_ids=positions[:, part],
-                past_key_values=past, use_cache=bool(case.chunks),
-            )  # fmt: skip
+                ids[:, part],
+                attention_mask=mask[:, :done],
+                position_ids=positions[:, part],
+                past_key_values=past,
+                use_cache=bool(case.chunks),
+            )
         past = output.past_key_values
         parts.append(output.logits.double())
     rotary = model.model.rotary_emb
@@ -161,20 +162,28 @@ def record(case: Case) -> dict[str, NDArray[Any]]:
         reference = run(case, config, rounded, torch.float64, ids, positions)
         error = np.abs(run(case, config, rounded, torch.bfloat16, ids, positions).logits - reference.logits)
         records.add(
-            input_ids=ids, position_ids=positions,
-            logits_f32=f32.logits.astype(np.float32), logits_f64=f64.logits,
+            input_ids=ids,
+            position_ids=positions,
+            logits_f32=f32.logits.astype(np.float32),
+            logits_f64=f64.logits,
             logits_f64_bf16w=reference.logits.astype(np.float32),
-            bf16_error_max=error.max(), bf16_error_mean=error.mean(),
-            inv_freq=f32.inv_freq, attention_scaling=f32.attention_scaling,
-        )  # fmt: skip
+            bf16_error_max=error.max(),
+            bf16_error_mean=error.mean(),
+            inv_freq=f32.inv_freq,
+            attention_scaling=f32.attention_scaling,
+        )
     meta = {
-        "case": case.name, "note": case.note, "model_type": config["model_type"], "seed": case.seed,
-        "chunks": case.chunks, "starts": case.starts, "configs": configs, "shapes": shapes,
+        "case": case.name,
+        "note": case.note,
+        "model_type": config["model_type"],
+        "seed": case.seed,
+        "chunks": case.chunks,
+        "starts": case.starts,
+        "configs": configs,
+        "shapes": shapes,
         "weights_sha256": fingerprint(arrays),
-        "versions": {
-            "torch": torch.__version__, "transformers": transformers.__version__, "numpy": np.__version__,
-        },
-    }  # fmt: skip
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "numpy": np.__version__},
+    }
     return {"meta": np.array(json.dumps(meta)), **records.stacked()}
 
 

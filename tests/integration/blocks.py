@@ -32,10 +32,17 @@ class LlamaBlock(nn.Module):
     def __init__(self, dtype: str) -> None:
         super().__init__()
         config = LlamaConfig(
-            vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=INNER, num_hidden_layers=1, head_dim=DIM,
-            num_attention_heads=HEADS, num_key_value_heads=self.kv_heads, max_position_embeddings=CONTEXT, dtype=dtype,
+            vocab_size=VOCAB,
+            hidden_size=HIDDEN,
+            intermediate_size=INNER,
+            num_hidden_layers=1,
+            head_dim=DIM,
+            num_attention_heads=HEADS,
+            num_key_value_heads=self.kv_heads,
+            max_position_embeddings=CONTEXT,
+            dtype=dtype,
             **self.options,
-        )  # fmt: skip
+        )
         self.layer = LlamaDecoderLayer(config, 0)
         self.rotary_emb = LlamaRotaryEmbedding(config)
 

@@ -55,10 +55,14 @@ def mpirun(ranks: int, *command: Any, timeout: float = 240, **environment: str) 
     """A command of Python on several ranks of this machine, whatever its number of cores; raises if it hangs."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return subprocess.run(
-        [str(launcher()), *_options(), "-n", str(ranks), sys.executable, *map(str, command)], capture_output=True,
-        text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL,
+        [str(launcher()), *_options(), "-n", str(ranks), sys.executable, *map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        stdin=subprocess.DEVNULL,
         env={**_QUIET, **os.environ, "PYTHONPATH": path, "MONOPLAN_NUM_THREADS": "1", **environment},
-    )  # fmt: skip
+    )
 
 
 def task(name: str, ranks: int, model: Path, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -21,10 +21,17 @@ TARGET = cpu_target("avx2", 32)
 def small_config(layers: int = 3, **changes: Any) -> LlamaConfig:
     """Four heads over two, 64 tokens of context, and weights large enough for the logits to differ."""
     small: dict[str, Any] = {
-        "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "attention_bias": False,
-        "initializer_range": 0.3, "eos_token_id": None,
-    }  # fmt: skip
+        "vocab_size": 50,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "attention_bias": False,
+        "initializer_range": 0.3,
+        "eos_token_id": None,
+    }
     return LlamaConfig(**{**small, **changes})
 
 

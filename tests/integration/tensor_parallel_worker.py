@@ -1,6 +1,6 @@
 """One rank of tests/integration/test_tensor_parallel*.py: started by mpirun, it writes what it found to a folder.
 
-    mpirun -n 2 python tensor_parallel_worker.py TASK MODEL FOLDER
+mpirun -n 2 python tensor_parallel_worker.py TASK MODEL FOLDER
 """
 
 from __future__ import annotations
@@ -39,10 +39,13 @@ def numbers(comm: Communicator, model: str, folder: Path) -> None:
     cache = llm.new_cache()
     logits = [llm(IDS, past_key_values=cache), llm(IDS[:, :1], past_key_values=cache)]
     np.savez(
-        folder / f"{comm.rank}.npz", logits=np.concatenate(logits), kv_heads=cache.kv_heads,
-        road=getattr(comm, "road", ""), greedy=llm.generate_ids(IDS[0], TOKENS, eos_token_id=()),
+        folder / f"{comm.rank}.npz",
+        logits=np.concatenate(logits),
+        kv_heads=cache.kv_heads,
+        road=getattr(comm, "road", ""),
+        greedy=llm.generate_ids(IDS[0], TOKENS, eos_token_id=()),
         sampled=llm.generate_ids(IDS[0], TOKENS, temperature=0.9, seed=7, eos_token_id=()),
-    )  # fmt: skip
+    )
 
 
 def groups(comm: Communicator, model: str, folder: Path) -> None:
@@ -121,8 +124,10 @@ def different(comm: Communicator, model: str, folder: Path) -> None:
         return "not refused"
 
     smaller = f"{model}-smaller"
-    texts = [refused(lambda: compiled(comm, (model, smaller)[comm.rank])),
-             refused(lambda: compiled(comm, model, tp_plan={"lm_head": ("colwise_gather", "replicated")[comm.rank]}))]
+    texts = [
+        refused(lambda: compiled(comm, (model, smaller)[comm.rank])),
+        refused(lambda: compiled(comm, model, tp_plan={"lm_head": ("colwise_gather", "replicated")[comm.rank]})),
+    ]
     (folder / f"{comm.rank}.json").write_text(json.dumps(texts))
     compiled(comm, model, ("float32", "bfloat16")[comm.rank]).prepare()
     (folder / f"{comm.rank}.done").touch()
@@ -163,8 +168,22 @@ def verifying(comm: Communicator, model: str, folder: Path) -> None:
     (folder / f"{comm.rank}.done").touch()
 
 
-TASKS = {task.__name__: task for task in (numbers, groups, memory, killed, raising, different, other_isa,
-                                          longer, quitting, quitting_before, verifying)}  # fmt: skip
+TASKS = {
+    task.__name__: task
+    for task in (
+        numbers,
+        groups,
+        memory,
+        killed,
+        raising,
+        different,
+        other_isa,
+        longer,
+        quitting,
+        quitting_before,
+        verifying,
+    )
+}
 
 if __name__ == "__main__":
     TASKS[sys.argv[1]](mpi(), sys.argv[2], Path(sys.argv[3]))

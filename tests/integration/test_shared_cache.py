@@ -46,9 +46,13 @@ def other_version(tmp_path: Path) -> Path:
 def start(package: Path, folder: Path) -> subprocess.Popen[str]:
     environ = {**os.environ, "PYTHONPATH": str(package), "MONOPLAN_CACHE_DIR": str(folder)}
     return subprocess.Popen(
-        [sys.executable, "-W", "error::RuntimeWarning", "-c", PROGRAM], env=environ, cwd=folder.parent,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", PROGRAM],
+        env=environ,
+        cwd=folder.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def ended(process: subprocess.Popen[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """Ranks on a GPU under a real mpirun: two that share it meet in the host's memory, and give the one rank's numbers.
 
-    pytest -m cuda tests/integration/test_tensor_parallel_cuda.py
+pytest -m cuda tests/integration/test_tensor_parallel_cuda.py
 """
 
 from __future__ import annotations
@@ -70,8 +70,21 @@ def test_a_killed_rank_brings_the_other_down(model: Path, tmp_path: Path) -> Non
 
 def test_the_command_line(model: Path) -> None:
     """Two ranks by MPI; NCCL refuses two ranks on one GPU, and runs with one."""
-    command = ["-m", "monoplan", "generate", "Once upon", "--raw", "-m", model, "-n", "12", "--dtype", "float32",
-               "--target", "cuda"]  # fmt: skip
+    command = [
+        "-m",
+        "monoplan",
+        "generate",
+        "Once upon",
+        "--raw",
+        "-m",
+        model,
+        "-n",
+        "12",
+        "--dtype",
+        "float32",
+        "--target",
+        "cuda",
+    ]
     two, one = mpirun(2, *command), mpirun(1, *command, "--tp", "nccl")
     assert two.returncode == 0 and one.returncode == 0, two.stderr + one.stderr
     assert two.stdout == one.stdout and two.stdout.strip()

@@ -59,11 +59,13 @@ def test_a_graph_is_the_same_graph() -> None:
     assert op.opdef is graph.ops[0].opdef
 
 
-@given(st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text(), inner),
-    max_leaves=20,
-))  # fmt: skip
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+        lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text(), inner),
+        max_leaves=20,
+    )
+)
 def test_plain_values(value: Any) -> None:
     assert repr(through(value)) == repr(value)  # repr tells 1, 1.0 and True apart, and 0.0 from -0.0
 
@@ -90,10 +92,13 @@ def test_what_is_not_on_the_list_is_refused() -> None:
 
 
 tables = st.lists(
-    st.none() | st.booleans() | st.integers(-3, 12) | st.text(max_size=3)
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 12)
+    | st.text(max_size=3)
     | st.lists(st.integers(-3, 12) | st.sampled_from(["tuple", "dict", "op", "dtype", "set", "list", "add", "f32"])),
     max_size=12,
-)  # fmt: skip
+)
 
 
 @given(tables)

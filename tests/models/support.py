@@ -58,10 +58,18 @@ class Golden:
 def tiny_config(**changes: Any) -> LlamaConfig:
     """Two layers, four heads over two, and a vocabulary of single letters."""
     small: dict[str, Any] = {
-        "vocab_size": len(LETTERS) + 5, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 96,
-        "attention_bias": False, "bos_token_id": BOS, "eos_token_id": EOS, "initializer_range": 0.4,
-    }  # fmt: skip
+        "vocab_size": len(LETTERS) + 5,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 96,
+        "attention_bias": False,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "initializer_range": 0.4,
+    }
     return LlamaConfig(**{**small, **changes})
 
 

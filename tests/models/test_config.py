@@ -51,10 +51,7 @@ def test_every_recorded_spelling_is_the_same_model(path: Path) -> None:
     assert LlamaConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     shapes = {name: tuple(shape) for name, shape in meta["shapes"].items()}
     layer = "model.layers.0.self_attn."
-    assert shapes[layer + "q_proj.weight"] == (
-        config.num_attention_heads * config.head_dim,
-        config.hidden_size,
-    )
+    assert shapes[layer + "q_proj.weight"] == (config.num_attention_heads * config.head_dim, config.hidden_size)
     assert shapes[layer + "k_proj.weight"][0] == config.num_key_value_heads * config.head_dim
     assert (layer + "k_proj.bias" in shapes) == config.attention_bias
     assert (layer + "o_proj.bias" in shapes) == config.attention_out_bias
@@ -65,29 +62,18 @@ def test_every_recorded_spelling_is_the_same_model(path: Path) -> None:
 
 def test_families_and_their_defaults() -> None:
     mistral = LlamaConfig.from_dict({"model_type": "mistral"})
-    assert (mistral.num_key_value_heads, mistral.sliding_window, mistral.intermediate_size) == (
-        8,
-        4096,
-        14336,
-    )
+    assert (mistral.num_key_value_heads, mistral.sliding_window, mistral.intermediate_size) == (8, 4096, 14336)
     qwen2 = LlamaConfig.from_dict({"model_type": "qwen2"})
     assert qwen2.attention_bias and not qwen2.attention_out_bias
     assert (qwen2.vocab_size, qwen2.sliding_window, qwen2.eos_token_id) == (151936, None, None)
-    qwen3 = LlamaConfig.from_dict(
-        {"model_type": "qwen3", "num_attention_heads": 16, "num_key_value_heads": 8}
-    )
+    qwen3 = LlamaConfig.from_dict({"model_type": "qwen3", "num_attention_heads": 16, "num_key_value_heads": 8})
     assert (qwen3.head_dim, qwen3.qk_norm, qwen3.attention_bias) == (128, True, False)
     assert LlamaConfig.from_dict(SMALL | {"model_type": "smollm"}).model_type == "llama"
     assert LlamaConfig.from_dict({"architectures": ["MistralForCausalLM"]}).model_type == "mistral"
 
 
 def test_windows_of_single_layers() -> None:
-    data = SMALL | {
-        "model_type": "qwen2",
-        "use_sliding_window": True,
-        "sliding_window": 6,
-        "max_window_layers": 1,
-    }
+    data = SMALL | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
     config = LlamaConfig.from_dict(data)
     assert [config.layer_window(layer) for layer in range(2)] == [None, 6]
     everywhere = LlamaConfig.from_dict(data | {"max_window_layers": 0})
@@ -97,12 +83,7 @@ def test_windows_of_single_layers() -> None:
 
 
 def test_rope_in_old_and_new_keys() -> None:
-    rope = {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 512,
-    }
+    rope = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}
     spellings = [
         {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **rope}},
         {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **rope}},
@@ -182,10 +163,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "smollm3"}, "unsupported model_type 'smollm3'"),
     ({"model_type": None}, "names no model_type"),
     ({"sliding_window": 4096}, "a llama model has no sliding_window"),
-    (
-        {"layer_types": ["full_attention", "chunked"]},
-        "layer_types of a llama model must all be full_attention",
-    ),
+    ({"layer_types": ["full_attention", "chunked"]}, "layer_types of a llama model must all be full_attention"),
     ({"layer_types": 5}, "layer_types of a llama model must all be full_attention, got 5"),
     ({"rope_scaling": {"type": "yarrn", "factor": 2}}, "unknown rope kind 'yarrn'"),
     ({"rope_scaling": {"type": ["yarn"]}}, "unknown rope kind"),
@@ -197,12 +175,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"quantization_config": {"quant_method": "gptq"}}, "unsupported key 'quantization_config'"),
     ({"rope_interleaved": True}, "unsupported key 'rope_interleaved'"),
     (
-        {
-            "rope_parameters": {
-                "full_attention": {"rope_theta": 1e4},
-                "sliding_attention": {"rope_theta": 1e6},
-            }
-        },
+        {"rope_parameters": {"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e6}}},
         "differ between layers",
     ),
 ]
@@ -217,9 +190,15 @@ def test_each_bad_value_is_one_clear_error(change: dict[str, Any], message: str)
 
 def test_harmless_keys_pass() -> None:
     extra = {
-        "attention_dropout": 0.1, "pretraining_tp": 2, "rope_interleaved": False, "logits_scaling": 1.0,
-        "_name_or_path": "x", "is_llama_config": True, "pad_token_id": -1, "transformers_version": "4.31.0",
-    }  # fmt: skip
+        "attention_dropout": 0.1,
+        "pretraining_tp": 2,
+        "rope_interleaved": False,
+        "logits_scaling": 1.0,
+        "_name_or_path": "x",
+        "is_llama_config": True,
+        "pad_token_id": -1,
+        "transformers_version": "4.31.0",
+    }
     config = LlamaConfig.from_dict(SMALL | extra)
     assert config == LlamaConfig.from_dict(SMALL)
     assert config.pad_token_id is None

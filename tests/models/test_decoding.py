@@ -130,10 +130,15 @@ def test_a_prompt_stays_whole_where_its_angles_follow_its_length(kind: str, rng:
 @pytest.mark.parametrize(
     ("kind", "start", "count", "number"),
     [
-        ("dynamic", 0, 32, 2), ("dynamic", 0, 33, 1), ("dynamic", 40, 32, 1),
-        ("longrope", 0, 32, 2), ("longrope", 0, 33, 1), ("longrope", 31, 32, 1), ("longrope", 32, 32, 2),
+        ("dynamic", 0, 32, 2),
+        ("dynamic", 0, 33, 1),
+        ("dynamic", 40, 32, 1),
+        ("longrope", 0, 32, 2),
+        ("longrope", 0, 33, 1),
+        ("longrope", 31, 32, 1),
+        ("longrope", 32, 32, 2),
     ],
-)  # fmt: skip
+)
 def test_prompts_are_still_cut_where_the_angles_stay_the_same(kind: str, start: int, count: int, number: int) -> None:
     cache = KVCache(1, 1, 1, 1)
     cache.advance(start)

@@ -46,10 +46,18 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 def tiny_lm(dtype: str = "float32", **changes: Any) -> LlamaForCausalLM:
     sizes: dict[str, Any] = {
-        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 60, "max_position_embeddings": 200,
-        "attention_bias": False, "tie_word_embeddings": True, "dtype": dtype,
-    }  # fmt: skip
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 60,
+        "max_position_embeddings": 200,
+        "attention_bias": False,
+        "tie_word_embeddings": True,
+        "dtype": dtype,
+    }
     return LlamaForCausalLM.from_config(LlamaConfig(**{**sizes, **changes}), seed=1)
 
 

@@ -33,12 +33,7 @@ NAMES = {
 def permute(array: Array, heads: int) -> Array:
     """The row order of the llama writer: the two values that RoPE turns together lie side by side."""
     head = array.shape[0] // heads
-    rows = [
-        h * head + pair + half * head // 2
-        for h in range(heads)
-        for pair in range(head // 2)
-        for half in (0, 1)
-    ]
+    rows = [h * head + pair + half * head // 2 for h in range(heads) for pair in range(head // 2) for half in (0, 1)]
     return array[rows]
 
 
@@ -47,9 +42,10 @@ def weights(arch: str = "llama", layers: int = 2, bias: bool = False) -> dict[st
     random = np.random.default_rng(3)
     kv = HIDDEN // HEADS * KV_HEADS
     shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,),
+        "model.embed_tokens.weight": (VOCAB, HIDDEN),
+        "model.norm.weight": (HIDDEN,),
         "lm_head.weight": (VOCAB, HIDDEN),
-    }  # fmt: skip
+    }
     for layer in range(layers):
         prefix = f"model.layers.{layer}."
         shapes |= {
@@ -93,10 +89,15 @@ def write(
 ) -> Path:
     """Write a model with the gguf library; `metadata` adds or replaces keys under the architecture's name."""
     keys: dict[str, Any] = {
-        "block_count": 2, "context_length": 256, "embedding_length": HIDDEN, "feed_forward_length": INNER,
-        "attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS,
-        "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 500000.0,
-    } | (metadata or {})  # fmt: skip
+        "block_count": 2,
+        "context_length": 256,
+        "embedding_length": HIDDEN,
+        "feed_forward_length": INNER,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.freq_base": 500000.0,
+    } | (metadata or {})
     writer = gguf.GGUFWriter(path, arch)
     for key, value in keys.items():
         name = key if key.startswith(("tokenizer.", "split.")) else f"{arch}.{key}"
@@ -126,9 +127,7 @@ def write(
     return path
 
 
-@pytest.mark.parametrize(
-    ("arch", "bias"), [("llama", False), ("llama", True), ("qwen2", True), ("qwen3", False)]
-)
+@pytest.mark.parametrize(("arch", "bias"), [("llama", False), ("llama", True), ("qwen2", True), ("qwen3", False)])
 def test_weights_and_configuration(tmp_path: Path, arch: str, bias: bool) -> None:
     state = weights(arch, bias=bias)
     checkpoint = open_gguf(write(tmp_path / "model.gguf", state, arch))
@@ -138,11 +137,7 @@ def test_weights_and_configuration(tmp_path: Path, arch: str, bias: bool) -> Non
         np.testing.assert_array_equal(checkpoint.tensor(name), array, err_msg=name)
     config = checkpoint.config
     assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (VOCAB, HIDDEN, INNER)
-    assert (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads) == (
-        2,
-        HEADS,
-        KV_HEADS,
-    )
+    assert (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads) == (2, HEADS, KV_HEADS)
     assert (config.head_dim, config.max_position_embeddings) == (HIDDEN // HEADS, 256)
     assert (config.rope_theta, config.rms_norm_eps) == (500000.0, 1e-5)
     assert config.attention_bias == bias and not config.attention_out_bias
@@ -270,11 +265,7 @@ def test_rope_scaling_keys(tmp_path: Path) -> None:
     assert rope(rope__scaling__type="none", rope__scaling__factor=4.0) is None
     assert rope(rope__scaling__factor=4.0) == {"rope_type": "linear", "factor": 4.0}
     assert rope(rope__scale_linear=4.0) == {"rope_type": "linear", "factor": 4.0}
-    yarn = {
-        "rope__scaling__type": "yarn",
-        "rope__scaling__factor": 4.0,
-        "rope__scaling__original_context_length": 64,
-    }
+    yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 64}
     expected = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     assert rope(**yarn) == expected
     assert rope(**yarn, rope__scaling__yarn_beta_fast=16.0) == expected | {"beta_fast": 16.0}
@@ -282,9 +273,12 @@ def test_rope_scaling_keys(tmp_path: Path) -> None:
 
 def test_rope_freqs_tensor_is_llama3_scaling(tmp_path: Path) -> None:
     scaling = {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
-    }  # fmt: skip
+    }
     sizes: dict[str, Any] = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "rope_theta": 500000.0}
     scaled = LlamaConfig(**sizes, max_position_embeddings=256, rope_scaling=scaling)
     plain = LlamaConfig(**sizes)
@@ -368,10 +362,7 @@ def test_tensors_of_no_elements_or_no_dimensions(tmp_path: Path, name: str, shap
 
 def test_any_cut_and_any_flipped_header_byte(tmp_path: Path) -> None:
     """Whatever happens to the header: a LoadError, or tensors within the file; never another exception."""
-    tokens = {
-        "tokenizer.ggml.tokens": [f"t{i}" for i in range(VOCAB)],
-        "tokenizer.ggml.scores": [0.5] * VOCAB,
-    }
+    tokens = {"tokenizer.ggml.tokens": [f"t{i}" for i in range(VOCAB)], "tokenizer.ggml.scores": [0.5] * VOCAB}
     kinds = {"model.layers.0.mlp.up_proj.weight": Kind.Q4_1, "model.layers.0.mlp.gate_proj.weight": Kind.Q8_0}
     state = weights()
     path = write(tmp_path / "m.gguf", state, metadata=tokens, kinds=kinds)

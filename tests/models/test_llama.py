@@ -93,10 +93,12 @@ def test_parameter_names_are_those_of_hugging_face(model: LlamaForCausalLM) -> N
     assert {
         f"model.layers.1.{part}.weight"
         for part in (
-            *(f"self_attn.{p}_proj" for p in "qkvo"), *(f"mlp.{p}_proj" for p in ("gate", "up", "down")),
-            "input_layernorm", "post_attention_layernorm",
+            *(f"self_attn.{p}_proj" for p in "qkvo"),
+            *(f"mlp.{p}_proj" for p in ("gate", "up", "down")),
+            "input_layernorm",
+            "post_attention_layernorm",
         )
-    } <= names  # fmt: skip
+    } <= names
     assert len(names) == 3 + 2 * 9
 
 
@@ -128,9 +130,11 @@ def test_the_call_of_the_documentation(model: LlamaForCausalLM) -> None:
     assert cache is not None and cache.lengths.numpy().tolist() == [3]
     for position in (3, 4):
         logits = model(
-            input_ids=ids[:, position : position + 1], position_ids=np.array([[position]]),
-            past_key_values=cache, use_cache=True,
-        )  # fmt: skip
+            input_ids=ids[:, position : position + 1],
+            position_ids=np.array([[position]]),
+            past_key_values=cache,
+            use_cache=True,
+        )
     np.testing.assert_allclose(logits.numpy(), model(ids).numpy(), rtol=0, atol=1e-5)
     assert model(ids).shape == logits.shape and cache.lengths.numpy().tolist() == [5]
 

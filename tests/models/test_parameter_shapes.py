@@ -14,11 +14,17 @@ from tests.models.support import tiny_config
 @pytest.mark.parametrize(
     "changes",
     [
-        {}, {"tie_word_embeddings": True}, {"qk_norm": True}, {"head_dim": 16}, {"mlp_bias": True},
-        {"attention_bias": True}, {"attention_bias": True, "attention_out_bias": False}, {"num_key_value_heads": 1},
+        {},
+        {"tie_word_embeddings": True},
+        {"qk_norm": True},
+        {"head_dim": 16},
+        {"mlp_bias": True},
+        {"attention_bias": True},
+        {"attention_bias": True, "attention_out_bias": False},
+        {"num_key_value_heads": 1},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_shapes_are_those_of_the_model(changes: dict[str, Any]) -> None:
     config = tiny_config(**changes)
     model = LlamaForCausalLM.from_config(config)

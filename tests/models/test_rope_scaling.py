@@ -57,9 +57,7 @@ def test_default_and_linear_by_hand() -> None:
 
 
 def test_llama3_leaves_fast_pairs_and_stretches_slow_ones() -> None:
-    config = model(
-        type="llama3", factor=8, low_freq_factor=1, high_freq_factor=4, original_max_position_embeddings=512
-    )
+    config = model(type="llama3", factor=8, low_freq_factor=1, high_freq_factor=4, original_max_position_embeddings=512)
     ratio = inverse_frequencies(model())[0] / inverse_frequencies(config)[0]
     wavelength = 2 * math.pi / inverse_frequencies(model())[0]
     np.testing.assert_allclose(ratio[wavelength < 128], 1.0)
@@ -73,9 +71,7 @@ def test_dynamic_grows_only_beyond_the_trained_length() -> None:
     plain, _ = inverse_frequencies(model())
     np.testing.assert_array_equal(inverse_frequencies(config, 4096)[0], plain)
     base = 10000.0 * (2.0 * 8192 / 4096 - 1.0) ** (32 / 30)
-    np.testing.assert_allclose(
-        inverse_frequencies(config, 8192)[0], base ** (-np.arange(0, 32, 2) / 32), rtol=1e-14
-    )
+    np.testing.assert_allclose(inverse_frequencies(config, 8192)[0], base ** (-np.arange(0, 32, 2) / 32), rtol=1e-14)
     assert [table_key(config, n) for n in (1, 4096, 4097, 9000)] == [0, 0, 4097, 9000]
 
 
@@ -113,9 +109,7 @@ def test_tables_are_sine_and_cosine_of_float32_angles() -> None:
     np.testing.assert_allclose(sin, np.sin(angles) * factor, atol=1e-7)
     np.testing.assert_allclose(cos[0], factor, rtol=1e-7)
     exact_sin, _ = rope_tables(config, positions, exact=True)
-    assert (
-        1e-6 < np.abs(exact_sin - sin).max() < 1e-2
-    )  # far out the two differ: that is why there is a choice
+    assert 1e-6 < np.abs(exact_sin - sin).max() < 1e-2  # far out the two differ: that is why there is a choice
     np.testing.assert_array_equal(rope_tables(config, 1001)[0][1000], sin[2])
 
 
@@ -145,10 +139,7 @@ def test_bad_positions(positions: Any) -> None:
         ({"type": "linear", "factor": 2, "mrope_section": [8, 8]}, "unknown mrope_section"),
         ({"type": "default", "mrope_section": [8, 8]}, "unknown mrope_section"),
         ({"type": "llama3", "factor": 8, "low_freq_factor": 1}, "missing high_freq_factor"),
-        (
-            {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4},
-            "greater than low_freq",
-        ),
+        ({"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}, "greater than low_freq"),
         ({"type": "yarn", "factor": 8, "truncate": 1}, "truncate of rope kind 'yarn' must be true or false"),
         ({"type": "yarn", "original_max_position_embeddings": 1.5}, "must be an integer of 2 or more"),
         ({"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}, "must be 16 numbers"),
@@ -180,10 +171,18 @@ def test_old_name_of_longrope() -> None:
         ({"type": "yarn", "original_max_position_embeddings": 1024}, 4096),
         ({**LONGROPE, "original_max_position_embeddings": 1024}, 4096),
         ({**LONGROPE, "factor": 4.0}, 16384),
-        ({"type": "llama3", "factor": 32, "low_freq_factor": 1, "high_freq_factor": 4,
-          "original_max_position_embeddings": 1024}, 4096),
+        (
+            {
+                "type": "llama3",
+                "factor": 32,
+                "low_freq_factor": 1,
+                "high_freq_factor": 4,
+                "original_max_position_embeddings": 1024,
+            },
+            4096,
+        ),
     ],
     ids=lambda value: str(value)[:50],
-)  # fmt: skip
+)
 def test_context_that_scaling_gives(rope: dict[str, Any], length: int) -> None:
     assert context_length(model(**rope)) == length

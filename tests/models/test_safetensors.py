@@ -224,8 +224,11 @@ ONE = '{"x": {"dtype": "%s", "shape": %s, "data_offsets": %s}}'
         (ONE % ("F32", '"2"', "[0, 8]"), b"12345678", None),
         ('{"x": {"dtype": 1, "shape": [2], "data_offsets": [0, 8]}}', b"12345678", None),
         (ONE[:-1] % ("F32", "[2]", "[0, 8]") + "," + ONE[1:] % ("F32", "[2]", "[0, 8]"), b"12345678", None),  # twice
-        (ONE[:-1].replace("x", "y") % ("F32", "[1]", "[0, 4]") + "," + ONE[1:] % ("F32", "[2]", "[0, 8]"), b"12345678",
-         None),  # two tensors overlap
+        (
+            ONE[:-1].replace("x", "y") % ("F32", "[1]", "[0, 4]") + "," + ONE[1:] % ("F32", "[2]", "[0, 8]"),
+            b"12345678",
+            None,
+        ),  # two tensors overlap
         ("{garbage", b"", None),
         ("[]", b"", None),
         ('{"x": 1}', b"", None),
@@ -269,10 +272,7 @@ def test_any_cut_and_any_flipped_header_byte(tmp_path: Path) -> None:
             outcomes.add("loaded")
         except LoadError:
             outcomes.add("refused")
-    assert outcomes == {
-        "loaded",
-        "refused",
-    }  # a letter of a name may change unseen; lengths and offsets may not
+    assert outcomes == {"loaded", "refused"}  # a letter of a name may change unseen; lengths and offsets may not
 
 
 @pytest.mark.parametrize(

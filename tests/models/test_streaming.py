@@ -21,15 +21,7 @@ def streamed(tokenizer: Tokenizer, ids: list[int]) -> str:
     return "".join(parts) + stream.finish()
 
 
-TEXTS = [
-    "plain words",
-    "naïve café",
-    "日本語のテキスト",
-    "🙂🚀👨‍👩‍👧‍👦 and 🇫🇷",
-    "a\ufffdb",
-    "\n\n  spaces \t",
-    "",
-]
+TEXTS = ["plain words", "naïve café", "日本語のテキスト", "🙂🚀👨‍👩‍👧‍👦 and 🇫🇷", "a\ufffdb", "\n\n  spaces \t", ""]
 
 
 @pytest.mark.parametrize("make", [byte_level, pieces])

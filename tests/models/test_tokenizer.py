@@ -73,9 +73,7 @@ def test_pre_tokenizers_differ_in_more_than_numbers() -> None:
     assert spelled(Tokenizer.from_gguf(byte_level("gpt-2", merges)), "a.\n'S") == ["a", ".", "Ċ", "'", "S"]
     # Qwen composes characters first; the others take the bytes as they come.
     assert (
-        Tokenizer.from_gguf(byte_level("qwen2")).decode(
-            Tokenizer.from_gguf(byte_level("qwen2")).encode("e\u0301")
-        )
+        Tokenizer.from_gguf(byte_level("qwen2")).decode(Tokenizer.from_gguf(byte_level("qwen2")).encode("e\u0301"))
         == "\u00e9"
     )
 
@@ -83,16 +81,9 @@ def test_pre_tokenizers_differ_in_more_than_numbers() -> None:
 def test_llama3_takes_whole_words_of_the_vocabulary_before_any_merge() -> None:
     metadata = byte_level("llama-bpe", ("h e",))
     metadata["tokenizer.ggml.tokens"].append("hello")
-    metadata["tokenizer.ggml.token_type"] = np.array(
-        [3, 3] + [1] * (len(metadata["tokenizer.ggml.tokens"]) - 2)
-    )
+    metadata["tokenizer.ggml.token_type"] = np.array([3, 3] + [1] * (len(metadata["tokenizer.ggml.tokens"]) - 2))
     assert spelled(Tokenizer.from_gguf(metadata), "hello") == ["hello"]
-    assert spelled(Tokenizer.from_gguf(metadata | {"tokenizer.ggml.pre": "gpt-2"}), "hello") == [
-        "he",
-        "l",
-        "l",
-        "o",
-    ]
+    assert spelled(Tokenizer.from_gguf(metadata | {"tokenizer.ggml.pre": "gpt-2"}), "hello") == ["he", "l", "l", "o"]
 
 
 def test_sentence_pieces_join_by_score() -> None:
@@ -471,9 +462,14 @@ def test_directory_add_bos_token(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("template", "model", "bos_id", "adds"),
-    [("<s> $A", {}, 256, True), ("<s> $A </s>", {"bos_token_id": 65}, 256, True), ("$A </s>", {}, None, False),
-     ("$A", {"bos_token_id": 256}, 256, False), ("$A", {"bos_token_id": 999}, None, False)],
-)  # fmt: skip
+    [
+        ("<s> $A", {}, 256, True),
+        ("<s> $A </s>", {"bos_token_id": 65}, 256, True),
+        ("$A </s>", {}, None, False),
+        ("$A", {"bos_token_id": 256}, 256, False),
+        ("$A", {"bos_token_id": 999}, None, False),
+    ],
+)
 def test_directory_without_a_tokenizer_config(
     tmp_path: Path, template: str, model: dict[str, Any], bos_id: int | None, adds: bool
 ) -> None:
@@ -507,9 +503,7 @@ def test_directory_ends_of_text_are_token_ids(tmp_path: Path, name: str, found: 
 
 def test_directory_chat_templates(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "hi"}]
-    save_directory(
-        tmp_path, config={"chat_template": "{{ bos_token }}{{ messages[0]['content'] }}{{ eos_token }}"}
-    )
+    save_directory(tmp_path, config={"chat_template": "{{ bos_token }}{{ messages[0]['content'] }}{{ eos_token }}"})
     tokenizer = Tokenizer.from_pretrained(tmp_path)
     assert tokenizer.chat_text(messages) == "<s>hi</s>"
     assert tokenizer.chat(messages).count(256) == 1

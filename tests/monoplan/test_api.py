@@ -219,7 +219,7 @@ BAD_CALLS = [
     (([[1.0], [2.0, 3.0]],), r"argument x: expected f32\[batch, seq, 6\], got a list"),
     ((), "x"),
     ((np.zeros((2, 3, 6), np.float32),) * 2, "argument"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("args", "message"), BAD_CALLS, ids=[m[:24] for _, m in BAD_CALLS])

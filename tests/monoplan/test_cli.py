@@ -35,9 +35,12 @@ def monoplan(*arguments: Any, stdin: str | None = None, **environment: str) -> s
     """Runs the command line in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "monoplan", *map(str, arguments)],
-        input="" if stdin is None else stdin, capture_output=True, text=True, timeout=60,
+        input="" if stdin is None else stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
         env={**os.environ, **environment},
-    )  # fmt: skip
+    )
 
 
 def test_generate_writes_text_to_stdout_and_timings_to_stderr(model: Path) -> None:
@@ -270,9 +273,10 @@ def test_help_is_quick_and_lists_the_commands() -> None:
 def test_ctrl_c_stops_and_prints_the_timings(long_model: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "monoplan", "generate", "Once", "--raw", "-m", str(long_model), "-n", "16000", *TARGET],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
-    )  # fmt: skip
+    )
     assert process.stdout is not None
     process.stdout.read(1)  # it has begun to write
     process.send_signal(signal.SIGINT)
@@ -285,8 +289,9 @@ def test_ctrl_c_stops_and_prints_the_timings(long_model: Path) -> None:
 def test_a_reader_that_leaves_is_no_error(long_model: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "monoplan", "generate", "Once", "--raw", "-m", str(long_model), "-n", "16000", *TARGET],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert process.stdout is not None and process.stderr is not None
     process.stdout.read(1)
     process.stdout.close()

@@ -44,9 +44,14 @@ def shell(tmp_path: Path) -> subprocess.Popen[str]:
         (tools / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(  # noqa: S602
-        ["bash"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path,
+        ["bash"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
         env=environment,
-    )  # fmt: skip
+    )
 
 
 def test_the_walk(shell: subprocess.Popen[str], tmp_path: Path) -> None:
@@ -78,8 +83,11 @@ def test_the_walk(shell: subprocess.Popen[str], tmp_path: Path) -> None:
     assert "(sum + e0" in changed[0][1] and "(sum - e0" in changed[1][1]
     # What the page says in between: the recorded C is wrong, today's template is not.
     fresh = subprocess.run(
-        [sys.executable, tmp_path / "found" / "repro.py", "--fresh"], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120,
-    )  # fmt: skip
+        [sys.executable, tmp_path / "found" / "repro.py", "--fresh"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=120,
+    )
     assert fresh.returncode == 0 and "within tolerance" in fresh.stdout
     assert (tmp_path / "found" / "plan.c").read_text().count("(sum - e0") == 1

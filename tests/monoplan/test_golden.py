@@ -217,8 +217,12 @@ def run_pytest(folder: Path, *arguments: str, **environment: str) -> subprocess.
     clean = {k: v for k, v in os.environ.items() if k not in ("CI", "PYTEST_ADDOPTS")}
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "monoplan.pytest_plugin", *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=120, env={**clean, "PYTHONPATH": str(ROOT), **environment},
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**clean, "PYTHONPATH": str(ROOT), **environment},
+    )
 
 
 def test_the_plugin(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_ir_text_runs_no_code_of_its_own(run: Any, tmp_path: Path) -> None:
     code = f'int creat(const char *, int); __attribute__((constructor)) void own(void) {{ creat("{marker}", 0600); }}'
     for end, begin in (("*\\", "/\\*"), ("*/", "/*"), ("*\\/", "/"), ("*??/", "/*"), ("*\\\n/", "/*"), ("\n*/", "/*")):
         file = json.dumps(f"{end} {code} {begin}")
-        graph = f'graph g(%x: f32[4]) {{\n  %y = exp(%x) : f32[4] @ {file} {file}:1\n  return %y\n}}\n'
+        graph = f"graph g(%x: f32[4]) {{\n  %y = exp(%x) : f32[4] @ {file} {file}:1\n  return %y\n}}\n"
         (tmp_path / "own.ir").write_text(graph)
         assert "within tolerance" in run("run-ir", tmp_path / "own.ir")
         assert not marker.exists()

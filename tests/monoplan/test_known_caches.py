@@ -20,9 +20,13 @@ Array = np.ndarray[Any, Any]
 @pytest.fixture(scope="module")
 def remember() -> Compiled:
     cache = mp.KVCache.tree_unflatten(
-        {"k": [mp.spec("b", 2, "capacity", 4)], "v": [mp.spec("b", 2, "capacity", 4)],
-         "lengths": mp.spec("b", dtype="int32")}, (None,)
-    )  # fmt: skip
+        {
+            "k": [mp.spec("b", 2, "capacity", 4)],
+            "v": [mp.spec("b", 2, "capacity", 4)],
+            "lengths": mp.spec("b", dtype="int32"),
+        },
+        (None,),
+    )
     made: Compiled = mp.compile(Remember(), mp.spec("b", "s", 8), cache)
     return made
 

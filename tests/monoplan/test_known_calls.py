@@ -86,8 +86,14 @@ class Nested(Module):
 def test_structures_and_constants_are_told_apart(long_way: list[Any]) -> None:
     fast, a, b = mp.compile(Nested()), numbers(4), numbers(4, start=3)
     given: list[tuple[Any, ...]] = [
-        ([a, b],), ((a, b),), ({"a": a, "b": b},), ({"b": b, "a": a},), ([a, b], 2), ([a, b], 2.0), ([a, b], 3),
-    ]  # fmt: skip
+        ([a, b],),
+        ((a, b),),
+        ({"a": a, "b": b},),
+        ({"b": b, "a": a},),
+        ([a, b], 2),
+        ([a, b], 2.0),
+        ([a, b], 3),
+    ]
     for _ in range(3):
         for args in given:
             difference, (scaled,) = fast(*args)

@@ -200,9 +200,7 @@ class Maker:
     def _heads(self, x: Value) -> tuple[Any, Any, Any]:
         width = x.type.shape[-1]
         shape = (BATCH, SEQ, HEADS, DIM)
-        return tuple(
-            views.reshape(products.linear(x, self.param(8, width)), shape=shape) for _ in range(3)
-        )  # type: ignore[return-value]
+        return tuple(views.reshape(products.linear(x, self.param(8, width)), shape=shape) for _ in range(3))  # type: ignore[return-value]
 
     def attention(self) -> None:
         """Written out, with a scale, a mask or causal."""

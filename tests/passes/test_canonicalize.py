@@ -23,12 +23,17 @@ WRITE = "%k = kv_update(%c, %r, %lengths, _) : f32[2, 1, 8, 4]"
 @pytest.mark.parametrize(
     "line",
     [
-        "reshape(%x) {shape=(2, 3, 4)}", "expand(%x) {shape=(2, 3, 4)}", "cast(%x) {dtype=f32}",
-        "transpose(%x) {axes=(0, 1, 2)}", "slice(%x) {axis=1, start=0, length=3, step=1}",
-        "repeat(%x) {repeats=1, axis=1}", "all_reduce(%x) {world=1}", "all_gather(%x) {axis=-1, world=1}",
+        "reshape(%x) {shape=(2, 3, 4)}",
+        "expand(%x) {shape=(2, 3, 4)}",
+        "cast(%x) {dtype=f32}",
+        "transpose(%x) {axes=(0, 1, 2)}",
+        "slice(%x) {axis=1, start=0, length=3, step=1}",
+        "repeat(%x) {repeats=1, axis=1}",
+        "all_reduce(%x) {world=1}",
+        "all_gather(%x) {axis=-1, world=1}",
     ],
     ids=lambda line: line.split("(")[0],
-)  # fmt: skip
+)
 def test_identity(line: str) -> None:
     after = fires(REMOVE_IDENTITIES, graph(f"%i = {line} : f32[2, 3, 4]", "%y = exp(%i) : f32[2, 3, 4]"), count=1)
     assert [op.name for op in after.ops] == ["exp"] and after.ops[0].operands == after.inputs
@@ -37,12 +42,14 @@ def test_identity(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "type"),
     [
-        ("reshape(%x) {shape=(3, 2, 4)}", "f32[3, 2, 4]"), ("cast(%x) {dtype=f64}", "f64[2, 3, 4]"),
+        ("reshape(%x) {shape=(3, 2, 4)}", "f32[3, 2, 4]"),
+        ("cast(%x) {dtype=f64}", "f64[2, 3, 4]"),
         ("slice(%x) {axis=1, start=1, length=2, step=1}", "f32[2, 2, 4]"),
-        ("repeat(%x) {repeats=2, axis=1}", "f32[2, 6, 4]"), ("transpose(%x) {axes=(1, 0, 2)}", "f32[3, 2, 4]"),
+        ("repeat(%x) {repeats=2, axis=1}", "f32[2, 6, 4]"),
+        ("transpose(%x) {axes=(1, 0, 2)}", "f32[3, 2, 4]"),
     ],
     ids=["reshape", "cast", "slice", "repeat", "transpose"],
-)  # fmt: skip
+)
 def test_not_an_identity(line: str, type: str) -> None:
     refuses(REMOVE_IDENTITIES, graph(f"%i = {line} : {type}", f"%y = exp(%i) : {type}"))
 
@@ -56,12 +63,16 @@ def test_a_permutation_of_equal_sizes_is_no_identity() -> None:
 
 def test_views_in_a_row(golden: Golden) -> None:
     text = graph(
-        "%a = reshape(%x) {shape=(6, 4)} : f32[6, 4]", "%b = reshape(%a) {shape=(24,)} : f32[24]",
-        "%c = reshape(%b) {shape=(4, 6)} : f32[4, 6]", "%d = transpose(%c) {axes=(1, 0)} : f32[6, 4]",
-        "%e = transpose(%d) {axes=(1, 0)} : f32[4, 6]", "%f = cast(%e) {dtype=f32} : f32[4, 6]",
-        "%t = transpose(%x) {axes=(1, 2, 0)} : f32[3, 4, 2]", "%u = transpose(%t) {axes=(1, 2, 0)} : f32[4, 2, 3]",
+        "%a = reshape(%x) {shape=(6, 4)} : f32[6, 4]",
+        "%b = reshape(%a) {shape=(24,)} : f32[24]",
+        "%c = reshape(%b) {shape=(4, 6)} : f32[4, 6]",
+        "%d = transpose(%c) {axes=(1, 0)} : f32[6, 4]",
+        "%e = transpose(%d) {axes=(1, 0)} : f32[4, 6]",
+        "%f = cast(%e) {dtype=f32} : f32[4, 6]",
+        "%t = transpose(%x) {axes=(1, 2, 0)} : f32[3, 4, 2]",
+        "%u = transpose(%t) {axes=(1, 2, 0)} : f32[4, 2, 3]",
         outputs="%f, %d, %u",
-    )  # fmt: skip
+    )
     fires(REMOVE_IDENTITIES, text, golden)
 
 
@@ -72,19 +83,28 @@ def test_an_identity_may_be_an_output() -> None:
 
 def test_the_old_contents_of_a_cache_stay_apart_from_the_new() -> None:
     before = graph(
-        "%i = reshape(%c) {shape=(2, 1, 8, 4)} : f32[2, 1, 8, 4]", WRITE, "%y = exp(%i) : f32[2, 1, 8, 4]",
-        inputs=CACHES, outputs="%y, %k -> %c",
-    )  # fmt: skip
+        "%i = reshape(%c) {shape=(2, 1, 8, 4)} : f32[2, 1, 8, 4]",
+        WRITE,
+        "%y = exp(%i) : f32[2, 1, 8, 4]",
+        inputs=CACHES,
+        outputs="%y, %k -> %c",
+    )
     refuses(REMOVE_IDENTITIES, before)
     copied = graph(
-        "%i = cast(%c) {dtype=f32} : f32[2, 1, 8, 4]", "%k = kv_update(%i, %r, %lengths, _) : f32[2, 1, 8, 4]",
-        "%y = exp(%c) : f32[2, 1, 8, 4]", inputs=CACHES, outputs="%y, %k",
-    )  # fmt: skip
+        "%i = cast(%c) {dtype=f32} : f32[2, 1, 8, 4]",
+        "%k = kv_update(%i, %r, %lengths, _) : f32[2, 1, 8, 4]",
+        "%y = exp(%c) : f32[2, 1, 8, 4]",
+        inputs=CACHES,
+        outputs="%y, %k",
+    )
     refuses(REMOVE_IDENTITIES, copied)
     joined = graph(
-        "%a = reshape(%c) {shape=(2, 8, 4)} : f32[2, 8, 4]", WRITE, "%y = reshape(%a) {shape=(16, 4)} : f32[16, 4]",
-        inputs=CACHES, outputs="%y, %k -> %c",
-    )  # fmt: skip
+        "%a = reshape(%c) {shape=(2, 8, 4)} : f32[2, 8, 4]",
+        WRITE,
+        "%y = reshape(%a) {shape=(16, 4)} : f32[16, 4]",
+        inputs=CACHES,
+        outputs="%y, %k -> %c",
+    )
     refuses(REMOVE_IDENTITIES, joined)
 
 
@@ -112,13 +132,16 @@ def test_hoist(golden: Golden) -> None:
 def test_sizes_that_are_known_late_stay_in_the_plan() -> None:
     """Learned positions: the weight is constant, the number of rows that are read is not."""
     for line, type_ in (
-        ("slice(%w) {axis=0, start=0, length=n, step=1}", "f32[n, 4]"), ("expand(%w) {shape=(n, 4)}", "f32[n, 4]"),
-    ):  # fmt: skip
+        ("slice(%w) {axis=0, start=0, length=n, step=1}", "f32[n, 4]"),
+        ("expand(%w) {shape=(n, 4)}", "f32[n, 4]"),
+    ):
         size = 1 if "expand" in line else 9
         text = graph(
-            f'param %w: f32[{size}, 4] = "w"', f"%p = {line} : {type_}", "%y = add(%x, %p) : f32[n, 4]",
+            f'param %w: f32[{size}, 4] = "w"',
+            f"%p = {line} : {type_}",
+            "%y = add(%x, %p) : f32[n, 4]",
             inputs="%x: f32[n, 4]",
-        )  # fmt: skip
+        )
         refuses(HOIST_SETUP, text)
 
 
@@ -133,9 +156,13 @@ def test_what_is_not_hoisted() -> None:
 
 def test_a_parameter_that_is_overwritten_stays() -> None:
     text = graph(
-        'param %c: f32[2, 1, 8, 4] = "c"', 'param %r: f32[2, 3, 1, 4] = "r"', 'param %lengths: i32[2] = "lengths"',
-        WRITE, "%y = mul(%k, %x) : f32[2, 1, 8, 4]", inputs="%x: f32[2, 1, 8, 4]",
-    )  # fmt: skip
+        'param %c: f32[2, 1, 8, 4] = "c"',
+        'param %r: f32[2, 3, 1, 4] = "r"',
+        'param %lengths: i32[2] = "lengths"',
+        WRITE,
+        "%y = mul(%k, %x) : f32[2, 1, 8, 4]",
+        inputs="%x: f32[2, 1, 8, 4]",
+    )
     refuses(HOIST_SETUP, text)
 
 
@@ -144,11 +171,15 @@ def test_a_parameter_that_is_overwritten_stays() -> None:
 
 def test_merge_equal_ops(golden: Golden) -> None:
     text = graph(
-        "%a = exp(%x) : f32[2, 3, 4]", "%b = exp(%x) : f32[2, 3, 4]", "%p = neg(%a) : f32[2, 3, 4]",
-        "%q = neg(%b) : f32[2, 3, 4]", "%s = sum(%p) {axes=(-1,), keepdims=True} : f32[2, 3, 1]",
+        "%a = exp(%x) : f32[2, 3, 4]",
+        "%b = exp(%x) : f32[2, 3, 4]",
+        "%p = neg(%a) : f32[2, 3, 4]",
+        "%q = neg(%b) : f32[2, 3, 4]",
+        "%s = sum(%p) {axes=(-1,), keepdims=True} : f32[2, 3, 1]",
         "%t = sum(%q) {axes=(-1,), keepdims=True} : f32[2, 3, 1]",
-        "%u = sum(%q) {axes=(1,), keepdims=True} : f32[2, 1, 4]", outputs="%s, %t, %u",
-    )  # fmt: skip
+        "%u = sum(%q) {axes=(1,), keepdims=True} : f32[2, 1, 4]",
+        outputs="%s, %t, %u",
+    )
     fires(MERGE_EQUAL_OPS, text, golden, count=3)
 
 
@@ -167,7 +198,7 @@ def test_ops_with_several_results_merge() -> None:
         ("full() {value=1, dtype=i64} : i64[]", "full() {value=1, dtype=i32} : i32[]"),
     ],
     ids=["attributes", "op", "order", "signed zero", "type"],
-)  # fmt: skip
+)
 def test_different_ops_stay(first: str, second: str) -> None:
     inputs = "%x: f32[2, 3, 4], %z: f32[2, 3, 4]"
     refuses(MERGE_EQUAL_OPS, graph(f"%a = {first}", f"%b = {second}", outputs="%a, %b", inputs=inputs))
@@ -181,7 +212,11 @@ def test_collectives_stay_apart() -> None:
 def test_two_caches_of_zeros_are_two_caches() -> None:
     zeros = "full() {shape=(2, 1, 8, 4), value=0.0, dtype=f32} : f32[2, 1, 8, 4]"
     text = graph(
-        f"%a = {zeros}", f"%b = {zeros}", "%k = kv_update(%a, %r, %lengths, _) : f32[2, 1, 8, 4]",
-        "%v = kv_update(%b, %r, %lengths, _) : f32[2, 1, 8, 4]", inputs=CACHES, outputs="%k, %v",
-    )  # fmt: skip
+        f"%a = {zeros}",
+        f"%b = {zeros}",
+        "%k = kv_update(%a, %r, %lengths, _) : f32[2, 1, 8, 4]",
+        "%v = kv_update(%b, %r, %lengths, _) : f32[2, 1, 8, 4]",
+        inputs=CACHES,
+        outputs="%k, %v",
+    )
     refuses(MERGE_EQUAL_OPS, text)

@@ -64,8 +64,11 @@ def test_a_graph_without_a_plan_and_without_fusions() -> None:
 def test_misses_of_all_layers_are_one_line() -> None:
     lines = []
     for i in range(3):
-        lines += [f"%a{i} = exp(%{'x' if i == 0 else f'b{i - 1}'}) : f32[4]", f"%c{i} = neg(%a{i}) : f32[4]",
-                  f"%b{i} = softmax(%c{i}) {{axis=-1}} : f32[4]"]  # fmt: skip
+        lines += [
+            f"%a{i} = exp(%{'x' if i == 0 else f'b{i - 1}'}) : f32[4]",
+            f"%c{i} = neg(%a{i}) : f32[4]",
+            f"%b{i} = softmax(%c{i}) {{axis=-1}} : f32[4]",
+        ]
     text = "\n".join(["graph g(%x: f32[4]) {", *(f"  {line}" for line in lines), "  return %b2, %a0, %a1, %a2", "}"])
     (line,) = (line for line in explain(stages_of(text)).splitlines() if "readers" in line)
     assert line == "  fuse-pointwise: exp %a0 (3 times): it can't join neg %c0: %a0 has 2 readers, it must have one"

@@ -29,10 +29,13 @@ OPS = {op.results[0].name: op for op in GRAPH.ops}
 @pytest.mark.parametrize(
     ("name", "text", "operands"),
     [
-        ("a", "mul(x0, 2)", ["x"]), ("b", "add(x0, x1)", ["a", "x"]), ("p", "sub(mul(x0, x1), x0)", ["a", "z"]),
-        ("m", "add(x0, x1)", ["x", "many"]), ("g", "gelu(x0, approximate='tanh')", ["x"]),
+        ("a", "mul(x0, 2)", ["x"]),
+        ("b", "add(x0, x1)", ["a", "x"]),
+        ("p", "sub(mul(x0, x1), x0)", ["a", "z"]),
+        ("m", "add(x0, x1)", ["x", "many"]),
+        ("g", "gelu(x0, approximate='tanh')", ["x"]),
     ],
-)  # fmt: skip
+)
 def test_expression_of(name: str, text: str, operands: list[str]) -> None:
     e = expression_of(OPS[name], DEFS)
     assert (e.text, [v.name for v in e.operands]) == (text, operands)

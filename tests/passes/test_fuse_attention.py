@@ -51,9 +51,10 @@ DIVIDED = f"%m = div(%s, %scale) : {SCORES}"
 
 @pytest.mark.parametrize("causal", [False, True], ids=["softmax", "causal"])
 @pytest.mark.parametrize(
-    ("line", "scale"), [(SCALED, 0.25), (f"%m = mul(%scale, %s) : {SCORES}", 0.25), (DIVIDED, 4.0), (None, 1.0)],
+    ("line", "scale"),
+    [(SCALED, 0.25), (f"%m = mul(%scale, %s) : {SCORES}", 0.25), (DIVIDED, 4.0), (None, 1.0)],
     ids=["times", "times, scale first", "over", "unscaled"],
-)  # fmt: skip
+)
 def test_scores(causal: bool, line: str | None, scale: float) -> None:
     soft = SOFTMAX if not causal else f"%p = causal_softmax(%m) : {SCORES}"
     text = chain([line] if line else [], soft if line else soft.replace("%m", "%s"))
@@ -160,7 +161,7 @@ def test_a_softmax_that_is_not_attention() -> None:
 
 REPEAT = "repeat(%{0}) {{repeats=2, axis=1}} : f32[batch, 4, keys, 8]"
 GROUPED = INPUTS.replace("%k: f32[batch, 4", "%k: f32[batch, 2").replace("%v: f32[batch, 4", "%v: f32[batch, 2")
-FUSED = '%y = attention(%q, {0}, {1}, _, _) {{causal=True, scale=0.25}} : f32[batch, 4, seq, 8]'
+FUSED = "%y = attention(%q, {0}, {1}, _, _) {{causal=True, scale=0.25}} : f32[batch, 4, seq, 8]"
 
 
 def test_drop_repeated_heads(golden: Golden) -> None:
@@ -236,9 +237,7 @@ class Written(Module):
         group = int(q.shape[1]) // int(k.shape[1])
         total, heads, dim = k.shape
         if group > 1:
-            k, v = (
-                x.unsqueeze(2).expand(total, heads, group, dim).reshape(total, heads * group, dim) for x in (k, v)
-            )
+            k, v = (x.unsqueeze(2).expand(total, heads, group, dim).reshape(total, heads * group, dim) for x in (k, v))
         weights = F.causal_softmax(q.permute(1, 0, 2) @ k.permute(1, 2, 0) * 8**-0.5)
         return (weights @ v.permute(1, 0, 2)).permute(1, 0, 2)
 

@@ -22,8 +22,11 @@ def graph(*lines: str, inputs: str = "%x: f32[n, 4]", outputs: str = "%y") -> st
 
 
 @pytest.mark.parametrize("bias", ["_", "%b"], ids=["plain", "bias"])
-@pytest.mark.parametrize("norm", [RMS, LAYER, RMS.replace("%g", "_"), LAYER.replace("%g, %c", "_, _")],
-                         ids=["rms", "layer", "rms without weight", "layer without weights"])  # fmt: skip
+@pytest.mark.parametrize(
+    "norm",
+    [RMS, LAYER, RMS.replace("%g", "_"), LAYER.replace("%g, %c", "_, _")],
+    ids=["rms", "layer", "rms without weight", "layer without weights"],
+)
 def test_norm_linear(norm: str, bias: str, golden: Golden) -> None:
     after = fires(FUSE_NORM_LINEAR, graph(norm, f"%y = linear(%n, %w, {bias}) : f32[n, 6]"), golden, count=1)
     assert [op.name for op in after.ops] == ["fused_linear"]
@@ -38,24 +41,30 @@ def test_a_norm_with_two_readers_stays() -> None:
 
 def test_a_norm_over_more_dimensions_stays() -> None:
     text = graph(
-        "%n = rms_norm(%x, _) {eps=1e-06, dims=2} : f32[2, 3, 4]", "%y = linear(%n, %w, _) : f32[2, 3, 6]",
+        "%n = rms_norm(%x, _) {eps=1e-06, dims=2} : f32[2, 3, 4]",
+        "%y = linear(%n, %w, _) : f32[2, 3, 6]",
         inputs="%x: f32[2, 3, 4]",
-    )  # fmt: skip
+    )
     refuses(FUSE_NORM_LINEAR, text, "the norm covers 2 dimensions, the linear reads one")
 
 
 def test_a_norm_of_the_weight_stays() -> None:
-    text = graph("%n = rms_norm(%v, %g) {eps=1e-06, dims=1} : f32[6, 4]", "%y = linear(%x, %n, _) : f32[n, 6]",
-                 inputs="%x: f32[n, 4], %v: f32[6, 4]")  # fmt: skip
+    text = graph(
+        "%n = rms_norm(%v, %g) {eps=1e-06, dims=1} : f32[6, 4]",
+        "%y = linear(%x, %n, _) : f32[n, 6]",
+        inputs="%x: f32[n, 4], %v: f32[6, 4]",
+    )
     refuses(FUSE_NORM_LINEAR, text)
 
 
 def test_a_norm_of_a_cache_that_is_overwritten_stays() -> None:
     text = graph(
         "%n = rms_norm(%cache, %g) {eps=1e-06, dims=1} : f32[2, 1, 8, 4]",
-        "%k = kv_update(%cache, %r, %lengths, _) : f32[2, 1, 8, 4]", "%y = linear(%n, %w, _) : f32[2, 1, 8, 6]",
-        inputs="%cache: f32[2, 1, 8, 4], %r: f32[2, 3, 1, 4], %lengths: i32[2]", outputs="%y, %k -> %cache",
-    )  # fmt: skip
+        "%k = kv_update(%cache, %r, %lengths, _) : f32[2, 1, 8, 4]",
+        "%y = linear(%n, %w, _) : f32[2, 1, 8, 6]",
+        inputs="%cache: f32[2, 1, 8, 4], %r: f32[2, 3, 1, 4], %lengths: i32[2]",
+        outputs="%y, %k -> %cache",
+    )
     refuses(FUSE_NORM_LINEAR, text, "%cache is overwritten in between")
 
 

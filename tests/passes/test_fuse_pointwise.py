@@ -29,18 +29,24 @@ def full(value: str, name: str = "c", dtype: str = "f32") -> str:
 
 def test_chain(golden: Golden) -> None:
     text = graph(
-        full("0.5"), "%a = exp(%x) : f32[n, 4]", "%b1 = mul(%a, %c) : f32[n, 4]", "%d = add(%b1, %z) : f32[n, 4]",
-        "%f = add(%d, %g) : f32[n, 4]", "%y = maximum(%f, %z) : f32[n, 4]",
-    )  # fmt: skip
+        full("0.5"),
+        "%a = exp(%x) : f32[n, 4]",
+        "%b1 = mul(%a, %c) : f32[n, 4]",
+        "%d = add(%b1, %z) : f32[n, 4]",
+        "%f = add(%d, %g) : f32[n, 4]",
+        "%y = maximum(%f, %z) : f32[n, 4]",
+    )
     after = fires(FUSE_POINTWISE, text, golden)
     assert [op.name for op in after.ops] == ["pointwise"]
 
 
 def test_a_tree_is_one_op_too() -> None:
     text = graph(
-        "%a = exp(%x) : f32[n, 4]", "%d = neg(%z) : f32[n, 4]", "%f = sin(%a) : f32[n, 4]",
+        "%a = exp(%x) : f32[n, 4]",
+        "%d = neg(%z) : f32[n, 4]",
+        "%f = sin(%a) : f32[n, 4]",
         "%y = sub(%f, %d) : f32[n, 4]",
-    )  # fmt: skip
+    )
     (op,) = fires(FUSE_POINTWISE, text).ops
     assert op.attrs["expr"] in ("sub(sin(exp(x1)), neg(x0))", "sub(sin(exp(x0)), neg(x1))")
 
@@ -61,10 +67,11 @@ def test_a_value_that_only_the_chain_reads() -> None:
 @pytest.mark.parametrize(
     ("value", "dtype", "expr"),
     [
-        ("2.5", "f32", "mul(x0, 2.5)"), ("2.5", "f64", "mul(x0, cast(2.5, dtype=f64))"),
+        ("2.5", "f32", "mul(x0, 2.5)"),
+        ("2.5", "f64", "mul(x0, cast(2.5, dtype=f64))"),
         ("-inf", "f32", "mul(x0, float('-inf'))"),
     ],
-)  # fmt: skip
+)
 def test_constants_become_literals(value: str, dtype: str, expr: str) -> None:
     text = graph(full(value, dtype=dtype), f"%y = mul(%x, %c) : {dtype}[n, 4]")
     before = parse(text)
@@ -76,8 +83,12 @@ def test_constants_become_literals(value: str, dtype: str, expr: str) -> None:
 
 def test_a_literal_does_not_change_types_inside() -> None:
     """i32 + i64 constant is i64: the literal must not make the sum an i32 that overflows."""
-    text = graph(full("3000000000", dtype="i64"), "%a = add(%i, %c) : i64[n]", "%y = cast(%a) {dtype=f32} : f32[n]",
-                 inputs="%i: i32[n]")  # fmt: skip
+    text = graph(
+        full("3000000000", dtype="i64"),
+        "%a = add(%i, %c) : i64[n]",
+        "%y = cast(%a) {dtype=f32} : f32[n]",
+        inputs="%i: i32[n]",
+    )
     (op,) = fires(FUSE_POINTWISE, text).ops
     assert "cast(3000000000, dtype=i64)" in op.attrs["expr"]
 
@@ -124,16 +135,25 @@ def test_values_grow_no_faster_than_the_limit() -> None:
 
 
 def test_a_cache_is_read_before_it_is_written() -> None:
-    text = graph("%a = exp(%cache) : f32[2, 1, 8, 4]", WRITE, "%y = neg(%a) : f32[2, 1, 8, 4]", inputs=CACHE,
-                 outputs="%y, %k -> %cache")  # fmt: skip
+    text = graph(
+        "%a = exp(%cache) : f32[2, 1, 8, 4]",
+        WRITE,
+        "%y = neg(%a) : f32[2, 1, 8, 4]",
+        inputs=CACHE,
+        outputs="%y, %k -> %cache",
+    )
     refuses(FUSE_POINTWISE, text, "%cache is overwritten in between")
 
 
 def test_every_group_is_convex() -> None:
     text = graph(
-        "%a = exp(%x) : f32[n, 4]", "%m = softmax(%a) {axis=-1} : f32[n, 4]", "%d = neg(%m) : f32[n, 4]",
-        "%f = neg(%z) : f32[n, 4]", "%h = add(%d, %f) : f32[n, 4]", "%y = add(%h, %a) : f32[n, 4]",
-    )  # fmt: skip
+        "%a = exp(%x) : f32[n, 4]",
+        "%m = softmax(%a) {axis=-1} : f32[n, 4]",
+        "%d = neg(%m) : f32[n, 4]",
+        "%f = neg(%z) : f32[n, 4]",
+        "%h = add(%d, %f) : f32[n, 4]",
+        "%y = add(%h, %a) : f32[n, 4]",
+    )
     before = parse(text)
     after, notes = run(FUSE_POINTWISE, before)
     check_fusions(before, after, "fuse-pointwise")
@@ -149,12 +169,13 @@ CUT = "%a, %u = split(%l) {sizes=(3, 3), axis=-1} : f32[n, 3], f32[n, 3]"
 @pytest.mark.parametrize(
     "tail",
     [
-        ["%y = swiglu(%a, %u) : f32[n, 3]"], ["%y = swiglu(%u, %a) : f32[n, 3]"],
-        ['%y = pointwise(%a, %u) {expr="mul(gelu(x0, approximate=\'tanh\'), x1)"} : f32[n, 3]'],
+        ["%y = swiglu(%a, %u) : f32[n, 3]"],
+        ["%y = swiglu(%u, %a) : f32[n, 3]"],
+        ["%y = pointwise(%a, %u) {expr=\"mul(gelu(x0, approximate='tanh'), x1)\"} : f32[n, 3]"],
         ['%y = pointwise(%a, %u, %s) {expr="add(mul(relu(x0), x1), x2)"} : f32[n, 3]'],
     ],
     ids=["swiglu", "halves swapped", "geglu", "with a residual"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("bias", ["_", "%b"], ids=["plain", "bias"])
 def test_gated(tail: list[str], bias: str, golden: Golden) -> None:
     text = graph(LINEAR.format(bias), CUT, *tail, inputs="%x: f32[n, 4], %s: f32[n, 3]")
@@ -174,16 +195,24 @@ def test_what_is_not_gated() -> None:
     third = graph(linear, CUT, swiglu, "%v = exp(%u) : f32[n, 3]", outputs="%y, %v")
     refuses(FUSE_GATED, third, "%u has 2 readers, it must have one")
     refuses(FUSE_GATED, graph(linear, CUT, swiglu, outputs="%y, %l"), "%l has 2 readers, it must have one")
-    uneven = graph(linear, CUT.replace("(3, 3)", "(2, 4)").replace("f32[n, 3], f32[n, 3]", "f32[n, 2], f32[n, 4]"),
-                   "%y = exp(%a) : f32[n, 2]", outputs="%y, %u")  # fmt: skip
+    uneven = graph(
+        linear,
+        CUT.replace("(3, 3)", "(2, 4)").replace("f32[n, 3], f32[n, 3]", "f32[n, 2], f32[n, 4]"),
+        "%y = exp(%a) : f32[n, 2]",
+        outputs="%y, %u",
+    )
     refuses(FUSE_GATED, uneven, "the two halves differ in size")
     one = graph(linear, CUT, "%y = exp(%a) : f32[n, 3]", outputs="%y, %u")
     refuses(FUSE_GATED, one, "only one of the halves is read here")
     rows = "%a, %u = split(%l) {sizes=(2, 2), axis=0} : f32[2, 6], f32[2, 6]"
     cut = graph(linear.replace("n, 6", "4, 6"), rows, "%y = swiglu(%a, %u) : f32[2, 6]", inputs="%x: f32[4, 4]")
     refuses(FUSE_GATED, cut, "%l is cut along axis 0, not the last")
-    wider = graph(linear, CUT, '%y = pointwise(%a, %u, %s) {expr="mul(mul(x0, x1), x2)"} : f32[2, n, 3]',
-                  inputs="%x: f32[n, 4], %s: f32[2, n, 3]")  # fmt: skip
+    wider = graph(
+        linear,
+        CUT,
+        '%y = pointwise(%a, %u, %s) {expr="mul(mul(x0, x1), x2)"} : f32[2, n, 3]',
+        inputs="%x: f32[n, 4], %s: f32[2, n, 3]",
+    )
     refuses(FUSE_GATED, wider, "are stretched to f32[2, n, 3]")
     busy = '%l = fused_linear(%x, %w, _, _, _) {expr="neg(x0)"} : f32[n, 6]'
     refuses(FUSE_GATED, graph(busy, CUT, swiglu))
@@ -209,7 +238,7 @@ PRODUCERS = {
     "mean": ("%p = mean(%x) {axes=(0,), keepdims=False} : f32[4]", "4"),
     "max": ("%p = max(%x) {axes=(1,), keepdims=False} : f32[n]", "n"),
     "fused_reduce": (
-        '%p = fused_reduce(%x, %z, %q) '
+        "%p = fused_reduce(%x, %z, %q) "
         '{inputs=2, reduce="sum", axes=(-1,), pre="mul(x0, x1)", post="add(x0, x1)"} : f32[n]',
         "n",
     ),
@@ -237,7 +266,7 @@ def test_tails_of_tails_in_one_sweep() -> None:
 
 
 def test_an_extra_that_the_tail_has_already_is_named_once() -> None:
-    text = graph(PRODUCERS["fused_linear"][0], '%y = mul(%p, %s) : f32[n, 6]', inputs=MANY)
+    text = graph(PRODUCERS["fused_linear"][0], "%y = mul(%p, %s) : f32[n, 6]", inputs=MANY)
     (op,) = fires(FUSE_INTO_PRODUCER, text, count=1).ops
     assert op.attrs["expr"] == "mul(add(x0, x1), x1)" and len(op.reads) == 3
 
@@ -245,18 +274,20 @@ def test_an_extra_that_the_tail_has_already_is_named_once() -> None:
 def test_the_last_product_takes_the_sum_of_several() -> None:
     """A parallel block: x + attention + mlp."""
     lines = (
-        "%l = linear(%x, %w, _) : f32[n, 6]", "%m = linear(%z, %w, _) : f32[n, 6]",
+        "%l = linear(%x, %w, _) : f32[n, 6]",
+        "%m = linear(%z, %w, _) : f32[n, 6]",
         '%y = pointwise(%s, %l, %m) {expr="add(add(x0, x1), x2)"} : f32[n, 6]',
-    )  # fmt: skip
+    )
     after = fires(FUSE_INTO_PRODUCER, graph(*lines, inputs=MANY), count=1)
     assert [op.name for op in after.ops] == ["linear", "fused_linear"]
 
 
 def test_a_product_takes_the_tail_before_a_norm_does() -> None:
     lines = (
-        "%v = rms_norm(%z, %g) {eps=1e-06, dims=1} : f32[n, 4]", "%l = linear(%x, %o, _) : f32[n, 4]",
+        "%v = rms_norm(%z, %g) {eps=1e-06, dims=1} : f32[n, 4]",
+        "%l = linear(%x, %o, _) : f32[n, 4]",
         "%y = add(%v, %l) : f32[n, 4]",
-    )  # fmt: skip
+    )
     after = fires(FUSE_INTO_PRODUCER, graph('param %o: f32[4, 4] = "o"', *lines), count=1)
     assert [op.name for op in after.ops] == ["rms_norm", "fused_linear"]
 
@@ -280,8 +311,13 @@ def test_tails_that_stay() -> None:
 
 
 def test_a_product_of_a_cache_that_is_overwritten() -> None:
-    text = graph("%l = linear(%cache, %w, _) : f32[2, 1, 8, 6]", WRITE, "%y = tanh(%l) : f32[2, 1, 8, 6]", inputs=CACHE,
-                 outputs="%y, %k -> %cache")  # fmt: skip
+    text = graph(
+        "%l = linear(%cache, %w, _) : f32[2, 1, 8, 6]",
+        WRITE,
+        "%y = tanh(%l) : f32[2, 1, 8, 6]",
+        inputs=CACHE,
+        outputs="%y, %k -> %cache",
+    )
     refuses(FUSE_INTO_PRODUCER, text, "%cache is overwritten in between")
 
 
@@ -299,10 +335,11 @@ def test_reduce(reduce: str, axes: str) -> None:
 
 def test_reduce_with_a_tail(golden: Golden) -> None:
     text = graph(
-        full("2.0"), '%a = pointwise(%x, %z) {expr="exp(sub(x0, x1))"} : f32[n, 4]',
+        full("2.0"),
+        '%a = pointwise(%x, %z) {expr="exp(sub(x0, x1))"} : f32[n, 4]',
         '%y = fused_reduce(%a, %q) {inputs=1, reduce="sum", axes=(-1,), pre="x0", post="mul(x0, x1)"} : f32[n]',
         inputs=MANY,
-    )  # fmt: skip
+    )
     fires(FUSE_INTO_REDUCE, text, golden, count=1)
 
 
@@ -330,6 +367,11 @@ def test_an_operand_that_the_tail_reads_too_is_not_made_twice() -> None:
 
 
 def test_a_sum_over_a_cache_that_is_overwritten() -> None:
-    text = graph("%a = exp(%cache) : f32[2, 1, 8, 4]", WRITE, "%y = sum(%a) {axes=None} : f32[]", inputs=CACHE,
-                 outputs="%y, %k -> %cache")  # fmt: skip
+    text = graph(
+        "%a = exp(%cache) : f32[2, 1, 8, 4]",
+        WRITE,
+        "%y = sum(%a) {axes=None} : f32[]",
+        inputs=CACHE,
+        outputs="%y, %k -> %cache",
+    )
     refuses(FUSE_INTO_REDUCE, text, "%cache is overwritten in between")

@@ -15,17 +15,28 @@ PARAMS = (
     'param %sin: f32[9, 2] = "sin"', 'param %cos: f32[9, 2] = "cos"', 'param %nq: f32[4] = "nq"',
     'param %nk: f32[4] = "nk"',
 )  # fmt: skip
-INPUTS = ", ".join((
-    "%x: f32[batch, seq, 8]", "%positions: i64[batch, seq]", "%kc: f32[batch, 2, capacity, 4]",
-    "%vc: f32[batch, 2, capacity, 4]", "%lengths: i32[batch]", "%valid: i32[batch]",
-))  # fmt: skip
+INPUTS = ", ".join(
+    (
+        "%x: f32[batch, seq, 8]",
+        "%positions: i64[batch, seq]",
+        "%kc: f32[batch, 2, capacity, 4]",
+        "%vc: f32[batch, 2, capacity, 4]",
+        "%lengths: i32[batch]",
+        "%valid: i32[batch]",
+    )
+)
 LINEAR = "%l = linear(%x, %w, _) : f32[batch, seq, 32]"
 
 
 def lines(
-    product: str = LINEAR, *, norms: str = "", algo: str = "gpt_neox", valid: str = "_",
-    eps: tuple[str, str] = ("1e-06", "1e-06"), heads: dict[str, int] = HEADS,
-) -> list[str]:  # fmt: skip
+    product: str = LINEAR,
+    *,
+    norms: str = "",
+    algo: str = "gpt_neox",
+    valid: str = "_",
+    eps: tuple[str, str] = ("1e-06", "1e-06"),
+    heads: dict[str, int] = HEADS,
+) -> list[str]:
     """split, reshape to heads, norms of the parts named in `norms`, rope, cache writes."""
     sizes = [4 * heads[part] for part in "qkv"]
     types = ", ".join(f"f32[batch, seq, {n}]" for n in sizes)
@@ -70,11 +81,12 @@ def test_qkv(algo: str, norms: str, valid: str) -> None:
 @pytest.mark.parametrize(
     "product",
     [
-        LINEAR.replace("_", "%b"), '%l = fused_linear(%x, %w, _, %g, _) {norm="rms", eps=1e-05} : f32[batch, seq, 32]',
+        LINEAR.replace("_", "%b"),
+        '%l = fused_linear(%x, %w, _, %g, _) {norm="rms", eps=1e-05} : f32[batch, seq, 32]',
         '%l = fused_linear(%x, %w, %b, %g, %c) {norm="layer", eps=1e-05} : f32[batch, seq, 32]',
     ],
     ids=["bias", "rms", "layer and bias"],
-)  # fmt: skip
+)
 def test_products(product: str, golden: Golden) -> None:
     fires(FUSE_QKV, graph(lines(product, valid="%valid")), golden, count=1)
 
@@ -118,8 +130,10 @@ def test_q_without_rotation() -> None:
 def test_q_and_k_rotated_differently() -> None:
     text = changed("rope(%k1, %positions, %sin, %cos)", "rope(%k1, %positions, %cos, %sin)")
     refuses(FUSE_QKV, text, "q and k are rotated by different tables or positions")
-    text = graph(lines()).replace('%k3 = rope(%k1, %positions, %sin, %cos) {algo="gpt_neox"}',
-                                  '%k3 = rope(%k1, %positions, %sin, %cos) {algo="gpt_j"}')  # fmt: skip
+    text = graph(lines()).replace(
+        '%k3 = rope(%k1, %positions, %sin, %cos) {algo="gpt_neox"}',
+        '%k3 = rope(%k1, %positions, %sin, %cos) {algo="gpt_j"}',
+    )
     refuses(FUSE_QKV, text, "q and k are rotated by different tables or positions")
 
 
@@ -132,9 +146,11 @@ def test_k_and_v_at_different_positions() -> None:
 
 def test_a_part_that_goes_nowhere_near_a_cache() -> None:
     body = [line for line in lines() if not line.startswith("%vu")]
-    text = graph(body, outputs="%y, %ku -> %kc, %z").replace("%ku, %vu", "%ku, %vc").replace(
-        "  %y = ", "  %z = exp(%v1) : f32[batch, seq, 2, 4]\n  %y = "
-    )  # fmt: skip
+    text = (
+        graph(body, outputs="%y, %ku -> %kc, %z")
+        .replace("%ku, %vu", "%ku, %vc")
+        .replace("  %y = ", "  %z = exp(%v1) : f32[batch, seq, 2, 4]\n  %y = ")
+    )
     refuses(FUSE_QKV, text, "%v1 is not written to a cache")
 
 

@@ -89,10 +89,27 @@ def test_the_graph_of_a_stage_is_never_changed() -> None:
 def test_names_of_passes_are_stable() -> None:
     """Users name passes in options; a name may come twice, where a pass runs twice."""
     assert [p.name for p in PIPELINE] == [
-        "dce", "remove-identities", "widen-activations", "idioms", "hoist-setup", "merge-equal-ops", "sink-reshapes",
-        "pull-last-token", "fuse-attention", "remove-identities", "linear-bias", "merge-parallel-linears",
-        "fuse-norm-linear", "fuse-qkv",
-        "fuse-pointwise", "fuse-gated", "fuse-residual-add", "fuse-into-producer", "fuse-into-reduce",
-        "fuse-head-argmax", "dce", "roll-layers",
-    ]  # fmt: skip
+        "dce",
+        "remove-identities",
+        "widen-activations",
+        "idioms",
+        "hoist-setup",
+        "merge-equal-ops",
+        "sink-reshapes",
+        "pull-last-token",
+        "fuse-attention",
+        "remove-identities",
+        "linear-bias",
+        "merge-parallel-linears",
+        "fuse-norm-linear",
+        "fuse-qkv",
+        "fuse-pointwise",
+        "fuse-gated",
+        "fuse-residual-add",
+        "fuse-into-producer",
+        "fuse-into-reduce",
+        "fuse-head-argmax",
+        "dce",
+        "roll-layers",
+    ]
     assert all(p.rule for p in PIPELINE)

@@ -40,16 +40,22 @@ def test_they_need_not_be_neighbours(golden: Golden) -> None:
 def test_an_mlp_beside_attention_is_a_group_of_its_own() -> None:
     """GPT-J: q, k and v are cut into heads, the MLP of the same input ends in an activation."""
     lines = [
-        *linears("_", "_", "_"), "%f = linear(%x, %d, _) : f32[n, 6]", "%g = gelu(%f) : f32[n, 6]",
+        *linears("_", "_", "_"),
+        "%f = linear(%x, %d, _) : f32[n, 6]",
+        "%g = gelu(%f) : f32[n, 6]",
         "%h = reshape(%k) {shape=(n, 2, 2)} : f32[n, 2, 2]",
-    ]  # fmt: skip
+    ]
     after = fires(MERGE_PARALLEL_LINEARS, graph(*lines, outputs="%h, %l, %m, %g"), count=1)
     assert [op.name for op in after.ops] == ["linear", "split", "linear", "gelu", "reshape"]
 
 
 def test_two_pairs_are_merged_apart() -> None:
-    lines = [*linears("_", "_", "_")[1:], "%e = exp(%x) : f32[n, 4]", "%u = linear(%e, %a, _) : f32[n, 4]",
-             "%v = linear(%e, %d, _) : f32[n, 6]"]  # fmt: skip
+    lines = [
+        *linears("_", "_", "_")[1:],
+        "%e = exp(%x) : f32[n, 4]",
+        "%u = linear(%e, %a, _) : f32[n, 4]",
+        "%v = linear(%e, %d, _) : f32[n, 6]",
+    ]
     fires(MERGE_PARALLEL_LINEARS, graph(*lines, outputs="%l, %m, %u, %v"), count=2)
 
 

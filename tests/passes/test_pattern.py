@@ -56,8 +56,10 @@ def test_inner_values_may_be_read_by_several_ops_of_the_match() -> None:
 
     rule = Rewrite("diamond", "c * exp(c)", centred, lambda x: rms_norm(x))
     text = graph(
-        "%m = mean(%x) {axes=(-1,), keepdims=True} : f32[2, 1]", "%c = sub(%x, %m) : f32[2, 4]",
-        "%e = exp(%c) : f32[2, 4]", "%y = mul(%c, %e) : f32[2, 4]",
+        "%m = mean(%x) {axes=(-1,), keepdims=True} : f32[2, 1]",
+        "%c = sub(%x, %m) : f32[2, 4]",
+        "%e = exp(%c) : f32[2, 4]",
+        "%y = mul(%c, %e) : f32[2, 4]",
     )
     _, notes = run(rule, parse(text))
     assert notes.rewrites == 1
@@ -128,9 +130,14 @@ def test_attributes_that_a_pattern_fixes_must_be_equal() -> None:
 
 def test_bindings_are_never_changed() -> None:
     """The first order of a commutative op fails late; what it bound must not be left behind."""
-    g = parse(graph(
-        "%a = exp(%x) : f32[2, 4]", "%b = neg(%x) : f32[2, 4]", "%y = mul(%a, %b) : f32[2, 4]", inputs="%x: f32[2, 4]"
-    ))
+    g = parse(
+        graph(
+            "%a = exp(%x) : f32[2, 4]",
+            "%b = neg(%x) : f32[2, 4]",
+            "%y = mul(%a, %b) : f32[2, 4]",
+            inputs="%x: f32[2, 4]",
+        )
+    )
     rule = Rewrite("order", "neg(p) * exp(q)", lambda p, q: mul(neg(p), exp(q)), lambda p, q: mul(p, q))
     pattern = _pattern(rule)
     start: dict[Any, Any] = {}
@@ -151,7 +158,10 @@ def test_every_binding_is_found() -> None:
 
 def test_when_may_choose_among_the_bindings() -> None:
     rule = Rewrite(
-        "right", "a + b where a is y", lambda a, b: add(exp(a), b), lambda a, b: add(exp(a), neg(neg(b))),
+        "right",
+        "a + b where a is y",
+        lambda a, b: add(exp(a), b),
+        lambda a, b: add(exp(a), neg(neg(b))),
         when=lambda m: m["a"].name == "z" or "a is not z",
     )
     lines = ("%p = exp(%x) : f32[2, 4]", "%q = exp(%z) : f32[2, 4]", "%y = add(%p, %q) : f32[2, 4]")
@@ -229,9 +239,7 @@ def test_rewrites_feed_each_other_until_none_fires() -> None:
 def test_near_misses_are_those_of_the_last_sweep() -> None:
     """While rules still fire, a value may have readers that are gone at the end."""
     outer = Rewrite("outer", "", lambda x: neg(exp(x)), lambda x: silu(neg(x)))
-    text = graph(
-        "%e = exp(%x) : f32[2, 4]", "%a = neg(%e) : f32[2, 4]", "%b = neg(%e) : f32[2, 4]", outputs="%a, %b"
-    )
+    text = graph("%e = exp(%x) : f32[2, 4]", "%a = neg(%e) : f32[2, 4]", "%b = neg(%e) : f32[2, 4]", outputs="%a, %b")
     notes = refuses(outer, text, "%e has 2 readers")
     assert len(notes.misses) == 2
     text = text.replace("%b = neg(%e)", "%b = exp(%x)")

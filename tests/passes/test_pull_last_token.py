@@ -50,17 +50,25 @@ def test_the_last_token_is_not_pulled_through_what_mixes_rows() -> None:
 def test_the_last_token_of_what_is_read_elsewhere() -> None:
     text = graph(*HEAD, "%y = " + LAST.format("%t"), inputs=THREE, outputs="%y, %t")
     refuses(PULL_LAST_TOKEN, text, "%t has 2 readers, it must have one")
-    text = graph(HEAD[0], HEAD[1], "%y = " + LAST.format("%l"), "%z = exp(%l) : f32[batch, seq, 6]", inputs=THREE,
-                 outputs="%y, %z")  # fmt: skip
+    text = graph(
+        HEAD[0],
+        HEAD[1],
+        "%y = " + LAST.format("%l"),
+        "%z = exp(%l) : f32[batch, seq, 6]",
+        inputs=THREE,
+        outputs="%y, %z",
+    )
     refuses(PULL_LAST_TOKEN, text, "%l has 2 readers, it must have one")
 
 
 def test_the_last_token_of_a_cache_that_is_overwritten() -> None:
     text = graph(
-        "%e = exp(%cache) : f32[2, 1, 8, 4]", "%k = kv_update(%cache, %r, %lengths, _) : f32[2, 1, 8, 4]",
+        "%e = exp(%cache) : f32[2, 1, 8, 4]",
+        "%k = kv_update(%cache, %r, %lengths, _) : f32[2, 1, 8, 4]",
         "%y = slice(%e) {axis=2, start=0, length=1, step=1} : f32[2, 1, 1, 4]",
-        inputs="%cache: f32[2, 1, 8, 4], %r: f32[2, 3, 1, 4], %lengths: i32[2]", outputs="%y, %k -> %cache",
-    )  # fmt: skip
+        inputs="%cache: f32[2, 1, 8, 4], %r: f32[2, 3, 1, 4], %lengths: i32[2]",
+        outputs="%y, %k -> %cache",
+    )
     refuses(PULL_LAST_TOKEN, text, "%cache is overwritten in between")
 
 
@@ -130,9 +138,14 @@ def test_picks_that_are_overwritten_stay_apart() -> None:
     slot = "slice(%x) {axis=1, start=0, length=3, step=1} : f32[2, 3, 4, 4]"
     update = "kv_update({}, %r, %lengths, _) : f32[2, 3, 4, 4]"
     text = graph(
-        f"%a = {slot}", f"%b = {slot}", "%k = " + update.format("%a"), "%v = " + update.format("%b"),
-        "%e = exp(%q) : f32[2, 6, 4]", "%y = slice(%e) {axis=1, start=0, length=1, step=1} : f32[2, 1, 4]",
-        inputs="%x: f32[2, 6, 4, 4], %r: f32[2, 3, 3, 4], %lengths: i32[2], %q: f32[2, 6, 4]", outputs="%y, %k, %v",
-    )  # fmt: skip
+        f"%a = {slot}",
+        f"%b = {slot}",
+        "%k = " + update.format("%a"),
+        "%v = " + update.format("%b"),
+        "%e = exp(%q) : f32[2, 6, 4]",
+        "%y = slice(%e) {axis=1, start=0, length=1, step=1} : f32[2, 1, 4]",
+        inputs="%x: f32[2, 6, 4, 4], %r: f32[2, 3, 3, 4], %lengths: i32[2], %q: f32[2, 6, 4]",
+        outputs="%y, %k, %v",
+    )
     after = fires(PULL_LAST_TOKEN, text, count=1)
     assert [op.name for op in after.ops].count("slice") == 3

@@ -175,8 +175,12 @@ def test_values_that_are_computed_outside_for_each_layer() -> None:
 
 def test_a_loop_must_be_worth_it() -> None:
     """Two equal products in a row are no layers."""
-    lines = ['param %w: f32[4, 4] = "w"', 'param %v: f32[4, 4] = "v"', "%a = linear(%x, %w, _) : f32[n, 4]",
-             "%y = linear(%a, %v, _) : f32[n, 4]"]  # fmt: skip
+    lines = [
+        'param %w: f32[4, 4] = "w"',
+        'param %v: f32[4, 4] = "v"',
+        "%a = linear(%x, %w, _) : f32[n, 4]",
+        "%y = linear(%a, %v, _) : f32[n, 4]",
+    ]
     text = "\n".join(["graph g(%x: f32[n, 4]) {", *(f"  {line}" for line in lines), "  return %y", "}"])
     refuses(ROLL_LAYERS, text)
 

@@ -97,9 +97,11 @@ def test_mlp(golden: Golden) -> None:
 def test_any_number_of_ranks(size: int) -> None:
     """12 rows between 5 ranks: parts of 2 and 3."""
     graphs = same_numbers(parse(MLP), MLP_PLAN, size, passes=True)
-    widths = [g.params[0].value.type.shape[0] for g in graphs] if size == 1 else [
-        next(op.result.type.shape[0] for op in g.setup if op.name == "slice") for g in graphs
-    ]
+    widths = (
+        [g.params[0].value.type.shape[0] for g in graphs]
+        if size == 1
+        else [next(op.result.type.shape[0] for op in g.setup if op.name == "slice") for g in graphs]
+    )
     assert sum(int(w) for w in widths) == 12  # type: ignore[call-overload]
 
 
@@ -241,8 +243,15 @@ def test_an_id_that_nobody_has_is_reported() -> None:
 
 
 def llama_step(**config: Any) -> tuple[Graph, Mapping[str, str]]:
-    given = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-             "num_attention_heads": 4, "max_position_embeddings": 32, **config}
+    given = {
+        "vocab_size": 40,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 32,
+        **config,
+    }
     model = LlamaForCausalLM.from_config(LlamaConfig(**given), seed=0)
     traced = trace(model.generation_step(), **step_specs(model.config, model.dtype))
     return traced.graph.replace(writes=traced.mutated), model.tp_plan
@@ -311,16 +320,25 @@ graph chain(%x: f32[batch, 8]) {{
         ("  %y = cumsum(%h) {axis=1} : f32[batch, 12]", 1),
         ("  %y = rms_norm(%h, _) {eps=1e-05, dims=1} : f32[batch, 12]", 1),
         ("  %y = slice(%h) {axis=1, start=2, length=5, step=1} : f32[batch, 5]", 1),
-        ("  %a, %b = split(%h) {sizes=(6, 6), axis=1} : f32[batch, 6], f32[batch, 6]\n"
-         "  %y = mul(%a, %b) : f32[batch, 6]", 1),
+        (
+            "  %a, %b = split(%h) {sizes=(6, 6), axis=1} : f32[batch, 6], f32[batch, 6]\n"
+            "  %y = mul(%a, %b) : f32[batch, 6]",
+            1,
+        ),
         ("  %c = concat(%h, %x) {axis=1} : f32[batch, 20]\n  %y = neg(%c) : f32[batch, 20]", 1),
-        ("  %r = reshape(%h) {shape=(batch, 4, 3)} : f32[batch, 4, 3]\n"
-         "  %e = expand(%r) {shape=(2, batch, 4, 3)} : f32[2, batch, 4, 3]\n"
-         "  %y = sum(%e) {axes=(0, 3), keepdims=False} : f32[batch, 4]", 1),
-        ("  %i = argmax(%h) {axis=1, keepdims=True} : i64[batch, 1]\n"
-         "  %y = take_along(%h, %i) {axis=1} : f32[batch, 1]", 1),
+        (
+            "  %r = reshape(%h) {shape=(batch, 4, 3)} : f32[batch, 4, 3]\n"
+            "  %e = expand(%r) {shape=(2, batch, 4, 3)} : f32[2, batch, 4, 3]\n"
+            "  %y = sum(%e) {axes=(0, 3), keepdims=False} : f32[batch, 4]",
+            1,
+        ),
+        (
+            "  %i = argmax(%h) {axis=1, keepdims=True} : i64[batch, 1]\n"
+            "  %y = take_along(%h, %i) {axis=1} : f32[batch, 1]",
+            1,
+        ),
     ],
-)  # fmt: skip
+)
 def test_ops_on_parts(body: str, gathers: int) -> None:
     for size in (2, 3):
         graphs = same_numbers(parse(CHAIN.format(body=body)), {"w": "colwise"}, size)

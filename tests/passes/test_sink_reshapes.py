@@ -27,11 +27,15 @@ def names(graph: Graph) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "width"),
     [
-        ("linear(%f, %w, %b)", 6), ("rms_norm(%f, %g) {eps=1e-06, dims=1}", 4), ("gelu(%f)", 4), ("add(%f, %g)", 4),
-        ("layer_norm(%f, _, _) {eps=1e-06, dims=1}", 4), ("mul(%f, %f)", 4),
+        ("linear(%f, %w, %b)", 6),
+        ("rms_norm(%f, %g) {eps=1e-06, dims=1}", 4),
+        ("gelu(%f)", 4),
+        ("add(%f, %g)", 4),
+        ("layer_norm(%f, _, _) {eps=1e-06, dims=1}", 4),
+        ("mul(%f, %f)", 4),
     ],
     ids=["linear", "rms_norm", "unary", "row", "layer_norm", "square"],
-)  # fmt: skip
+)
 def test_row_wise(line: str, width: int) -> None:
     after = fires(SINK_RESHAPES, graph(FLAT, f"%y = {line} : f32[batch*seq, {width}]"), count=1)
     assert names(after) == [line.split("(")[0], "reshape"] and after.ops[0].operands[0] is after.inputs[0]
@@ -40,10 +44,13 @@ def test_row_wise(line: str, width: int) -> None:
 def test_conv1d(golden: Golden) -> None:
     """norm, flatten, product, bias, activation, back: nothing is left of the reshapes."""
     text = graph(
-        "%n = rms_norm(%x, %g) {eps=1e-06, dims=1} : f32[batch, seq, 4]", FLAT.replace("%x", "%n"),
-        "%l = linear(%f, %w, _) : f32[batch*seq, 6]", "%a = add(%l, %b) : f32[batch*seq, 6]",
-        "%t = tanh(%a) : f32[batch*seq, 6]", "%y = reshape(%t) {shape=(batch, seq, 6)} : f32[batch, seq, 6]",
-    )  # fmt: skip
+        "%n = rms_norm(%x, %g) {eps=1e-06, dims=1} : f32[batch, seq, 4]",
+        FLAT.replace("%x", "%n"),
+        "%l = linear(%f, %w, _) : f32[batch*seq, 6]",
+        "%a = add(%l, %b) : f32[batch*seq, 6]",
+        "%t = tanh(%a) : f32[batch*seq, 6]",
+        "%y = reshape(%t) {shape=(batch, seq, 6)} : f32[batch, seq, 6]",
+    )
     after = fires(SINK_RESHAPES, text, golden, count=3)
     clean, _ = run(REMOVE_IDENTITIES, after)
     assert names(clean) == ["rms_norm", "linear", "add", "tanh"]
@@ -64,10 +71,12 @@ def test_a_reshape_that_is_read_elsewhere_too_stays_for_that() -> None:
 def test_heads_that_are_joined_and_flattened_at_once(golden: Golden) -> None:
     """The output of attention goes to the product as [tokens, heads * dim] in one reshape."""
     text = graph(
-        "%f = reshape(%h) {shape=(batch*seq, 4)} : f32[batch*seq, 4]", "%l = linear(%f, %w, %b) : f32[batch*seq, 6]",
-        "%r = reshape(%l) {shape=(batch, seq, 6)} : f32[batch, seq, 6]", "%y = add(%r, %s) : f32[batch, seq, 6]",
+        "%f = reshape(%h) {shape=(batch*seq, 4)} : f32[batch*seq, 4]",
+        "%l = linear(%f, %w, %b) : f32[batch*seq, 6]",
+        "%r = reshape(%l) {shape=(batch, seq, 6)} : f32[batch, seq, 6]",
+        "%y = add(%r, %s) : f32[batch, seq, 6]",
         inputs="%h: f32[batch, seq, 2, 2], %s: f32[batch, seq, 6]",
-    )  # fmt: skip
+    )
     after = fires(SINK_RESHAPES, text, golden, count=1)
     clean, _ = run(REMOVE_IDENTITIES, after)
     assert names(clean) == ["reshape", "linear", "add"]
@@ -94,8 +103,10 @@ def test_what_must_stay() -> None:
 
 def test_a_cache_that_is_overwritten_is_read_before() -> None:
     text = graph(
-        "%f = reshape(%c) {shape=(16, 4)} : f32[16, 4]", "%k = kv_update(%c, %r, %lengths, _) : f32[2, 1, 8, 4]",
-        "%y = exp(%f) : f32[16, 4]", inputs="%c: f32[2, 1, 8, 4], %r: f32[2, 3, 1, 4], %lengths: i32[2]",
+        "%f = reshape(%c) {shape=(16, 4)} : f32[16, 4]",
+        "%k = kv_update(%c, %r, %lengths, _) : f32[2, 1, 8, 4]",
+        "%y = exp(%f) : f32[16, 4]",
+        inputs="%c: f32[2, 1, 8, 4], %r: f32[2, 3, 1, 4], %lengths: i32[2]",
         outputs="%y, %k -> %c",
-    )  # fmt: skip
+    )
     refuses(SINK_RESHAPES, text)

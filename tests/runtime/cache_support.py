@@ -40,8 +40,10 @@ def start_child(body: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-c", CHILD.format(body=body), *arguments],
         env={**os.environ, "PYTHONPATH": str(IMPORT_ROOT)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def plans(root: Path) -> list[str]:

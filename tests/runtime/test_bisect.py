@@ -35,9 +35,15 @@ TEMPLATES = Path(render.__file__).resolve().parent / "templates"
 
 def small_llama(layers: int = 4, dtype: str = "float32") -> LlamaForCausalLM:
     config = LlamaConfig(
-        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, dtype=dtype,
-    )  # fmt: skip
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        dtype=dtype,
+    )
     return LlamaForCausalLM.from_config(config, seed=0)
 
 
@@ -251,10 +257,7 @@ TILES = {
         "  %y = linear(%z, %d, _) : f32[50, 40]\n  return %y\n}",
     ),
 }
-ELSEWHERE = {
-    "plan": "the frame of every plan",
-    "collective": "does nothing on one rank",
-}
+ELSEWHERE = {"plan": "the frame of every plan", "collective": "does nothing on one rank"}
 # What is stored is doubled; where a template stores nothing itself, a sum becomes a difference.
 _STORED = re.compile(r"\{\{ ((?:\w+\.)?(?:\w*statement\w*|finish|store_\w+)) \}\}")
 _OTHER = {

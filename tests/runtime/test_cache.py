@@ -71,10 +71,17 @@ def test_default_root_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_pa
 @pytest.mark.parametrize(
     "change",
     [
-        {"source": "x"}, {"headers": ()}, {"headers": (("vec/v.h", "other"),)}, {"compiler": "cc 2"},
-        {"flags": ("-O2",)}, {"flags": ("-O3", "")}, {"target": "other"}, {"abi": 2}, {"language": "cuda"},
+        {"source": "x"},
+        {"headers": ()},
+        {"headers": (("vec/v.h", "other"),)},
+        {"compiler": "cc 2"},
+        {"flags": ("-O2",)},
+        {"flags": ("-O3", "")},
+        {"target": "other"},
+        {"abi": 2},
+        {"language": "cuda"},
     ],
-)  # fmt: skip
+)
 def test_every_part_of_the_key_counts(change: dict[str, object]) -> None:
     assert replace(KEY, **change).digest() != KEY.digest()
     assert replace(KEY).digest() == KEY.digest()
@@ -84,7 +91,7 @@ def test_comments_are_not_part_of_the_key_of_c() -> None:
     def digest(source: str, language: str = "c") -> str:
         return replace(KEY, source=source, language=language).digest()
 
-    one = "/* model.py:7 */ int a = 1; // of 7\nchar q = '\"', *s = \"/* 7 */\"; /* 7\n */ int b;"
+    one = '/* model.py:7 */ int a = 1; // of 7\nchar q = \'"\', *s = "/* 7 */"; /* 7\n */ int b;'
     assert digest(one) == digest(one.replace("model.py:7", "model.py:8, which is longer").replace("of 7", "of 8"))
     for old, new in (("a = 1", "a = 2"), ('"/* 7 */"', '"/* 8 */"'), ("int b", "int c")):
         assert digest(one.replace(old, new)) != digest(one)
@@ -319,14 +326,24 @@ def test_clear_leaves_files_of_others(root: Path) -> None:
     cache.get_or_build(KEY, build)
     facts.remember("limits", "key", {})
     ours = [
-        f"facts/plan-{'a1' * 32}.sealed", f"facts/isa-{'0f' * 12}.sealed", f"facts/.tmp-12-{'0f' * 8}",
-        f"facts/plan-{'a1' * 32}.pickle", f"facts/isa-{'0f' * 12}.json", f"facts/__jinja2_{'0f' * 20}.cache",
-        f"failed/{'0f' * 8}/plan.c", "failed/tmp-123-00ff/plan.cu",
-    ]  # fmt: skip
+        f"facts/plan-{'a1' * 32}.sealed",
+        f"facts/isa-{'0f' * 12}.sealed",
+        f"facts/.tmp-12-{'0f' * 8}",
+        f"facts/plan-{'a1' * 32}.pickle",
+        f"facts/isa-{'0f' * 12}.json",
+        f"facts/__jinja2_{'0f' * 20}.cache",
+        f"failed/{'0f' * 8}/plan.c",
+        "failed/tmp-123-00ff/plan.cu",
+    ]
     theirs = [
-        "facts/notes.txt", "facts/a-list.json", "facts/plan-b.sealed", "facts/more/limits.json", "failed/why.md",
-        "plans/budget.txt", "plans/data/table.csv",
-    ]  # fmt: skip
+        "facts/notes.txt",
+        "facts/a-list.json",
+        "facts/plan-b.sealed",
+        "facts/more/limits.json",
+        "failed/why.md",
+        "plans/budget.txt",
+        "plans/data/table.csv",
+    ]
     for name in ours + theirs:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()

@@ -23,9 +23,7 @@ pytestmark = pytest.mark.usefixtures("root")
 
 
 @pytest.mark.parametrize("place", ["file/below", "/proc/monoplan", "/proc", "file"])
-def test_unusable_place_falls_to_a_temporary_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+def test_unusable_place_falls_to_a_temporary_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     if place.startswith("/proc") and sys.platform != "linux":
         pytest.skip("needs /proc")
     (tmp_path / "file").write_text("not a directory")
@@ -46,9 +44,7 @@ def test_temporary_root_is_removed_at_exit(tmp_path: Path) -> None:
     code = "from monoplan.runtime.build import cache_places; print(cache_places.cache_root())"
     environ = {"MONOPLAN_CACHE_DIR": str(tmp_path / "file/x"), "TMPDIR": str(tmp_path / "tmp")}
     environ = {**os.environ, "PYTHONPATH": str(IMPORT_ROOT), **environ}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(str(tmp_path / "tmp"))
     assert "RuntimeWarning" in done.stderr and not list((tmp_path / "tmp").iterdir())
 

@@ -180,8 +180,9 @@ def test_a_process_that_was_killed(tmp_path: Path) -> None:
     with path.open("r+b") as file:
         memory = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
     end = Exchange.shared(memory, 0, 2, 4096)
-    with subprocess.Popen([sys.executable, "-c", _PEER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          text=True) as peer:  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-c", _PEER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as peer:
         assert [float(part[0]) for part in end.gather(np.array([1.0]))] == [1.0, 2.0]
         assert peer.stdout is not None and peer.stdout.readline() == "there 3.0\n"
         os.kill(peer.pid, signal.SIGKILL)  # nobody has waited for it yet: it is a zombie when it is looked for
@@ -219,8 +220,12 @@ def test_the_kernels(dtype: str, room: int, plan_threads: int) -> None:
 
     def forward(x: Any, r: Any, b: Any) -> Any:
         total = REGISTRY["fused_all_reduce"](x, r, b, world=2, expr="add(mul(x0, x2), x1)")
-        return (REGISTRY["all_reduce"](x, world=2), total, REGISTRY["all_gather"](x, axis=-1, world=2),
-                REGISTRY["all_gather"](x, axis=1, world=2))  # fmt: skip
+        return (
+            REGISTRY["all_reduce"](x, world=2),
+            total,
+            REGISTRY["all_gather"](x, axis=-1, world=2),
+            REGISTRY["all_gather"](x, axis=1, world=2),
+        )
 
     types = {"x": tensor_type(dtype, "n", 3, 10), "r": tensor_type(dtype, "n", 3, 10), "b": tensor_type(dtype, 10)}
     graph = build_graph("exchange", forward, types)

@@ -25,10 +25,11 @@ IDS = np.array([[5, 9, 40, 7, 11, 3]])
 @pytest.mark.parametrize(
     ("size", "config"),
     [
-        (4, {}), (2, {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+        (4, {}),
+        (2, {"num_key_value_heads": 1, "tie_word_embeddings": True}),
         (3, {"num_key_value_heads": 4, "vocab_size": 103, "attention_bias": True, "mlp_bias": True, "qk_norm": True}),
     ],
-)  # fmt: skip
+)
 def test_a_divided_model(size: int, config: dict[str, Any]) -> None:
     """Logits of every rank equal each other in every bit, and the single process's closely; tokens are the same."""
     model = LlamaForCausalLM.from_config(tiny_config(**config), seed=1)
@@ -39,8 +40,12 @@ def test_a_divided_model(size: int, config: dict[str, Any]) -> None:
     def work(c: Communicator) -> Any:
         llm = mp.compile(model, tp=c, options={"threads": 1})
         batch = llm.generate_batch([IDS[0], IDS[0][:3]], 8, eos_token_id=())
-        return (llm(IDS), llm.generate_ids(IDS[0], 24, eos_token_id=()),
-                llm.generate_ids(IDS[0], 24, temperature=0.8, seed=5, eos_token_id=()), batch[0].ids)  # fmt: skip
+        return (
+            llm(IDS),
+            llm.generate_ids(IDS[0], 24, eos_token_id=()),
+            llm.generate_ids(IDS[0], 24, temperature=0.8, seed=5, eos_token_id=()),
+            batch[0].ids,
+        )
 
     results = run_ranks(threads(size), work)
     for logits, ids, sampled, row in results:

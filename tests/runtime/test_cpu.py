@@ -47,10 +47,12 @@ def lookups() -> dict[str, GraphExecutable]:
         "embedding": one_op("embedding", {"ids": tensor_type("i64", "b", "s"), "weight": table}),
         "gather": one_op("gather", {"x": tensor_type("f32", 3, 5, 2), "index": tensor_type("i32", 4)}, axis=1),
         "unsigned": one_op("gather", {"x": table, "index": tensor_type("u64", 3)}),
-        "rope": one_op("rope", {"x": tensor_type("f32", "s", 1, 4), "positions": tensor_type("i64", "s"), "sin": table,
-                                "cos": table}),
+        "rope": one_op(
+            "rope",
+            {"x": tensor_type("f32", "s", 1, 4), "positions": tensor_type("i64", "s"), "sin": table, "cos": table},
+        ),
         "update": one_op("kv_update", {**cache, "valid": tensor_type("i32", 2)}),
-    }  # fmt: skip
+    }
     return {name: build_graph_executable(g) for name, g in graphs.items()}
 
 

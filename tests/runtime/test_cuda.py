@@ -67,10 +67,18 @@ def test_a_module_compiles_and_runs_at_any_size(device: Any) -> None:
 
 def small_lm(dtype: str) -> LlamaForCausalLM:
     config = LlamaConfig(
-        hidden_size=128, intermediate_size=192, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=64, vocab_size=300, max_position_embeddings=64, attention_bias=False, tie_word_embeddings=True,
+        hidden_size=128,
+        intermediate_size=192,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        vocab_size=300,
+        max_position_embeddings=64,
+        attention_bias=False,
+        tie_word_embeddings=True,
         dtype=dtype,
-    )  # fmt: skip
+    )
     return LlamaForCausalLM.from_config(config, seed=1)
 
 
@@ -194,8 +202,17 @@ def test_tunings_are_kept_by_device_and_source(tmp_path: Any, monkeypatch: pytes
 
 def _tuner() -> cuda_tune.Tuner:
     """Of a small model, with an executable that can't run."""
-    c = LlamaConfig(vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=1, num_attention_heads=4,
-                    num_key_value_heads=2, head_dim=64, attention_bias=False, dtype="bfloat16")  # fmt: skip
+    c = LlamaConfig(
+        vocab_size=512,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        attention_bias=False,
+        dtype="bfloat16",
+    )
     built = mp.compile(LlamaForCausalLM.from_config(c), target="reference").prepare().compiled.built[0][2]
     plan = make_plan(built.stages[-1].graph, cuda_target(90, 132, 227 << 10, True))
     source = render_cuda(plan, "test")
@@ -256,9 +273,18 @@ def test_a_model_is_tuned(device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path
     if isinstance(device, cuda_emulator.EmulatedDevice):  # which can't build a kernel by itself: nothing is searched
         other = lambda self, seconds: {n: {**self.pool(n)[0], "late": 2} for n in self.steps} | self.attention  # noqa: E731
         monkeypatch.setattr(cuda_tune.Tuner, "run", other)
-    c = LlamaConfig(vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=1, num_attention_heads=4,
-                    num_key_value_heads=2, head_dim=64, max_position_embeddings=64, attention_bias=False,
-                    dtype="bfloat16")  # fmt: skip
+    c = LlamaConfig(
+        vocab_size=512,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=64,
+        attention_bias=False,
+        dtype="bfloat16",
+    )
     model = LlamaForCausalLM.from_config(c)
     llm = mp.compile(model, target="cuda")
     text = llm.generate_ids([1, 2, 3], 6, eos_token_id=())

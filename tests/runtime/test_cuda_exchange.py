@@ -98,8 +98,12 @@ def test_the_kernels(dtype: str) -> None:
 
     def forward(x: Any, r: Any, b: Any) -> Any:
         total = REGISTRY["fused_all_reduce"](x, r, b, world=3, expr="add(mul(x0, x2), x1)")
-        return (REGISTRY["all_reduce"](x, world=3), total, REGISTRY["all_gather"](x, axis=-1, world=3),
-                REGISTRY["all_gather"](x, axis=1, world=3))  # fmt: skip
+        return (
+            REGISTRY["all_reduce"](x, world=3),
+            total,
+            REGISTRY["all_gather"](x, axis=-1, world=3),
+            REGISTRY["all_gather"](x, axis=1, world=3),
+        )
 
     kinds = {"x": tensor_type(dtype, "n", 3, 10), "r": tensor_type(dtype, "n", 3, 10), "b": tensor_type(dtype, 10)}
     graph = build_graph("exchange", forward, kinds)

@@ -14,9 +14,8 @@ from monoplan.runtime.build import cache, cache_places, compilers
 from monoplan.runtime.machine import doctor, features
 
 LABELS = (
-    "python numpy compiler cpu isa features threads cache cached gpu"
-    " safetensors tokenizers gguf tqdm cupy mpi4py"
-).split()  # fmt: skip
+    "python numpy compiler cpu isa features threads cache cached gpu safetensors tokenizers gguf tqdm cupy mpi4py"
+).split()
 
 
 @pytest.fixture(autouse=True)
@@ -48,9 +47,7 @@ def rows() -> dict[str, str]:
 
 def fake_cupy(monkeypatch: pytest.MonkeyPatch, runtime: object) -> None:
     real = importlib.metadata.version
-    monkeypatch.setattr(
-        importlib.metadata, "version", lambda name: "14.0" if name == "cupy-cuda13x" else real(name)
-    )
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "14.0" if name == "cupy-cuda13x" else real(name))
     module = types.ModuleType("cupy")
     module.cuda = types.SimpleNamespace(runtime=runtime)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "cupy", module)
@@ -149,12 +146,8 @@ def test_cuda_trouble_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "does not import" in rows()["gpu"]
 
 
-@pytest.mark.parametrize(
-    ("tty", "no_colour", "expected"), [(True, "1", False), (True, "", True), (False, "", False)]
-)
-def test_colour_only_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, tty: bool, no_colour: str, expected: bool
-) -> None:
+@pytest.mark.parametrize(("tty", "no_colour", "expected"), [(True, "1", False), (True, "", True), (False, "", False)])
+def test_colour_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch, tty: bool, no_colour: str, expected: bool) -> None:
     monkeypatch.setenv("NO_COLOR", no_colour)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: tty, raising=False)
     assert ("\x1b[1m" in doctor.report()) is expected

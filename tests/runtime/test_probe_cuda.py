@@ -23,10 +23,7 @@ from tests.needs import needs
 from tests.runtime.test_bisect import CASES, mutated
 
 TEMPLATES = render.HERE / "cuda" / "templates"
-DEVICES = [
-    pytest.param("emulator", marks=needs("g++")),
-    pytest.param("gpu", marks=pytest.mark.cuda),
-]
+DEVICES = [pytest.param("emulator", marks=needs("g++")), pytest.param("gpu", marks=pytest.mark.cuda)]
 TEXT = """graph g(%x: f32[5, 24], %z: f32[5, 40]) {
   param %w: f32[40, 24] = "w"
   %a = linear(%x, %w, _) : f32[5, 40]
@@ -78,12 +75,7 @@ PLANTED = ["softmax", "gather", "kv_update", "matmul", "norm", "pointwise", "red
 @pytest.mark.parametrize(
     "template", [pytest.param(t, marks=[pytest.mark.nightly] if i else []) for i, t in enumerate(PLANTED)]
 )
-def test_a_wrong_kernel_is_named(
-    name: str,
-    template: str,
-    templates: dict[str, str],
-    tmp_path: Path,
-) -> None:
+def test_a_wrong_kernel_is_named(name: str, template: str, templates: dict[str, str], tmp_path: Path) -> None:
     family, text = CASES[template]
     templates[f"cuda/{template}.cu.j2"] = mutated(template, (TEMPLATES / f"{template}.cu.j2").read_text())
     found = bisect(subject(text, name), tmp_path / "found")

@@ -16,9 +16,7 @@ from tests.interrupts import assert_gone, interrupted
 from tests.runtime.test_toolchain import plan, root, script  # noqa: F401  (a fixture that every test uses)
 
 
-@pytest.mark.parametrize(
-    ("tty", "after", "shown"), [(True, 0.2, True), (True, 1.0, False), (False, 0.2, False)]
-)
+@pytest.mark.parametrize(("tty", "after", "shown"), [(True, 0.2, True), (True, 1.0, False), (False, 0.2, False)])
 def test_progress_is_for_long_builds_on_a_terminal(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -86,7 +84,7 @@ def test_a_compiler_that_hangs_is_killed_and_named(tmp_path: Path, monkeypatch: 
 
 def test_a_hanging_compiler_is_not_tried_with_every_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pids = tmp_path / "pids"
-    trial = f"case \"$*\" in *probe.c*-o*probe) sleep 60 & echo $$ $! >> {pids}; wait;; esac"
+    trial = f'case "$*" in *probe.c*-o*probe) sleep 60 & echo $$ $! >> {pids}; wait;; esac'
     monkeypatch.setenv("CC", str(script(tmp_path / "cc", trial)))
     monkeypatch.setenv("MONOPLAN_COMPILE_TIMEOUT", "0.5")
     monkeypatch.delenv("MONOPLAN_ISA", raising=False)

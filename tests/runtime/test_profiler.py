@@ -110,9 +110,11 @@ def test_weights_for_tile_units_count_as_they_lie() -> None:
     """12 bits of 16; a lookup takes rows of them, not the table."""
     types = {"x": tensor_type("f32", 3, 64), "ids": tensor_type("i64", 2)}
     graph = build_graph(
-        "tied", lambda x, ids, w: [REGISTRY["linear"](x, w), REGISTRY["embedding"](ids, w)], types,
+        "tied",
+        lambda x, ids, w: [REGISTRY["linear"](x, w), REGISTRY["embedding"](ids, w)],
+        types,
         {"w": tensor_type("bf16", 96, 64)},
-    )  # fmt: skip
+    )
     kernels = {k.family: k for k in (s.kernel for s, _ in make_plan(graph, cpu_target("tiles", 64)).steps())}
     assert kernel_cost(kernels["linear"], {}, [])[0] == 3 * 64 * 4 + 96 * 64 * 12 // 8 + 3 * 96 * 4
     assert kernel_cost(kernels["gather"], {}, [])[0] == 2 * 64 * 12 // 8 + 2 * 8 + 2 * 64 * 2

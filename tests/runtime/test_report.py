@@ -112,7 +112,7 @@ def test_names_of_every_kind_leave_the_page_whole(tmp_path: Path) -> None:
     plain = render_report({**data, "graphs": {}, "lines": {}, "name": "plain"})
     for mark in ("<script", "</script", "<!--", "</title", "<style"):
         assert page.count(mark) == plain.count(mark)
-    assert 'id="data">{' in page and "</script>\n<script>\n\"use strict\"" in page
+    assert 'id="data">{' in page and '</script>\n<script>\n"use strict"' in page
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert found is not None and json.loads(found[1])["name"] == name
 

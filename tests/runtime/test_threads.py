@@ -24,9 +24,7 @@ def tree(root: Path, files: dict[str, str]) -> Path:
 
 def topology(*siblings: str) -> dict[str, str]:
     """Files that say which CPUs share a core: topology("0,2", "1,3", "0,2", "1,3")."""
-    return {
-        f"sys/devices/system/cpu/cpu{n}/topology/core_cpus_list": f"{s}\n" for n, s in enumerate(siblings)
-    }
+    return {f"sys/devices/system/cpu/cpu{n}/topology/core_cpus_list": f"{s}\n" for n, s in enumerate(siblings)}
 
 
 def test_own_variable_wins() -> None:
@@ -103,9 +101,7 @@ def test_tightest_quota_wins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mount", ["cpu,cpuacct", "cpu"])
-@pytest.mark.parametrize(
-    "inside", ["docker/abc", ""]
-)  # in a container the mount is the container's own cgroup
+@pytest.mark.parametrize("inside", ["docker/abc", ""])  # in a container the mount is the container's own cgroup
 def test_quota_of_cgroup_v1(tmp_path: Path, mount: str, inside: str) -> None:
     folder = f"sys/fs/cgroup/{mount}/{inside}"
     files = {
@@ -126,9 +122,7 @@ def test_odd_cgroup_paths(tmp_path: Path, path: str) -> None:
 
 
 def test_hybrid_and_missing_proc(tmp_path: Path) -> None:
-    root = tree(
-        tmp_path / "a", {"proc/self/cgroup": "0::/x", "sys/fs/cgroup/unified/x/cpu.max": "100000 50000"}
-    )
+    root = tree(tmp_path / "a", {"proc/self/cgroup": "0::/x", "sys/fs/cgroup/unified/x/cpu.max": "100000 50000"})
     assert threads.cgroup_quota(root) == 2.0
     assert threads.cgroup_quota(tree(tmp_path / "b", {"sys/fs/cgroup/cpu.max": "100000 50000"})) == 2.0
     assert threads.cgroup_quota(tmp_path / "c") is None

@@ -90,19 +90,11 @@ def test_no_compiler_tells_how_to_get_one(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(CompileError) as caught:
         compilers.find_compiler()
     text = str(caught.value)
-    for part in (
-        "apt install gcc",
-        "dnf install gcc",
-        "xcode-select --install",
-        "no developer tools",
-        "clang",
-    ):
+    for part in ("apt install gcc", "dnf install gcc", "xcode-select --install", "no developer tools", "clang"):
         assert part in text
 
 
-@pytest.mark.parametrize(
-    "setting", ["/no/such/compiler", "gcc 'unbalanced", "no-such-cc -m64", "/etc/passwd"]
-)
+@pytest.mark.parametrize("setting", ["/no/such/compiler", "gcc 'unbalanced", "no-such-cc -m64", "/etc/passwd"])
 def test_cc_that_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     monkeypatch.setenv("CC", setting)
     with pytest.raises(CompileError) as caught:
@@ -143,9 +135,7 @@ def test_cc_with_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "real cc" in compiler.identity and "wrapped 3.1" in compiler.identity
 
 
-def test_version_is_asked_once_and_again_when_the_file_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_version_is_asked_once_and_again_when_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = script(tmp_path / "cc", "", "fake 1")
     monkeypatch.setenv("CC", str(fake))
     before = processes.compiler_runs()
@@ -225,24 +215,16 @@ def test_long_message_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "70 more lines" in text and caught.value.where == tmp_path / "a.c"
 
 
-@pytest.mark.parametrize(
-    ("body", "part"), [("exit 1", "printed nothing"), ("kill -9 $$", "killed by signal 9")]
-)
-def test_silent_and_killed_compilers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, part: str
-) -> None:
+@pytest.mark.parametrize(("body", "part"), [("exit 1", "printed nothing"), ("kill -9 $$", "killed by signal 9")])
+def test_silent_and_killed_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, part: str) -> None:
     monkeypatch.setenv("CC", str(script(tmp_path / "cc", body)))
     (tmp_path / "a.c").write_text("")
     with pytest.raises(CompileError, match=part):
         toolchain.compile_shared(tmp_path / "a.c", tmp_path / "a.so", ())
 
 
-def test_full_disk_in_the_compiler_moves_the_build(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    body = (
-        f'case "$PWD" in {root}*) echo "plan.s: No space left on device" >&2; exit 1;; esac; echo > plan.so'
-    )
+def test_full_disk_in_the_compiler_moves_the_build(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = f'case "$PWD" in {root}*) echo "plan.s: No space left on device" >&2; exit 1;; esac; echo > plan.so'
     monkeypatch.setenv("CC", str(script(tmp_path / "cc", body)))
     with pytest.warns(RuntimeWarning, match="using a temporary one"):
         entry = cache.get_or_build(*plan())

@@ -46,8 +46,8 @@ MP_FN void mp_few_scores(const mp_attention *a, const int64_t b, const int64_t g
             for (int r = 0; r < rows; ++r) {
                 row[r] = vectors ? mp_row(&a->k, b, g, from + mp_min(j + l + r, count - 1)) : copies + r * line;
                 if (!vectors || !a->prefetch_keys) continue;
-                mp_soon((const char *)row[r] + a->ahead * stride, a->dim * size);
-                mp_later((const char *)row[r] + a->far * stride, a->dim * size);
+                mp_prefetch_l1((const char *)row[r] + a->ahead * stride, a->dim * size);
+                mp_prefetch_l2((const char *)row[r] + a->far * stride, a->dim * size);
             }
             MP_FOUR
             for (int64_t i = 0; i < line; i += loads * MP_LANES) {
@@ -111,8 +111,8 @@ MP_FN void mp_few_values(const mp_attention *a, const int64_t b, const int64_t g
                 const char *row = (const char *)(copies + (j - j0) * line + i);
                 if (vectors) {
                     row = (const char *)mp_row(&a->v, b, g, from + j) + i * size;
-                    mp_soon(row + a->ahead * stride, wide * MP_LANES * size);
-                    mp_later(row + a->far * stride, wide * MP_LANES * size);
+                    mp_prefetch_l1(row + a->ahead * stride, wide * MP_LANES * size);
+                    mp_prefetch_l2(row + a->far * stride, wide * MP_LANES * size);
                 }
                 if (a->has_mask) { /* a key that all heads hide may hold anything */
                     float most = 0.0f;

@@ -18,8 +18,8 @@ MP_FN void mp_prefetch_part(const mp_tile_rows *x, const int n, const int parts)
     const int64_t end = 32 * (n + 1) / parts;
     MP_FULLY
     for (int64_t r = 32 * n / parts; r < end; ++r) {
-        mp_soon(x->soon + r * x->stride, x->bytes);
-        mp_later(x->later + r * x->stride, x->bytes);
+        mp_prefetch_l1(x->soon + r * x->stride, x->bytes);
+        mp_prefetch_l2(x->later + r * x->stride, x->bytes);
     }
 }
 

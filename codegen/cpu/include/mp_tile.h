@@ -27,8 +27,6 @@ MP_FN void mp_prefetch_l2(const void *row, const int64_t bytes)
     MP_FULLY
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)row + i, 0, 2);
 }
-#define mp_soon mp_prefetch_l1 /* the names that attention has for them */
-#define mp_later mp_prefetch_l2
 
 /* V vectors of floats. */
 MP_FN void mp_vloads(const float *p, mp_vec *wide, const int V)

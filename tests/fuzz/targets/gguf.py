@@ -36,10 +36,18 @@ def tiny(arch: str = "llama", kind: str = "F32", rows: int = 8, metadata: dict[s
         shapes["rope_freqs.weight"] = (4,)
     tensors = {name: random.uniform(0.5, 1.0, shape).astype(np.float32) for name, shape in shapes.items()}
     keys = {
-        "block_count": 1, "context_length": 64, "embedding_length": HIDDEN, "feed_forward_length": HIDDEN,
-        "attention.head_count": 4, "attention.head_count_kv": 4, "attention.layer_norm_rms_epsilon": 1e-5,
-        "rope.freq_base": 10000.0, "rope.dimension_count": 8, "attention.key_length": 8, "attention.value_length": 8,
-    } | ({} if arch == "llama" else {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0})  # fmt: skip
+        "block_count": 1,
+        "context_length": 64,
+        "embedding_length": HIDDEN,
+        "feed_forward_length": HIDDEN,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 4,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.freq_base": 10000.0,
+        "rope.dimension_count": 8,
+        "attention.key_length": 8,
+        "attention.value_length": 8,
+    } | ({} if arch == "llama" else {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0})
     kinds = {name: kind for name, shape in shapes.items() if len(shape) == 2}
     more = {"general.alignment": 32, "split.count": 1, **(metadata or {})}
     return write_gguf({f"{arch}.{key}": value for key, value in keys.items()} | more, tensors, kinds, arch)

@@ -48,9 +48,11 @@ def mutate(random: Random, files: Files) -> Files:
 
 def seeds() -> list[Files]:
     return [
-        checkpoint(), checkpoint("qwen3", dtype='"bfloat16"'), checkpoint("qwen2", shards=400),
+        checkpoint(),
+        checkpoint("qwen3", dtype='"bfloat16"'),
+        checkpoint("qwen2", shards=400),
         checkpoint("mistral", tie_word_embeddings="true"),
-    ]  # fmt: skip
+    ]
 
 
 TARGET = Target(seeds, mutate, load_model)

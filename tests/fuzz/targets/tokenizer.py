@@ -23,11 +23,14 @@ def _beside() -> dict[str, Any]:
         "config.json": {"bos_token_id": 0, "eos_token_id": [1, 2]},
         "generation_config.json": {"eos_token_id": [1], "temperature": 0.5},
         "tokenizer_config.json": {
-            "bos_token": "<s>", "eos_token": token, "add_bos_token": True, "tokenizer_class": "LlamaTokenizer",
+            "bos_token": "<s>",
+            "eos_token": token,
+            "add_bos_token": True,
+            "tokenizer_class": "LlamaTokenizer",
             "chat_template": [{"name": "default", "template": TEMPLATE}],
         },
         "special_tokens_map.json": {"bos_token": "<s>", "pad_token": token, "additional_special_tokens": ["<s>"]},
-    }  # fmt: skip
+    }
 
 
 def _byte_level(folder: Path) -> None:

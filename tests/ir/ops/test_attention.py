@@ -17,9 +17,17 @@ from tests.tolerances import check
 
 
 def by_hand(
-    q: Any, k: Any, v: Any, mask: Any = None, past: Any = None, *, causal: bool = False, scale: float | None = None,
-    softcap: float | None = None, window: int | None = None,
-) -> np.ndarray:  # fmt: skip
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    past: Any = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: int | None = None,
+) -> np.ndarray:
     """One query at a time: which keys it sees, their scores, their weights."""
     q, k, v = (np.asarray(t, np.float64) for t in (q, k, v))
     batch, heads, seq, dim = q.shape

@@ -156,8 +156,9 @@ def test_comparisons(name: str) -> None:
     wanted = [COMPARE[name](x, y) for x, y in zip(a, b, strict=True)]
     assert run(name, np.array(a, np.float32), np.array(b, np.float64)).tolist() == wanted
     assert run(name, np.array([True, False]), np.array([True, True])).tolist() == [
-        COMPARE[name](True, True), COMPARE[name](False, True)
-    ]  # fmt: skip
+        COMPARE[name](True, True),
+        COMPARE[name](False, True),
+    ]
 
 
 def test_logic_and_where() -> None:

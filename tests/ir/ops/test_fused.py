@@ -159,9 +159,24 @@ def test_qkv_rope_cache(algo: str, normed: bool, rng: np.random.Generator) -> No
             wanted[2][b, :, lengths[b] + s] = v[b, s]
     norms = (norm_w, None, q_norm, k_norm) if normed else (None,) * 4
     got = run(
-        "qkv_rope_cache", x, w, positions, sin, cos, *caches, lengths, valid, None, *norms,
-        heads=heads, kv_heads=kv_heads, algo=algo, norm="rms" if normed else "none", eps=1e-6, qk_eps=1e-4,
-    )  # fmt: skip
+        "qkv_rope_cache",
+        x,
+        w,
+        positions,
+        sin,
+        cos,
+        *caches,
+        lengths,
+        valid,
+        None,
+        *norms,
+        heads=heads,
+        kv_heads=kv_heads,
+        algo=algo,
+        norm="rms" if normed else "none",
+        eps=1e-6,
+        qk_eps=1e-4,
+    )
     for a, b in zip(got, wanted, strict=True):
         check(a, b, "f32", "matmul", scale=8)
 
