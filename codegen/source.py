@@ -37,7 +37,8 @@ from monoplan.ir.types import f32, product
 HERE = Path(__file__).resolve().parent
 # What holds text of the user's, or of a file that is not trusted.
 _GRAPH_TYPES = frozenset({Graph, Op, Value, Loc, Param, Plan, Buffer, View, Call})
-LEAST = 12 << 10  # characters of a part: a smaller one takes longer to start than to compile
+LEAST = 24 << 10  # weight of a part: a smaller one takes longer to start than to compile
+LOOPS = 8 << 10  # weight of the loops that a function inlines from a header, in characters of its own text
 FEWEST, MOST = 2, 4  # parts
 
 
@@ -48,6 +49,11 @@ class Function:
     name: str
     comment: str
     text: str
+
+    @property
+    def weight(self) -> int:
+        """How long a compiler takes for it, in characters of plain text."""
+        return len(self.text) + (LOOPS if "#include" in self.text else 0)
 
     @property
     def prototype(self) -> str:
@@ -75,7 +81,7 @@ class Source:
         Each has some of the functions, with the lines of the whole; the last one also has the tail. See MP_PARTS. Not
         more than there are cores: every part reads the headers anew, which takes a quarter of its time.
         """
-        total = sum(len(f.text) for f in self.functions)
+        total = sum(f.weight for f in self.functions)
         count = min(max(FEWEST, min(cores, MOST)), len(self.functions), total // LEAST)
         if count < 2:
             return ()
@@ -86,10 +92,10 @@ class Source:
         bins: list[list[Function]] = [[] for _ in range(count)]
         sizes = [0] * count
         sizes[-1] = len(self.tail) // 3  # as many characters of calls are compiled in a third of the time
-        for f in sorted(self.functions, key=lambda f: -len(f.text)):
+        for f in sorted(self.functions, key=lambda f: -f.weight):
             lightest = sizes.index(min(sizes))
             bins[lightest].append(f)
-            sizes[lightest] += len(f.text)
+            sizes[lightest] += f.weight
         found = []
         for i, chosen in enumerate(bins):
             pieces = [f'#line {starts[f]} "plan.c"\n{f.text}' for f in self.functions if f in chosen]
