@@ -80,7 +80,7 @@ def test_the_walk(shell: subprocess.Popen[str], tmp_path: Path) -> None:
     assert "elements are wrong" in steps["4"] and "status 1" in steps["4"]
     changed = re.findall(r"^([<>]) (.*)$", steps["5"], re.MULTILINE)
     assert [mark for mark, _ in changed] == ["<", ">"]
-    assert "(sum + e0" in changed[0][1] and "(sum - e0" in changed[1][1]
+    assert "(sum + a.e0" in changed[0][1] and "(sum - a.e0" in changed[1][1]
     # What the page says in between: the recorded C is wrong, today's template is not.
     fresh = subprocess.run(
         [sys.executable, tmp_path / "found" / "repro.py", "--fresh"],
@@ -90,4 +90,4 @@ def test_the_walk(shell: subprocess.Popen[str], tmp_path: Path) -> None:
         timeout=120,
     )
     assert fresh.returncode == 0 and "within tolerance" in fresh.stdout
-    assert (tmp_path / "found" / "plan.c").read_text().count("(sum - e0") == 1
+    assert (tmp_path / "found" / "plan.c").read_text().count("(sum - a.e0") == 1
