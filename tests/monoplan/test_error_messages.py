@@ -15,6 +15,7 @@ from monoplan import nn
 from monoplan.inspect.override import override_text
 from monoplan.ir.errors import MonoplanError
 from monoplan.ir.parser import parse_graph
+from monoplan.runtime.build import cache_places
 
 HERE = Path(__file__).name
 
@@ -152,7 +153,6 @@ def test_an_override_of_a_gpu_plan_has_its_kernels(tmp_path: Path) -> None:
 
 def test_an_unwritable_cache_directory_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONOPLAN_CACHE_DIR", "/proc/no/such")
-    from monoplan.runtime.build import cache_places
 
     monkeypatch.setattr(cache_places, "_state", cache_places._State())
     with warnings.catch_warnings(record=True) as seen:
@@ -169,6 +169,7 @@ def test_an_unwritable_cache_directory_is_one_warning(monkeypatch: pytest.Monkey
 def test_a_warning_of_a_thread_of_ours_names_the_users_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler runs beside the packing of the weights, in a thread whose stack ends before the user's code."""
     monkeypatch.setenv("MONOPLAN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cache_places, "_state", cache_places._State())  # damage is mentioned once per process
     mp.compile(nn.Linear(6, 3), mp.spec("n", 6))
     for binary in tmp_path.glob("plans/*/plan.so"):
         binary.unlink()  # this process has it mapped: it must not be changed in place
