@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from cffi import FFI
 
-from monoplan.codegen.cpu.render import headers
 from monoplan.codegen.cpu.schedule_linear import blocking, few_rows
 from monoplan.codegen.formats import FORMATS, Layout, WeightFormat
+from monoplan.codegen.source import headers
 from monoplan.codegen.target import cpu_target
 from monoplan.ir.types import bf16
 from monoplan.runtime.build.toolchain import compile_shared
