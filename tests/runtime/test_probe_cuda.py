@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monoplan.codegen.cpu import render
+from monoplan.codegen import source
 from monoplan.codegen.cuda.render import render_cuda
 from monoplan.codegen.plan import make_plan
 from monoplan.inspect.bisect import bisect
@@ -22,7 +22,7 @@ from tests.codegen import cuda_emulator
 from tests.needs import needs
 from tests.runtime.test_bisect import CASES, mutated
 
-TEMPLATES = render.HERE / "cuda" / "templates"
+TEMPLATES = source.HERE / "cuda" / "templates"
 DEVICES = [pytest.param("emulator", marks=needs("g++")), pytest.param("gpu", marks=pytest.mark.cuda)]
 TEXT = """graph g(%x: f32[5, 24], %z: f32[5, 40]) {
   param %w: f32[40, 24] = "w"
