@@ -47,7 +47,7 @@ def render_cpu(plan: Plan, version: str) -> Source:
             name = f"{k.op.name}_{step.number}"
             functions[digest] = Function(name, kernel_comment(k), wrap(text.replace("@NAME@", name)))
         used[step.number] = functions[digest].name
-    head = f'{block_comment(title(plan, version))}\n#include "mp_plan.h"\n#include "mp_call.h"\n\n'
+    head = f'{block_comment(title(plan, version))}\n#include "mp_plan.h"\n\n'
     tail = env.get_template("cpu/plan.c.j2").render(body=wrap("\n".join(_body(plan, used))))
     return Source(head, tuple(functions.values()), tail, used)
 

@@ -39,6 +39,8 @@ typedef struct {
     char *arena; const int64_t *offsets; int32_t threads, stoppable; void *exchange; void *comm; int64_t room;
 } mp_args;
 int mp_run_plan(const mp_args *, mp_error *);
+void mp_listen(void);
+int mp_heard(void);
 """
 _INDEX, _POSITION, _CACHE_FULL, _COUNT, _COMM, _STOPPED = 1, 2, 3, 4, 5, 6
 
@@ -165,7 +167,10 @@ class CpuExecutable:
         args.stoppable = (
             layout.long and self.comm is None and get_ident() == _MAIN and getsignal(SIGINT) is default_int_handler
         )
-        code = self.enter(args, error) if self.comm is None else self._enter_among(self.comm, args, error)
+        if args.stoppable:
+            code = self._enter_listening(args, error)
+        else:
+            code = self.enter(args, error) if self.comm is None else self._enter_among(self.comm, args, error)
         if code:
             frame.error = self.ffi.new("mp_error *")
         self._frames.append(frame)  # not after an exception: its error is not known to be empty
@@ -174,6 +179,16 @@ class CpuExecutable:
         if code:
             raise self._failure(code, error, symbols)
         return outputs
+
+    def _enter_listening(self, args: Any, error: Any) -> int:
+        """The same while an interrupt ends the run."""
+        heard = 0
+        try:
+            self.library.mp_listen()  # an interrupt from before is raised when this returns, not after the whole run
+            code = self.enter(args, error)
+        finally:
+            heard = self.library.mp_heard()
+        return _STOPPED if heard else code
 
     def _enter_among(self, comm: Communicator, args: Any, error: Any) -> int:
         """The same with the other ranks; one call at a time, or their exchanges would mix."""

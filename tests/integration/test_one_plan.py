@@ -11,6 +11,7 @@ import pytest
 import monoplan as mp
 from monoplan.codegen.kernels import Linear
 from monoplan.codegen.plan import StepLoop
+from monoplan.codegen.source import headers
 from monoplan.ir.errors import ArgumentError
 from monoplan.models import LlamaForCausalLM
 from tests.integration.support import small_config, step_plan
@@ -125,7 +126,8 @@ def test_a_layer_is_five_kernels_in_a_loop() -> None:
 
 def test_one_parallel_region_for_a_run() -> None:
     _, source = step_plan(small_config(3))
-    assert source.text.count("#pragma omp parallel") == 1 and source.text.count("int mp_run_plan(") == 1
+    assert source.text.count("mp_call(plan_run,") == 1 and source.text.count("int mp_run_plan(") == 1
+    assert dict(headers("cpu"))["mp_call.h"].count("#pragma omp parallel") == 1
 
 
 def test_calls_name_their_ir_line_and_the_users_line() -> None:

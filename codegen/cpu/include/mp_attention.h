@@ -19,7 +19,7 @@ typedef struct {
     double scale, softcap;        /* softcap 0: none */
     mp_view q, y;                 /* [batch][query][head][dim] */
     mp_view k, v;                 /* [batch][group][key][dim] */
-    mp_view mask;                 /* [batch][head][query][key]: flags that let through, or numbers that are added */
+    mp_view mask;                 /* [batch][head][query][key]: booleans (true: visible), or numbers added to scores */
     mp_view past;                 /* [batch]: keys before the first query */
     int has_mask, has_past;       /* without `past` the last query has the last key */
     /* Few queries: tasks of `least` to `chunk` keys; `rows` keys meet the queries of a group at a time, values are

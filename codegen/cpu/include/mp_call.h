@@ -1,4 +1,5 @@
-/* A call of a plan: how many threads run it, and what an interrupt does meanwhile. */
+/* A call of a plan: how many threads run it, and what an interrupt does meanwhile. For the part with the entry point:
+ * it defines functions that Python calls. */
 #ifndef MP_CALL_H
 #define MP_CALL_H
 
@@ -10,9 +11,13 @@ static void mp_interrupted(int number)
     atomic_store_explicit(&mp_signal, 1, memory_order_relaxed);
 }
 
-/* While a plan runs Python looks at no signal. One run at a time listens, that of the main thread; afterwards the signal is raised
- * once more, for Python's own handler. */
-static inline void mp_listen(struct sigaction *before)
+static struct sigaction mp_former; /* SIGINT's handler while mp_interrupted stands in for it */
+static int mp_listening;
+
+/* While a plan runs Python looks at no signal, so that long runs of the main thread listen for SIGINT themselves. Python
+ * calls mp_listen before the run and not as a part of it: a signal that came earlier is raised between the two calls. */
+void mp_listen(void);
+void mp_listen(void)
 {
     struct sigaction ours;
     memset(&ours, 0, sizeof ours);
@@ -20,12 +25,16 @@ static inline void mp_listen(struct sigaction *before)
     ours.sa_flags = SA_RESTART | SA_ONSTACK;
     sigemptyset(&ours.sa_mask);
     atomic_store_explicit(&mp_signal, 0, memory_order_relaxed);
-    sigaction(SIGINT, &ours, before);
+    mp_listening = !sigaction(SIGINT, &ours, &mp_former);
 }
 
-static inline int mp_heard(const struct sigaction *before)
+/* After the run: whether a signal came, which is then raised again for Python's handler. */
+int mp_heard(void);
+int mp_heard(void)
 {
-    sigaction(SIGINT, before, 0);
+    if (!mp_listening) return 0;
+    mp_listening = 0;
+    sigaction(SIGINT, &mp_former, 0);
     if (!atomic_load_explicit(&mp_signal, memory_order_relaxed)) return 0;
     raise(SIGINT);
     return 1;
@@ -71,6 +80,29 @@ static inline int64_t mp_patience(int T)
         atomic_store_explicit(&cores, count, memory_order_relaxed);
     }
     return T > count ? SHORT : LONG;
+}
+
+/* Runs a plan once, as one parallel region. */
+static inline int mp_call(void (*plan)(mp_run *, int, int), const mp_args *args, mp_error *error)
+{
+    static const atomic_int silence;
+    mp_run run;
+    memset(&run, 0, sizeof run);
+    run.args = args;
+    run.error = error;
+    run.signal = args->stoppable ? &mp_signal : &silence;
+    const int threads MP_UNUSED = mp_threads(args->threads);
+#if defined(_OPENMP)
+    if (threads > 1) {
+        run.begun = mp_now();
+        run.patience = mp_patience(threads);
+        #pragma omp parallel num_threads(threads)
+        plan(&run, omp_get_thread_num(), omp_get_num_threads());
+        mp_learn(&run);
+    } else
+#endif
+    plan(&run, 0, 1);
+    return error->code;
 }
 
 #endif

@@ -1,7 +1,6 @@
 /* Block: one plan, written by monoplan test for cpu (avx2).
  * 2 kernels; symbols: batch, seq */
 #include "mp_plan.h"
-#include "mp_call.h"
 
 /* %mul = fused_linear(%x, %concat, _, %norm.weight, _) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"}
  *     : f32[batch, seq, 1024]
@@ -100,6 +99,8 @@ MP_KERNEL fused_linear_1(mp_run *run, const int t, const int T, const int step M
     mp_linear_run(&shape, run, t, T, rows, w, xt, partial, sums, &a);
 }
 
+#include "mp_call.h"
+
 static void plan_run(mp_run *run, int t, int T)
 {
     void *const *in MP_UNUSED = run->args->inputs;
@@ -127,24 +128,5 @@ static void plan_run(mp_run *run, int t, int T)
 
 int mp_run_plan(const mp_args *args, mp_error *error)
 {
-    static const atomic_int silence;
-    struct sigaction before;
-    mp_run run;
-    memset(&run, 0, sizeof run);
-    run.args = args;
-    run.error = error;
-    run.signal = args->stoppable ? &mp_signal : &silence;
-    if (args->stoppable) mp_listen(&before);
-    const int threads MP_UNUSED = mp_threads(args->threads);
-#if defined(_OPENMP)
-    if (threads > 1) {
-        run.begun = mp_now();
-        run.patience = mp_patience(threads);
-        #pragma omp parallel num_threads(threads)
-        plan_run(&run, omp_get_thread_num(), omp_get_num_threads());
-        mp_learn(&run);
-    } else
-#endif
-    plan_run(&run, 0, 1);
-    return args->stoppable && mp_heard(&before) ? MP_STOPPED : error->code;
+    return mp_call(plan_run, args, error);
 }

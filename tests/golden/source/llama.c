@@ -1,7 +1,6 @@
 /* GenerationStep: one plan, written by monoplan test for cpu (avx2).
  * 21 kernels; symbols: batch, seq, capacity, hist */
 #include "mp_plan.h"
-#include "mp_call.h"
 
 /* %minimum = pointwise(%arange, %reshape, %reshape_2) {expr="minimum(add(cast(x1, dtype=i64), x0), sub(add(x1,
  *     x2), 1))"} : i64[batch, seq]
@@ -536,6 +535,8 @@ MP_KERNEL fused_reduce_20(mp_run *run MP_UNUSED, const int t MP_UNUSED, const in
     }
 }
 
+#include "mp_call.h"
+
 static void plan_run(mp_run *run, int t, int T)
 {
     void *const *in MP_UNUSED = run->args->inputs;
@@ -684,24 +685,5 @@ static void plan_run(mp_run *run, int t, int T)
 
 int mp_run_plan(const mp_args *args, mp_error *error)
 {
-    static const atomic_int silence;
-    struct sigaction before;
-    mp_run run;
-    memset(&run, 0, sizeof run);
-    run.args = args;
-    run.error = error;
-    run.signal = args->stoppable ? &mp_signal : &silence;
-    if (args->stoppable) mp_listen(&before);
-    const int threads MP_UNUSED = mp_threads(args->threads);
-#if defined(_OPENMP)
-    if (threads > 1) {
-        run.begun = mp_now();
-        run.patience = mp_patience(threads);
-        #pragma omp parallel num_threads(threads)
-        plan_run(&run, omp_get_thread_num(), omp_get_num_threads());
-        mp_learn(&run);
-    } else
-#endif
-    plan_run(&run, 0, 1);
-    return args->stoppable && mp_heard(&before) ? MP_STOPPED : error->code;
+    return mp_call(plan_run, args, error);
 }
