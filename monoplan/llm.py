@@ -113,14 +113,14 @@ class CompiledLM(GenerationMixin):
         """An empty KV cache for `batch` rows; it grows as needed, without recompilation."""
         return self.model.new_cache(batch, capacity, dtype=self.dtype, kv_heads=self._kv_heads())
 
-    def _road(self, rows: list[Row], session: Session | None) -> Any:
+    def _steps(self, rows: list[Row], session: Session | None) -> Any:
         if not self._stays:
-            return super()._road(rows, session)
-        from monoplan.models.generate.device_generation import DeviceRoad
+            return super()._steps(rows, session)
+        from monoplan.models.generate.device_generation import DeviceSteps
 
         s = rows[0].settings
         plain = s.temperature == 0 and s.repetition_penalty == 1 and rows[0].result.logprobs is None
-        return DeviceRoad(self, self._plan("greedy" if plain else "generation").built[0][2].executable, rows, session)
+        return DeviceSteps(self, self._plan("greedy" if plain else "generation").built[0][2].executable, rows, session)
 
     @property
     def _stays(self) -> bool:

@@ -84,7 +84,7 @@ class _Cached:
         return Traced(tensors(request.module), out_tree, lambda: self.straight_trace(request).graph)
 
     def plan(self, request: Request, traced: Traced) -> Planned:
-        """A graph that was seen before is neither rewritten nor lowered, unless somebody asks for the stages."""
+        """A graph that was seen before is neither rewritten nor lowered; its stages are made when they are read."""
         if self.is_open:
             self._find_plan_key(traced)
             known = recall_plan(self.key)

@@ -29,7 +29,7 @@ _SENT = ("lengths", "history_count", "random_val")  # what changes from step to 
 _FIXED = ("num_valid", "penalty", "top_p", "top_k", "temperature", "min_p")
 
 
-class DeviceRoad:
+class DeviceSteps:
     """The steps of one call of generate. `lm` has the limits, and in `spare` a cache for the next call."""
 
     def __init__(self, lm: Any, executable: Any, rows: list[Row], session: Session | None) -> None:
@@ -199,16 +199,16 @@ def returned(device: Any, batch: int, slots: int = 1) -> Block:
 class Steps:
     """The loop of single tokens on one cache: its blocks, its graph, and the state that it begins from."""
 
-    def __init__(self, road: DeviceRoad) -> None:
-        self.device, self.batch, self.penalized = road.device, len(road.rows), road.penalized
-        self.room = road.cache.capacity if road.penalized else 1  # places in the history
+    def __init__(self, steps: DeviceSteps) -> None:
+        self.device, self.batch, self.penalized = steps.device, len(steps.rows), steps.penalized
+        self.room = steps.cache.capacity if steps.penalized else 1  # places in the history
         each = (self.batch,)
-        sent, fixed = ({n: (each, road.given[n]) for n in names if n in road.given} for names in (_SENT, _FIXED))
+        sent, fixed = ({n: (each, steps.given[n]) for n in names if n in steps.given} for names in (_SENT, _FIXED))
         self.sends, self.fixed = Block(self.device, sent, AHEAD + 1), Block(self.device, fixed)
         self.state = Block(self.device, {"input_ids": (each, np.int64), "history": ((self.batch, self.room), np.int64)})
         self.returns = returned(self.device, self.batch, AHEAD + 1)
         # A run's token is the next run's input: it is written to that very place, or copied there.
-        executable, ids = road.executable, [v.name for v in road.graph.inputs].index("input_ids")
+        executable, ids = steps.executable, [v.name for v in steps.graph.inputs].index("input_ids")
         self.shared = may_share(executable.plan, ids, 0)
         self.token = self.returns.address("token") if self.shared else self.state.address("input_ids")
         places = {
@@ -217,17 +217,17 @@ class Steps:
             "input_ids": self.token,
             "history": self.state.address("history"),
         }
-        values, inputs = road.values(self.batch, 1, self.room), road.addresses(places)
-        outputs, scratch = road.outputs(values, self.returns)
-        held = (scratch, self.fixed, self.state, road.cache.memory[:])
+        values, inputs = steps.values(self.batch, 1, self.room), steps.addresses(places)
+        outputs, scratch = steps.outputs(values, self.returns)
+        held = (scratch, self.fixed, self.state, steps.cache.memory[:])
         self.loop = DecodeLoop(executable, values, inputs, outputs, self.sends, self.returns, held)
         self.trial = (executable, values, inputs)
 
-    def begin(self, road: DeviceRoad) -> None:
+    def begin(self, steps: DeviceSteps) -> None:
         """Sends the state of the rows; the loop goes on from there."""
-        settings, rows = road.settings, road.rows
+        settings, rows = steps.settings, steps.rows
         self.loop.drop()
-        self.lengths, self.number = road.cache.lengths.numpy().copy(), road.step
+        self.lengths, self.number = steps.cache.lengths.numpy().copy(), steps.step
         tokens = [row.tokens for row in rows]
         self.count = max(len(t) for t in tokens) if self.penalized else 0
         choice: dict[str, Any] = {"num_valid": 1, **sampling_arrays(settings, [0.0] * self.batch)}
@@ -247,7 +247,7 @@ class Steps:
         self._fill(0)
         self.sends.upload(0)
         executable, values, inputs = self.trial
-        outputs, scratch = road.outputs(values, None)
+        outputs, scratch = steps.outputs(values, None)
         executable.settle(values, inputs, outputs)
         self.device.synchronize()  # the blocks may be written again, the scratch memory freed
         del scratch

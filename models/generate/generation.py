@@ -20,7 +20,7 @@ from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import ArgumentError
 from monoplan.models.generate.decoding import Array, Generation, Row, Settings, is_whole
-from monoplan.models.generate.host_generation import HostRoad
+from monoplan.models.generate.host_generation import HostSteps
 from monoplan.models.rope_scaling import context_length
 from monoplan.models.text.tokenizer import MissingTokenizer
 
@@ -293,23 +293,23 @@ class GenerationMixin:
 
     def _loop(self, rows: list[Row], session: Session | None) -> Iterator[str]:
         """Runs the batch until every row is finished; gives the text that each token made certain."""
-        road, active = self._road(rows, session), rows
+        steps, active = self._steps(rows, session), rows
         try:
             while active:
                 if session is not None:
                     session.tokens = rows[0].tokens
-                chosen = zip(active, *road.next(), strict=True)
+                chosen = zip(active, *steps.next(), strict=True)
                 yield from [row.push(token, logprob) for row, token, logprob in chosen]
                 # A finished row leaves the batch: its mates go on without paying for it.
                 keep = [i for i, row in enumerate(active) if row.result.finish_reason is None]
-                road.keep(keep)
+                steps.keep(keep)
                 active = [active[i] for i in keep]
         finally:
-            road.close()
+            steps.close()
 
-    def _road(self, rows: list[Row], session: Session | None) -> Any:
-        """What runs the steps of a call: with `next`, `keep` and `close`, as HostRoad has them."""
-        return HostRoad(self, rows, session)
+    def _steps(self, rows: list[Row], session: Session | None) -> Any:
+        """What runs the steps of a call: with `next`, `keep` and `close`, as HostSteps has them."""
+        return HostSteps(self, rows, session)
 
 
 def _is_one(prompt: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Generation step by step through the host: the road of the eager model, of the CPU, and of several ranks."""
+"""Generation step by step through the host: for the eager model, the CPU, and several ranks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 DRAWN = 64  # random numbers that are made at once
 
 
-class HostRoad:
+class HostSteps:
     """The steps of one call of generate: arguments from the host and results to it, every time.
 
-    The arrays of arguments are the road's own. As long as the same rows go on they stay the same ones, with new
+    The arrays of arguments belong to this object. As long as the same rows go on they are reused, with new
     contents, which a plan is called with at little cost.
     """
 

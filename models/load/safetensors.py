@@ -1,6 +1,6 @@
 """Hugging Face weight files: one `model.safetensors` or several shards with an index.
 
-The headers are read and checked when a checkpoint is opened, each tensor when it is asked for: a copy of its own, see
+The headers are read and checked when a checkpoint is opened, each tensor when it is read: a copy of its own, see
 weight_file.py.
 """
 

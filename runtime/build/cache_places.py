@@ -1,4 +1,4 @@
-"""Where the cache lies: the place that was asked for, the user's own, or a temporary one that goes with the process.
+"""Where the cache is: MONOPLAN_CACHE_DIR, the user's cache directory, or a temporary one of this process.
 
 A place is used only if nobody else can write there (see trusted.py): what lies in it is loaded as machine code.
 """
@@ -60,7 +60,7 @@ def _obstacle(wanted: Path) -> str | None:
 
 
 def wanted_root() -> Path:
-    """The place that was asked for, or the user's own, whether it can be used or not; relative if nobody can say."""
+    """MONOPLAN_CACHE_DIR, or the user's cache directory, usable or not; a relative path if there is no home."""
     setting = os.environ.get("MONOPLAN_CACHE_DIR", "").strip()
     if setting:
         found = os.path.expanduser(setting)

@@ -132,7 +132,7 @@ def _run_all(
 
 @contextlib.contextmanager
 def _shown() -> Iterator[Callable[[], None]]:
-    """A line for a person who waits: the function inside brings it up to date."""
+    """A progress line on the terminal; the function that it gives updates the line."""
     begin, shown = time.perf_counter(), False
 
     def update() -> None:

@@ -243,7 +243,7 @@ def request_tiles() -> bool:
         return False
     try:
         from cffi import FFI
-    except ImportError:  # then no CPU plan can be loaded either; the CUDA road must not stumble here
+    except ImportError:  # then no CPU plan can be loaded either; the CUDA path must not stumble here
         return False
     ffi = FFI()
     ffi.cdef("long syscall(long number, ...);")

@@ -1,4 +1,4 @@
-"""The data road of a communicator in C (mp_comm.h): built once, called by plans and from numpy."""
+"""How a communicator moves data, in C (mp_comm.h): built once, called by plans and from numpy."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def shared_bytes(size: int, room: int = ROOM) -> int:
 
 
 class Exchange:
-    """One rank's end of the road. `function` and `context` are what a plan calls; `room` is the most at a time."""
+    """One rank's end of a connection. `function` and `context` are what a plan calls; `room` is the most at a time."""
 
     def __init__(self, handle: Any, rank: int, size: int, room: int, memory: Any = None) -> None:
         ffi, library = _library()
@@ -102,7 +102,7 @@ class Exchange:
         return cls(handle, rank, size, room)
 
     def gather(self, x: Array) -> list[Array]:
-        """x of every rank; all give the same type. Python's road: plans call `function` themselves."""
+        """x of every rank; all give the same type. For Python: plans call `function` themselves."""
         ffi, library = _library()
         self.check()
         dense = np.ascontiguousarray(x)

@@ -23,7 +23,7 @@
 enum { MP_COMM_OK = 0, MP_COMM_DEAD, MP_COMM_LEFT, MP_COMM_FAILED, MP_COMM_MISMATCH, MP_COMM_TIMEOUT, MP_COMM_MPI };
 enum { MP_PRESENT = 0, MP_GONE = 1, MP_BROKEN = 2 };
 
-/* What an exchange is: its bytes and its step in the plan, which must be the same on every rank. On the road of MPI it
+/* What an exchange is: its bytes and its step in the plan, which must be the same on every rank. Over MPI it
  * goes before the bytes; they stay aligned behind it. */
 typedef struct {
     int64_t bytes, tag;

@@ -20,7 +20,7 @@ from monoplan.runtime.ranks.comm import Communicator, launched
 from monoplan.runtime.ranks.exchange import TIMEOUT, Exchange, patience, shared_bytes
 from monoplan.runtime.ranks.host import cpus, host, shared_file
 
-ROAD = "MONOPLAN_COMM"  # shared, mpi: force a road; else the best one
+SETTING = "MONOPLAN_COMM"  # shared, mpi: force a transport; else the best one
 _GRACE = 0.5  # seconds that a rank leaves to others to tell of an error that it shares
 _SPIN, _NAP, _LOOK = 0.001, 0.0005, 0.02  # seconds: how long a rank waits awake, between naps, between looks at others
 
@@ -37,30 +37,30 @@ class MpiCommunicator(Communicator):
         self._group = group.Dup()  # messages of our own can't meet the caller's
         self._group.Set_errhandler(self._mpi.ERRORS_RETURN)  # plans report errors: MPI would end the process
         super().__init__(group.Get_rank(), group.Get_size())
-        self.road = ""
+        self.transport = ""
         self._ended, self._missed = False, ""
         _known.append(self)
         _hook(self)
-        self.exchange, self.road = self._open() if self.size > 1 else (None, "none")
-        self._farewell: Any = group.Dup() if self.road == "mpi" else None
+        self.exchange, self.transport = self._open() if self.size > 1 else (None, "none")
+        self._farewell: Any = group.Dup() if self.transport == "mpi" else None
         self._neighbours = self.collect((host(), cpus()))
         self.local_rank = [name for name, _ in self._neighbours[: self.rank]].count(host())
         atexit.register(self.close)
 
     def _open(self) -> tuple[Exchange, str]:
-        wanted = os.environ.get(ROAD, "").strip()
+        wanted = os.environ.get(SETTING, "").strip()
         if wanted not in ("", "shared", "mpi"):
-            raise ArgumentError(f"{ROAD}={wanted!r} is no road between ranks", fix="use shared or mpi")
+            raise ArgumentError(f"{SETTING}={wanted!r} is no transport between ranks", fix="use shared or mpi")
         asked = self.collect((wanted, host()))
-        if len({road for road, _ in asked}) > 1:
+        if len({transport for transport, _ in asked}) > 1:
             raise ArgumentError(
-                f"the ranks have different settings of {ROAD}",
-                why=f"{[road for road, _ in asked]}",
+                f"the ranks have different settings of {SETTING}",
+                why=f"{[transport for transport, _ in asked]}",
                 fix="give all of them the same environment (mpirun -x NAME)",
             )
         together = len({host for _, host in asked}) == 1
         if wanted == "shared" and not together:
-            raise ArgumentError(f"{ROAD}=shared, but the ranks are not on one host")
+            raise ArgumentError(f"{SETTING}=shared, but the ranks are not on one host")
         if together and wanted != "mpi":
             return Exchange.shared(self._shared_memory(), self.rank, self.size), "shared"
         return self._open_mpi(), "mpi"
@@ -88,7 +88,7 @@ class MpiCommunicator(Communicator):
             raise ArgumentError(
                 f"the ranks of this host get no memory of {nbytes} bytes to share",
                 why=errors[0],
-                fix=f"make room in /dev/shm, or set {ROAD}=mpi",
+                fix=f"make room in /dev/shm, or set {SETTING}=mpi",
             )
         return found
 
@@ -189,7 +189,7 @@ def mpi_communicator(group: Any = None) -> MpiCommunicator:
         )
     group = library.COMM_WORLD if group is None else group
     for known in _known:  # by what they are: a handle may come again when its group was freed
-        if known.road and library.Comm.Compare(known._group, group) in (library.IDENT, library.CONGRUENT):
+        if known.transport and library.Comm.Compare(known._group, group) in (library.IDENT, library.CONGRUENT):
             return known
     return MpiCommunicator(group)
 

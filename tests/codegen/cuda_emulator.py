@@ -1,4 +1,4 @@
-"""A Device that runs generated kernels on the CPU (see cuda_emulator.h): the whole CUDA road without a GPU."""
+"""A Device that runs generated kernels on the CPU (see cuda_emulator.h): the whole CUDA path without a GPU."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def numbers(comm: Communicator, model: str, folder: Path) -> None:
         folder / f"{comm.rank}.npz",
         logits=np.concatenate(logits),
         kv_heads=cache.kv_heads,
-        road=getattr(comm, "road", ""),
+        transport=getattr(comm, "transport", ""),
         greedy=llm.generate_ids(IDS[0], TOKENS, eos_token_id=()),
         sampled=llm.generate_ids(IDS[0], TOKENS, temperature=0.9, seed=7, eos_token_id=()),
     )

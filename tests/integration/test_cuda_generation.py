@@ -57,7 +57,7 @@ def test_sampled_text_in_f32_is_the_cpus() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.9, "top_p": 0.95, "seed": 1}], ids=["greedy", "sampled"])
-def test_both_roads_give_the_same_tokens(dtype: str, settings: dict[str, Any]) -> None:
+def test_both_paths_give_the_same_tokens(dtype: str, settings: dict[str, Any]) -> None:
     stays, travels = compiled(dtype), compiled(dtype, resident=False)
     for prompts in (PROMPTS[:1], PROMPTS):
         a, b = (lm.generate_batch(prompts, 24, eos_token_id=(), **settings) for lm in (stays, travels))

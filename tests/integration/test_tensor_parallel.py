@@ -61,7 +61,7 @@ def both(llm: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "road"),
+    ("name", "ranks", "transport"),
     partly(
         [
             ("gqa", 2, "shared"),
@@ -74,16 +74,16 @@ def both(llm: Any) -> Any:
         lambda case: case[:2] == ("gqa", 2),
     ),
 )
-def test_logits_and_tokens(checkpoints: dict[str, Path], tmp_path: Path, name: str, ranks: int, road: str) -> None:
+def test_logits_and_tokens(checkpoints: dict[str, Path], tmp_path: Path, name: str, ranks: int, transport: str) -> None:
     """Within 1e-5 of the one process, relatively, and the same tokens; the same bits on every rank."""
-    done = task("numbers", ranks, checkpoints[name], tmp_path, MONOPLAN_COMM=road)
+    done = task("numbers", ranks, checkpoints[name], tmp_path, MONOPLAN_COMM=transport)
     assert done.returncode == 0, done.stderr
     llm = alone(checkpoints[name])
     wanted = both(llm)
     results = [np.load(tmp_path / f"{rank}.npz") for rank in range(ranks)]
     assert [int(got["kv_heads"]) for got in results] == KV_HEADS[name][:ranks]
     for got in results:
-        assert str(got["road"]) == road
+        assert str(got["transport"]) == transport
         error = np.abs(got["logits"] - wanted).max() / np.abs(wanted).max()
         assert error <= 1e-5, f"off by {error:.2e}"
         assert got["logits"].tobytes() == results[0]["logits"].tobytes()

@@ -63,12 +63,12 @@ def test_ranks_that_differ_are_refused_at_the_start(model: Path, tmp_path: Path)
     assert done.returncode != 0 and "they differ in instruction set (MONOPLAN_ISA)" in done.stderr
 
 
-@pytest.mark.parametrize("road", partly(["shared", "mpi"], lambda road: road == "shared"))
-def test_ranks_that_ask_for_different_things_are_stopped(model: Path, tmp_path: Path, road: str) -> None:
-    done = task("longer", 2, model, tmp_path, MONOPLAN_COMM=road)
+@pytest.mark.parametrize("transport", partly(["shared", "mpi"], lambda transport: transport == "shared"))
+def test_ranks_that_ask_for_different_things_are_stopped(model: Path, tmp_path: Path, transport: str) -> None:
+    done = task("longer", 2, model, tmp_path, MONOPLAN_COMM=transport)
     assert done.returncode != 0 and names(tmp_path) == []
     said = ["the ranks do not do the same"]
-    if road == "mpi":  # there the library may be the first to see it, and MPICH then ends the ranks itself
+    if transport == "mpi":  # there the library may be the first to see it, and MPICH then ends the ranks itself
         said += ["MPI_Allgather reported an error", "Message truncated"]
     assert any(text in done.stderr for text in said), done.stderr
 
@@ -88,14 +88,14 @@ def test_between_hosts_a_rank_that_ends_early_gives_up_the_others(model: Path, t
     assert names(tmp_path) == ["1.done"]
 
 
-def test_too_many_ranks_and_wrong_roads(model: Path) -> None:
+def test_too_many_ranks_and_wrong_transports(model: Path) -> None:
     """An error that every rank has is told once."""
     command = ["-m", "monoplan", "generate", "a", "-m", model, "-n", "2"]
     done = mpirun(5, *command)
     assert done.returncode != 0 and done.stderr.count("4 query heads can't be divided between 5 ranks") == 1
     assert "use at most 4 ranks" in done.stderr
     done = mpirun(2, *command, MONOPLAN_COMM="boat")
-    assert done.returncode != 0 and done.stderr.count("MONOPLAN_COMM='boat' is no road between ranks") == 1
+    assert done.returncode != 0 and done.stderr.count("MONOPLAN_COMM='boat' is no transport between ranks") == 1
 
 
 def test_a_launcher_of_another_mpi_is_noticed() -> None:

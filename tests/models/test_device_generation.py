@@ -14,7 +14,7 @@ import monoplan as mp
 from monoplan.models.config import LlamaConfig
 from monoplan.models.generate.decoding import random_value, random_values
 from monoplan.models.generate.device_cache import DeviceCache
-from monoplan.models.generate.device_generation import DeviceRoad
+from monoplan.models.generate.device_generation import DeviceSteps
 from monoplan.models.generate.generation import Session
 from monoplan.models.llama import LlamaForCausalLM
 from monoplan.runtime.cuda import device as cuda_device
@@ -61,14 +61,14 @@ def tiny_lm(dtype: str = "float32", **changes: Any) -> LlamaForCausalLM:
     return LlamaForCausalLM.from_config(LlamaConfig(**{**sizes, **changes}), seed=1)
 
 
-def roads(lm: LlamaForCausalLM, **options: Any) -> tuple[Any, Any]:
+def both_paths(lm: LlamaForCausalLM, **options: Any) -> tuple[Any, Any]:
     """The model on the device, and by way of the host."""
     return tuple(mp.compile(lm, target="cuda", options={"resident": r, **options}) for r in (True, False))
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_tokens_and_probabilities_are_those_of_the_host_road(device: Any, settings: dict[str, Any]) -> None:
-    stays, travels = roads(tiny_lm())
+def test_tokens_and_probabilities_are_those_of_the_host_path(device: Any, settings: dict[str, Any]) -> None:
+    stays, travels = both_paths(tiny_lm())
     for prompt in (PROMPT, [2]):  # the second text has the first one's cache and graph
         (a,), (b,) = (lm.generate_batch([prompt], 8, logprobs=True, **settings) for lm in (stays, travels))
         assert a.ids == b.ids and len(a.ids) == 8 and a.finish_reason == "length"
@@ -77,7 +77,7 @@ def test_tokens_and_probabilities_are_those_of_the_host_road(device: Any, settin
 
 @pytest.mark.parametrize("settings", [SETTINGS["greedy"], SETTINGS["all"]], ids=["greedy", "all"])
 def test_rows_of_a_batch_have_lengths_of_their_own(device: Any, settings: dict[str, Any]) -> None:
-    stays, travels = roads(tiny_lm())
+    stays, travels = both_paths(tiny_lm())
     prompts = [PROMPT, [9], [4] * 11]
     ends = {t for r in travels.generate_batch(prompts, 10, **settings) for t in r.ids[4:5]}  # rows leave one by one
     a, b = (lm.generate_batch(prompts, 10, eos_token_id=ends, **settings) for lm in (stays, travels))
@@ -93,7 +93,7 @@ def test_equals_the_cpu_in_f32(device: Any) -> None:
 
 
 def test_a_stop_wastes_few_steps_and_leaves_the_cache_as_it_should_be(device: Any) -> None:
-    stays, travels = roads(tiny_lm())
+    stays, travels = both_paths(tiny_lm())
     ids = travels.generate_ids(PROMPT, 12)
     end = max(i for i in range(12) if ids[i] not in ids[:i])
     before = getattr(device, "replays", 0)
@@ -114,7 +114,7 @@ def test_a_stop_wastes_few_steps_and_leaves_the_cache_as_it_should_be(device: An
 
 
 def test_a_conversation_goes_on_in_its_cache(device: Any) -> None:
-    stays, travels = roads(tiny_lm())
+    stays, travels = both_paths(tiny_lm())
     texts = []
     for lm in (stays, travels):
         session, prompt, found = Session(), list(PROMPT), []
@@ -130,8 +130,8 @@ def test_a_conversation_goes_on_in_its_cache(device: Any) -> None:
     assert texts[0] == texts[1]
 
 
-def test_a_conversation_may_change_roads(device: Any) -> None:
-    stays, travels = roads(tiny_lm())
+def test_a_conversation_may_change_paths(device: Any) -> None:
+    stays, travels = both_paths(tiny_lm())
     want = travels.generate_ids(PROMPT, 9)
     session, known = Session(), list(PROMPT)
     for lm in (stays, travels, stays):
@@ -148,7 +148,7 @@ def _pieces(found: list[Any]) -> Any:
 
 
 def test_a_callback_ends_a_text(device: Any) -> None:
-    stays, travels = roads(tiny_lm())
+    stays, travels = both_paths(tiny_lm())
     for lm in (stays, travels):
         seen: list[int] = []
         (got,) = lm.generate_batch([PROMPT], 20, callback=lambda r, t, p, seen=seen: seen.append(t) or len(seen) < 4)
@@ -156,7 +156,7 @@ def test_a_callback_ends_a_text(device: Any) -> None:
 
 
 def test_an_abandoned_text_leaves_nothing_under_way(device: Any) -> None:
-    stays, _ = roads(tiny_lm())
+    stays, _ = both_paths(tiny_lm())
     session = Session()
     pieces = stays._loop(stays._rows([PROMPT], 50, None, False, True, {}), session)
     for _ in range(5):
@@ -172,7 +172,7 @@ def test_an_abandoned_text_leaves_nothing_under_way(device: Any) -> None:
 def test_caches_grow(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monoplan.models.generate.device_generation.RESERVED", 4)
     monkeypatch.setattr("monoplan.models.generate.device_cache.STEP", 4)
-    stays, travels = roads(tiny_lm())
+    stays, travels = both_paths(tiny_lm())
     prompts = [PROMPT, [9, 8]]
     for settings in ({}, {**SAMPLED, "repetition_penalty": 1.3}):
         a, b = (lm.generate_batch(prompts, 18, **settings) for lm in (stays, travels))
@@ -182,7 +182,7 @@ def test_caches_grow(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.full
 def test_a_text_may_fill_the_context(device: Any) -> None:
-    stays, travels = roads(tiny_lm(max_position_embeddings=14))
+    stays, travels = both_paths(tiny_lm(max_position_embeddings=14))
     a, b = (lm.generate_batch([PROMPT, [9]], 100) for lm in (stays, travels))
     assert [r.ids for r in a] == [r.ids for r in b] and [len(r.ids) for r in a] == [10, 14]
 
@@ -192,7 +192,7 @@ def test_prompts_in_pieces(device: Any) -> None:
     prompts = [[(3 * i) % 60 for i in range(23)], [5], list(range(9))]
     want = [r.ids for r in mp.compile(lm, target="cuda").generate_batch(prompts, 4)]
     for chunk in (4, 30):
-        for one in roads(lm, prefill_chunk=chunk):
+        for one in both_paths(lm, prefill_chunk=chunk):
             assert [r.ids for r in one.generate_batch(prompts, 4)] == want
 
 
@@ -200,7 +200,7 @@ def test_prompts_in_pieces(device: Any) -> None:
 def test_prompts_stay_whole_where_their_angles_follow_their_length(device: Any) -> None:
     lm = tiny_lm(max_position_embeddings=8, rope_scaling={"rope_type": "dynamic", "factor": 8.0}, initializer_range=0.3)
     prompts = [list(range(1, 30)), list(range(20, 40))]
-    on_device, through_host = roads(lm, prefill_chunk=6)
+    on_device, through_host = both_paths(lm, prefill_chunk=6)
     want = [lm.generate_ids(prompt, 5) for prompt in prompts]
     for one in (on_device, through_host):
         assert [r.ids for r in one.generate_batch(prompts, 5)] == want
@@ -208,7 +208,7 @@ def test_prompts_stay_whole_where_their_angles_follow_their_length(device: Any) 
 
 def test_caches_are_freed_with_their_texts(device: Any) -> None:
     before = _caches()  # of other tests
-    stays, _ = roads(tiny_lm())
+    stays, _ = both_paths(tiny_lm())
     stays.generate_ids(PROMPT, 4)
     kept = stays.spare["cache"]
     stays.generate_ids(PROMPT, 8)
@@ -220,7 +220,7 @@ def test_caches_are_freed_with_their_texts(device: Any) -> None:
 
 
 def _caches() -> list[Any]:
-    return [o for o in gc.get_objects() if isinstance(o, DeviceCache | DeviceRoad)]
+    return [o for o in gc.get_objects() if isinstance(o, DeviceCache | DeviceSteps)]
 
 
 @emulated

@@ -205,7 +205,7 @@ def test_formats_that_the_library_writes(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_NL"])
 def test_formats_that_the_library_only_reads(kind: str) -> None:
-    """Random blocks through our road and the library's, more of them than one chunk holds."""
+    """Random blocks through our path and the library's, more of them than one chunk holds."""
     from monoplan.models.load.gguf_header import CHUNK, dequantized
 
     codec = getattr(gguf.quants, kind)

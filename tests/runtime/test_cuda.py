@@ -1,4 +1,4 @@
-"""The CUDA road from mp.compile to results, on the emulated device; with -m cuda on a GPU, with its own arrays."""
+"""The CUDA path from mp.compile to results, on the emulated device; with -m cuda on a GPU, with its own arrays."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class FakeStream:
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_rows_are_put_together_on_the_device(rows: int) -> None:
-    """The road of NCCL, with numpy in CuPy's place: it has the same calls, but for those that wrap an address."""
+    """The NCCL transport, with numpy in CuPy's place: it has the same calls, but for those that wrap an address."""
     x = np.random.default_rng(0).standard_normal((rows, 5)).astype(np.float32)
     y = np.zeros((rows, 2, 5), np.float32)
 
