@@ -12,8 +12,8 @@ import numpy as np
 from monoplan.api import Compiled
 from monoplan.codegen.cuda.render import render_cuda
 from monoplan.codegen.plan import make_plan
-from monoplan.frontend.init import no_init
 from monoplan.frontend.module import Module
+from monoplan.frontend.parameter import no_init
 from monoplan.frontend.specs import spec
 from monoplan.ir.dims import evaluate
 from monoplan.models.config import LlamaConfig

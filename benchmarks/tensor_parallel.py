@@ -65,7 +65,7 @@ def make_model(shape: str, folder: Path) -> None:
     """
     import numpy as np
 
-    from monoplan.frontend.init import no_init
+    from monoplan.frontend.parameter import no_init
     from monoplan.models import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(**SHAPES[shape], attention_bias=False, tie_word_embeddings=True, dtype="bfloat16")

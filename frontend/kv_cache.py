@@ -15,10 +15,9 @@ import numpy as np
 from monoplan.frontend.functional import arange
 from monoplan.frontend.pytree import NoOutline
 from monoplan.frontend.tensor import Tensor, as_tensor, call
-from monoplan.ir.arrays import aligned
 from monoplan.ir.dims import Dim, Expr
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.types import as_dtype, i32, i64
+from monoplan.ir.types import aligned, as_dtype, i32, i64
 
 _TENSORS, _ARRAY = frozenset((Tensor,)), attrgetter("_array")
 

@@ -13,9 +13,16 @@ import numpy as np
 
 from monoplan.frontend import functional as F
 from monoplan.frontend.context import current
-from monoplan.frontend.init import check_device, check_size, checked_dtype, linear_bound, normal, uniform
 from monoplan.frontend.module import Module
-from monoplan.frontend.parameter import Parameter
+from monoplan.frontend.parameter import (
+    Parameter,
+    check_device,
+    check_size,
+    checked_dtype,
+    linear_bound,
+    normal,
+    uniform,
+)
 from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.ops.collective import among

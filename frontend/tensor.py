@@ -14,12 +14,11 @@ import numpy as np
 
 from monoplan.frontend.context import current, user_location
 from monoplan.ir import ops as _ops  # noqa: F401  (fills the registry)
-from monoplan.ir.arrays import plain_array
 from monoplan.ir.dims import Dim, Expr, divide_exactly, equal
 from monoplan.ir.errors import ArgumentError, TraceError, TypeRuleError
 from monoplan.ir.graph import Loc, Value
 from monoplan.ir.opdef import REGISTRY, OpDef
-from monoplan.ir.types import DType, TensorType, as_dtype, bf16, bool_, f16, f32, f64, i32, i64, product
+from monoplan.ir.types import DType, TensorType, as_dtype, bf16, bool_, f16, f32, f64, i32, i64, plain_array, product
 
 if TYPE_CHECKING:
     from monoplan.frontend.op_functions import OpMethods

@@ -10,11 +10,10 @@ from typing import Any
 
 from monoplan.ir import ops as _ops  # noqa: F401  (fills the registry)
 from monoplan.ir.builder import make_op
-from monoplan.ir.dims import Dim, parse_dim
+from monoplan.ir.dims import LARGEST, Dim, parse_dim
 from monoplan.ir.errors import MonoplanError, ParseError
 from monoplan.ir.graph import Graph, Loc, Op, Param, Value
 from monoplan.ir.opdef import REGISTRY, OpDef
-from monoplan.ir.scan import LARGEST
 from monoplan.ir.types import DTYPES, TensorType, unfit
 
 _NUMBER = re.compile(r"-?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][+-]?[0-9]+)?")

@@ -16,16 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.frontend.init import no_init
 from monoplan.frontend.module import Module
-from monoplan.frontend.parameter import Parameter
-from monoplan.ir.arrays import Part
+from monoplan.frontend.parameter import Parameter, no_init
 from monoplan.ir.errors import LoadError, writing
-from monoplan.ir.targets import known_target
+from monoplan.ir.types import Part, known_target
 from monoplan.models.families import family_of
 from monoplan.models.llama import LlamaForCausalLM
-from monoplan.models.load.checkpoint import Weights, open_model
-from monoplan.models.load.parameter_shapes import parameter_shapes
+from monoplan.models.load.checkpoint import Weights, open_model, parameter_shapes
 from monoplan.models.load.safetensors import FLOATS, save_checkpoint
 from monoplan.models.text.tokenizer import MissingTokenizer
 

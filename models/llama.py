@@ -15,15 +15,13 @@ import numpy as np
 
 from monoplan.frontend import functional as F
 from monoplan.frontend.context import current
-from monoplan.frontend.init import no_init
 from monoplan.frontend.kv_cache import KVCache
 from monoplan.frontend.layers import Embedding, Linear, RMSNorm
 from monoplan.frontend.module import Module, ModuleList
-from monoplan.frontend.parameter import Parameter
+from monoplan.frontend.parameter import Parameter, no_init
 from monoplan.frontend.tensor import Tensor, as_tensor
-from monoplan.ir.arrays import Part
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.types import DType, as_dtype
+from monoplan.ir.types import DType, Part, as_dtype
 from monoplan.models.config import LlamaConfig
 from monoplan.models.generate.generation import GenerationMixin, GenerationStep, make_room
 from monoplan.models.rotary import LlamaRotaryEmbedding, RopeRows

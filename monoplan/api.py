@@ -13,23 +13,33 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.arguments import as_compiled, match, same_constant
+from monoplan.arguments import (
+    KEPT,
+    Call,
+    KnownCalls,
+    adopt,
+    array_spec,
+    as_compiled,
+    assign,
+    check_shared,
+    is_array,
+    match,
+    read_only,
+    same_constant,
+)
 from monoplan.built import Built
 from monoplan.codegen.text import file_name
 from monoplan.driver import build
-from monoplan.foreign import adopt, array_spec, assign, is_array
 from monoplan.frontend.module import HeldWeights, Module
 from monoplan.frontend.pytree import Tree, flatten, unflatten
 from monoplan.frontend.specs import Spec
 from monoplan.frontend.tensor import Tensor
 from monoplan.inspect.inspection import Inspection
-from monoplan.ir.arrays import plain_array
 from monoplan.ir.dims import Expr, equal, symbol, symbols_of
 from monoplan.ir.errors import ArgumentError, MonoplanError
 from monoplan.ir.printer import print_graph
 from monoplan.ir.sizes import SizeError
-from monoplan.ir.types import TensorType, as_dtype, as_weight_dtype
-from monoplan.known_calls import KEPT, Call, KnownCalls, check_shared, read_only
+from monoplan.ir.types import TensorType, as_dtype, as_weight_dtype, plain_array
 from monoplan.options import Options, debug_level, find_target
 from monoplan.parallel import find_communicator
 from monoplan.runtime.warn import warn

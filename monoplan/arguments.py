@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_, attrgetter, eq, is_, itemgetter
 from typing import Any
 
 import numpy as np
 
 from monoplan.built import Built
-from monoplan.foreign import is_array
-from monoplan.frontend.pytree import Tree
-from monoplan.frontend.specs import Spec
+from monoplan.frontend.module import Module
+from monoplan.frontend.pytree import NoOutline, Tree, outline, unflattener
+from monoplan.frontend.specs import Spec, spec_of
+from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.opdef import exactly
+from monoplan.ir.types import TensorType, as_dtype
 
 
 def as_compiled(x: Any, tree: Tree, specs: Iterator[Any], name: str = "") -> Any:
@@ -126,3 +132,235 @@ def _described(tree: Tree, leaf: Any = None) -> str:
 def _path(name: str, key: Any) -> str:
     """The name of a part, as `flatten` gives it."""
     return f"{name}.{key}" if name else str(key)
+
+
+# Calls like earlier ones: recognised by structure and types alone, without matching them to a plan again.
+#
+# Nothing is taken on trust: shape, dtype and flags of every array are read at every call, since arrays can be changed
+# in place. What is saved is finding the names of the arguments, their tree and the plan that fits.
+
+
+KEPT = 1024  # calls of different sizes that are remembered
+_SHAPE, _DTYPE, _FLAGS = attrgetter("shape"), attrgetter("dtype"), attrgetter("flags.num")
+_ARRAYS = frozenset((np.ndarray, np.memmap))
+_DENSE, _WRITEABLE = 0x0101, 0x0400  # C_CONTIGUOUS and ALIGNED, WRITEABLE: bits of numpy's flags.num
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCall:
+    """What was found out about a call: it holds for every call of the same structure, shapes and dtypes."""
+
+    built: Built
+    symbols: dict[str, int]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[Any, ...]
+    written: Callable[[Sequence[Any]], Sequence[Any]] | None  # picks the arrays that forward writes into
+    copied: tuple[tuple[int, int], ...]  # those whose new contents are an output of their own, and that output
+    result: Callable[[Sequence[Any]], Any]  # forward's result from the outputs
+
+    @classmethod
+    def of(cls, built: Built, symbols: dict[str, int], arrays: Sequence[Any]) -> KnownCall:
+        """A call of a plan whose arrays can go to it as they are."""
+        writes = built.graph.writes
+        returned, whole = len(built.graph.outputs) - len(writes), unflattener(built.out_tree)
+        places = built.executable.plan.outputs if built.executable is not None else ()
+        copied = tuple((i, j) for i, j in writes if not places or places[j] != i)
+        # The first twice, since itemgetter gives a tuple for two or more.
+        written = itemgetter(writes[0][0], *[i for i, _ in writes]) if writes else None
+        # Equal shapes as one object: comparing those of a cache with itself then touches little memory.
+        one: dict[tuple[int, ...], tuple[int, ...]] = {}
+        shapes = tuple(one.setdefault(a.shape, a.shape) for a in arrays)
+        dtypes = tuple(map(_DTYPE, arrays))
+        return cls(built, symbols, shapes, dtypes, written, copied, lambda outputs: whole(outputs[:returned]))
+
+    def fits(self, arrays: Sequence[Any]) -> bool:
+        """Whether arrays in the same structure are of the same shapes and dtypes."""
+        return (
+            len(arrays) == len(self.shapes)
+            and all(map(eq, map(_SHAPE, arrays), self.shapes))
+            and all(map(is_, map(_DTYPE, arrays), self.dtypes))
+        )
+
+    def check_writeable(self, arrays: Sequence[Any]) -> None:
+        """Raises if forward writes into an array that is read-only."""
+        if self.written is None or reduce(and_, set(map(_FLAGS, self.written(arrays)))) & _WRITEABLE:
+            return
+        for number, _ in self.built.graph.writes:
+            if not arrays[number].flags.writeable:
+                raise read_only(self.built.graph.inputs[number].name)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that nothing is known about yet, whose arrays may be fit for a plan as they are."""
+
+    structure: Any
+    arrays: Sequence[Any]
+
+
+class KnownCalls:
+    """The calls of one Compiled. Two Python threads may use it at once: its tables only gain or lose entries."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self._orders: dict[Any, Callable[[Sequence[Any]], Sequence[Any]] | None] = {}
+        self._latest: dict[Any, KnownCall] = {}  # by structure alone: a decode loop has the same shapes every time
+        self._calls: dict[Any, KnownCall] = {}
+
+    def find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[KnownCall | None, Any]:
+        """What is known about a call like this one, with the arrays to run on; or None, with the Call to remember.
+
+        Raises if the plan would write into an array that is read-only.
+        """
+        forward = self.module.forward
+        form = (getattr(forward, "__func__", forward), len(args), *kwargs)
+        try:
+            order = self._orders[form]
+        except KeyError:
+            order = self._orders[form] = self._order(len(args), tuple(kwargs))
+        if order is None:
+            return None, None
+        arrays: list[Any] = []
+        try:
+            structure = (form, *[outline(x, arrays) for x in order((*args, *kwargs.values()))])
+        except NoOutline:
+            return None, None
+        if not _ARRAYS.issuperset(map(type, arrays)):  # a traced tensor, a parameter that is not loaded
+            return None, None
+        flags = reduce(and_, set(map(_FLAGS, arrays)), -1)
+        if flags & _DENSE != _DENSE:
+            return None, None
+        known = self._latest.get(structure)
+        if known is None or not known.fits(arrays):
+            known = self._calls.get(_key(structure, arrays))
+            if known is None:
+                return None, Call(structure, arrays)
+            self._latest[structure] = known
+        if not flags & _WRITEABLE:
+            known.check_writeable(arrays)
+        if known.written is not None and len(set(map(id, arrays))) < len(arrays):
+            check_shared(known.built, arrays)
+        return known, arrays
+
+    def remember(self, call: Call, built: Built, symbols: dict[str, int], arrays: Sequence[Any]) -> None:
+        """Notes which plan a call went to, if it went with these very arrays."""
+        if len(arrays) != len(call.arrays) or not all(map(is_, arrays, call.arrays)):
+            return
+        if len(self._calls) >= KEPT:
+            self._calls.clear()
+            self._latest.clear()
+        self._calls[_key(call.structure, arrays)] = KnownCall.of(built, symbols, arrays)
+
+    def _order(self, count: int, names: tuple[str, ...]) -> Callable[[Sequence[Any]], Sequence[Any]] | None:
+        """Brings the values of a call into the order of forward's parameters; None where that can't be said."""
+        marks = range(count + len(names))
+        try:
+            bound = self.module.signature().bind(*marks[:count], **dict(zip(names, marks[count:], strict=True)))
+        except TypeError:
+            return None
+        places = list(bound.arguments.values())
+        if not all(isinstance(i, int) for i in places) or sorted(places) != list(marks):  # forward takes *args, **kw
+            return None
+        if places == list(marks):
+            return tuple
+        return itemgetter(*places)
+
+
+def _key(structure: Any, arrays: Sequence[Any]) -> Any:
+    return structure, tuple(map(_SHAPE, arrays)), tuple(map(_DTYPE, arrays))
+
+
+def check_shared(built: Built, arrays: Sequence[Any]) -> None:
+    """Raises if forward writes into memory that another argument has too: the plan would read it before or after."""
+    names = [v.name for v in built.graph.inputs]
+    for number, _ in built.graph.writes:
+        for other, array in enumerate(arrays):
+            if other != number and _overlap(arrays[number], array):
+                both = f"{names[number]} and {names[other]}"
+                raise ArgumentError(
+                    f"arguments {both} share memory, and forward writes into {names[number]}",
+                    why="a plan has no order in which it reads one and writes the other",
+                    fix="pass a copy of one of them",
+                )
+
+
+def _overlap(a: Any, b: Any) -> bool:
+    if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.may_share_memory(a, b)):
+        return False
+    try:
+        return bool(np.shares_memory(a, b, max_work=10_000))  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:  # strange strides: nobody meant them to meet
+        return False
+
+
+def read_only(name: str) -> ArgumentError:
+    """The error for an array that forward would write into."""
+    return ArgumentError(
+        f"argument {name}: forward writes into it, but the array is read-only", fix="pass a copy of it"
+    )
+
+
+# Arrays of other libraries as arguments: used where they lie, through DLPack or __cuda_array_interface__.
+
+
+_HOST = (1, 3)  # kDLCPU, kDLCUDAHost
+
+
+def is_array(x: Any) -> bool:
+    """Whether it is an array of a plan: numpy's, or after `adopt` a device array."""
+    return isinstance(x, np.ndarray) or (not isinstance(x, Tensor | Spec) and hasattr(x, "__cuda_array_interface__"))
+
+
+def adopt(x: Any, target: str) -> Any:
+    """An array of another library as numpy's or, in a GPU's memory, as the device's own; it shares the memory."""
+    if isinstance(x, np.ndarray | Tensor | Spec | str | int | float | bool | None):
+        return x
+    # A torch tensor on a GPU has both; its interface can say neither bfloat16 nor a stream.
+    has_dlpack = hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
+    if has_dlpack and int(x.__dlpack_device__()[0]) in _HOST:
+        return _from_host(x)
+    if not has_dlpack and not hasattr(x, "__cuda_array_interface__"):
+        return x
+    if target != "cuda":
+        raise ArgumentError(
+            f"a {type(x).__name__} is on a GPU, the plan runs on the CPU",
+            fix="copy it to the host (cupy.asnumpy(x), x.cpu()), or compile with target='cuda'",
+        )
+    from monoplan.runtime.cuda.device import gpu
+
+    return gpu().adopt(x)
+
+
+def _from_host(x: Any) -> Any:
+    try:
+        return np.from_dlpack(x)
+    except (BufferError, RuntimeError, TypeError) as error:
+        if str(getattr(x, "dtype", "")) == "torch.bfloat16" and not getattr(x, "requires_grad", False):
+            return np.from_dlpack(x.view(sys.modules["torch"].int16)).view(as_dtype("bfloat16").numpy)
+        raise ArgumentError(
+            f"a {type(x).__name__} can't be used in place", why=str(error), fix="detach() it, or pass a numpy array"
+        ) from None
+
+
+def array_spec(x: Any) -> Any:
+    """The static Spec of an array on either side; other leaves stay as they are."""
+    if is_array(x) and not isinstance(x, np.ndarray):
+        return Spec(TensorType(as_dtype(x.dtype), tuple(x.shape)))
+    return spec_of(x)
+
+
+def assign(target: Any, value: Any) -> None:
+    """Puts a plan's result into an argument that forward changed, on whichever side each of them is."""
+    if target is value or (is_device(target) and is_device(value) and target.data.ptr == value.data.ptr):
+        return
+    if is_device(target) == is_device(value):
+        target[...] = value
+    elif is_device(value):
+        target[...] = value.get()
+    else:
+        target.set(value)
+
+
+def is_device(x: Any) -> bool:
+    """Whether an array of a plan is in a GPU's memory."""
+    return not isinstance(x, np.ndarray)

@@ -14,7 +14,7 @@ import numpy as np
 from monoplan.frontend.module import Module
 from monoplan.frontend.pytree import Tree
 from monoplan.frontend.tensor import Tensor
-from monoplan.inspect.dump import dump
+from monoplan.inspect.override import dump
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import bind_symbols, interpret

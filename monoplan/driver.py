@@ -15,12 +15,11 @@ from monoplan.frontend.parameter import Parameter
 from monoplan.frontend.tensor import Tensor
 from monoplan.frontend.tracer import trace
 from monoplan.inspect.override import override_text
-from monoplan.ir.arrays import Part
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph, Param, Value
 from monoplan.ir.interpreter import bind_symbols
 from monoplan.ir.sizes import Question, questions
-from monoplan.ir.types import DType
+from monoplan.ir.types import DType, Part
 from monoplan.ir.verifier import verify
 from monoplan.options import Options
 from monoplan.parallel import check_ranks, check_world, in_turn, tp_plan
@@ -109,8 +108,7 @@ def plan_stage(graph: Graph, target: str, tp: Communicator | None = None) -> Pla
         from monoplan.runtime.cpu.executable import host_target
 
         return make_plan(graph, host_target())
-    from monoplan.runtime.cuda.exchange import take_turns
-    from monoplan.runtime.cuda.executable import gpu
+    from monoplan.runtime.cuda.executable import gpu, take_turns
 
     if tp is not None:
         take_turns(tp)
@@ -180,16 +178,15 @@ def _begin_early(module: Module) -> None:
 
 def _begin_packing(module: Module) -> None:
     """Begins to build the library that packs weights, unless it is there."""
-    from monoplan.runtime.cpu import packing
+    from monoplan.runtime.cpu import weights
 
     if any(len(p.shape) > 1 for p in module.parameters()):
-        begin(packing.native_library)
+        begin(weights.native_library)
 
 
 def module_source(tensors: Mapping[str, Tensor]) -> Source:
     """The tensors of a module, to make weights of; those of deferred parameters are read and not kept."""
-    from monoplan.runtime.cpu.packing import converted
-    from monoplan.runtime.cpu.weights import Source
+    from monoplan.runtime.cpu.weights import Source, converted
 
     def read(path: str, part: Part | None = None) -> Array:
         if isinstance(t := tensors[path], Parameter):

@@ -18,9 +18,8 @@ from monoplan.frontend.kv_cache import KVCache
 from monoplan.frontend.module import HeldWeights, Module
 from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
-from monoplan.ir.arrays import plain_array
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.types import TensorType, as_dtype
+from monoplan.ir.types import TensorType, as_dtype, plain_array
 from monoplan.models.generate.decoding import Array, Row, Settings, greedy_arrays, pieces, sampling_arrays, whole_rows
 from monoplan.models.generate.generation import (
     GenerationMixin,
@@ -36,7 +35,7 @@ from monoplan.models.llama import LlamaForCausalLM
 from monoplan.options import Options, find_target
 from monoplan.parallel import find_communicator
 from monoplan.progress import progress
-from monoplan.runtime.cpu.shared_weights import sharing
+from monoplan.runtime.cpu.weights import sharing
 
 
 class PositionedStep(ModelStep):

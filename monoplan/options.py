@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.targets import known_target
+from monoplan.ir.types import known_target
 
 
 @dataclass(frozen=True)

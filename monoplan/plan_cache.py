@@ -19,10 +19,9 @@ from typing import Any
 
 import monoplan
 from monoplan.built import Planned, Planning, Request, Traced, Tracing
-from monoplan.frontend.module import Module
+from monoplan.frontend.module import Module, structure
 from monoplan.frontend.pytree import flatten
 from monoplan.frontend.specs import Spec
-from monoplan.frontend.structure import structure
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir import records
 from monoplan.ir.graph import Graph

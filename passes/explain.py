@@ -9,8 +9,8 @@ from typing import Any
 
 from monoplan.ir.errors import printable
 from monoplan.ir.graph import Graph, Loc, Op, Value, definitions
-from monoplan.passes.legality import fused_groups
 from monoplan.passes.manager import NearMiss, Stage
+from monoplan.passes.rebuild import fused_groups
 
 _EXAMPLES = 2  # places that are named for each rule
 

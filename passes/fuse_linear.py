@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from monoplan.ir.builder import make_op
+from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.ops.elementwise import add
 from monoplan.ir.ops.fused import fused_linear, linear_argmax
 from monoplan.ir.ops.linear import linear
-from monoplan.ir.ops.norm import layer_norm, rms_norm
-from monoplan.ir.ops.reduce import argmax
-from monoplan.passes.pattern import Match, Rewrite, rewrite_pass
+from monoplan.ir.ops.reduce import argmax, layer_norm, rms_norm
+from monoplan.ir.ops.shape import concat, full, split
+from monoplan.passes.expressions import is_pointwise
+from monoplan.passes.manager import Notes, Pass
+from monoplan.passes.pattern import Match, Readers, Rewrite, distinct_readers, param_values, rewrite_pass
+from monoplan.passes.rebuild import builder_for
 
 
 def _one_dim(m: Match) -> bool | str:
@@ -69,4 +76,101 @@ FUSE_NORM_LINEAR = rewrite_pass(
     "linear(rms_norm or layer_norm(x)) -> the norm is applied while x is read",
     FUSE_RMSNORM_LINEAR,
     FUSE_LAYERNORM_LINEAR,
+)
+
+
+# linear(x, a), linear(x, b) -> split(linear(x, a|b)): one product for q, k, v and for gate, up.
+
+
+# Larger products gain nothing from merging, and joined weights must not double the memory of a huge head.
+_LARGEST = 65536
+
+
+def merge_parallel_linears(graph: Graph, notes: Notes) -> Graph:
+    """Merges linears that read the same value with weights of the same type; biases are joined too."""
+    readers = distinct_readers(graph)
+    merged: dict[Op, list[Op]] = {}
+    for members in _groups(graph, readers):
+        fitting, refused = _fitting(members, readers)
+        for op, reason in refused:
+            notes.missed("merge-parallel-linears", op, reason)
+        if len(fitting) > 1:
+            merged[fitting[0]] = fitting
+    if not merged:
+        return graph
+    dropped = {op for members in merged.values() for op in members}
+    builder = builder_for(graph)
+    setup, ops = list(graph.setup), []
+    for op in graph.ops:
+        if op in merged:
+            more_setup, new_ops = _merge(merged[op], builder.fresh)
+            setup += more_setup
+            ops += new_ops
+            notes.fired("merge-parallel-linears", new_ops[0])
+        elif op not in dropped:
+            ops.append(op)
+    return graph.replace(setup=tuple(setup), ops=tuple(ops))
+
+
+def _groups(graph: Graph, readers: Readers) -> list[list[Op]]:
+    """Linears over one value by constant weights. Those that end in pointwise ops (gate, up, an MLP beside attention)
+    are kept apart from those that are cut into heads: a merged product has one epilogue."""
+    fixed = param_values(graph)
+    groups: dict[Any, list[Op]] = {}
+    for op in graph.ops:
+        if op.opdef is linear:
+            x, weight, bias = op.operands
+            if weight in fixed and (bias is None or bias in fixed):
+                assert weight is not None
+                tail = all(r is not None and is_pointwise(r) for r in readers.get(op.result, ()))
+                groups.setdefault((x, weight.type.dtype, tail), []).append(op)
+    return [members for members in groups.values() if len(members) > 1]
+
+
+def _fitting(members: list[Op], readers: Readers) -> tuple[list[Op], list[tuple[Op, str]]]:
+    """The members that can be merged, and why the others can't."""
+    fitting, refused = [], []
+    for op in members:
+        w = op.operands[1]
+        assert w is not None
+        rows = w.type.shape[0]
+        if len(readers[w]) > 1:
+            refused.append((op, f"{w} is read elsewhere too: joining it would store it twice"))
+        elif not isinstance(rows, int) or rows > _LARGEST:
+            refused.append((op, f"{w} has {rows} rows, over the limit of {_LARGEST}"))
+        else:
+            fitting.append(op)
+    return fitting, refused
+
+
+def _merge(members: list[Op], fresh: Any) -> tuple[list[Op], list[Op]]:
+    """Setup that joins weights and biases, and the one linear with its split."""
+    loc = members[0].loc
+    weights = [op.operands[1] for op in members]
+    setup = [make_op(concat, weights, {"axis": 0}, loc=loc, fresh=fresh)]
+    bias: Value | None = None
+    if any(op.operands[2] is not None for op in members):
+        parts = []
+        for op, w in zip(members, weights, strict=True):
+            part = op.operands[2]
+            if part is None:
+                assert w is not None
+                attrs = {"shape": (w.type.shape[0],), "value": 0.0, "dtype": w.type.dtype}
+                zeros = make_op(full, [], attrs, loc=op.loc, fresh=fresh)
+                setup.append(zeros)
+                part = zeros.result
+            parts.append(part)
+        setup.append(make_op(concat, parts, {"axis": 0}, loc=loc, fresh=fresh))
+        bias = setup[-1].result
+    wide = make_op(linear, [members[0].operands[0], setup[0].result, bias], {}, loc=loc, fresh=fresh)
+    sizes = tuple(op.result.type.shape[-1] for op in members)
+    cut = make_op(split, [wide.result], {"sizes": sizes, "axis": -1}, loc=loc, fresh=fresh)
+    pieces = Op(cut.opdef, cut.operands, cut.attrs, tuple(op.result for op in members), loc)
+    return setup, [wide, pieces]
+
+
+MERGE_PARALLEL_LINEARS = Pass(
+    "merge-parallel-linears",
+    "linear(x, a), linear(x, b) -> split(linear(x, a|b)); weights are joined at load",
+    merge_parallel_linears,
 )

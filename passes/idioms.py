@@ -9,8 +9,7 @@ from monoplan.ir.dims import equal
 from monoplan.ir.graph import Value
 from monoplan.ir.ops.elementwise import add, div, mul, pow_, rsqrt, sigmoid, silu, sqrt, sub, swiglu
 from monoplan.ir.ops.linear import linear, matmul
-from monoplan.ir.ops.norm import layer_norm, rms_norm
-from monoplan.ir.ops.reduce import mean
+from monoplan.ir.ops.reduce import layer_norm, mean, rms_norm
 from monoplan.ir.ops.shape import expand, repeat, reshape, transpose
 from monoplan.passes.pattern import Match, Rewrite, rewrite_pass
 

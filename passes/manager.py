@@ -10,7 +10,7 @@ from monoplan.ir.errors import MonoplanError, VerifyError
 from monoplan.ir.graph import Graph, Loc, Op, Value
 from monoplan.ir.printer import print_op
 from monoplan.ir.verifier import verify
-from monoplan.passes.legality import check_fusions
+from monoplan.passes.rebuild import check_fusions
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from monoplan.passes.canonicalize import DCE, HOIST_SETUP, MERGE_EQUAL_OPS, REMOVE_IDENTITIES
 from monoplan.passes.fuse_attention import FUSE_ATTENTION
-from monoplan.passes.fuse_linear import FUSE_HEAD_ARGMAX, FUSE_NORM_LINEAR, FUSE_RESIDUAL_ADD
+from monoplan.passes.fuse_linear import FUSE_HEAD_ARGMAX, FUSE_NORM_LINEAR, FUSE_RESIDUAL_ADD, MERGE_PARALLEL_LINEARS
 from monoplan.passes.fuse_pointwise import FUSE_GATED, FUSE_INTO_PRODUCER, FUSE_INTO_REDUCE, FUSE_POINTWISE
 from monoplan.passes.fuse_qkv import FUSE_QKV
 from monoplan.passes.idioms import IDIOMS, LINEAR_BIAS
 from monoplan.passes.manager import Pass
-from monoplan.passes.merge_parallel_linears import MERGE_PARALLEL_LINEARS
 from monoplan.passes.pull_last_token import PULL_LAST_TOKEN
 from monoplan.passes.roll_layers import ROLL_LAYERS
 from monoplan.passes.sink_reshapes import SINK_RESHAPES

@@ -9,7 +9,7 @@ import numpy as np
 
 from monoplan.ir.builder import Builder, make_op
 from monoplan.ir.graph import Graph, Op, Value
-from monoplan.ir.ops.control import repeat_layers
+from monoplan.ir.ops.fused import repeat_layers
 from monoplan.passes.manager import Notes, Pass
 from monoplan.passes.pattern import param_values
 from monoplan.passes.rebuild import builder_for

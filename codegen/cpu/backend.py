@@ -9,9 +9,7 @@ from monoplan.codegen.backend import BackEnd, Family, Schedule, Variables
 from monoplan.codegen.cpu import variables as v
 from monoplan.codegen.cpu.schedule_attention import choose_attention
 from monoplan.codegen.cpu.schedule_linear import choose_linear
-from monoplan.codegen.cpu.variables_attention import attention
-from monoplan.codegen.cpu.variables_products import linear
-from monoplan.codegen.hand_over import handed_over
+from monoplan.codegen.cpu.variables import attention, linear
 from monoplan.codegen.kernels import (
     Attention,
     Collective,
@@ -29,8 +27,7 @@ from monoplan.codegen.kernels import (
     Sort,
 )
 from monoplan.codegen.lower.lowerer import Lowered
-from monoplan.codegen.moves import moved
-from monoplan.codegen.residuals import residuals
+from monoplan.codegen.moves import handed_over, moved, residuals
 from monoplan.codegen.target import Target
 
 

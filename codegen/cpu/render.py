@@ -10,10 +10,10 @@ from monoplan.codegen.cpu.backend import CPU
 from monoplan.codegen.cpu.schedule_linear import LinearSchedule
 from monoplan.codegen.expressions import C_TYPES, c_dim, c_symbol
 from monoplan.codegen.kernels import Linear
-from monoplan.codegen.layout import WIDTH, wrap
 from monoplan.codegen.operands import Operand
 from monoplan.codegen.plan import Plan, Step, StepLoop
 from monoplan.codegen.source import (
+    WIDTH,
     Function,
     Source,
     banner,
@@ -23,6 +23,7 @@ from monoplan.codegen.source import (
     number_symbols,
     step_comment,
     title,
+    wrap,
 )
 from monoplan.codegen.text import block_comment, identifier
 from monoplan.codegen.views import Buffer

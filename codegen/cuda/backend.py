@@ -32,9 +32,8 @@ from monoplan.codegen.kernels import (
     Sort,
 )
 from monoplan.codegen.lower.lowerer import Lowered
-from monoplan.codegen.moves import Items, all_kernels, map_kernels, moved
+from monoplan.codegen.moves import Items, all_kernels, map_kernels, moved, residuals
 from monoplan.codegen.operands import Body, Operand
-from monoplan.codegen.residuals import residuals
 from monoplan.codegen.target import Target
 from monoplan.codegen.views import Buffer, whole
 from monoplan.ir.dims import Dim

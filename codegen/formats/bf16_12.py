@@ -10,8 +10,7 @@ import numpy as np
 
 from monoplan.codegen.formats.base import Array, Layout, Make, Native, WeightFormat
 from monoplan.codegen.target import Target
-from monoplan.ir.arrays import aligned
-from monoplan.ir.types import TensorType, bf16
+from monoplan.ir.types import TensorType, aligned, bf16
 
 _HEAD = 64  # bytes in front of a panel: the 16 upper bytes, and where its exceptions begin
 _END = 0xFFFFFFFF  # the place of the last exception of a panel, which is none

@@ -1,19 +1,7 @@
 """Every op of the registry, by family; importing this package fills the registry."""
 
 from monoplan.ir.opdef import REGISTRY
-from monoplan.ir.ops import (
-    attention,
-    collective,
-    control,
-    elementwise,
-    fused,
-    index,
-    linear,
-    norm,
-    reduce,
-    sampling,
-    shape,
-)
+from monoplan.ir.ops import attention, collective, elementwise, fused, index, linear, reduce, sampling, shape
 
 __all__ = [
     "REGISTRY",

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 
 from monoplan.ir.dims import equal
+from monoplan.ir.errors import VerifyError
 from monoplan.ir.expr import evaluate_expr, expr_dtype, parse_expr
+from monoplan.ir.graph import Graph
 from monoplan.ir.opdef import REGISTRY, Array, op, require
 from monoplan.ir.ops.attention import _kv_type, _rope_type, kv_update, rope
 from monoplan.ir.ops.collective import all_reduce
 from monoplan.ir.ops.index import _embedding_type, embedding
 from monoplan.ir.ops.linear import _matmul_type, linear, matmul
-from monoplan.ir.ops.norm import layer_norm, rms_norm
+from monoplan.ir.ops.reduce import layer_norm, rms_norm
 from monoplan.ir.rules import broadcast, linear_type, norm_type, normalized_axes, reduced_shape
 from monoplan.ir.types import TensorType, i64, promote
 
@@ -294,3 +296,27 @@ def qkv_rope_cache(
     k = k if k_norm is None else rms_norm.reference(k, k_norm, eps=qk_eps)
     q, k = (rope.reference(t, positions, sin, cos, algo=algo) for t in (q, k))
     return (q, kv_update.reference(k_cache, k, lengths, valid), kv_update.reference(v_cache, v, lengths, valid))
+
+
+# Rolled layers: one body that runs several times over a table of weights.
+
+
+def _repeat_type(*xs: TensorType, count: int, carried: int, shared: int, body: Graph) -> tuple[TensorType, ...]:
+    slices = len(body.inputs) - carried - shared
+    require(
+        len(xs) == carried + shared + slices * count,
+        f"repeat_layers: {len(xs)} operands, expected {carried} carried + {shared} shared + {slices} x {count}",
+    )
+    given = [*xs[: carried + shared], *(xs[carried + shared + i * count] for i in range(slices))]
+    for v, t in zip(body.inputs, given, strict=True):
+        require(v.type == t, f"repeat_layers: body input {v} is {v.type}, got {t}")
+    for v, o in zip(body.inputs[:carried], body.outputs, strict=False):
+        require(v.type == o.type, f"repeat_layers: carried {v} is {v.type} at the start and {o.type} at the end")
+    per_turn = [o.type for o in body.outputs[carried:] for _ in range(count)]
+    return (*(o.type for o in body.outputs[:carried]), *per_turn)
+
+
+@op(_repeat_type, "repeat")
+def repeat_layers(*xs: Any, count: int, carried: int, shared: int, body: Graph) -> Any:
+    """`count` turns of body(carried…, shared…, slice of each table…); per-turn outputs follow the carried."""
+    raise VerifyError("repeat_layers is run by the interpreter itself")

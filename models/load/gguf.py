@@ -2,18 +2,213 @@
 
 from __future__ import annotations
 
+import math
 import re
+import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from monoplan.ir.arrays import Part
 from monoplan.ir.errors import LoadError
-from monoplan.models.load.gguf_config import ROPE_TENSORS, read_config
-from monoplan.models.load.gguf_header import FLOATS, Header, StoredTensor
+from monoplan.ir.types import Part
+from monoplan.models.config import LlamaConfig
+from monoplan.models.load.config_json import changes_numbers
+from monoplan.models.load.safetensors import DTYPES
+from monoplan.models.load.weight_file import WeightFile
+
+# The header of a GGUF file, read with a check at every step, and the tensors that it describes.
+#
+# `gguf.GGUFReader` trusts the counts in the file and needs seconds for a vocabulary. The block formats of the weights
+# are the library's.
+
+
+FLOATS = {kind: DTYPES[kind] for kind in ("F32", "F16", "BF16")}
+CHUNK = 1 << 18  # values dequantized at a time: small enough to stay in the CPU's cache
+FIRST_READ = 16 << 20  # bytes: more than the header of most files, vocabulary and all
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of the file: its block format, its shape (row-major), and where its bytes are."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    file: WeightFile
+    begin: int
+    nbytes: int
+
+    def values(self, part: Part | None = None) -> Array:
+        """Return a copy of the numbers, or of a part of them: in the stored type if that is of floats, else float32."""
+        what = f"tensor {self.name!r}"
+        if self.kind in FLOATS:
+            return self.file.tensor(self.begin, FLOATS[self.kind], self.shape, what, part)
+        if part is None:
+            return dequantized(self.kind, self.shape, self.file.read(self.begin, self.nbytes, what))
+        if part.axis == 0 and len(self.shape) > 1:  # rows are made of whole blocks
+            row = self.nbytes // self.shape[0]
+            raw = self.file.read(self.begin + part.start * row, part.length * row, what)
+            return dequantized(self.kind, part.of(self.shape), raw)
+        return np.ascontiguousarray(part.cut(self.values()))
+
+
+def dequantized(kind: str, shape: tuple[int, ...], raw: Array) -> Array:
+    """Return the numbers, in float32, that the blocks of a format stand for."""
+    import gguf
+
+    codec = getattr(gguf.quants, kind)
+    codec.init_grid()
+    blocks = raw.reshape(-1, codec.type_size)
+    out = np.empty((len(blocks), codec.block_size), np.float32)
+    step = max(1, CHUNK // codec.block_size)
+    # Damaged scales may overflow to infinity; that is seen in the numbers and needs no warning as well.
+    with np.errstate(all="ignore"):
+        for begin in range(0, len(blocks), step):
+            out[begin : begin + step] = codec.dequantize_blocks(blocks[begin : begin + step])
+    return out.reshape(shape)
+
+
+class _MoreNeeded(Exception):  # noqa: N818  (no error: more of the file is read)
+    """The header goes on beyond what was read of the file."""
+
+
+class Header:
+    """The header of a GGUF file; every length is checked against the file before it is used."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.file = path, WeightFile(path)
+        self.size, count = self.file.size, FIRST_READ
+        while True:
+            self.bytes = memoryview(self.file.read(0, min(count, self.size), "the header"))  # type: ignore[arg-type]
+            try:
+                self._parse()
+                break
+            except _MoreNeeded:
+                count *= 4
+        self.bytes = memoryview(b"")  # it may be large, and all that was in it has been taken
+
+    def _parse(self) -> None:
+        if bytes(self.bytes[:4]) != b"GGUF":
+            raise self.damaged("it does not begin with GGUF")
+        self.position = 4
+        version = self.number("I")
+        if version not in (2, 3):
+            swapped = version & 0xFFFF == 0
+            raise self.damaged("it is big-endian" if swapped else f"format version {version} is unknown")
+        tensors, pairs = self.number("Q"), self.number("Q")
+        # The smallest pair has 13 bytes and the smallest tensor 24: a larger count can only be damage.
+        if tensors * 24 + pairs * 13 > self.size:
+            raise self.damaged(f"{tensors} tensors and {pairs} metadata entries can't fit into the file")
+        self.metadata: dict[str, Any] = {}
+        for _ in range(pairs):
+            key = self.string()
+            if key in self.metadata:
+                raise self.damaged(f"the key {key!r} is there twice")
+            self.metadata[key] = self.value(self.number("I"))
+        infos = [self._tensor_info() for _ in range(tensors)]
+        alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+            raise self.damaged(f"the alignment {alignment!r} is not a power of two")
+        start = -(-self.position // alignment) * alignment
+        self.tensors: dict[str, StoredTensor] = {}
+        for name, kind, shape, offset in infos:
+            if name in self.tensors:
+                raise self.damaged(f"the tensor {name!r} is there twice")
+            self.tensors[name] = self._tensor(name, kind, shape, start + offset)
+
+    def damaged(self, why: str) -> LoadError:
+        fix = "provide a GGUF file of version 2 or 3, or download it again"
+        return LoadError(f"{self.path.name} is not a usable GGUF file", where=self.path, why=why, fix=fix)
+
+    def take(self, count: int) -> int:
+        """Step over `count` bytes and return where they begin."""
+        begin = self.position
+        if begin + count > len(self.bytes):
+            if begin + count <= self.size:
+                raise _MoreNeeded
+            raise self.damaged(f"it ends inside its header: {count} bytes wanted at byte {begin}")
+        self.position += count
+        return begin
+
+    def number(self, code: str) -> Any:
+        return struct.unpack_from("<" + code, self.bytes, self.take(struct.calcsize("<" + code)))[0]
+
+    def string(self) -> str:
+        return self._strings(1)[0]
+
+    def value(self, kind: int) -> Any:
+        if kind in _SCALARS:
+            return self.number(_SCALARS[kind])
+        if kind == _STRING:
+            return self.string()
+        if kind != _ARRAY:
+            raise self.damaged(f"a metadata entry has the unknown type {kind}")
+        kind, count = self.number("I"), self.number("Q")
+        if kind in _SCALARS:
+            dtype = np.dtype(_SCALARS[kind]).newbyteorder("<")
+            begin = self.take(count * dtype.itemsize)
+            return np.frombuffer(self.bytes, dtype, count, begin).copy()
+        if kind != _STRING:
+            raise self.damaged(f"a metadata array has the unsupported type {kind}")
+        if count * 8 > self.size:
+            raise self.damaged(f"an array of {count} strings can't fit into the file")
+        return self._strings(count)
+
+    def _strings(self, count: int) -> list[str]:
+        """Read strings in a plain loop, since a vocabulary has 100 000 of them."""
+        texts, data, position, size = [], self.bytes, self.position, len(self.bytes)
+        length_at = struct.Struct("<Q").unpack_from
+        try:
+            for _ in range(count):
+                end = position + 8 + length_at(data, position)[0]
+                if end > size:
+                    break
+                texts.append(str(data[position + 8 : end], "utf-8"))
+                position = end
+        except (struct.error, UnicodeDecodeError):
+            pass
+        if len(texts) < count:
+            if size < self.size and (position + 8 > size or position + 8 + length_at(data, position)[0] > size):
+                raise _MoreNeeded
+            raise self.damaged(f"the text at byte {position} is longer than the file or not UTF-8")
+        self.position = position
+        return texts
+
+    def _tensor_info(self) -> tuple[str, int, tuple[int, ...], int]:
+        name, rank = self.string(), self.number("I")
+        if not 1 <= rank <= 4:
+            raise self.damaged(f"the tensor {name!r} has {rank} dimensions, not 1 to 4")
+        shape = tuple(reversed([self.number("Q") for _ in range(rank)]))
+        if 0 in shape:  # whatever its other sizes are: they would be checked against nothing
+            raise self.damaged(f"the tensor {name!r} has no elements: its shape is {list(shape)}")
+        return name, self.number("I"), shape, self.number("Q")
+
+    def _tensor(self, name: str, number: int, shape: tuple[int, ...], begin: int) -> StoredTensor:
+        import gguf
+
+        try:
+            kind = gguf.GGMLQuantizationType(number)
+            block, size = gguf.GGML_QUANT_SIZES[kind]
+        except (ValueError, KeyError):
+            raise self.damaged(f"the tensor {name!r} has the unknown type {number}") from None
+        if kind.name not in FLOATS and not hasattr(getattr(gguf.quants, kind.name, None), "dequantize_blocks"):
+            raise LoadError(f"tensor {name!r} has the unsupported type {kind.name}", where=self.path)
+        count = 1
+        for length in shape:
+            count *= length
+        nbytes = count // block * size
+        if count % block or (shape and shape[-1] % block):
+            raise self.damaged(f"a row of the tensor {name!r} is not made of whole {kind.name} blocks")
+        if begin + nbytes > self.size:
+            raise self.damaged(f"the tensor {name!r} ends at byte {begin + nbytes}, the file at {self.size}")
+        return StoredTensor(name, kind.name, shape, self.file, begin, nbytes)
+
 
 Array = NDArray[Any]
 
@@ -101,3 +296,140 @@ def _unpermute(array: Array, heads: int) -> Array:
         raise LoadError(f"{array.shape[0]} rows of q or k can't be split into {heads} heads")
     pairs = array.reshape(heads, array.shape[0] // heads // 2, 2, *array.shape[1:])
     return pairs.swapaxes(1, 2).reshape(array.shape)
+
+
+# What a GGUF file says of its model: metadata and shapes of tensors become a `LlamaConfig`.
+
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_READ = frozenset(
+    "attention.head_count attention.head_count_kv attention.key_length attention.value_length expert_count "
+    "attention.layer_norm_rms_epsilon attention.layer_norm_epsilon attention.sliding_window rope.freq_base "
+    "rope.dimension_count rope.scale_linear rope.scaling.type rope.scaling.factor rope.scaling.attn_factor "
+    "rope.scaling.original_context_length rope.scaling.finetuned rope.scaling.yarn_beta_fast "
+    "rope.scaling.yarn_beta_slow".split()
+)
+
+
+class _Keys:
+    """The metadata under the name of the architecture, with the types that are wanted."""
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self.arch, self.metadata = metadata.get("general.architecture"), metadata
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return an entry; an array of equal numbers, one for each layer, counts as that number."""
+        value = self.metadata.get(f"{self.arch}.{key}", default)
+        is_array = isinstance(value, np.ndarray) and value.size > 0 and bool((value == value.flat[0]).all())
+        return value.flat[0].item() if is_array else value
+
+    def number(self, key: str, default: float | None = None) -> Any:
+        """Return a positive number, a float in its shortest decimal form; 0 stands for an absent key."""
+        value = self.get(key, default)
+        if value is None or (isinstance(value, (int, float)) and value == 0):
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            raise LoadError(f"{key} must be a positive number, got {value!r:.60}")
+        # The file holds float32, the model was made with the decimal: 1e-05 and not 9.999999747378752e-06.
+        return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> LlamaConfig:
+    """Return the configuration in a file, or say what is wrong with it."""
+    keys = _Keys(metadata)
+    if not isinstance(keys.arch, str) or keys.arch not in ARCHITECTURES:
+        raise LoadError(f"unsupported architecture {keys.arch!r}", fix=f"supported: {', '.join(ARCHITECTURES)}")
+    if not np.isin(metadata.get("split.count", 1), (0, 1)).all():
+        raise LoadError("the model is split into several files", fix="merge them with gguf-split --merge")
+    if keys.number("expert_count"):
+        raise LoadError("mixture-of-experts models are not supported")
+    for name, value in metadata.items():
+        key = name.removeprefix(f"{keys.arch}.")
+        if key not in (name, *_READ) and not isinstance(value, np.ndarray) and changes_numbers(key, value):
+            raise LoadError(f"unsupported metadata {name!r}", why=f"it is {value!r:.60}")
+    head_dim = _check_shapes(keys, tensors)
+    turned = keys.number("rope.dimension_count", head_dim)
+    if keys.arch == "llama" and turned != head_dim:
+        raise LoadError(f"rope.dimension_count is {turned}, but a head has {head_dim} values")
+    stored = tensors["blk.0.attn_q.weight"].kind if "blk.0.attn_q.weight" in tensors else "F32"
+    family: Any = None if keys.arch == "llama" else keys.arch
+    return LlamaConfig(
+        vocab_size=tensors["token_embd.weight"].shape[0],
+        hidden_size=keys.number("embedding_length"),
+        intermediate_size=keys.number("feed_forward_length"),
+        num_hidden_layers=keys.number("block_count"),
+        num_attention_heads=keys.number("attention.head_count"),
+        num_key_value_heads=keys.number("attention.head_count_kv"),
+        head_dim=head_dim,
+        max_position_embeddings=keys.number("context_length"),
+        rms_norm_eps=keys.number("attention.layer_norm_rms_epsilon", 1e-6),
+        rope_theta=keys.number("rope.freq_base", 10000.0),
+        rope_scaling=_rope(keys, tensors),
+        partial_rotary_factor=turned / head_dim,
+        attention_bias="blk.0.attn_q.bias" in tensors,
+        attention_out_bias="blk.0.attn_output.bias" in tensors,
+        mlp_bias="blk.0.ffn_down.bias" in tensors,
+        qk_norm="blk.0.attn_q_norm.weight" in tensors,
+        tie_word_embeddings="output.weight" not in tensors,
+        bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
+        eos_token_id=metadata.get("tokenizer.ggml.eos_token_id"),
+        pad_token_id=metadata.get("tokenizer.ggml.padding_token_id"),
+        sliding_window=keys.number("attention.sliding_window"),
+        model_type=family,
+        dtype=FLOATS.get(stored, FLOATS["F32"]).name,
+    )
+
+
+def _check_shapes(keys: _Keys, tensors: Mapping[str, StoredTensor]) -> int:
+    """Compare the sizes in the metadata with the tensors, and return the length of a head."""
+    if "token_embd.weight" not in tensors or len(tensors["token_embd.weight"].shape) != 2:
+        raise LoadError("there is no matrix 'token_embd.weight'")
+    rows, width = tensors["token_embd.weight"].shape
+    tokens = keys.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, list) and len(tokens) != rows:
+        raise LoadError(f"the vocabulary has {len(tokens)} tokens, but the embedding has {rows} rows")
+    if keys.number("embedding_length") != width:
+        raise LoadError(f"embedding_length is {keys.get('embedding_length')!r}, the embedding has {width} columns")
+    found = {int(match[1]) for name in tensors if (match := re.match(r"blk\.(\d{1,6})\.", name))}
+    layers, heads = keys.number("block_count"), keys.number("attention.head_count")
+    if not isinstance(layers, int) or found != set(range(min(layers, len(found) + 1))):
+        raise LoadError(f"block_count is {layers!r}, but the file has {len(found)} layers")
+    if not isinstance(heads, int) or heads > width:
+        raise LoadError(f"attention.head_count must be a positive integer up to {width}, got {heads!r}")
+    head_dim = keys.number("attention.key_length", width // heads)
+    if not isinstance(head_dim, int) or keys.number("attention.value_length", head_dim) != head_dim:
+        raise LoadError("keys and values of different length are not supported")
+    return head_dim
+
+
+def _rope(keys: _Keys, tensors: Mapping[str, StoredTensor]) -> dict[str, Any] | None:
+    """Translate the scaling keys and tensors of a GGUF file into `rope_scaling`."""
+    kind, context = str(keys.get("rope.scaling.type", "linear")), keys.number("context_length")
+    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0)) if kind != "none" else 1.0
+    original = keys.number("rope.scaling.original_context_length", context)
+    attention = keys.number("rope.scaling.attn_factor")
+    found = {name: tensors[name].values().ravel().tolist() for name in ROPE_TENSORS if name in tensors}
+    if kind == "yarn" and not found:
+        values = {name: keys.number(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+        if attention is not None:
+            # llama.cpp multiplies this key with the factor that other formats mean by attention_factor.
+            values["attention_factor"] = attention * (1.0 + 0.1 * math.log(max(factor, 1.0)))
+        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **values}
+    if kind == "longrope" and found.keys() == set(ROPE_TENSORS[1:]):
+        long, short = found["rope_factors_long.weight"], found["rope_factors_short.weight"]
+    elif kind in ("none", "linear") and found.keys() == {"rope_freqs.weight"}:
+        # Llama 3's scaling comes as one divisor for each frequency: longrope with equal factors is just that.
+        long = short = [value * factor for value in found["rope_freqs.weight"]]
+        attention, original = 1.0, context
+    elif kind in ("none", "linear") and not found:
+        return None if factor == 1.0 else {"rope_type": "linear", "factor": factor}
+    else:
+        raise LoadError(f"unsupported rope scaling {kind!r:.60} with the tensors {sorted(found)}")
+    return {
+        "rope_type": "longrope",
+        "short_factor": short,
+        "long_factor": long,
+        "attention_factor": attention,
+        "original_max_position_embeddings": original,
+    }

@@ -19,8 +19,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from monoplan.ir.arrays import Part
 from monoplan.ir.errors import LoadError, writing
+from monoplan.ir.types import Part
 from monoplan.models.load.config_json import read_json
 from monoplan.models.load.weight_file import WeightFile
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from monoplan.ir.arrays import Part, aligned
 from monoplan.ir.errors import LoadError
+from monoplan.ir.types import Part, aligned
 
 Array = NDArray[Any]
 

@@ -6,9 +6,17 @@ import argparse
 import sys
 from typing import Any
 
-from monoplan.cli.common import Timings, add_model_arguments, add_sampling_arguments, has_chat, load, sampling
+from monoplan.cli.common import (
+    Timings,
+    add_model_arguments,
+    add_sampling_arguments,
+    from_first,
+    has_chat,
+    load,
+    ranks,
+    sampling,
+)
 from monoplan.cli.main import INTERRUPTED
-from monoplan.cli.ranks import from_first, ranks
 from monoplan.ir.errors import ArgumentError
 
 GREETING = "An empty line or Ctrl-D ends the chat, /reset forgets it, Ctrl-C stops an answer."

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from monoplan.cli.ranks import end_ranks
+from monoplan.cli.common import end_ranks
 from monoplan.ir.errors import MonoplanError
 
 # name -> (module, what it does): the order is that of the help.

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     import numpy as np
 
     from monoplan.cli.model_argument import load_npz, parse_sizes
-    from monoplan.inspect.examples import example_inputs, example_params
+    from monoplan.inspect.walk import example_inputs, example_params
     from monoplan.ir.interpreter import interpret
     from monoplan.ir.parser import parse_graph
     from monoplan.ir.tolerances import compare

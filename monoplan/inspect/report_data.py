@@ -11,8 +11,8 @@ from typing import Any
 from monoplan import __version__
 from monoplan.built import Built
 from monoplan.inspect.diff import stage_diff
-from monoplan.inspect.examples import sizes_for
 from monoplan.inspect.profile import Profile
+from monoplan.inspect.walk import sizes_for
 from monoplan.ir.graph import Graph, Op, Value, readers
 from monoplan.ir.printer import print_op
 

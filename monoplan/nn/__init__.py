@@ -1,6 +1,5 @@
 """monoplan.nn: modules, parameters and layers, with PyTorch's names."""
 
-from monoplan.frontend.init import manual_seed, no_init
 from monoplan.frontend.kv_cache import KVCache
 from monoplan.frontend.layers import (
     GELU,
@@ -21,7 +20,7 @@ from monoplan.frontend.layers import (
 )
 from monoplan.frontend.module import Module, ModuleList
 from monoplan.frontend.parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
-from monoplan.frontend.parameter import Parameter
+from monoplan.frontend.parameter import Parameter, manual_seed, no_init
 from monoplan.nn import functional
 
 __all__ = [

@@ -22,8 +22,7 @@ from monoplan.ir.ops.shape import concat, full, reshape, slice_
 from monoplan.passes.manager import Notes, Pass
 from monoplan.passes.pattern import param_values
 from monoplan.passes.rebuild import builder_for, drop_dead
-from monoplan.passes.shard.rules import Lie, Local, Rules, local_attrs
-from monoplan.passes.shard.splits import Split, Styles
+from monoplan.passes.shard.rules import Lie, Local, Rules, Split, Styles, local_attrs
 
 _TRIES = 16  # sweeps until the pieces of all layers fit each other; two or three are usual
 

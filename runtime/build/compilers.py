@@ -19,7 +19,7 @@ from pathlib import Path
 from monoplan.ir.errors import CompileError
 from monoplan.runtime.build import cache_places
 from monoplan.runtime.build.facts import DAY, recall, remember
-from monoplan.runtime.build.once import Once
+from monoplan.runtime.build.facts import Once
 from monoplan.runtime.build.processes import CompileTimeout, run
 
 VERSION_SECONDS = 30  # for the answer to --version

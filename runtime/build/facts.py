@@ -11,8 +11,11 @@ import json
 import os
 import time
 from typing import Any
-
 from monoplan.runtime.build import cache_places, trusted
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
 
 DAY = 86400.0  # a negative fact is asked again after this: the user may have installed what was missing
 
@@ -66,3 +69,40 @@ def remember_file(name: str, value: Any) -> None:
 def _fact_name(name: str, key: str) -> str:
     digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{name}-{digest[:24]}.sealed"
+
+
+# Answers that cost a compiler process: worked out once, by one thread.
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Once(Generic[P, T]):
+    """functools.cache whose threads wait for the one that is at work. Exceptions are not kept."""
+
+    def __init__(self, function: Callable[P, T]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._known: dict[Any, T] = {}
+        self._renew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew)  # the thread that holds it does not live in the child
+
+    def _renew(self) -> None:
+        self._at_work = threading.RLock()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        key = (args, tuple(kwargs.items()))
+        with self._at_work:
+            if key not in self._known:
+                self._known[key] = self._function(*args, **kwargs)
+            return self._known[key]
+
+    def knows(self, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Whether the answer is there."""
+        return (args, tuple(kwargs.items())) in self._known
+
+    def cache_clear(self) -> None:
+        """Forgets all answers."""
+        self._known.clear()

@@ -9,12 +9,17 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
-
 from monoplan.ir.errors import CompileError
-from monoplan.runtime.build import cache, cache_files, cache_places
+from monoplan.runtime.build import cache, cache_places
+from monoplan.runtime.build import cache
 from monoplan.runtime.build.compilers import Compiler, find_compiler, has_openmp
 from monoplan.runtime.build.processes import BuildLog, CompileTimeout, run, run_all
 from monoplan.runtime.warn import warn
+import ast
+import functools
+import io
+from typing import Any
+from monoplan.runtime.build import facts
 
 T = TypeVar("T")
 
@@ -119,7 +124,7 @@ def _timeout(error: CompileTimeout, source: Path) -> CompileTimeout:
 
 def _keep(source: Path) -> Path:
     """Where the source outlives its failed build: as it is, or copied out of a temporary build directory."""
-    if not cache_files.TEMP_NAME.fullmatch(source.parent.name):
+    if not cache.TEMP_NAME.fullmatch(source.parent.name):
         return source
     try:
         kept = cache_places.cache_root() / "failed" / hashlib.sha256(source.read_bytes()).hexdigest()[:16]
@@ -194,7 +199,7 @@ def load(
         if not entry.hit:
             break  # just built, whole, and still refused everywhere
         warn(f"cache entry {entry.path} does not load ({errors[0]}): rebuilt")
-        cache_files.discard(entry.path)
+        cache.discard(entry.path)
     raise CompileError("the compiled plan can't be loaded", why="; ".join(errors))
 
 
@@ -208,3 +213,42 @@ def load_candidates(entry: cache.Entry) -> Iterator[Path]:
         except OSError:
             continue
         yield copy
+
+
+# cffi declarations, parsed once per machine: the C parser is slow to import, and what it finds does not change.
+
+
+@functools.cache
+def declared(cdef: str) -> Any:
+    """An FFI object for these declarations."""
+    import _cffi_backend  # type: ignore[import-untyped]
+
+    key = f"cffi {_cffi_backend.__version__}\n{cdef}"
+    fact = facts.recall("cffi-tables", key)
+    if fact is None:
+        fact = {"tables": repr(_tables(_parsed(cdef)))}
+        facts.remember("cffi-tables", key, fact)
+    return _cffi_backend.FFI("monoplan_declarations", **ast.literal_eval(str(fact["tables"])))
+
+
+def _tables(code: str) -> dict[str, Any]:
+    """The tables of types and functions in the Python code that cffi makes: literals, which are read and not run."""
+    (call,) = (node.value for node in ast.parse(code).body if isinstance(node, ast.Assign))
+    assert isinstance(call, ast.Call)
+    return {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+
+
+def _parsed(cdef: str) -> str:
+    """Declarations as the Python code that cffi makes of them: it needs no parser any more."""
+    import cffi
+    from cffi import recompiler
+
+    ffi = cffi.FFI()
+    ffi.cdef(cdef)
+    # Not ffi.emit_python_code, which prints and needs a file: a full disk must not matter here.
+    made = recompiler.Recompiler(ffi, "monoplan_declarations", target_is_python=True)
+    made.collect_type_table()
+    made.collect_step_tables()
+    text = io.StringIO()
+    made.write_source_to_f(text, None)
+    return text.getvalue()

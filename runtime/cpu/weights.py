@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import math
+import mmap
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from monoplan.codegen.formats import Array, Layout, Make, Native, format_of
 from monoplan.codegen.lower.lowerer import ParamUse
-from monoplan.ir.arrays import Part
+from monoplan.ir.errors import MonoplanError
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import run_op
+from monoplan.ir.types import Part, address, aligned, bf16
+from monoplan.runtime.build import toolchain
 from monoplan.runtime.build.background import side_by_side
-from monoplan.runtime.cpu.packing import converted, pack
-from monoplan.runtime.cpu.pages import Pages
+from monoplan.runtime.build.facts import Once
+from monoplan.runtime.build.processes import CompileTimeout
+from monoplan.runtime.build.toolchain import declared
+from monoplan.runtime.machine import features
 from monoplan.runtime.machine.threads import default_threads
 
-Array = np.ndarray[Any, Any]
 Progress = Callable[[int, int], None]
 WORKERS = 4
 
@@ -106,3 +117,152 @@ def _owned(array: Array, lent: Sequence[Array], pages: Pages) -> Array:
     copy = pages.take(array.shape, array.dtype)
     copy[...] = array
     return copy
+
+
+# Weights into their kernels' layouts by a small C library; by numpy where there is no compiler.
+
+
+ABI = 7
+CDEF = """
+void mp_pack_16(const void *, const void *, void *, const void *, int64_t, int64_t, int64_t);
+void mp_pack_32(const void *, const void *, void *, const void *, int64_t, int64_t, int64_t);
+int64_t mp_pack_coded(const void *, const void *, void *, const void *, int64_t, int64_t, void *, int64_t);
+void mp_round_bf16(const void *, void *, int64_t);
+"""
+
+
+def pack(w: Array, layout: Layout | None, make: Make = aligned) -> Array:
+    """A weight [rows, depth] as its kernel reads it; without panels it stays row-major."""
+    if layout is None or not layout.panel:
+        return np.require(w, None, ["C", "A"])  # aligned: a file mapped at an odd offset is not
+    packed = format_of(layout)
+    return packed.pack(w, layout.rows(len(w)), layout, make, _native(packed.native))
+
+
+def _native(name: str) -> Native | None:
+    """A function of the C library that takes arrays for pointers."""
+    native = native_library() if name else None
+    if native is None:
+        return None
+    ffi, library = native
+    function = getattr(library, name)
+
+    def call(*args: Array | int) -> int:
+        return int(function(*(_pointer(ffi, a) if isinstance(a, np.ndarray) else a for a in args)) or 0)
+
+    return call
+
+
+def converted(array: Array, dtype: np.dtype[Any]) -> Array:
+    """An array in another element type."""
+    if array.dtype == dtype:
+        return array
+    native = native_library() if array.dtype == np.float32 and dtype == bf16.numpy else None
+    if native is None:
+        return array.astype(dtype)
+    ffi, library = native
+    source = np.ascontiguousarray(array)
+    out = np.empty(source.shape, dtype)
+    library.mp_round_bf16(_pointer(ffi, source), _pointer(ffi, out), source.size)
+    return out
+
+
+def _pointer(ffi: Any, a: Array) -> Any:
+    return ffi.cast("void *", address(a))
+
+
+@Once
+def native_library() -> tuple[Any, Any] | None:
+    """The C library, or None where nothing can be compiled (a machine that only has a GPU)."""
+    ffi = declared(CDEF)
+    try:
+        found = features.detect()
+        source = (Path(__file__).resolve().parent / "packing.c").read_text("utf-8")
+        key, build = toolchain.plan_build(source, features.compile_flags(found), target=found.key, abi=ABI)
+        library, _ = toolchain.load(key, build, ffi.dlopen)
+    except CompileTimeout:
+        raise  # a compiler that hangs is not one that is missing
+    except MonoplanError:
+        return None
+    return ffi, library
+
+
+# Memory for weights: in huge pages, where the system has them.
+
+
+HUGE_PAGE, BLOCK = 2 << 20, 64 << 20  # bytes
+HAS_HUGE_PAGES = hasattr(mmap, "MADV_HUGEPAGE")
+
+
+class Pages:
+    """Makes arrays that live together, in huge pages where the system has them: a core that reads all of a model looks
+    up one page in 2 MB, not one in 4 KB. (numpy asks for them too, but for no array of less than 4 MB.)"""
+
+    def __init__(self, expected: int) -> None:
+        """For about so many bytes in all."""
+        self._block = min(-(-expected // HUGE_PAGE) * HUGE_PAGE, BLOCK) if HAS_HUGE_PAGES else 0
+        self._rest = np.empty(0, np.uint8)
+        self._lock = threading.Lock()
+
+    def take(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An array of zeros that begins with a cache line."""
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        whole = -(-nbytes // 64) * 64
+        if self._block <= HUGE_PAGE:  # little in all
+            return aligned(shape, dtype, zero=True)
+        if 2 * whole > self._block:
+            return _huge(whole)[:nbytes].view(dtype).reshape(shape)
+        with self._lock:
+            if whole > self._rest.size:
+                self._rest = _huge(self._block)
+            made, self._rest = self._rest[:nbytes], self._rest[whole:]
+        return made.view(dtype).reshape(shape)
+
+
+def _huge(nbytes: int) -> Array:
+    mapped = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a system without them
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    raw = np.frombuffer(mapped, np.uint8)
+    start = -address(raw) % HUGE_PAGE
+    return raw[start : start + nbytes]
+
+
+# Weights that several plans of one model have in common: in device memory once.
+
+
+_STORE: ContextVar[dict[str, Any] | None] = ContextVar("weights", default=None)
+
+
+@contextmanager
+def sharing(store: dict[str, Any]) -> Iterator[None]:
+    """Plans that are made inside take the weights they have in common from the store, and put new ones there.
+
+    They must be plans of the same parameters: a store knows these by their paths.
+    """
+    token = _STORE.set(store)
+    try:
+        yield
+    finally:
+        _STORE.reset(token)
+
+
+def shared_weights() -> dict[str, Any]:
+    """The store of the plan that is being made; an empty one of its own if nothing is shared."""
+    store = _STORE.get()
+    return {} if store is None else store
+
+
+def weight_key(graph: Graph, value: Value, order: bytes, layout: object) -> str:
+    """The name of a weight: the parameters it is made of, how, its type and layout, and the order of its rows."""
+    paths = {p.value: p.path for p in graph.params}
+    made = {result: op for op in graph.setup for result in op.results}
+
+    def describe(v: Value) -> str:
+        if v in paths:
+            return f"{paths[v]}: {v.type}"
+        op = made[v]
+        parts = ", ".join(map(describe, op.reads))
+        return f"{op.name}[{op.results.index(v)}]({parts}) {sorted(map(str, op.attrs.items()))}: {v.type}"
+
+    return f"{describe(value)} {layout} {hashlib.sha256(order).hexdigest() if order else ''}"

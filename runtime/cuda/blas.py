@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from monoplan.ir.arrays import address
 from monoplan.ir.errors import PlanError
+from monoplan.ir.types import address
 
 if TYPE_CHECKING:
     from monoplan.runtime.cuda.device import GpuDevice, ProductSpec

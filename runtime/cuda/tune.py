@@ -28,7 +28,7 @@ from monoplan.codegen.plan import Plan, Step
 from monoplan.runtime.build import facts
 from monoplan.runtime.build.background import side_by_side
 from monoplan.runtime.cuda.build import unpack
-from monoplan.runtime.cuda.driver import Module
+from monoplan.runtime.cuda.device import Module
 
 Constants = dict[str, int]
 PADS = (0, 0, 8, 16, 32, 48, 64, 80, 96, 112)  # KB

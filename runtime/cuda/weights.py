@@ -12,8 +12,7 @@ from monoplan.codegen.formats import format_of
 from monoplan.codegen.kernels import Linear
 from monoplan.codegen.plan import Plan
 from monoplan.ir.errors import CompileError
-from monoplan.runtime.cpu.shared_weights import shared_weights, weight_key
-from monoplan.runtime.cpu.weights import Progress, Source, prepare
+from monoplan.runtime.cpu.weights import Progress, Source, prepare, shared_weights, weight_key
 
 Array = np.ndarray[Any, Any]
 

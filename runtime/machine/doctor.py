@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from monoplan.ir.errors import CompileError
 from monoplan.runtime.build import cache, compilers
-from monoplan.runtime.machine import cpu_info, features, threads
+from monoplan.runtime.machine import features, threads
 
 Rows = Sequence[tuple[str, str]]
 
@@ -49,7 +49,7 @@ def _guarded(section: Callable[[], Rows]) -> Rows:
 def _python() -> Rows:
     rows = [("python", f"{platform.python_version()} ({sys.executable})")]
     rows += [(name, _version((name,)) or "not installed") for name in ("monoplan", "numpy", "cffi")]
-    return [*rows, ("system", f"{platform.system()} {platform.release()} {cpu_info.machine()}")]
+    return [*rows, ("system", f"{platform.system()} {platform.release()} {features.machine()}")]
 
 
 def _compiler() -> Rows:
@@ -67,8 +67,8 @@ def _compiler() -> Rows:
 
 
 def _cpu() -> Rows:
-    model, flags = cpu_info.read_cpu()
-    rows = [("cpu", model), ("claims", ", ".join(features.levels(cpu_info.machine(), flags)))]
+    model, flags = features.read_cpu()
+    rows = [("cpu", model), ("claims", ", ".join(features.levels(features.machine(), flags)))]
     found = features.detect()
     return [
         *rows,

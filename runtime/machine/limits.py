@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.ir.arrays import address, aligned
 from monoplan.ir.errors import CompileError
+from monoplan.ir.types import address, aligned
 from monoplan.runtime.build import facts, toolchain
 from monoplan.runtime.cpu.executable import flags_for, host_target
 from monoplan.runtime.machine import features

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monoplan.ir.errors import ArgumentError
-from monoplan.runtime.machine.cpu_info import sysctl
+from monoplan.runtime.machine.features import sysctl
 
 VARIABLES = ("MONOPLAN_NUM_THREADS", "OMP_NUM_THREADS")
 MAX_THREADS = 1024

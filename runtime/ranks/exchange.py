@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.ir.arrays import address
 from monoplan.ir.errors import ArgumentError, PlanError
+from monoplan.ir.types import address
 from monoplan.runtime.build import toolchain
 from monoplan.runtime.machine import features
 

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from monoplan.ir.errors import ArgumentError, MonoplanError, PlanError
-from monoplan.runtime.ranks.comm import Communicator, launched
+from monoplan.runtime.ranks.comm import Communicator, cpus, host, launched, shared_file
 from monoplan.runtime.ranks.exchange import TIMEOUT, Exchange, patience, shared_bytes
-from monoplan.runtime.ranks.host import cpus, host, shared_file
 
 SETTING = "MONOPLAN_COMM"  # shared, mpi: force a transport; else the best one
 _GRACE = 0.5  # seconds that a rank leaves to others to tell of an error that it shares

@@ -8,8 +8,7 @@ import numpy as np
 
 from monoplan.ir.errors import CompileError, PlanError
 from monoplan.runtime.cuda.device import gpu
-from monoplan.runtime.ranks.comm import Communicator
-from monoplan.runtime.ranks.host import host
+from monoplan.runtime.ranks.comm import Communicator, host
 
 Array = np.ndarray[Any, Any]
 

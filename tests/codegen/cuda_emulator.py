@@ -18,7 +18,7 @@ import numpy as np
 from cffi import FFI
 
 from monoplan.codegen.target import Target, cuda_target
-from monoplan.ir.arrays import address, aligned
+from monoplan.ir.types import address, aligned
 from monoplan.runtime.cuda.device import LaunchSpec, ProductSpec
 
 Array = np.ndarray[Any, Any]

@@ -15,8 +15,7 @@ from monoplan.driver import build_graph_executable
 from monoplan.ir.interpreter import interpret
 from monoplan.ir.parser import parse_graph
 from monoplan.ir.types import bf16
-from monoplan.runtime.machine.cpu_info import machine, read_cpu
-from monoplan.runtime.machine.features import detect, levels
+from monoplan.runtime.machine.features import detect, levels, machine, read_cpu
 from tests.codegen.attention_cases import CASES, check_case, check_nan, check_neighbours, check_pieces, check_unseen
 from tests.tolerances import check
 

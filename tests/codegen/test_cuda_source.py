@@ -13,8 +13,8 @@ from monoplan.codegen.cuda.backend import narrowed
 from monoplan.codegen.cuda.render import PART, render_cuda
 from monoplan.codegen.cuda.schedule import CudaLinear
 from monoplan.codegen.kernels import Linear
+from monoplan.codegen.moves import residuals
 from monoplan.codegen.plan import make_plan
-from monoplan.codegen.residuals import residuals
 from monoplan.codegen.target import Target, cuda_target
 from monoplan.ir.parser import parse_graph
 from monoplan.ir.types import DTYPES

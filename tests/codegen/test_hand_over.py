@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from monoplan.codegen.hand_over import lies_as_tiles
+from monoplan.codegen.moves import lies_as_tiles
 from monoplan.codegen.plan import make_plan
 from monoplan.codegen.target import cpu_target
 from monoplan.codegen.views import Buffer

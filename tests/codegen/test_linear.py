@@ -28,8 +28,7 @@ from monoplan.ir.types import DTYPES, bf16, tensor_type
 from monoplan.models import LlamaConfig, LlamaForCausalLM
 from monoplan.runtime.build import toolchain
 from monoplan.runtime.cpu.executable import host_target
-from monoplan.runtime.machine.cpu_info import machine, read_cpu
-from monoplan.runtime.machine.features import detect, levels
+from monoplan.runtime.machine.features import detect, levels, machine, read_cpu
 from tests.tolerances import check
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,15 +10,14 @@ import pytest
 from monoplan.codegen.plan import make_plan
 from monoplan.codegen.target import cpu_target
 from monoplan.driver import build_graph_executable
-from monoplan.ir.arrays import aligned
 from monoplan.ir.builder import build_graph
 from monoplan.ir.dims import symbol
 from monoplan.ir.errors import CompileError
 from monoplan.ir.graph import Graph, Value
 from monoplan.ir.interpreter import interpret
 from monoplan.ir.opdef import REGISTRY
-from monoplan.ir.types import tensor_type
-from monoplan.runtime.cpu import frame as cpu_frame
+from monoplan.ir.types import aligned, tensor_type
+from monoplan.runtime.cpu import executable as cpu_frame
 from tests.tolerances import check
 
 B, S = symbol("b"), symbol("s")

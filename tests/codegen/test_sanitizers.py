@@ -18,8 +18,7 @@ from monoplan.driver import build_graph_executable
 from monoplan.ir.types import DTYPES
 from monoplan.models import LlamaForCausalLM
 from monoplan.runtime.build.compilers import find_compiler
-from monoplan.runtime.machine.cpu_info import machine, read_cpu
-from monoplan.runtime.machine.features import levels
+from monoplan.runtime.machine.features import levels, machine, read_cpu
 from tests.codegen.cases import CASES, SIZES
 from tests.codegen.sanitizers import KINDS, compile_watched, recording, run_watched
 from tests.codegen.test_ops import arrays_of, graph_of

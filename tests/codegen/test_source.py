@@ -24,8 +24,15 @@ from monoplan.ir.printer import print_op
 from monoplan.ir.types import DTYPES, tensor_type
 from monoplan.runtime.build.compilers import find_compiler
 from monoplan.runtime.cpu.executable import flags_for, host_target
-from monoplan.runtime.machine.cpu_info import machine, read_cpu
-from monoplan.runtime.machine.features import CpuFeatures, compile_flags, detect, levels, vector_bytes
+from monoplan.runtime.machine.features import (
+    CpuFeatures,
+    compile_flags,
+    detect,
+    levels,
+    machine,
+    read_cpu,
+    vector_bytes,
+)
 from tests.codegen.cases import CASES
 from tests.codegen.mixed import mixed_graph, rolled_graph
 from tests.codegen.test_ops import graph_of

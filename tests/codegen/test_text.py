@@ -23,9 +23,8 @@ from monoplan import nn
 from monoplan.codegen.cpu.render import render_cpu
 from monoplan.codegen.cuda.render import render_cuda
 from monoplan.codegen.expressions import c_symbol
-from monoplan.codegen.layout import wrap
 from monoplan.codegen.plan import make_plan
-from monoplan.codegen.source import HERE, environment, headers, origin
+from monoplan.codegen.source import HERE, environment, headers, origin, wrap
 from monoplan.codegen.target import cuda_target
 from monoplan.codegen.text import block_comment, comment_text, file_name, identifier, without_comments
 from monoplan.driver import build_graph_executable

@@ -7,9 +7,8 @@ import pytest
 
 from monoplan.frontend.parameter import Parameter
 from monoplan.frontend.tensor import Tensor
-from monoplan.ir.arrays import Part
 from monoplan.ir.errors import LoadError
-from monoplan.ir.types import bf16, f16
+from monoplan.ir.types import Part, bf16, f16
 
 FULL = np.arange(24, dtype=np.float32).reshape(4, 6)
 

@@ -17,8 +17,8 @@ from monoplan import nn, plan_cache
 from monoplan.codegen import source as rendering
 from monoplan.codegen.cpu.render import render_cpu
 from monoplan.codegen.plan import make_plan
+from monoplan.frontend.module import structure
 from monoplan.frontend.specs import spec
-from monoplan.frontend.structure import structure
 from monoplan.frontend.tensor import Tensor
 from monoplan.frontend.tracer import trace
 from monoplan.ir import records
@@ -26,7 +26,7 @@ from monoplan.models import LlamaForCausalLM
 from monoplan.nn import functional as F
 from monoplan.options import Options
 from monoplan.runtime.build import trusted
-from monoplan.runtime.build.ffi import declared
+from monoplan.runtime.build.toolchain import declared
 from monoplan.runtime.cpu.executable import host_target
 from tests.codegen.mixed import mixed_graph
 from tests.integration.support import small_config

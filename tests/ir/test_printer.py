@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from monoplan.ir.builder import Builder, build_graph
 from monoplan.ir.dims import symbol
 from monoplan.ir.graph import Graph, Loc, Op, Value
-from monoplan.ir.ops.control import repeat_layers
 from monoplan.ir.ops.elementwise import add, cast, exp, mul, where
+from monoplan.ir.ops.fused import repeat_layers
 from monoplan.ir.ops.linear import linear
-from monoplan.ir.ops.norm import rms_norm
-from monoplan.ir.ops.reduce import softmax, sum_
+from monoplan.ir.ops.reduce import rms_norm, softmax, sum_
 from monoplan.ir.ops.shape import arange, full, reshape, split
 from monoplan.ir.parser import parse_graph
 from monoplan.ir.printer import format_attr, print_graph

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.frontend.init import no_init
+from monoplan.frontend.parameter import no_init
 from monoplan.models import LlamaConfig, LlamaForCausalLM
 from tests.golden.weights import fingerprint, random_state_dict
 

@@ -13,8 +13,7 @@ import pytest
 import monoplan as mp
 from monoplan.models.config import LlamaConfig
 from monoplan.models.generate.decoding import random_value, random_values
-from monoplan.models.generate.device_cache import DeviceCache
-from monoplan.models.generate.device_generation import DeviceSteps
+from monoplan.models.generate.device_generation import DeviceCache, DeviceSteps
 from monoplan.models.generate.generation import Session
 from monoplan.models.llama import LlamaForCausalLM
 from monoplan.runtime.cuda import device as cuda_device
@@ -171,7 +170,7 @@ def test_an_abandoned_text_leaves_nothing_under_way(device: Any) -> None:
 
 def test_caches_grow(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monoplan.models.generate.device_generation.RESERVED", 4)
-    monkeypatch.setattr("monoplan.models.generate.device_cache.STEP", 4)
+    monkeypatch.setattr("monoplan.models.generate.device_generation.STEP", 4)
     stays, travels = both_paths(tiny_lm())
     prompts = [PROMPT, [9, 8]]
     for settings in ({}, {**SAMPLED, "repetition_penalty": 1.3}):

@@ -12,10 +12,10 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from monoplan.ir.arrays import Part
 from monoplan.ir.errors import LoadError
+from monoplan.ir.types import Part
 from monoplan.models.config import LlamaConfig
-from monoplan.models.load import gguf_header
+from monoplan.models.load import gguf as gguf_files
 from monoplan.models.load.checkpoint import open_model
 from monoplan.models.load.gguf import open_gguf
 from monoplan.models.rope_scaling import inverse_frequencies
@@ -176,7 +176,7 @@ def test_a_header_that_is_longer_than_the_first_read(tmp_path: Path, monkeypatch
     state = weights()
     path = write(tmp_path / "m.gguf", state)
     for count in (4, 23, 100, 1000):
-        monkeypatch.setattr(gguf_header, "FIRST_READ", count)
+        monkeypatch.setattr(gguf_files, "FIRST_READ", count)
         checkpoint = open_gguf(path)
         np.testing.assert_array_equal(checkpoint.tensor("model.norm.weight"), state["model.norm.weight"])
 
@@ -206,7 +206,7 @@ def test_formats_that_the_library_writes(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_NL"])
 def test_formats_that_the_library_only_reads(kind: str) -> None:
     """Random blocks through our path and the library's, more of them than one chunk holds."""
-    from monoplan.models.load.gguf_header import CHUNK, dequantized
+    from monoplan.models.load.gguf import CHUNK, dequantized
 
     codec = getattr(gguf.quants, kind)
     rows, columns = 3, 256 * (CHUNK // 256 // 2)

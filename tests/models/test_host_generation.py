@@ -19,7 +19,7 @@ from monoplan.models.generate.decoding import (
     sampling_arrays,
     whole_rows,
 )
-from monoplan.models.generate.host_generation import DRAWN
+from monoplan.models.generate.generation import DRAWN
 from tests.models.support import tiny_config
 
 LONG = HISTORY + DRAWN + 10  # steps that need new room in a history, and new random numbers

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from monoplan.models import LlamaForCausalLM
-from monoplan.models.load.parameter_shapes import parameter_shapes
+from monoplan.models.load.checkpoint import parameter_shapes
 from tests.models.support import tiny_config
 
 

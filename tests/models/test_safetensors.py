@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from monoplan.ir.arrays import Part
 from monoplan.ir.errors import ArgumentError, LoadError
+from monoplan.ir.types import Part
 from monoplan.models.config import LlamaConfig
 from monoplan.models.load import weight_file
 from monoplan.models.load.checkpoint import open_model

@@ -309,7 +309,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     )
     own.write_text(text)
     folder = str(tmp_path / "kept")
-    from monoplan.frontend.init import manual_seed
+    from monoplan.frontend.parameter import manual_seed
 
     manual_seed(7)
     assert main(["golden", "record", folder, str(own)]) == 0

@@ -9,7 +9,7 @@ import pytest
 
 import monoplan as mp
 from monoplan import nn
-from monoplan.frontend.init import manual_seed
+from monoplan.frontend.parameter import manual_seed
 from monoplan.inspect.golden import GoldenFixture
 from monoplan.nn import functional as F
 from tests.runtime.test_bisect import small_llama

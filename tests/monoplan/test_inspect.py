@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from monoplan.cli.main import main
-from monoplan.inspect.examples import example_inputs, sizes_for
+from monoplan.inspect.walk import example_inputs, sizes_for
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.parser import parse_graph
 from monoplan.models import LlamaForCausalLM

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import monoplan as mp
-from monoplan import known_calls
+from monoplan import arguments
 from monoplan.api import Compiled
 from monoplan.frontend.module import Module
 from monoplan.frontend.tensor import Tensor
@@ -127,7 +127,7 @@ def test_wrong_arguments_stay_wrong() -> None:
 
 
 def test_the_table_does_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_calls, "KEPT", 4)
+    monkeypatch.setattr(arguments, "KEPT", 4)
     fast = declared(Both(), "n")
     for n in (*range(1, 20), 3, 3):
         np.testing.assert_array_equal(fast(numbers(n), numbers(n))["sum"], 2 * numbers(n))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from monoplan.cli.main import main
-from monoplan.cli.user_code import import_module, load_file, users_errors
+from monoplan.cli.model_argument import import_module, load_file, users_errors
 from monoplan.ir.errors import ArgumentError
 
 GOOD = "import monoplan as mp\nfrom monoplan import nn\n"

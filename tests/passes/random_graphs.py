@@ -13,7 +13,7 @@ from monoplan.ir.graph import Graph, Param, Value
 from monoplan.ir.ops import attention as attn
 from monoplan.ir.ops import elementwise as pw
 from monoplan.ir.ops import linear as products
-from monoplan.ir.ops import norm as norms
+from monoplan.ir.ops import reduce as norms
 from monoplan.ir.ops import reduce as reductions
 from monoplan.ir.ops import shape as views
 from monoplan.ir.ops.index import embedding, select_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from monoplan.passes.fuse_pointwise import FUSE_GATED, FUSE_INTO_PRODUCER, FUSE_INTO_REDUCE, FUSE_POINTWISE
-from monoplan.passes.legality import check_fusions
+from monoplan.passes.rebuild import check_fusions
 from tests.passes.conftest import Golden
 from tests.passes.support import fires, parse, refuses, run
 

@@ -7,8 +7,8 @@ import pytest
 from monoplan.ir.errors import VerifyError
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.ops.elementwise import add, exp
-from monoplan.passes.legality import check_fusions, fused_groups, is_convex
 from monoplan.passes.manager import Pass, run_passes
+from monoplan.passes.rebuild import check_fusions, fused_groups, is_convex
 from tests.passes.support import parse
 
 DIAMOND = """\

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monoplan.passes.merge_parallel_linears import MERGE_PARALLEL_LINEARS
+from monoplan.passes.fuse_linear import MERGE_PARALLEL_LINEARS
 from tests.passes.conftest import Golden
 from tests.passes.support import fires, refuses
 

@@ -10,8 +10,7 @@ from monoplan.ir.errors import VerifyError
 from monoplan.ir.graph import definitions
 from monoplan.ir.ops.elementwise import add, cast, exp, mul, neg, sigmoid, silu, sub
 from monoplan.ir.ops.linear import linear
-from monoplan.ir.ops.norm import rms_norm
-from monoplan.ir.ops.reduce import mean
+from monoplan.ir.ops.reduce import mean, rms_norm
 from monoplan.ir.types import bf16
 from monoplan.passes.manager import Notes
 from monoplan.passes.pattern import Match, Rewrite, Wild, _match, _pattern, apply_rewrite, rewrite_pass

@@ -24,7 +24,7 @@ from monoplan.models.generate.generation import step_specs
 from monoplan.passes.manager import Notes, run_passes
 from monoplan.passes.pipeline import PIPELINE
 from monoplan.passes.shard.rewrite import shard_pass
-from monoplan.passes.shard.splits import cut, cut_ceil, cut_heads, cut_shared
+from monoplan.passes.shard.rules import cut, cut_ceil, cut_heads, cut_shared
 from monoplan.runtime.ranks.comm import Communicator, run_ranks, threads
 from tests.passes.conftest import Golden
 from tests.passes.support import parse, random_arguments

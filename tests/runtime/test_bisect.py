@@ -17,8 +17,8 @@ from monoplan import driver as build
 from monoplan import nn
 from monoplan.codegen.cpu import render
 from monoplan.inspect.bisect import Finding, bisect
-from monoplan.inspect.examples import example_inputs, example_params
 from monoplan.inspect.inspection import graph_subject
+from monoplan.inspect.walk import example_inputs, example_params
 from monoplan.ir.builder import make_op
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.ops.fused import pointwise

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from monoplan.ir.errors import ArgumentError, CompileError
-from monoplan.runtime.build import cache, cache_files, cache_places, facts, trusted
+from monoplan.runtime.build import cache, cache_places, facts, trusted
 from tests.runtime.cache_support import KEY, build, never, plans, start_child, truncate
 
 pytestmark = pytest.mark.usefixtures("root")
@@ -159,7 +159,7 @@ def test_killed_builder_does_no_harm(root: Path) -> None:
     assert left.startswith(f".tmp-{child.pid}-")
     assert not cache.get_or_build(KEY, build).hit
     assert left in plans(root)  # young: its owner might live where we can't see it
-    old = time.time() - 2 * cache_files.STALE_SECONDS
+    old = time.time() - 2 * cache.STALE_SECONDS
     os.utime(root / "plans" / left, (old, old))
     cache.get_or_build(replace(KEY, abi=2), build)
     assert not any(name.startswith(".tmp-") for name in plans(root))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from monoplan.runtime.ranks import host as comm_host
+from monoplan.runtime.ranks import comm as comm_host
 
 
 def test_a_shared_file_is_new_private_and_zero() -> None:

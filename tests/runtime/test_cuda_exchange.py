@@ -12,19 +12,17 @@ import monoplan as mp
 from monoplan.codegen.cuda.render import render_cuda
 from monoplan.codegen.plan import make_plan
 from monoplan.frontend.tracer import trace
-from monoplan.ir.arrays import address
 from monoplan.ir.builder import build_graph
 from monoplan.ir.errors import PlanError
 from monoplan.ir.interpreter import bind_symbols
 from monoplan.ir.opdef import REGISTRY
-from monoplan.ir.types import as_dtype, tensor_type
+from monoplan.ir.types import address, as_dtype, tensor_type
 from monoplan.models import LlamaForCausalLM
 from monoplan.models.generate.generation import step_specs
 from monoplan.passes.manager import run_passes
 from monoplan.passes.pipeline import PIPELINE
 from monoplan.passes.shard.rewrite import shard_pass
-from monoplan.runtime.cuda.exchange import ExchangeSpec, exchange
-from monoplan.runtime.cuda.executable import CudaExecutable
+from monoplan.runtime.cuda.executable import CudaExecutable, ExchangeSpec, exchange
 from monoplan.runtime.cuda.weights import upload_params
 from monoplan.runtime.ranks.comm import Communicator, run_ranks, threads
 from tests.codegen import cuda_emulator

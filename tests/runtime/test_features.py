@@ -13,7 +13,7 @@ import pytest
 
 from monoplan.ir.errors import ArgumentError
 from monoplan.runtime.build import cache_places, compilers, processes
-from monoplan.runtime.machine import cpu_info, features
+from monoplan.runtime.machine import features
 from monoplan.runtime.machine.features import CpuFeatures
 from tests.needs import COMPILERS, needs
 
@@ -151,14 +151,14 @@ def cpuinfo(path: Path, text: str) -> Path:
 def test_read_cpuinfo(tmp_path: Path) -> None:
     x86 = "processor\t: {}\nmodel name\t: Some CPU @ 2.00GHz\nflags\t\t: fpu sse2 {}\nbugs\t: x\n\n"
     text = x86.format(0, "avx2 amx_tile") + x86.format(1, "avx2")
-    assert cpu_info.read_cpu(cpuinfo(tmp_path / "a", text)) == (
+    assert features.read_cpu(cpuinfo(tmp_path / "a", text)) == (
         "Some CPU @ 2.00GHz",
         frozenset({"fpu", "sse2", "avx2"}),  # only what every core has
     )
     arm = "processor\t: 0\nFeatures\t: fp asimd asimddp\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n\n"
-    model, flags = cpu_info.read_cpu(cpuinfo(tmp_path / "b", arm))
+    model, flags = features.read_cpu(cpuinfo(tmp_path / "b", arm))
     assert model.endswith("Neoverse-N1") and flags == {"fp", "asimd", "asimddp"}
-    assert cpu_info.read_cpu(tmp_path / "missing")[1] == frozenset()
+    assert features.read_cpu(tmp_path / "missing")[1] == frozenset()
 
 
 def test_read_macos(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,19 +167,19 @@ def test_read_macos(monkeypatch: pytest.MonkeyPatch) -> None:
         "hw.optional.arm": "hw.optional.arm.FEAT_BF16: 1\nhw.optional.arm.FEAT_I8MM: 0\n",
         "machdep.cpu.features": "FPU AVX1.0 FMA\nAVX2 BMI1\n",
     }
-    monkeypatch.setattr(cpu_info, "sysctl", lambda *keys, names=False: answers[keys[0]])
-    monkeypatch.setattr(cpu_info, "machine", lambda: "aarch64")
-    assert cpu_info._read_macos() == ("Apple M2", frozenset({"bf16"}))
-    monkeypatch.setattr(cpu_info, "machine", lambda: "x86_64")
-    assert {"fma", "avx2"} <= cpu_info._read_macos()[1]
+    monkeypatch.setattr(features, "sysctl", lambda *keys, names=False: answers[keys[0]])
+    monkeypatch.setattr(features, "machine", lambda: "aarch64")
+    assert features._read_macos() == ("Apple M2", frozenset({"bf16"}))
+    monkeypatch.setattr(features, "machine", lambda: "x86_64")
+    assert {"fma", "avx2"} <= features._read_macos()[1]
 
 
 @pytest.mark.parametrize("name", COMPILERS)
 def test_detect_here(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("CC", name)
     found = features.detect()
-    assert found.arch == cpu_info.machine()
-    assert found.isa in features.levels(found.arch, cpu_info.read_cpu()[1])
+    assert found.arch == features.machine()
+    assert found.isa in features.levels(found.arch, features.read_cpu()[1])
     runs = processes.compiler_runs()
     assert features.detect() is found
     features._detect.cache_clear()  # as a new process: the trial is remembered on disk
@@ -187,14 +187,14 @@ def test_detect_here(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     assert processes.compiler_runs() == runs
 
 
-@pytest.mark.skipif(cpu_info.machine() != "aarch64", reason="aarch64 only")
+@pytest.mark.skipif(features.machine() != "aarch64", reason="aarch64 only")
 @pytest.mark.parametrize("name", COMPILERS)
 def test_nothing_is_lost_on_arm(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The probe itself must be right: one that can't compile would silently cost fp16 and dot products."""
     monkeypatch.setenv("CC", name)
     found = features.detect()
     assert found.isa == "neon" and found.note == "detected"
-    assert set(found.flags) == cpu_info.read_cpu()[1] & features._KNOWN["neon"]
+    assert set(found.flags) == features.read_cpu()[1] & features._KNOWN["neon"]
 
 
 @needs_compiler
@@ -252,8 +252,8 @@ def write_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
 def test_failing_probe(write_trial: Callable[[str], None], body: str, part: str) -> None:
     write_trial(f"#include <signal.h>\nint main(void) {{\n{body}\n}}\n")
     trial = features._Trial(compilers.find_compiler(), "model")
-    isa = "neon" if cpu_info.machine() == "aarch64" else "avx2"
-    candidate = CpuFeatures(cpu_info.machine(), isa, ())
+    isa = "neon" if features.machine() == "aarch64" else "avx2"
+    candidate = CpuFeatures(features.machine(), isa, ())
     assert part in trial(candidate)
     write_trial("int main(void) { return 0; }\n")
     # A crash is remembered; a build that failed is not, until the same compiler has built something.
@@ -282,8 +282,8 @@ def test_refused_flag_is_remembered_once_something_was_built(
 def test_probe_runs_elsewhere_when_the_temporary_directory_is_noexec(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    isa = "neon" if cpu_info.machine() == "aarch64" else "avx2"
-    if isa not in features.levels(cpu_info.machine(), cpu_info.read_cpu()[1]):
+    isa = "neon" if features.machine() == "aarch64" else "avx2"
+    if isa not in features.levels(features.machine(), features.read_cpu()[1]):
         pytest.skip(f"no {isa} here")
     real, places = subprocess.run, []
 
@@ -296,7 +296,7 @@ def test_probe_runs_elsewhere_when_the_temporary_directory_is_noexec(
     monkeypatch.setattr(features.subprocess, "run", run)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
     trial = features._Trial(compilers.find_compiler(), "model")
-    assert trial(CpuFeatures(cpu_info.machine(), isa, ())) == ""
+    assert trial(CpuFeatures(features.machine(), isa, ())) == ""
     assert len(places) == 2 and places[1].is_relative_to(cache_places.cache_root())
 
 
@@ -320,7 +320,7 @@ def test_amx_needs_the_permission_of_this_process(monkeypatch: pytest.MonkeyPatc
 
 def test_request_tiles_never_raises() -> None:
     assert features.request_tiles() in (True, False)
-    if cpu_info.machine() != "x86_64":
+    if features.machine() != "x86_64":
         assert not features.request_tiles()
 
 

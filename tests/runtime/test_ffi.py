@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from monoplan.runtime.build import ffi
+from monoplan.runtime.build import toolchain
 
 
 def test_declarations_need_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +20,7 @@ def test_declarations_need_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("builtins.open", "tempfile.mkdtemp", "os.rename"):
         monkeypatch.setattr(name, full)
-    assert "mp_alone" in ffi._parsed("int mp_alone(void);")
+    assert "mp_alone" in toolchain._parsed("int mp_alone(void);")
 
 
 def test_threads_parse_and_standard_output_stays(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,7 +28,7 @@ def test_threads_parse_and_standard_output_stays(capsys: pytest.CaptureFixture[s
     seen = []
 
     def parse(number: int) -> str:
-        text = ffi._parsed(f"int mp_function_{number}(const double *, int64_t);")
+        text = toolchain._parsed(f"int mp_function_{number}(const double *, int64_t);")
         seen.append(sys.stdout is stdout)
         return text
 

@@ -18,7 +18,7 @@ import monoplan as mp
 import monoplan.nn.functional as F
 from monoplan import nn
 from monoplan.models import LlamaForCausalLM
-from monoplan.runtime.cpu import packing, weights
+from monoplan.runtime.cpu import weights
 from monoplan.runtime.cpu.executable import CpuExecutable
 from monoplan.runtime.machine import features
 from tests.interrupts import assert_gone, interrupted
@@ -38,7 +38,7 @@ class Product(nn.Module):
 @pytest.fixture(autouse=True)
 def new_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing about the machine is known, so that compilers try it."""
-    for once in (features._detect, packing.native_library):
+    for once in (features._detect, weights.native_library):
         monkeypatch.setattr(once, "_known", {})
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from monoplan.runtime.build.background import begin
-from monoplan.runtime.build.once import Once
+from monoplan.runtime.build.facts import Once
 
 
 def test_threads_wait_for_the_one_that_is_at_work() -> None:
@@ -71,7 +71,7 @@ def test_a_child_does_not_wait_for_a_thread_of_its_parent() -> None:
     code = """
         import os, threading
         from monoplan.runtime.build.background import begin
-        from monoplan.runtime.build.once import Once
+        from monoplan.runtime.build.facts import Once
         asked, go = threading.Event(), threading.Event()
 
         @Once

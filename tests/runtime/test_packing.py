@@ -11,14 +11,12 @@ import pytest
 from monoplan.codegen.formats import Layout, format_of
 from monoplan.codegen.formats.bf16_12 import BF16In12Bits
 from monoplan.codegen.lower.lowerer import ParamUse
-from monoplan.ir.arrays import Part, aligned
 from monoplan.ir.parser import parse_graph
-from monoplan.ir.types import bf16
+from monoplan.ir.types import Part, aligned, bf16
 from monoplan.passes.manager import Notes
 from monoplan.passes.shard.rewrite import shard_pass
-from monoplan.runtime.cpu import packing
-from monoplan.runtime.cpu.packing import pack
-from monoplan.runtime.cpu.weights import Source, prepare
+from monoplan.runtime.cpu import weights as packing
+from monoplan.runtime.cpu.weights import Source, pack, prepare
 
 # panel, panels, order, head_dim; rows, depth: whole groups and padded ones, depths that are no multiple of a vector
 LAYOUTS = [
@@ -174,7 +172,7 @@ def test_memory_is_taken_once_where_panels_are_alike() -> None:
 
 
 def coded(w: Any, rows: Any, make: Any = aligned) -> Any:
-    return CODED.pack(w, rows, Layout("bf16_12", 32), make, packing._native(CODED.native))
+    return CODED.pack(w, rows, Layout("bf16_12", 32), make, weights._native(CODED.native))
 
 
 def test_coded_weights_of_both_ways_are_the_same() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from monoplan.ir.arrays import address
-from monoplan.runtime.cpu import pages as memory
-from monoplan.runtime.cpu.pages import BLOCK, HUGE_PAGE, Pages
+from monoplan.ir.types import address
+from monoplan.runtime.cpu import weights as memory
+from monoplan.runtime.cpu.weights import BLOCK, HUGE_PAGE, Pages
 
 
 @pytest.mark.parametrize("expected", [1000, 3 * HUGE_PAGE, BLOCK, 10 * BLOCK])

@@ -12,9 +12,9 @@ from monoplan.codegen import source
 from monoplan.codegen.cuda.render import render_cuda
 from monoplan.codegen.plan import make_plan
 from monoplan.inspect.bisect import bisect
-from monoplan.inspect.examples import example_inputs, example_params
 from monoplan.inspect.inspection import graph_subject
 from monoplan.inspect.verify import Subject, verify
+from monoplan.inspect.walk import example_inputs, example_params
 from monoplan.ir.parser import parse_graph
 from monoplan.runtime.cuda.executable import CudaExecutable
 from monoplan.runtime.cuda.weights import upload_params

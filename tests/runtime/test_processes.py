@@ -11,7 +11,7 @@ import pytest
 from monoplan.ir.errors import ArgumentError, CompileError
 from monoplan.runtime.build import cache, compilers, processes, toolchain
 from monoplan.runtime.machine import features
-from monoplan.runtime.machine.cpu_info import machine, read_cpu
+from monoplan.runtime.machine.features import machine, read_cpu
 from tests.interrupts import assert_gone, interrupted
 from tests.runtime.test_toolchain import plan, root, script  # noqa: F401  (a fixture that every test uses)
 

@@ -41,7 +41,7 @@ typedef struct {
     int every;               /* tile steps after which some of the rows that wait are finished */
     int64_t sums;            /* floats of each thread in `partial` */
     int double_buffered;     /* heads of whole strips: half of the slots is at work while the other half is finished */
-    int tiled_from;          /* rows from which on x comes as tiles, see hand_over.py; 0: never */
+    int tiled_from;          /* rows from which on x comes as tiles, see codegen/moves.py; 0: never */
     mp_prologue x;
     mp_finish few;           /* a unit of one of a few rows */
     /* Units of one panel: rows [from, to) of the block of 32 that begins at row `block`. */

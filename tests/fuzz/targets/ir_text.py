@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.inspect.examples import example_inputs, example_params, sizes_for
+from monoplan.inspect.walk import example_inputs, example_params, sizes_for
 from monoplan.ir.builder import build_graph
 from monoplan.ir.dims import evaluate, symbols_of
 from monoplan.ir.errors import MonoplanError
