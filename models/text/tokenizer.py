@@ -12,7 +12,7 @@ from typing import Any
 
 from monoplan.ir.errors import ArgumentError, LoadError, in_words
 from monoplan.models.load.config_json import read_json
-from monoplan.models.text.template_sandbox import read_template, render_chat
+from monoplan.models.text.chat_template import read_template, render_chat
 
 # Token ids that come one by one, as text in whole characters.
 

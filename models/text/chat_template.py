@@ -377,7 +377,7 @@ def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
 
 @functools.cache
 def _environment() -> Any:
-    from monoplan.models.text.template_sandbox import BoundedEnvironment
+    from monoplan.models.text.chat_template import BoundedEnvironment
 
     functions = {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
     return BoundedEnvironment({"tojson": _to_json}, functions)
@@ -387,7 +387,7 @@ def render_chat(template: str, values: Mapping[str, Any], where: object) -> str:
     """Render a chat template in a sandbox with a budget: it comes with the model and is not trusted."""
     import jinja2
 
-    from monoplan.models.text.template_sandbox import BudgetExceeded, render
+    from monoplan.models.text.chat_template import BudgetExceeded, render
 
     try:
         return render(_environment(), template, values)
