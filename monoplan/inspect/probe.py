@@ -175,8 +175,6 @@ def probe(executable: Any) -> Any:
     """What looks into an executable, on the CPU or on a GPU."""
     if isinstance(executable, CpuExecutable):
         return ProbedCpu(executable)
-    from monoplan.inspect.probe import ProbedCuda
-
     return ProbedCuda(executable)
 
 
