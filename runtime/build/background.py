@@ -143,8 +143,12 @@ def begin(function: Callable[[], T]) -> Future[T]:
 
 
 def side_by_side(
-    function: Callable[[T], R], items: Sequence[T], workers: int, progress: Callable[[int, int], None] | None = None,
-    *, daemon: bool = True,
+    function: Callable[[T], R],
+    items: Sequence[T],
+    workers: int,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    daemon: bool = True,
 ) -> list[R]:
     """[function(item) for item in items] by several threads. After an exception no further item is begun."""
     futures: list[Future[R]] = [Future() for _ in items]

@@ -20,10 +20,11 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
+
 from monoplan.codegen.text import without_comments
 from monoplan.ir.errors import ArgumentError, CompileError
 from monoplan.runtime.build import trusted
@@ -37,8 +38,6 @@ from monoplan.runtime.build.cache_places import (
     wanted_root,
     warn_damaged,
 )
-from collections.abc import Iterator
-from pathlib import Path
 
 FORMAT = 2  # of an entry: versions that keep other files, or check others, have entries of their own
 DEFAULT_MAX_BYTES = 2_000_000_000

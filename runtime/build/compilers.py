@@ -18,8 +18,7 @@ from pathlib import Path
 
 from monoplan.ir.errors import CompileError
 from monoplan.runtime.build import cache_places
-from monoplan.runtime.build.facts import DAY, recall, remember
-from monoplan.runtime.build.facts import Once
+from monoplan.runtime.build.facts import DAY, Once, recall, remember
 from monoplan.runtime.build.processes import CompileTimeout, run
 
 VERSION_SECONDS = 30  # for the answer to --version
@@ -153,10 +152,7 @@ def _openmp_links(compiler: Compiler) -> bool:
         return run(command, folder, folder)[0]
 
     for place in dict.fromkeys((None, cache_places.cache_root())):
-        with (
-            contextlib.suppress(OSError),
-            tempfile.TemporaryDirectory(prefix="monoplan-", dir=place) as name,
-        ):
+        with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix="monoplan-", dir=place) as name:
             folder = Path(name)
             (folder / "probe.c").write_text(_OPENMP_PROBE, "utf-8")
             if status(folder, "-fopenmp") == 0:

@@ -6,16 +6,16 @@ A fact is a sealed JSON file. One that is damaged, or that somebody else could h
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
-import time
-from typing import Any
-from monoplan.runtime.build import cache_places, trusted
-import functools
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
+
+from monoplan.runtime.build import cache_places, trusted
 
 DAY = 86400.0  # a negative fact is asked again after this: the user may have installed what was missing
 

@@ -69,12 +69,7 @@ def time_limit() -> float:
 
 
 def run(
-    command: Sequence[str],
-    cwd: Path,
-    temporary: Path | None,
-    *,
-    progress: bool = False,
-    timeout: float | None = None,
+    command: Sequence[str], cwd: Path, temporary: Path | None, *, progress: bool = False, timeout: float | None = None
 ) -> tuple[int, BuildLog]:
     """Runs and counts one compiler process; its own temporary files go to `temporary`."""
     return run_all([command], cwd, temporary, progress=progress, timeout=timeout)[0]
@@ -111,8 +106,15 @@ def _run_all(
             with _counter_lock:
                 _started += 1
             started = work.process(
-                command, cwd=cwd, env=environ, text=True, encoding="utf-8", errors="replace",
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                command,
+                cwd=cwd,
+                env=environ,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
             )
             processes.append(stack.enter_context(started))
         for command, process in zip(commands, processes, strict=True):
@@ -147,4 +149,3 @@ def _shown() -> Iterator[Callable[[], None]]:
     finally:
         if shown:
             sys.stderr.write("\n")
-
