@@ -106,7 +106,7 @@ Monomial = tuple[Atom, ...]
 LARGEST = 2**63 - 1  # of sizes: what a plan counts with
 MOST_ATOMS = 256  # of an expression, nested ones counted: text may ask for a product of any size
 
-# Makes the error for an undecidable text; True: a plain number was asked for, not a comparison.
+# Makes the error for an undecidable text; True: a plain number was needed, not a comparison.
 MakeError = Callable[[str, bool], Exception]
 
 # Set by the tracer while user code runs: comparing a symbolic size with an int is then an error, not a silent

@@ -43,7 +43,7 @@ class OpDef:
     doc: str
     kind: str  # the kernel family or "pointwise", "view", "reduce" …: what passes and lowering switch on
     inplace: Mapping[int, str]  # result number -> the operand whose storage it takes over
-    bounded: bool  # the rule compares sizes: where they are symbolic it is asked again at a call, see ir/sizes.py
+    bounded: bool  # the rule compares sizes: where they are symbolic it is checked again at each call
     floats: bool  # the rule takes floats only: functions of the frontend cast integers to f32
     commutative: bool
     own_type: tuple[str, ...]  # operands of a pointwise op that take no part in promotion: the condition of where
@@ -78,7 +78,7 @@ class OpDef:
                 raise TypeRuleError(f"{self.name}: operand {name} is missing")
 
     def infer(self, types: Sequence[TensorType | None], attrs: Mapping[str, Any]) -> tuple[TensorType, ...]:
-        """Result types by the type rule; asked the same again (by every layer of a model), it remembers."""
+        """Result types by the type rule; remembered, since every layer of a model needs the same."""
         key: Any = (tuple(types), tuple(attrs.items())) if self.kind != "repeat" else None  # a body would stay alive
         try:
             known = self._inferred.get(key)

@@ -38,7 +38,7 @@ from monoplan.inspect.inspection import Inspection
 from monoplan.ir.dims import Expr, equal, symbol, symbols_of
 from monoplan.ir.errors import ArgumentError, MonoplanError
 from monoplan.ir.printer import print_graph
-from monoplan.ir.sizes import SizeError
+from monoplan.ir.shape_constraints import SizeError
 from monoplan.ir.types import TensorType, as_dtype, as_weight_dtype, plain_array
 from monoplan.options import Options, debug_level, find_target
 from monoplan.parallel import find_communicator

@@ -19,7 +19,7 @@ from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import bind_symbols, interpret
 from monoplan.ir.ops.collective import among
-from monoplan.ir.sizes import Question
+from monoplan.ir.shape_constraints import ShapeConstraint
 from monoplan.ir.types import DType
 from monoplan.options import Options
 from monoplan.passes.explain import explain
@@ -77,7 +77,7 @@ class Planned:
     """
 
     graph: Graph
-    questions: tuple[Question, ...]  # that the traced graph has about the sizes of a call
+    shape_constraints: tuple[ShapeConstraint, ...]  # that the traced graph has about the sizes of a call
     plan: Any = None
     source: Any = None
     stages: Sequence[Stage] = ()
@@ -101,7 +101,8 @@ class Built:
     tp: Communicator | None = None
 
     def __post_init__(self) -> None:
-        self.graph, self.questions, self.source = self.planned.graph, self.planned.questions, self.planned.source
+        planned = self.planned
+        self.graph, self.shape_constraints, self.source = planned.graph, planned.shape_constraints, planned.source
 
     @property
     def stages(self) -> Sequence[Stage]:
@@ -122,7 +123,7 @@ class Built:
     def check(self, arrays: Sequence[Array]) -> dict[str, int]:
         """The values of the symbols; raises when the arguments do not fit."""
         symbols = bind_symbols(self.graph.inputs, [a.shape for a in arrays])
-        for question in self.questions:
+        for question in self.shape_constraints:
             question.check(symbols)
         return symbols
 

@@ -18,7 +18,7 @@ from monoplan.inspect.override import override_text
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph, Param, Value
 from monoplan.ir.interpreter import bind_symbols
-from monoplan.ir.sizes import Question, questions
+from monoplan.ir.shape_constraints import ShapeConstraint, shape_constraints
 from monoplan.ir.types import DType, Part
 from monoplan.ir.verifier import verify
 from monoplan.options import Options
@@ -80,16 +80,16 @@ def plan_stages(request: Request, traced: Traced) -> Planned:
     """Passes, plan and source of a traced graph."""
     stages = pass_stage(request, traced)
     request.clock.lap("passes")
-    asked = questions(traced.graph)
+    constraints = shape_constraints(traced.graph)
     if request.target == "reference":  # the graph of this rank, as it was traced
         first = 1 if _is_sharded(request.tp) else 0
-        return Planned(stages[first].graph, asked, stages=stages)
+        return Planned(stages[first].graph, constraints, stages=stages)
     if request.target == "cpu":
         _begin_packing(request.module)
     plan = plan_stage(stages[-1].graph, request.target, request.tp)
     source = source_stage(plan)
     request.clock.lap("codegen")
-    return Planned(plan.graph, asked, plan, source, stages)
+    return Planned(plan.graph, constraints, plan, source, stages)
 
 
 def pass_stage(request: Request, traced: Traced) -> list[Stage]:
@@ -205,7 +205,7 @@ class GraphExecutable:
 
     graph: Graph
     executable: Any
-    questions: tuple[Question, ...]
+    shape_constraints: tuple[ShapeConstraint, ...]
 
     def __call__(self, inputs: Sequence[Array]) -> list[Array]:
         wanted = self.graph.inputs
@@ -213,7 +213,7 @@ class GraphExecutable:
             names = ", ".join(f"{v.name}: {v.type}" for v in wanted)
             raise ArgumentError(f"{self.graph.name} takes {len(wanted)} inputs ({names}), got {len(inputs)}")
         symbols = bind_symbols(wanted, [a.shape for a in inputs])
-        for question in self.questions:
+        for question in self.shape_constraints:
             question.check(symbols)
         written = {i for i, _ in self.graph.writes}
         given = []
@@ -237,9 +237,9 @@ def build_graph_executable(
             got = list(arrays[p.path].shape)
             raise ArgumentError(f"parameter {p.path}: expected {p.value.type}, got shape {got}")
     plan = plan_stage(graph, target)
-    planned = Planned(graph, questions(graph), plan, source_stage(plan))
+    planned = Planned(graph, shape_constraints(graph), plan, source_stage(plan))
     made = build_stage(planned, lambda path: arrays[path], options or Options(), None, Clock())
-    return GraphExecutable(graph, made, planned.questions)
+    return GraphExecutable(graph, made, planned.shape_constraints)
 
 
 def _is_sharded(tp: Communicator | None) -> bool:

@@ -27,7 +27,7 @@ from monoplan.ir import records
 from monoplan.ir.graph import Graph
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.printer import print_graph
-from monoplan.ir.sizes import Question
+from monoplan.ir.shape_constraints import ShapeConstraint
 from monoplan.options import Options
 from monoplan.passes.manager import Pass, Stage, run_passes
 from monoplan.passes.pipeline import PIPELINE, UNFUSED
@@ -88,10 +88,10 @@ class _Cached:
             self._find_plan_key(traced)
             known = recall_plan(self.key)
             if known is not None:
-                graph, asked, (plan, source) = known
+                graph, constraints, (plan, source) = known
                 request.clock.lap("passes")
                 self._keep_call(traced)
-                return Planned(graph, asked, plan, source, remake=lambda: self._remake(traced, plan.target))
+                return Planned(graph, constraints, plan, source, remake=lambda: self._remake(traced, plan.target))
         planned = self.straight_plan(request, traced)
         if not self.is_open:
             self.open()
@@ -164,9 +164,11 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def recall_plan(key: str | None) -> tuple[Graph, tuple[Question, ...], tuple[Any, Any]] | None:
-    """Final graph, questions about sizes, plan and source of a traced graph."""
-    found: tuple[Graph, tuple[Question, ...], tuple[Any, Any]] | None = None if key is None else _recall("plan", key)
+def recall_plan(key: str | None) -> tuple[Graph, tuple[ShapeConstraint, ...], tuple[Any, Any]] | None:
+    """Final graph, shape_constraints about sizes, plan and source of a traced graph."""
+    found: tuple[Graph, tuple[ShapeConstraint, ...], tuple[Any, Any]] | None = (
+        None if key is None else _recall("plan", key)
+    )
     return found
 
 
@@ -179,7 +181,7 @@ def recall_call(key: str | None) -> tuple[str, Any] | None:
 def remember_plan(key: str | None, planned: Planned) -> None:
     """Keeps a plan with its source."""
     if key is not None:
-        _remember("plan", key, (planned.graph, planned.questions, (planned.plan, planned.source)))
+        _remember("plan", key, (planned.graph, planned.shape_constraints, (planned.plan, planned.source)))
 
 
 def remember_call(key: str | None, module: Module, graph: Graph, plan: str | None, out_tree: Any) -> None:
@@ -236,7 +238,7 @@ def classes() -> tuple[type, ...]:
     from monoplan.codegen.formats import Layout
     from monoplan.codegen.lower import lowerer as lower
     from monoplan.frontend.pytree import Tree
-    from monoplan.ir import dims, expr, graph, sizes, types
+    from monoplan.ir import dims, expr, graph, shape_constraints, types
 
     return (
         graph.Graph,
@@ -250,7 +252,7 @@ def classes() -> tuple[type, ...]:
         expr.Arg,
         expr.Const,
         expr.Call,
-        sizes.Question,
+        shape_constraints.ShapeConstraint,
         Tree,
         plan.Plan,
         plan.Step,

@@ -281,13 +281,11 @@ def collective(k: Collective) -> Variables:
 # Text that the template of packed linears needs, with their epilogues.
 
 
-Facts = dict[str, Any]
-
 _NORMS = {"none": "MP_NO_NORM", "rms": "MP_RMS_NORM", "layer": "MP_LAYER_NORM"}
 _WIDTH = 112  # columns of a line of declarations
 
 
-def linear(k: Linear, s: LinearSchedule) -> Facts:
+def linear(k: Linear, s: LinearSchedule) -> Variables:
     """The functions of a packed product read its arguments from a structure `a`."""
     a = {o.name: Operand(f"a.{o.name}", o.view, o.written) for o in k.operands}
     passed = [o for o in k.pointers if o.name not in ("w", "xt", "partial", "found")]
@@ -305,7 +303,7 @@ def linear(k: Linear, s: LinearSchedule) -> Facts:
         normed = f"({normed}) * {a['norm_weight'].at('i')}"
     if k.has("norm_bias"):
         normed = f"{normed} + {a['norm_bias'].at('i')}"
-    found: Facts = {
+    found: Variables = {
         "format": s.format,
         "loops": "mp_linear_tiles.h" if s.tiles else "mp_linear.h",
         "fields": _filled([f"{kind}{name};" for kind, name in (*args, *(("int64_t ", name) for name in symbols))]),
@@ -361,7 +359,7 @@ def _prefetched(k: Linear, s: LinearSchedule, a: Mapping[str, Operand]) -> list[
     return [a[e.name].pointer("row", f"p * {s.panel}") for e in dense if k.epilogue == "pointwise"]
 
 
-def _epilogues(k: Linear, s: LinearSchedule, a: Mapping[str, Operand]) -> list[Facts]:
+def _epilogues(k: Linear, s: LinearSchedule, a: Mapping[str, Operand]) -> list[Variables]:
     """The functions that finish rows. On tile units those of many rows may write tiles, those of a few do not."""
     row = "const int64_t row"
     if k.epilogue == "heads":
@@ -374,7 +372,7 @@ def _epilogues(k: Linear, s: LinearSchedule, a: Mapping[str, Operand]) -> list[F
     return [{**found, "name": "finish_few"}, {**found, "template": "tiles", "row": by_block, "short": _short(k)}]
 
 
-def _epilogue(k: Linear, s: LinearSchedule, a: Mapping[str, Operand], panels: int) -> Facts:
+def _epilogue(k: Linear, s: LinearSchedule, a: Mapping[str, Operand], panels: int) -> Variables:
     """What becomes of the sums of one row and so many panels."""
     width = s.panel * panels
     gated = k.epilogue == "gated"
@@ -384,7 +382,7 @@ def _epilogue(k: Linear, s: LinearSchedule, a: Mapping[str, Operand], panels: in
     def summed(place: str, column: str) -> str:
         return place if bias is None else f"{place} + {bias.at(column)}"
 
-    found: Facts = {
+    found: Variables = {
         "panels": panels,
         "width": width,
         "half": s.panel // 2,
@@ -407,7 +405,7 @@ def _short(k: Linear) -> str:
     return "mp_vswiglu_short" if k.epilogue == "gated" and swiglu else ""
 
 
-def _heads(k: Linear, s: LinearSchedule, a: Mapping[str, Operand]) -> Facts:
+def _heads(k: Linear, s: LinearSchedule, a: Mapping[str, Operand]) -> Variables:
     y, kc, vc, table = a["y"], a["k_cache"], a["v_cache"], a["sin"]
     first, second = ("2 * i", "2 * i + 1") if k.algo == "gpt_j" else ("i", "i + HALF")
     norms = []

@@ -187,7 +187,7 @@ class DeviceSteps:
         if spare is not None and spare.batch == batch and capacity <= spare.capacity <= max(4 * capacity, 1024):
             spare.truncate(0)
             return spare
-        del spare  # before more memory is asked for
+        del spare  # before more memory is allocated
         keys = [v.type for v in self.graph.inputs if ".k." in v.name]
         heads, dim = int(keys[0].shape[1]), int(keys[0].shape[3])
         return DeviceCache(self.device, len(keys), batch, heads, dim, capacity, keys[0].dtype, self.lm.max_length)

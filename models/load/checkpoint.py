@@ -1,4 +1,4 @@
-"""One door to every kind of checkpoint: a path becomes a configuration, weights, and a tokenizer."""
+"""Opens every kind of checkpoint: a path becomes a configuration, weights, and a tokenizer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Weights(Protocol):
 
 
 class OpenModel(NamedTuple):
-    """A model on disk: nothing but headers has been read, and the tokenizer is made when it is asked for."""
+    """A model on disk: nothing but headers has been read, and the tokenizer is made on first use."""
 
     config: LlamaConfig
     weights: Weights

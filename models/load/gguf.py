@@ -1,4 +1,4 @@
-"""GGUF files: metadata, configuration, and weights under Hugging Face names, dequantized when asked for."""
+"""GGUF files: metadata, configuration, and weights under Hugging Face names, dequantized when read."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fitting(option: str, count: int, most: int, quiet: bool) -> int:
-    """As many tokens as the context has room for; says so where they are fewer than asked for."""
+    """As many tokens as the context has room for; says so where they are fewer than requested."""
     if count > most and not quiet:
         print(f"{option} {count} is cut to {most}: the context of the model has no room for more", file=sys.stderr)
     return min(count, most)

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints what was asked for; without options the list of stages and the summary of the plan."""
+    """Prints what the options name; without options the list of stages and the summary of the plan."""
     opened = open_model(args, stop_after=args.stop_after)
     fast = opened.compiled
     shown = False

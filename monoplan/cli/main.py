@@ -1,7 +1,7 @@
 """The command line: `monoplan COMMAND`, see COMMANDS.
 
 Each command is a module of its own with `add_arguments(parser)` and `run(args) -> exit status`; only the one
-that was asked for is imported. Text goes to stdout; timings and errors go to stderr.
+that runs is imported. Text goes to stdout; timings and errors go to stderr.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Split:
 
 
 def cut(units: int, size: int) -> tuple[Piece, ...]:
-    """`units` things dealt out to ranks in runs as equal as can be."""
+    """`units` things divided between ranks in runs as equal as can be."""
     if units < size:
         raise ArgumentError(f"{units} can't be divided between {size} ranks", fix=f"use at most {units} ranks")
     edges = [Fraction(r * units // size, units) for r in range(size + 1)]

@@ -12,7 +12,7 @@ import pytest
 import monoplan as mp
 from monoplan import nn
 from monoplan.frontend.tensor import Tensor
-from monoplan.ir.sizes import SizeError
+from monoplan.ir.shape_constraints import SizeError
 from monoplan.nn import functional as F
 from tests.matrices import partly
 

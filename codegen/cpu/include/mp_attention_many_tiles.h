@@ -167,9 +167,9 @@ MP_FN int mp_take_strip(mp_run *run, const mp_attention *a, mp_strip_source *fro
     for (; from->visited < from->parts; ++from->visited) {
         const int part = (from->own + from->visited) % from->parts;
         /* `group` strips are a block of queries. */
-        const int64_t strips = mp_dealt_count(a->batches * blocks, part, from->parts) * a->group;
+        const int64_t strips = mp_block_count(a->batches * blocks, part, from->parts) * a->group;
         for (int64_t piece = mp_piece(run, part); piece < a->kv_heads * strips; piece = mp_piece(run, part)) {
-            const int64_t g = piece / strips, block = mp_dealt(piece % strips / a->group, part, from->parts);
+            const int64_t g = piece / strips, block = mp_block_of(piece % strips / a->group, part, from->parts);
             const int64_t b = block / blocks, c0 = (block % blocks * a->group + piece % a->group) * 32;
             const int64_t filled = mp_min(32, a->queries * a->group - c0);
             if (filled <= 0) continue;

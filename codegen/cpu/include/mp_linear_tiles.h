@@ -147,7 +147,7 @@ MP_INLINE void mp_linear_tiles_few(const mp_linear_tiles *s, mp_run *run, const 
 MP_INLINE void mp_finish_next(mp_finish finish, const void *c, mp_waiting *w, const int64_t rows, const int unit,
                               const int blocks, const int some, float *line)
 {
-    const int64_t first = mp_dealt(w->i0 + w->row / 32, w->part, w->parts) * 32;
+    const int64_t first = mp_block_of(w->i0 + w->row / 32, w->part, w->parts) * 32;
     const int64_t end = mp_min(w->row % 32 + some, rows - first);
     const float *const sums = w->sums + w->row / 32 * 1024;
     for (int64_t r = w->row % 32; r < end; ++r) {
@@ -206,7 +206,7 @@ MP_INLINE void mp_linear_tiles_many(const mp_linear_tiles *s, mp_run *run, const
     _Alignas(64) mp_bf16 slice[MP_TILE_SLICE * 32];
     mp_tiles_begin();
     for (int part = own, stolen = 0; stolen < parts; part = (own + ++stolen) % parts) {
-        const int64_t blocks = mp_dealt_count(all, part, parts), units = (blocks + BLOCKS - 1) / BLOCKS * UNITS;
+        const int64_t blocks = mp_block_count(all, part, parts), units = (blocks + BLOCKS - 1) / BLOCKS * UNITS;
         const int64_t least = T > 1 ? s->least : s->piece;
         if (!ready) mp_await(run, part, workers);
         for (mp_span piece; (piece = mp_some(run, part, workers, units, UNITS, least, s->piece)).count;
@@ -227,10 +227,10 @@ MP_INLINE void mp_linear_tiles_many(const mp_linear_tiles *s, mp_run *run, const
              * a block begins with the tiles at which the one before ended, and finds in L1 what that one read last.
              * The first block decodes the slice, all others find it. The next slice is prefetched meanwhile, in the
              * order of its first block. */
-            const int first_way = mp_way(mp_dealt(i0 + (back ? count - 1 : 0), part, parts));
+            const int first_way = mp_way(mp_block_of(i0 + (back ? count - 1 : 0), part, parts));
             mp_slice coming = mp_begin_slice(slice, w, p, k1, K, steps, first_way);
             const mp_place next = mp_after((mp_place){p, k1}, (mp_order){p0, p1, UNITS * UNIT, SLICE, STRIP, K});
-            const int next_way = mp_way(mp_dealt(i0 + (turns && !back ? count - 1 : 0), part, parts));
+            const int next_way = mp_way(mp_block_of(i0 + (turns && !back ? count - 1 : 0), part, parts));
             const uint8_t *ahead = mp_prefetch_from(w, next.p, next.k, K, mp_min(SLICE, K - next.k) / 32, next_way);
             mp_prefetch_head(w, next.p, K);
             const int64_t requests = (8 + count - 1) / count, more = (32 + p1 - p0 - 1) / (p1 - p0);
@@ -238,11 +238,11 @@ MP_INLINE void mp_linear_tiles_many(const mp_linear_tiles *s, mp_run *run, const
             for (int64_t i = 0; i < count; ++i) {
                 const int64_t here = back ? count - 1 - i : i;
                 const int64_t then = i + 1 == count ? here : back ? here - 1 : here + 1;
-                const int64_t block = mp_dealt(i0 + here, part, parts);
+                const int64_t block = mp_block_of(i0 + here, part, parts);
                 const int64_t way = mp_way(block) * 1024, begin = way > 0 ? 0 : (steps - 1) * 1024;
                 const mp_bf16 *const from = xs + (block * K + k1) * 32 + begin, *const ws = slice + begin;
                 const mp_bf16 *const after = /* where this block ends in the rows of the next one */
-                    xs + (mp_dealt(i0 + then, part, parts) * K + k1) * 32 + (steps - 1) * 1024 - begin;
+                    xs + (mp_block_of(i0 + then, part, parts) * K + k1) * 32 + (steps - 1) * 1024 - begin;
                 float *const here_sums = slots + here * 1024;
                 /* The sums that come next are prefetched, rows of them with each step; so are the rows' k of the
                  * next strip, a part of them with each panel. */
@@ -341,10 +341,10 @@ MP_INLINE void mp_linear_tiles_run(const mp_linear_tiles *s, mp_run *run, const 
     }
     const int ready = s->tiled_from && rows >= s->tiled_from;
     const int parts = mp_parts(T, rows / s->part), own = t % parts, worker = t / parts, workers = T / parts;
-    const int64_t count = mp_dealt_count((rows + 31) / 32, own, parts);
+    const int64_t count = mp_block_count((rows + 31) / 32, own, parts);
     const int64_t end = ready ? 0 : mp_share(count, worker + 1, workers);
     for (int64_t i = mp_share(count, worker, workers); i < end; ++i) {
-        const int64_t block = mp_dealt(i, own, parts);
+        const int64_t block = mp_block_of(i, own, parts);
         mp_linear_tile_block(s, c, block * 32, rows, tiles + block * 32 * s->K);
     }
     mp_prepared(run, own);

@@ -84,7 +84,7 @@ typedef struct {
     atomic_int sleepers;            /* threads that wait for `turn` or `ready` and do not look */
     int verdict;                    /* of the last barrier between kernels, see mp_phase */
     _Alignas(64) atomic_llong waited; /* nanoseconds, of all threads, in waits that were longer than `patience` */
-    _Alignas(64) atomic_int taken;  /* pieces of the current kernel's work that were not dealt out beforehand */
+    _Alignas(64) atomic_int taken;  /* pieces of the current kernel's work that are taken by work stealing */
     atomic_int ready[MP_MOST_PARTS]; /* threads that have prepared what the work on a part of the rows needs */
     _Alignas(64) atomic_int pieces[MP_MOST_PARTS]; /* of that work which somebody has */
     _Alignas(64) atomic_int failed; /* a lock on *error */
@@ -179,8 +179,8 @@ static int __attribute__((unused, noinline)) mp_meet(mp_run *run, int T, const m
 {
     enum { FIRST = 2 << 10, MOST = 512 << 10, SPINS = 64 }; /* bytes: into L1, into L2 */
     const int64_t most = next.bytes < MOST ? next.bytes : MOST;
-    int64_t asked = 0;
-    for (; asked < FIRST && asked < most; asked += 64) __builtin_prefetch(next.first + asked, 0, 3);
+    int64_t fetched = 0;
+    for (; fetched < FIRST && fetched < most; fetched += 64) __builtin_prefetch(next.first + fetched, 0, 3);
     if (T == 1) {
         mp_begin_anew(run, T);
         return between && mp_stopping(run) ? MP_LEAVE : MP_ON;
@@ -197,9 +197,9 @@ static int __attribute__((unused, noinline)) mp_meet(mp_run *run, int T, const m
     }
     int64_t since = 0;
     for (int spin = 0; atomic_load_explicit(&run->turn, memory_order_acquire) == turn;) {
-        if (asked < most) {
-            __builtin_prefetch(next.first + asked, 0, 2);
-            asked += 64;
+        if (fetched < most) {
+            __builtin_prefetch(next.first + fetched, 0, 2);
+            fetched += 64;
         } else if (++spin < SPINS) {
             mp_relax();
         } else {
@@ -315,12 +315,12 @@ MP_INLINE int mp_parts(int T, int64_t most)
     return parts;
 }
 
-/* Blocks of rows are dealt out to parts back and forth, so that each has early and late ones: the i-th block of a part, how
+/* Block-cyclic distribution, back and forth, so that each part has early and late blocks of rows: the i-th block of a part, how
  * many of `all` it has, and whose a block is. */
-MP_INLINE int64_t mp_dealt(int64_t i, int part, int parts) { return i * parts + (i % 2 ? parts - 1 - part : part); }
-MP_INLINE int64_t mp_dealt_count(int64_t all, int part, int parts)
+MP_INLINE int64_t mp_block_of(int64_t i, int part, int parts) { return i * parts + (i % 2 ? parts - 1 - part : part); }
+MP_INLINE int64_t mp_block_count(int64_t all, int part, int parts)
 {
-    return all / parts + (mp_dealt(all / parts, part, parts) < all);
+    return all / parts + (mp_block_of(all / parts, part, parts) < all);
 }
 MP_INLINE int mp_owner(int64_t block, int parts)
 {

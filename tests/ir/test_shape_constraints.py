@@ -13,7 +13,7 @@ from monoplan import nn
 from monoplan.driver import build_graph_executable
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.parser import parse_graph
-from monoplan.ir.sizes import SizeError, questions
+from monoplan.ir.shape_constraints import SizeError, shape_constraints
 from monoplan.nn import functional as F
 
 
@@ -109,7 +109,7 @@ def test_ops_that_are_alike_are_asked_once_and_inside_of_loops() -> None:
   return %b, %c, %d
 }"""
     graph = parse_graph(text)
-    assert len(questions(graph)) == 2
+    assert len(shape_constraints(graph)) == 2
     compiled = build_graph_executable(graph)
     assert [a.shape for a in compiled([np.zeros((2, 4), np.float32)])] == [(2, 4), (1, 4), (2, 2)]
     with pytest.raises(SizeError, match="go past 1"):

@@ -1,4 +1,4 @@
-"""Sizes that only a call knows: rules that hold for some values of the symbols are asked again for those of the call.
+"""Shape constraints: type rules that compare symbolic sizes, checked again with the sizes of each call.
 
 Most rules are about equality, and hold for all values or none. Those of `bounded` ops compare: a slice must lie inside
 its axis, a size must not be negative, a maximum needs an element. While a graph is made they let symbols pass, unless
@@ -25,8 +25,8 @@ class SizeError(ArgumentError):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A rule to ask again when sizes are known."""
+class ShapeConstraint:
+    """A type rule that is checked when sizes are known."""
 
     opdef: OpDef
     types: tuple[TensorType | None, ...]  # of the operands
@@ -56,17 +56,17 @@ class Question:
             yield from _dims_in(v)
 
 
-def questions(graph: Graph) -> tuple[Question, ...]:
-    """What must be asked again, once for ops that are alike."""
-    found: dict[Any, Question] = {}
+def shape_constraints(graph: Graph) -> tuple[ShapeConstraint, ...]:
+    """The rules to check at each call, once for ops that are alike."""
+    found: dict[Any, ShapeConstraint] = {}
     for op in _all_ops(graph):
         if not op.opdef.bounded:
             continue
         types = tuple(None if v is None else v.type for v in op.operands)
-        made = Question(op.opdef, types, tuple(op.attrs.items()), op.loc, "")
+        made = ShapeConstraint(op.opdef, types, tuple(op.attrs.items()), op.loc, "")
         if any(isinstance(d, Expr) for d in made._dims()):
             key = (op.name, str(types), str(made.attrs))
-            found.setdefault(key, Question(op.opdef, types, made.attrs, op.loc, print_op(op)))
+            found.setdefault(key, ShapeConstraint(op.opdef, types, made.attrs, op.loc, print_op(op)))
     return tuple(found.values())
 
 
