@@ -344,6 +344,9 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
         raise LoadError("the model is split into several files", fix="merge them with gguf-split --merge")
     if keys.number("expert_count"):
         raise LoadError("mixture-of-experts models are not supported")
+    if not keys.get("attention.causal", True):
+        why = "every token of it sees those behind it, so that it can't continue a text"
+        raise LoadError("attention.causal is false: the model is an encoder", why=why)
     for name, value in metadata.items():
         key = name.removeprefix(f"{keys.arch}.")
         if key not in (name, *_READ) and not isinstance(value, np.ndarray) and changes_numbers(key, value):

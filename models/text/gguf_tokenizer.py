@@ -36,7 +36,8 @@ PRE_TOKENIZERS: dict[str, list[str] | str | None] = {
 _LONGEST_PIECE = 512  # characters; SentencePiece's own vocabularies have 16, or some more for spaces
 _WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")  # these want a BOS as well
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
-# Control tokens that end a turn or a text, though a GGUF file can name only one of them as its eos_token_id.
+# Tokens that end a turn or a text, though a GGUF file can name only one of them as its eos_token_id. They count as
+# control tokens whatever type the file gives them, as llama.cpp has it: some converters gave them none.
 _ENDS_OF_TEXT = frozenset(
     "<|endoftext|> <|end_of_text|> <|im_end|> <|eot_id|> <|eom_id|> <|end|> <end_of_turn> <EOT>".split()
 )
@@ -57,6 +58,8 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         again = next(token for index, token in enumerate(tokens) if vocab[token] != index)
         raise LoadError(f"the token {again!r} is in the vocabulary twice")
     kinds = _numbers(get("token_type", [_NORMAL] * len(tokens)), len(tokens), "types")
+    ends = {vocab[text] for text in _ENDS_OF_TEXT & vocab.keys()}
+    kinds = [_CONTROL if index in ends else kind for index, kind in enumerate(kinds)]
     build = {"gpt2": _byte_level, "llama": _sentence_pieces}.get(kind) if isinstance(kind, str) else None
     if build is None:
         raise LoadError(f"unknown tokenizer model {kind!r}", fix="supported: gpt2, llama")
@@ -69,7 +72,6 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         if not isinstance(token, int) or not 0 <= token < len(tokens):
             raise LoadError(f"{name}_token_id {token!r} is not in the vocabulary of {len(tokens)}")
         named[name] = token
-    ends = {vocab[text] for text in _ENDS_OF_TEXT & vocab.keys() if kinds[vocab[text]] == _CONTROL}
     names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     template = metadata.get("tokenizer.chat_template")
     return core, {
@@ -96,15 +98,15 @@ def _numbers(values: Any, count: int, what: str) -> list[float]:
 
 
 def _add_tokens(core: Any, tokens: Sequence[str], kinds: Sequence[float]) -> None:
-    """Let the text of control and user-defined tokens be found before any other cut."""
+    """Let the text of control, unknown and user-defined tokens be found before any other cut."""
     from tokenizers import AddedToken
 
-    def added(kind: int, special: bool) -> list[Any]:
-        texts = [text for text, found in zip(tokens, kinds, strict=True) if found == kind and text]
+    def added(wanted: tuple[int, ...], special: bool) -> list[Any]:
+        texts = [text for text, kind in zip(tokens, kinds, strict=True) if kind in wanted and text]
         return [AddedToken(text, special=special, normalized=False) for text in texts]
 
-    core.add_special_tokens(added(_CONTROL, True))
-    core.add_tokens(added(_USER_DEFINED, False))
+    core.add_special_tokens(added((_CONTROL, _UNKNOWN), True))
+    core.add_tokens(added((_USER_DEFINED,), False))
 
 
 def _byte_level(vocab: dict[str, int], kinds: Sequence[float], metadata: Mapping[str, Any]) -> Any:

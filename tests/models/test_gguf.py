@@ -228,6 +228,7 @@ def test_per_layer_numbers_and_key_length(tmp_path: Path) -> None:
         ({"attention.key_length": 16, "attention.value_length": 8}, "different length"),
         ({"rope.dimension_count": 8}, "rope.dimension_count is 8"),
         ({"expert_count": 8}, "mixture-of-experts"),
+        ({"attention.causal": False}, "attention.causal is false: the model is an encoder"),
         ({"block_count": 3}, "block_count is 3, but the file has 2 layers"),
         ({"block_count": 2**31}, "block_count is 2147483648"),
         ({"embedding_length": 32}, "the embedding has 64 columns"),

@@ -125,6 +125,21 @@ def test_control_tokens_are_found_in_text_and_left_out_of_it() -> None:
     assert tokenizer.eos_ids == {0}
 
 
+def test_special_texts_of_pieces_are_found_as_llama_cpp_finds_them() -> None:
+    """Control, unknown and user-defined tokens, and those that end a text whatever their type."""
+    metadata = pieces()
+    tokens = [*metadata["tokenizer.ggml.tokens"], "<|im_end|>", "<b>"]
+    count = len(tokens)
+    metadata["tokenizer.ggml.tokens"] = tokens
+    metadata["tokenizer.ggml.token_type"] = np.append(metadata["tokenizer.ggml.token_type"], [1, 4]).astype(np.int32)
+    metadata["tokenizer.ggml.scores"] = np.append(metadata["tokenizer.ggml.scores"], [0, 0]).astype(np.float32)
+    tokenizer = Tokenizer.from_gguf(metadata)
+    ids = tokenizer.encode("<unk>ab</s><|im_end|><b>", add_special_tokens=False)
+    assert ids == [0, tokens.index("▁ab"), 2, count - 2, count - 1]
+    assert tokenizer.eos_ids == {2, count - 2} and tokenizer.decode(ids) == "ab<b>"
+    assert tokenizer.encode("<0x41>", add_special_tokens=False) != [3 + 0x41]  # bytes are no special texts
+
+
 def test_ids_out_of_range_are_named() -> None:
     tokenizer = Tokenizer.from_gguf(byte_level())
     for bad in (-1, tokenizer.vocab_size, 10**9):
