@@ -22,7 +22,7 @@ from monoplan.ir.ops.collective import among
 from monoplan.ir.shape_constraints import ShapeConstraint
 from monoplan.ir.types import DType
 from monoplan.options import Options
-from monoplan.passes.explain import explain
+from monoplan.passes.explain import alike, explain
 from monoplan.passes.manager import Pass, Stage
 from monoplan.runtime.ranks.comm import Communicator
 
@@ -169,7 +169,7 @@ class Built:
             if level >= 2:
                 lines.append(f"  {s.name}: {s.rewrites} rewrites, {s.seconds * 1e3:.1f} ms")
             if level >= 3:
-                lines += [f"    {m}" for m in s.misses]
+                lines += [f"    {g[0]}{f' ({len(g)} times)' if len(g) > 1 else ''}" for g in alike(s.misses)]
         if level >= 4 and self.executable is not None:
             lines.append(self.source_text)
         return "\n".join(lines) + "\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from monoplan.ir.errors import printable
@@ -105,17 +105,21 @@ def _times(n: int) -> str:
 def _misses(stages: Sequence[Stage]) -> str:
     """Near misses that still matter at the end, equal ones of all layers together."""
     final = {op.results[0].name: op for op in _all_ops(stages[-1].graph)}
-    groups: dict[tuple[str, ...], list[NearMiss]] = {}
-    for stage in stages:
-        for m in stage.misses:
-            groups.setdefault((m.rule, m.op.name, _numberless(m.reason), _numberless(str(m.op.loc))), []).append(m)
     lines = ["what did not fuse, and why"]
-    for group in groups.values():
+    for group in alike(m for stage in stages for m in stage.misses):
         left = next((m for m in group if _matters(m, final.get(m.op.results[0].name))), None)
         if left is not None:
             count = f" ({len(group)} times)" if len(group) > 1 else ""
             lines.append(f"  {left.rule}: {left.op.name} {left.op.results[0]}{_at(left.op.loc)}{count}: {left.reason}")
     return "\n".join(lines if len(lines) > 1 else [*lines, "  nothing that came near"]) + "\n"
+
+
+def alike(misses: Iterable[NearMiss]) -> list[list[NearMiss]]:
+    """Near misses in groups that differ in the number of the layer only."""
+    groups: dict[tuple[str, ...], list[NearMiss]] = {}
+    for m in misses:
+        groups.setdefault((m.rule, m.op.name, _numberless(m.reason), _numberless(str(m.op.loc))), []).append(m)
+    return list(groups.values())
 
 
 def _matters(miss: NearMiss, now: Op | None) -> bool:
