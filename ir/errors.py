@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -13,12 +14,23 @@ class MonoplanError(Exception):
         self.what, self.where, self.why, self.fix = what, where, why, fix
         lines = [what]
         if where is not None and str(where):
-            lines.append(f"  where: {where}")
+            lines.append(f"  where: {where}{_typed_line(where)}")
         if why:
             lines.append(f"  why:   {why}")
         if fix:
             lines.append(f"  to do: {fix}")
         super().__init__(printable("\n".join(lines)))
+
+
+def _typed_line(where: object) -> str:
+    """The text of a line that was typed at a prompt, where Python or IPython kept it: no file has it."""
+    file, line = getattr(where, "file", ""), getattr(where, "line", 0)
+    if not isinstance(file, str) or not file.startswith("<"):
+        return ""
+    import linecache
+
+    text = linecache.getline(file, line).strip()
+    return f": {text}" if text else ""
 
 
 def printable(text: str) -> str:
@@ -73,3 +85,19 @@ def writing(what: str, where: object, fix: str = "name a place that can be writt
         yield
     except OSError as error:
         raise ArgumentError(f"can't write {what} to {where}", why=error.strerror or str(error), fix=fix) from None
+
+
+def did_you_mean(word: str, known: Iterable[str], before: str = "") -> str:
+    """`did you mean X?`, with a text before it; empty where nothing known is like the word."""
+    import difflib
+
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f"{before}did you mean {near[0]}?" if near else ""
+
+
+def install_extra(name: str) -> str:
+    """The command that installs an extra, for a checkout or for the folder that was installed."""
+    root = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    if not os.path.isfile(os.path.join(root, "pyproject.toml")):
+        return f"pip install '.[{name}]' in the checkout of monoplan"
+    return f"pip install '{'.' if root == os.path.realpath(os.getcwd()) else root}[{name}]'"

@@ -23,6 +23,7 @@ from monoplan.ir.types import Part, known_target
 from monoplan.models.families import family_of
 from monoplan.models.llama import LlamaForCausalLM
 from monoplan.models.load.checkpoint import Weights, open_model, parameter_shapes
+from monoplan.models.load.hub import local_path
 from monoplan.models.load.safetensors import FLOATS, save_checkpoint
 from monoplan.models.text.tokenizer import MissingTokenizer
 
@@ -38,7 +39,7 @@ _SHOWN = 12  # names of each kind in an error; a wrong configuration would list 
 
 
 class AutoLlamaModel:
-    """Loads whatever the path holds: a Hugging Face directory (one file or shards) or a GGUF file."""
+    """Loads a Hugging Face directory (one file or shards), a GGUF file, or a model of the hub by its id (org/name)."""
 
     @classmethod
     def from_pretrained(
@@ -59,8 +60,9 @@ class AutoLlamaModel:
         """
         target = known_target(str(device))
         begin = time.perf_counter()
-        family = family_of(model_path)
-        opened = open_model(model_path) if family is None else family.open(Path(model_path).expanduser())
+        place = local_path(model_path) if isinstance(model_path, str | Path) else model_path
+        family = family_of(place)
+        opened = open_model(place) if family is None else family.open(place.expanduser())
         config = opened.config if dtype is None else dataclasses.replace(opened.config, dtype=dtype)
         if family is None:
             # The model itself may be too large for any memory where the configuration does not belong to the weights.
@@ -123,6 +125,10 @@ def _check_fit(own: Mapping[str, tuple[int, ...]], tied: bool, weights: Weights)
     """Compares names, shapes and dtypes with a checkpoint's headers; all that does not fit is in one error."""
     given = dict.fromkeys(_names(weights))
     missing = [name for name in own if name not in given and not (tied and name == TIED)]
+    bare = {f"model.{name}" for name in given}  # LlamaModel's own names have no prefix
+    if missing and {TIED, *bare}.issuperset(missing):
+        fix = "use the checkpoint of the model for text generation (…ForCausalLM)"
+        raise LoadError(f"it is a base model without a head: there is no {TIED}", where=weights.path, fix=fix)
     unexpected = [name for name in given if name not in own]
     wrong = [
         f"{name} is {list(weights.shape(name))}, not {list(own[name])}"
@@ -156,7 +162,7 @@ def save_model(model: LlamaForCausalLM, directory: str | Path, **options: Any) -
 
 
 def _save_tokenizer(model: LlamaForCausalLM, target: Path) -> None:
-    source = Path(model.name_or_path) if model.name_or_path else None
+    source = local_path(model.name_or_path) if model.name_or_path else None
     if source is not None and (source / "tokenizer.json").is_file():
         for name in _TOKENIZER_FILES:
             if (source / name).is_file() and (source / name).resolve() != (target / name).resolve():

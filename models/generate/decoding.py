@@ -25,21 +25,21 @@ HISTORY = 64  # what a history grows by: its size is then the same for many step
 class Settings:
     """How to choose tokens and when to stop; checked when made."""
 
-    max_new_tokens: int = 128
+    max_new_tokens: int = 128  # -1: until the text ends or the context is full
     temperature: float = 0.0  # 0: always the best token
     top_k: int = 0  # 0: all
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
-    stop: tuple[str, ...] = ()
+    top_p: float = 1.0  # of the best tokens that together have this probability
+    min_p: float = 0.0  # of those with this share of the best one's probability
+    repetition_penalty: float = 1.0  # above 1: less of what was said
+    seed: int = 0  # same seed, same text
+    stop: tuple[str, ...] = ()  # texts before which to end
     eos_ids: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         count, heat, k, p, least = self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.min_p
         penalty, texts = self.repetition_penalty, self.stop
         for name, fits, expected in (
-            ("max_new_tokens", is_whole(count) and count > 0, "a whole number above 0"),
+            ("max_new_tokens", is_whole(count) and (count > 0 or count == -1), "a whole number above 0, or -1"),
             ("temperature", _is_real(heat) and heat >= 0, "a number of 0 or more"),
             ("top_k", is_whole(k) and 0 <= k < 2**31, "a whole number of 0 or more"),
             ("top_p", _is_real(p) and 0 < p <= 1, "a number above 0 and at most 1"),
@@ -210,7 +210,8 @@ class Row:
         self.number, self.settings, self.callback = number, settings, callback
         self.result = Generation(prompt, logprobs=[] if logprobs else None)
         # The last token is only shown and never fed back: it needs no room.
-        self.limit = min(settings.max_new_tokens, room - len(prompt) + 1)
+        most = room - len(prompt) + 1
+        self.limit = most if settings.max_new_tokens == -1 else min(settings.max_new_tokens, most)
         self.decoder = None if tokenizer is None else tokenizer.stream(prompt)
         self.stops = StopText(settings.stop)
 

@@ -18,7 +18,7 @@ from monoplan.frontend.kv_cache import KVCache
 from monoplan.frontend.module import Module
 from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
-from monoplan.ir.errors import ArgumentError
+from monoplan.ir.errors import ArgumentError, did_you_mean
 from monoplan.models.generate.decoding import (
     Array,
     Generation,
@@ -274,6 +274,7 @@ class GenerationMixin:
     ) -> TextStream:
         """Continues a text (or token ids) and gives pieces of text as they are made.
 
+        With max_new_tokens=-1 it goes on until the text ends or the context is full.
         Settings: temperature=0.0 (greedy), top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed=0,
         stop=None (texts), eos_token_id=None (the model's own; () for none). `callback(row, token, piece)` is
         called for each token, and False ends the text. A `session` keeps the cache for the next prompt. Wrong
@@ -352,7 +353,8 @@ class GenerationMixin:
         known = Settings.__dataclass_fields__.keys() - {"stop", "eos_ids", "max_new_tokens"}
         if unknown := given.keys() - known:
             names = ", ".join(sorted(known | {"stop", "eos_token_id"}))
-            raise ArgumentError(f"unknown setting {', '.join(sorted(unknown))}", fix=f"settings are: {names}")
+            near = did_you_mean(min(unknown), known | {"max_new_tokens"})
+            raise ArgumentError(f"unknown setting {', '.join(sorted(unknown))}", fix=near or f"settings are: {names}")
         if eos is None:
             eos = {*self.config.eos_ids, *(() if tokenizer is None else tokenizer.eos_ids)}
         stop = (stop,) if isinstance(stop, str) else tuple(_items(stop, "stop must be a text or several"))

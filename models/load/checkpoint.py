@@ -17,6 +17,7 @@ from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.ir.types import Part
 from monoplan.models.config import LlamaConfig
 from monoplan.models.load.config_json import DTYPES, read_json
+from monoplan.models.load.hub import local_path
 from monoplan.models.text.tokenizer import Tokenizer
 
 
@@ -51,12 +52,12 @@ class OpenModel(NamedTuple):
 
 
 def open_model(path: str | Path) -> OpenModel:
-    """Open a Hugging Face directory, a GGUF file, or a directory with one GGUF file in it."""
+    """Open a Hugging Face directory, a GGUF file, a directory with one GGUF file in it, or a model of the hub."""
     if not isinstance(path, str | os.PathLike):
-        fix = "give a Hugging Face directory or a .gguf file"
+        fix = "give a Hugging Face directory, a .gguf file or an id of the hub"
         raise ArgumentError(f"a model is loaded from a path, got {path!r:.60}", fix=fix)
     try:
-        return _open_path(Path(path).expanduser())
+        return _open_path(local_path(path).expanduser())
     except RuntimeError as error:  # ~ where nobody has a home, ~name of nobody
         raise LoadError("there is no such model", where=path, why=str(error), fix="give a full path") from None
     except OSError as error:
@@ -67,7 +68,7 @@ def _open_path(path: Path) -> OpenModel:
     if path.is_file():
         return _open_file(path)
     if not path.is_dir():
-        fix = "give a Hugging Face directory or a .gguf file"
+        fix = "give a Hugging Face directory, a .gguf file or org/name at the hub"
         raise LoadError("there is no such model", where=path, why="the path does not exist", fix=fix)
     gguf_files = sorted(path.glob("*.gguf"))
     # A repository of GGUF files may have a config.json as well; weights beside it decide what it describes.

@@ -10,45 +10,36 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from monoplan.cli.common import Timings, add_model_arguments, load, peak_memory
-from monoplan.ir.errors import ArgumentError
+from monoplan.cli.common import Timings, UsageError, add_model_options, load, peak_memory, real, whole
 
 if TYPE_CHECKING:
     from monoplan.llm import CompiledLM
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
-    for short, name, default, what in (
-        ("-p", "--n-prompt", 512, "tokens of the prompt"),
-        ("-n", "--n-gen", 128, "tokens to generate"),
-        ("-r", "--repetitions", 5, "times each"),
-    ):
-        text = f"{what} (default: {default})"
-        parser.add_argument(short, name, type=int, default=default, metavar="N", help=text)
-    add = parser.add_argument
+def add_bench(parser: argparse.ArgumentParser) -> None:
+    """The options of bench."""
+    add, own = parser.add_argument, "(default: %(default)s)"
+    add("-p", "--n-prompt", type=whole(0), default=512, metavar="N", help=f"tokens of the prompt {own}")
+    add("-n", "--n-gen", type=whole(0), default=128, metavar="N", help=f"tokens to generate {own}")
+    add("-r", "--repetitions", type=whole(1), default=5, metavar="N", help=f"times each {own}")
     add("--json", action="store_true", help="a JSON object in place of the table")
     add("--profile", metavar="FILE", nargs="?", const="", help="the time of each step instead; FILE: a Chrome trace")
-    add("--tune", type=float, nargs="?", const=30.0, metavar="SECONDS", help="on a GPU: first search better constants")
+    search = "on a GPU: first search better constants (default: 30 s)"
+    add("--tune", type=real(0), nargs="?", const=30.0, metavar="SECONDS", help=search)
     add("--limits", action="store_true", help="measure what this machine can do instead")
-    add_model_arguments(parser)
+    add_model_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def bench(args: argparse.Namespace) -> int:
     """Prints the table, or JSON; a note on stderr where the memory's bandwidth is not known."""
     if args.limits:
         from monoplan.runtime.machine.limits import measure, measure_target
 
         print(measure_target("cuda", 1) if args.target == "cuda" else measure(args.threads, fresh=True))
         return 0
-    if args.repetitions < 1:
-        raise ArgumentError(f"--repetitions must be 1 or more, got {args.repetitions}")
-    for name, count in (("--n-prompt", args.n_prompt), ("--n-gen", args.n_gen)):
-        if count < 0:
-            raise ArgumentError(f"{name} must be 0 or more, got {count}")
     nothing = args.profile is None and args.n_prompt == args.n_gen == 0
     if nothing and args.tune is None:
-        raise ArgumentError("there is nothing to measure: --n-prompt and --n-gen are both 0", fix="give one of them")
+        raise UsageError("there is nothing to measure: --n-prompt and --n-gen are both 0", fix="give one of them")
     timings = Timings()
     llm = load(args, timings)
     quiet = getattr(args, "quiet", False)  # a rank other than 0
@@ -60,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
         return _profile(llm, _fitting("--n-prompt", args.n_prompt, llm.max_length - 1, quiet), args.profile)
     if nothing:
         return 0  # --tune alone
-    bandwidth = _bandwidth(args.target)
+    from monoplan.runtime.machine.limits import memory_bandwidth
+
+    bandwidth = memory_bandwidth(args.target)
     rows = [
         _row(llm, name, _fitting(option, count, llm.max_length, quiet), step, args.repetitions, bandwidth)
         for name, option, count, step in (
@@ -84,11 +77,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**about, "tests": rows}, indent=2))
         return 0
     print(_table(about, rows))
-    if quiet:
-        return 0
-    if bandwidth is None:
+    if bandwidth is None and not quiet:
         print("the memory's bandwidth was not measured: no share of it is shown", file=sys.stderr)
-    print(f"load {timings.load:.2f} s, compile {timings.compile:.2f} s", file=sys.stderr)
+    timings.print_start(args)
     return 0
 
 
@@ -154,18 +145,6 @@ def _generation(llm: CompiledLM, count: int) -> None:
     cache, token = llm.new_cache(1, count), np.zeros((1, 1), np.int64)
     for _ in range(count):
         token = llm.step(token, cache)["token"][:, None]
-
-
-def _bandwidth(target: str) -> float | None:
-    """Bytes per second that this machine's memory was measured to give; None where nothing measures it."""
-    import importlib
-
-    try:
-        limits = importlib.import_module("monoplan.runtime.machine.limits")
-    except ModuleNotFoundError:
-        return None
-    value: float | None = limits.memory_bandwidth(target)
-    return value
 
 
 def _table(about: dict[str, Any], rows: list[dict[str, Any]]) -> str:

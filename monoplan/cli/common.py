@@ -1,4 +1,4 @@
-"""What the commands that run a model share: arguments, loading and compiling, timings, peak memory."""
+"""What commands share: options and their checks, loading, timings, ranks. Nothing heavy is imported at the top."""
 
 from __future__ import annotations
 
@@ -7,55 +7,146 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.types import TARGETS
 
 if TYPE_CHECKING:
     from monoplan.llm import CompiledLM
     from monoplan.runtime.ranks.comm import Communicator
 
-DTYPES = ("bfloat16", "float32", "float16")
+INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the number of the signal, as shells count
+# Packages that not every user needs -> the extra that brings them.
+EXTRAS = {
+    "safetensors": "llm", "tokenizers": "llm", "gguf": "llm", "cupy": "cuda", "mpi4py": "mpi", "huggingface_hub": "hub",
+}  # fmt: skip
+TARGETS = ("cpu", "cuda", "reference")  # those of monoplan.ir.types, which needs numpy
+DTYPES = ("bfloat16", "float16", "float32")
+_SHORT = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
+DEFAULT_PROMPT = "Once upon a time"
+CHECKPOINT = "a Hugging Face directory, a GGUF file, or org/name at the hub"
+OWN_MODEL = f"{CHECKPOINT}, or file.py[:Name] or module:name with model() and specs()"
+DEFAULT_MODEL = "(default: SmolLM2-135M-Instruct, fetched at first use)"
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which model, and how it is compiled."""
-    add, own = parser.add_argument, "(default: %(default)s)"
-    path = "Hugging Face directory or GGUF file (default: SmolLM2-135M-Instruct, fetched at first use)"
-    add("-m", "--model", metavar="PATH", help=path)
-    add("-t", "--threads", type=int, metavar="N", help="on the CPU (default: as many as run at once)")
-    add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"of the weights {own}")
-    add("--target", choices=TARGETS, default=TARGETS[0], help=f"where to run {own}")
-    add_rank_argument(parser)
+class UsageError(ArgumentError):
+    """A command line that can't be run."""
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int, temp: float, top_p: float) -> None:
+# Options: each is defined once, for all commands that have it.
+
+
+def whole(least: int | None = None) -> Callable[[str], int]:
+    """The type of an option that is a whole number, of at least `least`."""
+    return _number(int, "a whole number", least)
+
+
+def real(least: float | None = None) -> Callable[[str], float]:
+    """The type of an option that is a number."""
+    return _number(float, "a number", least)
+
+
+def _number(kind: Callable[[str], Any], name: str, least: float | None) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be {name}, got {text!r}") from None
+        if least is not None and not value >= least:
+            raise argparse.ArgumentTypeError(f"must be {least} or more, got {text}")
+        return value
+
+    return parse
+
+
+def add_model_options(parser: argparse.ArgumentParser, *, positional: bool = False, own: bool = False) -> None:
+    """Which model, and how it is compiled; `own`: it may be a Module of the user's own, in any floating point type."""
+    add, default = parser.add_argument, "(default: %(default)s)"
+    if positional:
+        add("model_path", nargs="?", metavar="MODEL", help="the same as --model")
+    add("-m", "--model", metavar="MODEL", help=f"{OWN_MODEL if own else CHECKPOINT} {DEFAULT_MODEL}")
+    dtypes = (*DTYPES, "float64") if own else DTYPES
+    chosen = "(default: the Module's own; bfloat16 for checkpoints)" if own else default
+    add(
+        "--dtype",
+        type=lambda text: _SHORT.get(text, text),
+        choices=dtypes,
+        default=None if own else DTYPES[0],
+        help=f"of the weights {chosen}",
+    )
+    add_target(parser)
+    add("-t", "--threads", type=whole(1), metavar="N", help="on the CPU (default: as many as run at once)")
+    if not own:
+        what = "divide the model between the ranks of mpirun (default: auto, if there are several)"
+        add("--tp", choices=("auto", "mpi", "nccl", "none"), default="auto", help=what)
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """--target."""
+    parser.add_argument("--target", choices=TARGETS, default=TARGETS[0], help="where to run (default: %(default)s)")
+
+
+def add_input_options(parser: argparse.ArgumentParser, default: str) -> None:
+    """What arrays a graph or a Module is run with."""
+    add = parser.add_argument
+    add("--inputs", metavar="FILE.npz", help=f"arrays by name (default: {default})")
+    add("--size", action="append", default=[], metavar="NAME=N", help="the value of a symbolic size; may be repeated")
+    add("--seed", type=whole(0), default=0, metavar="N", help="of random arrays (default: %(default)s)")
+
+
+# Options of `generate` and what it calls them.
+_SETTINGS = {
+    "max_new_tokens": ("max_tokens", "--max-tokens"),
+    "temperature": ("temp", "--temp"),
+    "top_k": ("top_k", "--top-k"),
+    "top_p": ("top_p", "--top-p"),
+    "min_p": ("min_p", "--min-p"),
+    "repetition_penalty": ("repeat_penalty", "--repeat-penalty"),
+    "seed": ("seed", "--seed"),
+    "stop": ("stop", "--stop"),
+}
+
+
+def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int, temp: float, top_p: float) -> None:
     """How tokens are chosen."""
     add, own = parser.add_argument, "(default: %(default)s)"
-    add("-n", "--max-tokens", type=int, default=max_tokens, metavar="N", help=f"at most N new tokens {own}")
-    add("--temp", "--temperature", type=float, default=temp, help=f"0: always the best token {own}")
-    add("--top-k", type=int, default=0, help=f"of the K best tokens only; 0: of all {own}")
-    add("--top-p", type=float, default=top_p, help=f"of the best that together have probability P {own}")
-    add("--min-p", type=float, default=0.0, help=f"of those with P times the best one's probability {own}")
-    add("--repeat-penalty", type=float, default=1.0, help=f"above 1: less of what was said {own}")
-    add("--seed", type=int, default=0, help=f"same seed, same text {own}")
-    add("--stop", action="append", metavar="TEXT", help="end before this text; may be given again")
+    most = f"at most N new tokens; -1: until the text ends or the context is full {own}"
+    add("-n", "--max-tokens", type=whole(), default=max_tokens, metavar="N", help=most)
+    add("--temp", "--temperature", type=real(), default=temp, metavar="T", help=f"0: always the best token {own}")
+    add("--top-k", type=whole(), default=0, metavar="K", help=f"of the K best tokens only; 0: of all {own}")
+    best = f"of the best that together have probability P {own}"
+    add("--top-p", type=real(), default=top_p, metavar="P", help=best)
+    least = f"of those with P times the best one's probability {own}"
+    add("--min-p", type=real(), default=0.0, metavar="P", help=least)
+    add("--repeat-penalty", type=real(), default=1.0, metavar="X", help=f"above 1: less of what was said {own}")
+    add("--seed", type=whole(), default=0, metavar="N", help=f"same seed, same text {own}")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given again")
 
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of `generate` that the command line gave."""
-    return {
-        "max_new_tokens": args.max_tokens,
-        "temperature": args.temp,
-        "top_k": args.top_k,
-        "top_p": args.top_p,
-        "min_p": args.min_p,
-        "repetition_penalty": args.repeat_penalty,
-        "seed": args.seed,
-        "stop": args.stop,
-    }
+    """The arguments of `generate` that the command line gave, checked."""
+    from monoplan.models.generate.decoding import Settings
+
+    given = {name: getattr(args, own) for name, (own, _) in _SETTINGS.items()}
+    try:
+        Settings(**{**given, "stop": tuple(given["stop"])})
+    except ArgumentError as error:
+        name, _, rest = error.what.partition(" ")
+        raise UsageError(f"{_SETTINGS[name][1]} {rest}") from None
+    return given
+
+
+def decoded(data: bytes, what: str, fix: str = "", encoding: str = "utf-8") -> str:
+    """Text that came from a file or from stdin; an error that names the first byte that is none."""
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        name = encoding.upper()
+        why = f"byte {data[error.start]:#04x} at offset {error.start} is not {name} text"
+        raise ArgumentError(f"can't read {what}", why=why, fix=fix or f"convert it to {name}") from None
+
+
+# Timings and memory.
 
 
 class Timings:
@@ -98,6 +189,11 @@ class Timings:
         sys.stdout.flush()
         print(f"\n{self}", file=sys.stderr, flush=True)
 
+    def print_start(self, args: argparse.Namespace) -> None:
+        """Writes those of the start to stderr, unless this is a rank that prints nothing."""
+        if not getattr(args, "quiet", False):
+            print(f"load {self.load:.2f} s, compile {self.compile:.2f} s", file=sys.stderr)
+
 
 def peak_memory() -> int | None:
     """The most memory this process ever had, in bytes; None where the system does not say."""
@@ -109,28 +205,48 @@ def peak_memory() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+# Loading.
+
+
 def load(args: argparse.Namespace, timings: Timings) -> CompiledLM:
-    """The model of the command line, compiled."""
-    if args.threads is not None and args.threads < 1:
-        raise ArgumentError(f"--threads must be 1 or more, got {args.threads}")
+    """The model of the command line, compiled; all values are checked before anything is loaded."""
+    settings = sampling(args) if hasattr(args, "temp") else {}
     comm = ranks(args)
-    path = Path(args.model) if args.model else from_first(comm, _default_model)
+    check_threads(args)
+    model_path = from_first(comm, lambda: find_model(args.model))  # the others find it in the cache
     import monoplan
     from monoplan.models.auto import AutoLlamaModel
 
     begin = time.perf_counter()
-    model = AutoLlamaModel.from_pretrained(path, dtype=args.dtype, device=args.target)
+    model = AutoLlamaModel.from_pretrained(model_path, dtype=args.dtype, device=args.target)
     loaded = time.perf_counter()
     llm: CompiledLM = monoplan.compile(model, target=args.target, options={"threads": args.threads}, tp=comm)
-    llm.prepare(**(sampling(args) if hasattr(args, "temp") else {}))
+    llm.prepare(**settings)
     timings.load, timings.compile = loaded - begin, time.perf_counter() - loaded
     return llm
 
 
-def _default_model() -> Path:
-    from monoplan.models.load.default_model import default_model_path
+def find_model(given: str | None) -> str:
+    """What from_pretrained takes: the given path or hub id, or the path of the default model; it is on disk then."""
+    if given is None:
+        from monoplan.models.load.default_model import default_model_path
 
-    return default_model_path()
+        return str(default_model_path())
+    from monoplan.models.load.hub import local_path
+
+    local_path(given)
+    return given
+
+
+def check_threads(args: argparse.Namespace) -> None:
+    """An error for an impossible number of threads, a warning for more than run at once."""
+    from monoplan.runtime.machine.threads import check_threads, default_threads
+
+    count = default_threads().count if args.threads is None else check_threads(args.threads)
+    best = default_threads({})
+    if count > best.count and args.target == "cpu" and not getattr(args, "quiet", False):
+        what = f"{count} threads are more than run at once, and slower than {best.count}"
+        print(f"monoplan: {what} ({best.reason.partition(': ')[2]})", file=sys.stderr)
 
 
 def has_chat(llm: CompiledLM) -> bool:
@@ -142,12 +258,6 @@ def has_chat(llm: CompiledLM) -> bool:
 
 
 T = TypeVar("T")
-
-
-def add_rank_argument(parser: argparse.ArgumentParser) -> None:
-    """--tp."""
-    what = "divide the model between the ranks of mpirun (default: auto, if there are several)"
-    parser.add_argument("--tp", choices=("auto", "mpi", "nccl", "none"), default="auto", help=what)
 
 
 def ranks(args: argparse.Namespace) -> Communicator | None:

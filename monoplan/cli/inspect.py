@@ -1,18 +1,108 @@
-"""`monoplan inspect`: IR at any stage, what each pass did, the plan, the source."""
+"""The commands that look inside: compile, inspect, verify, bisect, report, golden, run-ir."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from monoplan.cli.model_argument import add_model_argument, open_model
+from monoplan.cli.common import DEFAULT_PROMPT, Timings, add_input_options, add_model_options, add_target, decoded, load
+from monoplan.ir.errors import ArgumentError, MonoplanError, writing
+
+if TYPE_CHECKING:
+    from monoplan.cli.model_argument import Opened
+    from monoplan.inspect.golden import Golden
+    from monoplan.inspect.verify import Subject
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_model_and_inputs(parser: argparse.ArgumentParser) -> None:
+    add_model_options(parser, positional=True, own=True)
+    add_input_options(parser, "inputs() of the file, or random")
+    read = "what a checkpoint reads (default: %(default)r, or random ids if it has no tokenizer)"
+    parser.add_argument("--prompt", default=DEFAULT_PROMPT, metavar="TEXT", help=read)
+
+
+def _open(args: argparse.Namespace, **options: Any) -> Opened:
+    from monoplan.cli.model_argument import open_model
+
+    return open_model(args, **options)
+
+
+def add_compile(parser: argparse.ArgumentParser) -> None:
+    """The options of compile."""
+    add_model_options(parser, positional=True)
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="where to write")
+
+
+def compile(args: argparse.Namespace) -> int:
+    """Writes a model's plan as files to read: IR after each pass, source, steps, build command."""
+    timings = Timings()
+    load(args, timings).dump(args.output)
+    print(f"written to {args.output}")
+    timings.print_start(args)
+    return 0
+
+
+def add_verify(parser: argparse.ArgumentParser) -> None:
+    """The model, its inputs, and how much to compare."""
+    _add_model_and_inputs(parser)
+    parser.add_argument("--nodes", action="store_true", help="also every value on the way")
+
+
+def verify(args: argparse.Namespace) -> int:
+    """Prints the table; status 1 when something is outside the tolerance."""
+    opened = _open(args)
+    result = opened.compiled.verify(**opened.arguments(), nodes=args.nodes)
+    sys.stdout.write(str(result))
+    return 0 if result.ok else 1
+
+
+def add_bisect(parser: argparse.ArgumentParser) -> None:
+    """The model, its inputs, and where the folder goes."""
+    _add_model_and_inputs(parser)
+    folder = "folder that repeats the finding (default: monoplan_bisect/<plan>)"
+    parser.add_argument("-o", "--output", metavar="DIR", help=folder)
+
+
+def bisect(args: argparse.Namespace) -> int:
+    """Prints the finding; status 1 when there is one."""
+    opened = _open(args)
+    found = opened.compiled.bisect(**opened.arguments(), folder=args.output)
+    sys.stdout.write(str(found))
+    return 0 if found.ok else 1
+
+
+def add_report(parser: argparse.ArgumentParser) -> None:
+    """The model, its inputs, and the file."""
+    _add_model_and_inputs(parser)
+    parser.add_argument("-o", "--output", default="report.html", metavar="FILE", help="the page (default: %(default)s)")
+    parser.add_argument("--no-profile", dest="profile", action="store_false", help="without times")
+
+
+def report(args: argparse.Namespace) -> int:
+    """Profiles the model and writes the page."""
+    from monoplan.inspect.report import write_report
+
+    opened = _open(args)
+    profiles = {}
+    if args.profile and args.target != "reference":
+        for label, arguments in opened.more.items():
+            try:
+                profiles[label] = opened.compiled.profile(**arguments())
+            except MonoplanError as error:
+                if args.inputs or args.size:
+                    raise
+                print(f"no times of {label}: random inputs do not fit ({error.what}); --inputs gives better ones")
+    path = write_report(Path(args.output), opened.compiled._latest(), profiles)
+    print(f"written to {path}")
+    return 0
+
+
+def add_inspect(parser: argparse.ArgumentParser) -> None:
     """What to show."""
     add = parser.add_argument
-    add_model_argument(parser, inputs=False)
+    add_model_options(parser, positional=True, own=True)
     add("--diff", action="store_true", help="a unified diff of the IR for each pass that changed something")
     add("--ir", action="store_true", help="the IR after all passes")
     add("--stage", metavar="NAME", help="the IR after a pass, or `trace`")
@@ -25,9 +115,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--color", choices=("auto", "always", "never"), default="auto", help="of --diff (default: on a terminal)")
 
 
-def run(args: argparse.Namespace) -> int:
+def inspect(args: argparse.Namespace) -> int:
     """Prints what the options name; without options the list of stages and the summary of the plan."""
-    opened = open_model(args, stop_after=args.stop_after)
+    opened = _open(args, stop_after=args.stop_after)
     fast = opened.compiled
     shown = False
     if args.diff:
@@ -76,3 +166,143 @@ def _summary(fast: Any, label: str) -> str:
 
 def _count(graph: Any) -> int:
     return sum(1 + (len(op.attrs["body"].ops) if op.opdef.kind == "repeat" else 0) for op in graph.ops)
+
+
+_KEPT = ("model", "dtype", "target", "prompt", "size", "seed")
+
+
+def add_golden(parser: argparse.ArgumentParser) -> None:
+    """record or check, the folder, the model."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    record = actions.add_parser("record", help="run the model and keep outputs, IR and hashes of the source in DIR")
+    check = actions.add_parser("check", help="run it again, with the recorded inputs, and compare")
+    for action in (record, check):
+        action.add_argument("folder", metavar="DIR", help="the golden")
+        _add_model_and_inputs(action)
+    check.add_argument("--ir", action="store_true", help="the IR must be the same, too")
+    check.add_argument("--source", action="store_true", help="the source must be the same, too")
+
+
+def golden(args: argparse.Namespace) -> int:
+    """Status 1 with a report when something is not as recorded."""
+    from monoplan.inspect.golden import Golden
+
+    golden = Golden(Path(args.folder))
+    if args.action == "record":
+        opened = _open(args)
+        kept = {k: getattr(args, k) for k in _KEPT}
+        if args.model is not None and Path(args.model).exists():
+            kept["model"] = str(Path(args.model).resolve())
+        golden.record(opened.compiled.subject(**opened.arguments()), seed=args.seed, inputs=True, about=kept)
+        print(f"recorded in {golden.folder}")
+        return 0
+    meta = golden.meta()
+    about = meta["about"] or {}
+    args.model = args.model or about.get("model")
+    for name in ("dtype", "target", "prompt", "size", "seed"):
+        setattr(args, name, about.get(name, getattr(args, name)))
+    opened = _open(args)
+    subject = opened.compiled.subject(**opened.arguments())
+    subject.inputs = _recorded_inputs(golden, meta, subject)
+    golden.check(subject, ir=args.ir, source=args.source)
+    print(f"as recorded in {golden.folder}")
+    return 0
+
+
+def _recorded_inputs(golden: Golden, meta: dict[str, Any], subject: Subject) -> Any:
+    """What the golden was recorded with; raises if that is gone, or is not what the module takes."""
+    from monoplan.inspect.golden import GoldenError
+
+    path = golden.folder / "inputs.npz"
+    again = f"or record it again: monoplan golden record {golden.folder} MODEL"
+    if len(meta["inputs"]) != len(subject.inputs):
+        what = f"{subject.name} takes {len(subject.inputs)} inputs, the golden was recorded with {len(meta['inputs'])}"
+        raise GoldenError(what, where=golden.folder, fix=f"give the model of then, {again}")
+    stored = golden.stored_inputs(len(subject.inputs), [a.dtype for a in subject.inputs])
+    if stored is None:
+        if meta["about"] is None:
+            return subject.inputs  # a test keeps none: they are made anew, and `check` compares their hashes
+        why = "record wrote the inputs there, and check runs with them"
+        raise GoldenError("the recorded inputs are missing", where=path, why=why, fix=f"restore the file, {again}")
+    rows = zip(subject.traced.inputs, stored, subject.inputs, strict=True)
+    other = [f"{v.name}: recorded {[*a.shape]}, now {[*b.shape]}" for v, a, b in rows if a.shape != b.shape]
+    if other:
+        what = f"{subject.name} takes inputs of other shapes than the recorded ones"
+        fix = f"give the model and its inputs() of then, {again}"
+        raise GoldenError(what, where=path, why="; ".join(other), fix=fix)
+    return stored
+
+
+THRESHOLD = 40  # elements of an output that are printed whole
+LARGEST = 64 << 20  # bytes of IR text
+
+
+def add_run_ir(parser: argparse.ArgumentParser) -> None:
+    """The file and its inputs."""
+    parser.add_argument("file", metavar="FILE.ir", help="a graph, as `monoplan inspect --ir` prints it")
+    add_input_options(parser, "random; parameters, too")
+    add_target(parser)
+    parser.add_argument("-o", "--output", metavar="FILE.npz", help="where to write the outputs")
+
+
+def run_ir(args: argparse.Namespace) -> int:
+    """Prints each output and how far it is from the float64 interpreter."""
+    import numpy as np
+
+    from monoplan.cli.model_argument import load_npz, parse_sizes
+    from monoplan.inspect.walk import example_inputs, example_params
+    from monoplan.ir.interpreter import interpret
+    from monoplan.ir.parser import parse_graph
+    from monoplan.ir.tolerances import compare
+    from monoplan.ir.verifier import verify
+
+    try:
+        with open(args.file, "rb") as file:
+            data = file.read(LARGEST + 1)
+        if len(data) > LARGEST:  # a device that never ends, or weights
+            raise ArgumentError(f"can't read {args.file}", why=f"no graph has over {LARGEST} bytes of text")
+    except OSError as error:
+        raise ArgumentError(f"can't read {args.file}", why=error.strerror or str(error)) from None
+    text = decoded(data, args.file, fix="give a graph as text, as `monoplan inspect --ir` prints it")
+    graph = parse_graph(text.replace("\r\n", "\n"))
+    verify(graph)
+    given = load_npz(args.inputs) if args.inputs else {}
+    inputs = example_inputs(graph, parse_sizes(args.size), args.seed)
+    inputs = [_typed(given.pop(v.name, a), v) for v, a in zip(graph.inputs, inputs, strict=True)]
+    params = example_params(graph, args.seed)
+    for p in graph.params:
+        found = given.pop(p.path, given.pop(p.value.name, params[p.path]))
+        params[p.path] = _typed(found, p.value)
+    if given:
+        names = ", ".join([v.name for v in graph.inputs] + [p.path for p in graph.params])
+        raise ArgumentError(
+            f"{args.inputs} has {next(iter(given))!r}, which the graph does not have", fix=f"names: {names}"
+        )
+    exact = interpret(graph, inputs, params, exact=True)
+    outputs = _execute(graph, inputs, params, args.target)
+    good = True
+    for v, got, want in zip(graph.outputs, outputs, exact, strict=True):
+        difference = compare(got, want, v.type.dtype, "model")
+        good = good and difference.ok
+        shown = np.array2string(
+            got.astype(np.float32) if got.dtype.itemsize == 2 else got, threshold=THRESHOLD, precision=6
+        )
+        print(f"{v}: {v.type.dtype}{list(got.shape)}  ({difference})\n{shown}")
+    if args.output:
+        with writing("the outputs", args.output):
+            np.savez(args.output, **{v.name: a for v, a in zip(graph.outputs, outputs, strict=True)})
+    return 0 if good else 1
+
+
+def _execute(graph: Any, inputs: Any, params: Any, target: str) -> Any:
+    from monoplan.driver import build_graph_executable
+    from monoplan.ir.interpreter import interpret
+
+    if target == "reference":
+        return interpret(graph, inputs, params)
+    return build_graph_executable(graph, params, target)(inputs)
+
+
+def _typed(a: Any, v: Any) -> Any:
+    wanted = v.type.dtype.numpy
+    return a if a.dtype == wanted else a.astype(wanted)

@@ -29,14 +29,10 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.cli.main import EXTRAS
+from monoplan.cli.common import DEFAULT_PROMPT, EXTRAS, OWN_MODEL, UsageError, check_threads, find_model
 from monoplan.frontend.context import is_internal
 from monoplan.ir.errors import ArgumentError, MonoplanError, in_words
 from monoplan.ir.graph import Loc
-from monoplan.ir.types import FLOATS, as_weight_dtype
-
-DEFAULT_PROMPT = "Once upon a time"
-HELP = "a checkpoint (directory or .gguf), or file.py[:Name] or module:name with model() and specs()"
 
 
 @dataclass
@@ -49,49 +45,21 @@ class Opened:
     label: str
 
 
-def add_model_argument(parser: argparse.ArgumentParser, *, inputs: bool = True) -> None:
-    """MODEL, how it is compiled, and what it is run with."""
-    add = parser.add_argument
-    add("model", metavar="MODEL", nargs="?", help=HELP + " (default: SmolLM2-135M-Instruct, fetched at first use)")
-    floats = ", ".join(d.name for d in FLOATS)
-    add("--dtype", metavar="TYPE", help=f"of the weights: {floats} (default: the file's own; bfloat16 for checkpoints)")
-    add("--target", choices=("cpu", "cuda", "reference"), default="cpu", help="where to run (default: %(default)s)")
-    add("-t", "--threads", type=int, metavar="N", help="on the CPU (default: as many as run at once)")
-    if inputs:
-        add("--inputs", metavar="FILE.npz", help="arrays by argument name (default: inputs() of the file, or random)")
-        add(
-            "--size",
-            action="append",
-            default=[],
-            metavar="NAME=N",
-            help="the value of a symbolic size; may be repeated",
-        )
-        read = "what a checkpoint reads (default: %(default)r, or random ids if it has no tokenizer)"
-        add("--prompt", default=DEFAULT_PROMPT, help=read)
-        add("--seed", type=int, default=0, help="of random inputs (default: %(default)s)")
-
-
 def open_model(args: argparse.Namespace, **options: Any) -> Opened:
     """The model of the command line, compiled."""
-    if args.threads is not None and args.threads < 1:
-        raise ArgumentError(f"--threads must be 1 or more, got {args.threads}")
-    if args.dtype is not None:
-        as_weight_dtype(args.dtype)
+    check_threads(args)
+    parse_sizes(getattr(args, "size", []))  # a mistake in them is found before the model is loaded
     settings = {"threads": args.threads, **options}
-    text: str | None = args.model
-    if text is None:
-        from monoplan.models.load.default_model import default_model_path
-
-        text = str(default_model_path())
+    text: str = args.model or find_model(None)
     file, _, name = text.rpartition(":") if ":" in text and not Path(text).exists() else (text, "", "")
     if file.endswith(".py"):
         return _own(load_file(Path(file)), name, args, settings, text)
     if name:
-        return _own(import_module(file, fix=HELP), name, args, settings, text)
-    return _checkpoint(Path(text), args, settings)
+        return _own(import_module(file, fix=f"give {OWN_MODEL}"), name, args, settings, text)
+    return _checkpoint(find_model(text), args, settings)
 
 
-def _checkpoint(path: Path, args: argparse.Namespace, settings: dict[str, Any]) -> Opened:
+def _checkpoint(path: str, args: argparse.Namespace, settings: dict[str, Any]) -> Opened:
     import monoplan
     from monoplan.models.auto import AutoLlamaModel
 
@@ -104,7 +72,7 @@ def _checkpoint(path: Path, args: argparse.Namespace, settings: dict[str, Any]) 
     def token() -> dict[str, Any]:
         return step_arguments(llm, _prompt_ids(llm, getattr(args, "prompt", DEFAULT_PROMPT)), past=True)
 
-    return Opened(llm.compiled, prompt, {"prompt": prompt, "one token": token}, path.name)
+    return Opened(llm.compiled, prompt, {"prompt": prompt, "one token": token}, Path(path).name)
 
 
 def step_arguments(llm: Any, ids: Any, *, past: bool = False) -> dict[str, Any]:
@@ -221,7 +189,7 @@ def parse_sizes(texts: list[str]) -> dict[str, int]:
     for text in texts:
         name, _, number = text.partition("=")
         if not number.isdigit():
-            raise ArgumentError(f"--size {text!r} is not NAME=NUMBER")
+            raise UsageError(f"--size {text!r} is not NAME=NUMBER")
         found[name] = int(number)
     return found
 

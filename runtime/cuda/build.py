@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from monoplan.codegen.target import Target
-from monoplan.ir.errors import CompileError
+from monoplan.ir.errors import CompileError, install_extra
 from monoplan.runtime.build import cache, cache_places
 from monoplan.runtime.build.background import side_by_side
 
@@ -33,7 +33,7 @@ def load_nvrtc() -> Any:
     try:
         from cupy_backends.cuda.libs import nvrtc  # type: ignore[import-not-found]
     except ImportError as error:
-        raise CompileError("NVRTC can't be loaded", why=str(error), fix="pip install monoplan[cuda]") from None
+        raise CompileError("NVRTC can't be loaded", why=str(error), fix=install_extra("cuda")) from None
     return nvrtc
 
 

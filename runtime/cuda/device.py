@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from monoplan.codegen.target import Target, cuda_target
-from monoplan.ir.errors import ArgumentError, CompileError, PlanError
+from monoplan.ir.errors import ArgumentError, CompileError, PlanError, install_extra
 from monoplan.ir.types import DType, address
 from monoplan.runtime.build.cache import Entry
 from monoplan.runtime.cuda import build as cuda_build
@@ -174,7 +174,7 @@ def import_cupy() -> Any:
         raise CompileError(
             "target='cuda' needs CuPy, which is not installed",
             why=str(error),
-            fix="pip install monoplan[cuda] (CuPy for CUDA 13; for another CUDA install its cupy package)",
+            fix=f"{install_extra('cuda')} (CuPy for CUDA 13; for another CUDA install its cupy package)",
         ) from None
     return cupy
 

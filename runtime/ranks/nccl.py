@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.ir.errors import CompileError, PlanError
+from monoplan.ir.errors import CompileError, PlanError, install_extra
 from monoplan.runtime.cuda.device import gpu
 from monoplan.runtime.ranks.comm import Communicator, host
 
@@ -109,7 +109,7 @@ def _import() -> tuple[Any, Any]:
         import cupy
         from cupy.cuda import nccl
     except ImportError as error:
-        raise CompileError('tp="nccl" needs CuPy', why=str(error), fix="pip install 'monoplan[cuda]'") from None
+        raise CompileError('tp="nccl" needs CuPy', why=str(error), fix=install_extra("cuda")) from None
     if not getattr(nccl, "available", True):
         raise CompileError("this CuPy has no NCCL", fix="install NCCL for your CUDA, such as nvidia-nccl-cu13")
     return cupy, nccl

@@ -104,6 +104,20 @@ def test_all_that_does_not_fit_is_in_one_error(tmp_path: Path) -> None:
     assert "wrong shape: lm_head.weight is [99, 32], not [100, 32]" in text
 
 
+@pytest.mark.parametrize("prefix", ["model.", ""])
+def test_a_base_model_has_no_head(tmp_path: Path, prefix: str) -> None:
+    directory = tiny_checkpoint(tmp_path)
+
+    def behead(state: dict[str, Any]) -> None:
+        del state["lm_head.weight"]
+        for name in list(state):
+            state[prefix + name.removeprefix("model.")] = state.pop(name)
+
+    rewrite(directory, behead)
+    with pytest.raises(LoadError, match="it is a base model without a head: there is no lm_head.weight"):
+        AutoLlamaModel.from_pretrained(directory)
+
+
 def test_a_long_list_of_names_is_cut(tmp_path: Path) -> None:
     directory = tiny_checkpoint(tmp_path)
     config = json.loads((directory / "config.json").read_text())

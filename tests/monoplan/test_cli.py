@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,8 +14,12 @@ from typing import Any
 
 import pytest
 
-from monoplan.cli.main import main
+from monoplan import __version__
+from monoplan.cli import common
+from monoplan.cli.main import COMMANDS, main
+from monoplan.ir.types import FLOATS, TARGETS, as_weight_dtype
 from monoplan.models import AutoLlamaModel
+from monoplan.runtime.machine.threads import default_threads
 from tests.models.support import tiny_checkpoint
 
 TARGET = ("--dtype", "float32")
@@ -82,6 +87,83 @@ def test_the_chat_format_is_the_default_where_there_is_one(model: Path, inside: 
     assert inside("generate", "Hi", "-q", "-n", 8, "--raw") != chat + "\n"
 
 
+def test_no_limit_of_tokens(model: Path, inside: Any) -> None:
+    whole = inside("generate", "Once upon", "-q", "--raw", "-n", -1)
+    result = AutoLlamaModel.from_pretrained(model).generate_batch(["Once upon"], 1000)[0]
+    assert result.finish_reason == "length" and whole == result.text + "\n"
+
+
+def test_json_of_generate(inside: Any) -> None:
+    text = inside("generate", "Once upon", "-q", "--raw", "-n", 6)
+    found = json.loads(inside("generate", "Once upon", "--raw", "-n", 6, "--json"))
+    assert found["text"] + "\n" == text and found["finish_reason"] == "length" and len(found["tokens"]) == 6
+    assert found["prompt"] == "Once upon" and found["prompt_tokens"] > 1 and found["generation_s"] > 0
+
+
+def test_bytes_that_are_no_text_are_named(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompt").write_bytes(b"caf\xe9 au lait")
+    for arguments, name in ((("-f", tmp_path / "prompt"), f"the prompt in {tmp_path / 'prompt'}"), (("-",), "stdin")):
+        command = [sys.executable, "-m", "monoplan", "generate", *map(str, arguments), "-m", str(model)]
+        with open(tmp_path / "prompt", "rb") as stdin:
+            done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, timeout=60)
+        why = "byte 0xe9 at offset 3 is not UTF-8 text\n  to do: convert it to UTF-8"
+        assert (done.returncode, done.stderr) == (1, f"monoplan: can't read {name}\n  why:   {why}\n")
+
+
+def test_more_threads_than_cores_are_warned_of(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command = ("generate", "Hi", "-m", str(model), "-n", "1", "--raw", *TARGET)
+    most = default_threads({}).count
+    for count, warned in ((most, 0), (most + 1, 1)):
+        assert main([*command, "-t", str(count)]) == 0
+        assert capfd.readouterr().err.count(f"threads are more than run at once, and slower than {most} (") == warned
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("gen",), "generate"),
+        (("bench", "--n-"), "--n-prompt --n-gen"),
+        (("verify", "--dtype", "float"), "float16 float32 float64"),
+        (("generate", "x", "--dtype", "float"), "float16 float32"),
+        (("golden", ""), "record check"),
+        (("golden", "check", "--so"), "--source"),
+        (("completion", "z"), "zsh"),
+        (("generate", "READ"), ""),  # a file: bash's own
+    ],
+)
+def test_bash_completes(words: tuple[str, ...], expected: str, completion: str) -> None:
+    script = f'{completion}\nCOMP_WORDS=(monoplan "$@")\nCOMP_CWORD=$#\n_monoplan\necho "${{COMPREPLY[*]}}"'
+    done = subprocess.run(["bash", "-c", script, "bash", *words], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == (expected, "")
+
+
+@pytest.fixture(scope="module")
+def completion() -> str:
+    return monoplan("completion", "bash").stdout
+
+
+def test_other_shells(completion: str) -> None:
+    assert monoplan("completion", "zsh").stdout == f"autoload -U +X bashcompinit && bashcompinit\n{completion}"
+    fish = monoplan("completion", "fish").stdout.splitlines()
+    assert all(
+        line.startswith("complete -c monoplan -n '") and line.replace("\\'", "").count("'") % 2 == 0 for line in fish
+    )
+    options = "__fish_seen_subcommand_from chat' -l dtype -xa 'bfloat16 float16 float32' -d 'of the weights (default"
+    assert any(options in line for line in fish)
+
+
+def test_pull_prints_where_the_model_is(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for arguments in ((str(model),), ("-m", str(model))):
+        assert main(["pull", *arguments]) == 0
+        assert capfd.readouterr() == (f"{model}\n", "")
+    assert main(["pull", "/nowhere/at/all"]) == 1
+    assert "there is no such model" in capfd.readouterr().err
+
+
+def test_the_version_is_the_packages() -> None:
+    assert monoplan("--version").stdout == f"monoplan {__version__}\n"
+
+
 def test_sampling_options(inside: Any) -> None:
     heat = ("--temp", "1.5", "--top-p", "0.95", "--top-k", "40", "--min-p", "0.01", "--repeat-penalty", "1.1")
     texts = [inside("generate", "Hi", "-q", "--raw", "-n", 16, *heat, "--seed", seed) for seed in (3, 3, 4)]
@@ -94,6 +176,28 @@ def test_chat_answers_each_line(model: Path) -> None:
     first, second = done.stdout.splitlines()
     assert first == second  # the same question to the same model, after it was reset
     assert "generation" in done.stderr
+
+
+def test_slash_commands_of_the_chat(model: Path) -> None:
+    lines = "/help\n/rest\n \n/etc/hosts\n /help\n"
+    done = monoplan("chat", "-m", model, "-n", 4, "--temp", 0, "-q", *TARGET, stdin=lines)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 2  # what is no command is said
+    assert done.stderr.count("  /reset  forget the conversation\n") == 2
+    assert done.stderr.count("there is no command /rest; did you mean /reset?\n") == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a terminal of POSIX")
+def test_an_empty_line_at_a_terminal_does_nothing(model: Path) -> None:
+    import pty
+
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "monoplan", "chat", "-m", str(model), "-n", "4", "-q", *TARGET]
+    with subprocess.Popen(command, stdin=slave, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        os.write(master, b"\n\nHi\n\n/exit\n")
+        out, err = process.communicate(timeout=60)
+    os.close(master), os.close(slave)
+    assert process.returncode == 0 and len(out.splitlines()) == 1, err
+    assert err.startswith("Ctrl-D ends the chat") and err.count("> ") == 5
 
 
 def test_chat_goes_on_after_a_line_that_is_too_long(model: Path) -> None:
@@ -111,8 +215,6 @@ def test_chat_forgets_what_the_context_has_no_room_for(model: Path) -> None:
     assert "monoplan: the first 2 questions are forgotten: the context of the model is 96 tokens" in done.stderr
     alone = monoplan(*command, stdin=f"{'b' * 30}\n")
     assert len(done.stdout.splitlines()) == 3 and done.stdout.endswith(alone.stdout) and alone.stderr == ""
-    wrong = monoplan("chat", "-m", model, "--temp", "-1", *TARGET, stdin="Hi\nHi\n")
-    assert wrong.returncode == 1 and wrong.stderr.count("temperature must be") == 1  # no line's fault
 
 
 def test_bench_prints_a_table_or_json(model: Path, inside: Any) -> None:
@@ -175,17 +277,8 @@ def test_doctor_and_cache(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("generate", "Hi", "-m", "/nowhere/at/all"), "there is no such model"),
-        (("generate", "", "--raw", "-m", "MODEL", *TARGET), "the prompt is empty"),
         (("generate", "a" * 200, "--raw", "-m", "MODEL", *TARGET), "the context of the model"),
         (("verify", "MODEL", "--prompt", "a" * 200, *TARGET), "201 tokens, the context of the model 96"),
-        (("generate", "Hi", "-p", "Hi", "-m", "MODEL"), "the prompt is given twice"),
-        (("generate", "Hi", "-m", "MODEL", "--temp", "-1", *TARGET), "temperature must be"),
-        (("generate", "Hi", "-m", "MODEL", "-t", "0"), "--threads must be"),
-        (("bench", "-m", "MODEL", "-r", "0", *TARGET), "--repetitions must be 1 or more, got 0"),
-        (("bench", "-m", "MODEL", "-p", "-5", *TARGET), "--n-prompt must be 0 or more, got -5"),
-        (("bench", "-m", "MODEL", "-n", "-5", *TARGET), "--n-gen must be 0 or more, got -5"),
-        (("bench", "-m", "MODEL", "-p", "-5", "--profile", *TARGET), "--n-prompt must be 0 or more, got -5"),
-        (("bench", "-m", "MODEL", "-p", "0", "-n", "0", *TARGET), "there is nothing to measure"),
         (("generate", "-f", "/nowhere/at/all", "-m", "MODEL"), "can't read the prompt"),
         (("run-ir", "/dev/zero"), "no graph has over"),
     ],
@@ -197,6 +290,54 @@ def test_errors_are_messages_and_exit_code_1(
     out, err = capfd.readouterr()
     assert status == 1 and message in err
     assert "Traceback" not in err and out == ""
+
+
+HI = ("generate", "Hi", "-m", "/nowhere")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*HI, "--temp", "-1"), "--temp must be a number of 0 or more, got -1.0"),
+        ((*HI, "--temp", "hot"), "--temp/--temperature must be a number, got 'hot'"),
+        ((*HI, "-n", "0"), "--max-tokens must be a whole number above 0, or -1, got 0"),
+        ((*HI, "--repeat-penalty", "0"), "--repeat-penalty must be a number above 0, got 0.0"),
+        ((*HI, "--stop", ""), "--stop must be texts that are not empty"),
+        ((*HI, "-t", "0"), "-t/--threads must be 1 or more, got 0"),
+        ((*HI, "-p", "Hi"), "the prompt is given twice"),
+        (("generate", "", "-m", "/nowhere"), "the prompt is empty"),
+        (("chat", "--top-p", "2", "-m", "/nowhere"), "--top-p must be a number above 0 and at most 1, got 2.0"),
+        (("bench", "-r", "0"), "-r/--repetitions must be 1 or more, got 0"),
+        (("bench", "-p", "-5"), "-p/--n-prompt must be 0 or more, got -5"),
+        (("bench", "-n", "-5", "--profile"), "-n/--n-gen must be 0 or more, got -5"),
+        (("bench", "-p", "0", "-n", "0"), "there is nothing to measure"),
+        (("verify", "/nowhere", "--size", "batch"), "--size 'batch' is not NAME=NUMBER"),
+        (("verify", "/nowhere", "-m", "/nowhere"), "the model is given twice"),
+        (("cache", "prune", "--max-bytes", "-1"), "--max-bytes must be 0 or more, got -1"),
+        (("compile", "/nowhere"), "the following arguments are required: -o/--output"),
+        (("generat", "Hi"), "there is no command 'generat'\n  to do: did you mean generate?"),
+        ((*HI, "--xyzzy=1"), "there is no option --xyzzy\n  to do: monoplan generate --help"),
+        ((*HI, "--treads=3"), "there is no option --treads\n  to do: did you mean --threads?"),
+        (("golden", "check", "--sourec", "x"), "there is no option --sourec\n  to do: did you mean --source?"),
+        ((*HI, "--dtype", "bfloat"), "got 'bfloat'\n  to do: did you mean bfloat16?"),
+        ((*HI, "--dtype", "float64"), "--dtype must be one of bfloat16, float16, float32, got 'float64'"),
+        (("cache", "prun"), "ACTION must be one of info, clear, prune, got 'prun'\n  to do: did you mean prune?"),
+        ((*HI, "there"), "'there' is one word too many"),
+    ],
+)
+def test_wrong_options_are_found_before_anything_is_loaded(
+    arguments: tuple[str, ...], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    status = main(arguments)
+    out, err = capfd.readouterr()
+    assert (status, out) == (2, "") and err.startswith("monoplan: ") and message in err
+
+
+def test_the_options_are_those_of_the_library() -> None:
+    assert common.TARGETS == TARGETS
+    assert {as_weight_dtype(name) for name in (*common.DTYPES, "float64")} == set(FLOATS)
+    for name, (module, _) in COMMANDS.items():
+        assert (Path(common.__file__).parent / f"{module}.py").is_file(), name
 
 
 @pytest.mark.parametrize(
@@ -242,6 +383,19 @@ def test_what_the_terminal_cannot_show_is_replaced(tmp_path: Path) -> None:
     assert hidden.stdout == shown.stdout.encode("latin-1", "replace").decode() != shown.stdout
 
 
+def test_debug_level_3_tells_what_layers_have_in_common_once(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MONOPLAN_DEBUG", "3")
+    assert main(["generate", "Hi", "-q", "-n", "1", "-m", str(model), "--target", "reference", *TARGET]) == 0
+    passes = re.split(r"^  \S+: .* ms$", capfd.readouterr().err, flags=re.M)
+    misses = [re.findall(r"^    (.* did not fire at .*)$", text, re.M) for text in passes]
+    assert any(" times)" in line for lines in misses for line in lines)
+    for lines in misses:
+        alike = {re.sub(r"\d+|%[\w.]+", "#", line) for line in lines}
+        assert len(alike) == len(lines)
+
+
 def test_damaged_weights_are_one_message(model: Path, tmp_path: Path) -> None:
     for file in model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -265,7 +419,6 @@ def test_help_is_quick_and_lists_the_commands() -> None:
     ).stderr
     assert "numpy" not in loaded and "tokenizers" not in loaded
     assert monoplan("generate", "--help").returncode == 0
-    assert monoplan("--version").stdout.startswith("monoplan")
     assert monoplan("nonsense").returncode == 2
 
 

@@ -103,7 +103,7 @@ def test_what_is_wrong_with_a_request_is_said(own: Path, run: Any, tmp_path: Pat
     assert "has no Missing" in run("inspect", f"{own}:Missing", status=1)
     assert "there is no file" in run("inspect", tmp_path / "no.py", status=1)
     assert "there is no Python module no.such" in run("inspect", "no.such:thing", status=1)
-    assert "dtype='int8': weights must be of a floating" in run("verify", own, "--dtype", "int8", status=1)
+    assert "--dtype must be one of bfloat16, float16, float32" in run("verify", own, "--dtype", "int8", status=2)
     empty = tmp_path / "empty_one.py"
     empty.write_text("from monoplan import nn\ndef model(): return nn.Linear(2, 2)\n")
     assert "has no specs()" in run("inspect", empty, status=1)
@@ -131,9 +131,9 @@ def test_verify_and_bisect(own: Path, run: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "found").exists()
     np.savez(tmp_path / "in.npz", ids=np.array([[1, 10]]), scale=np.ones(24, "f4"))
     assert "batch=1, seq=2: ok" in run("verify", own, "--inputs", tmp_path / "in.npz")
-    assert "--size 'seq' is not NAME=NUMBER" in run("verify", own, "--size", "seq", status=1)
+    assert "--size 'seq' is not NAME=NUMBER" in run("verify", own, "--size", "seq", status=2)
     assert "has no symbol 'rows'" in run("verify", own, "--size", "rows=1", status=1)
-    assert "seed of random inputs must be 0 or more, got -5" in run("verify", own, "--seed", "-5", status=1)
+    assert "--seed must be 0 or more, got -5" in run("verify", own, "--seed", "-5", status=2)
     (tmp_path / "cut.npz").write_bytes((tmp_path / "in.npz").read_bytes()[:200])
     np.save(tmp_path / "one.npy", np.zeros(3))
     for name in ("cut.npz", "one.npy", "missing.npz"):

@@ -14,7 +14,8 @@ from monoplan.runtime.build import cache, cache_places, compilers
 from monoplan.runtime.machine import doctor, features
 
 LABELS = (
-    "python numpy compiler cpu isa features threads cache cached gpu safetensors tokenizers gguf tqdm cupy mpi4py"
+    "python numpy compiler cpu isa features threads cache cached gpu safetensors tokenizers gguf tqdm huggingface_hub "
+    "cupy mpi4py"
 ).split()
 
 
