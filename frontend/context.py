@@ -6,7 +6,8 @@ import contextvars
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from monoplan.ir.graph import Loc, Value
 from monoplan.ir.opdef import OpDef
@@ -84,7 +85,29 @@ def _writable(filename: str) -> str:
 
 def is_internal(filename: str) -> bool:
     """Whether a file is part of the library and not of the user's program."""
+    if filename.startswith("<"):  # typed (<stdin>, <ipython-input-…>), or executed from a text; Python has its own
+        return filename.startswith("<frozen ")
     real = _real.get(filename)
     if real is None:
         real = _real[filename] = os.path.realpath(filename)
-    return real.startswith(_INTERNAL) or real.startswith(_FACE) or filename.startswith("<")
+    return real.startswith(_INTERNAL) or real.startswith(_FACE)
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def shortened(error: E) -> E:
+    """An error whose traceback, and that of its cause, has the user's lines only; MONOPLAN_DEBUG keeps all of it."""
+    if os.environ.get("MONOPLAN_DEBUG", "0") not in ("", "0"):
+        return error
+    if error.__cause__ is not None:
+        shortened(error.__cause__)
+    kept, tb = [], error.__traceback__
+    while tb is not None:
+        if not is_internal(tb.tb_frame.f_code.co_filename):
+            kept.append(tb)
+        tb = tb.tb_next
+    chain: TracebackType | None = None
+    for tb in reversed(kept):
+        chain = TracebackType(chain, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
+    return error.with_traceback(chain)

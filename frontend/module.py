@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from monoplan.frontend.context import current
+from monoplan.frontend.context import current, shortened
 from monoplan.frontend.parameter import Parameter, changes, from_blob, note_change
 from monoplan.frontend.tensor import Tensor, as_tensor
-from monoplan.ir.errors import ArgumentError, LoadError
+from monoplan.ir.errors import ArgumentError, LoadError, MonoplanError
 from monoplan.ir.graph import Loc
 from monoplan.ir.types import as_weight_dtype, bf16, plain_array
 
@@ -46,7 +46,10 @@ class Module:
         args, kwargs = _as_tensors(args), _as_tensors(kwargs)
         tracing = current()
         if tracing is None:
-            return self.forward(*args, **kwargs)
+            try:
+                return self.forward(*args, **kwargs)
+            except MonoplanError as error:
+                raise shortened(error) from error.__cause__
         tracing.enter_module(self)
         try:
             return self.forward(*args, **kwargs)

@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for type checkers and editors; what runs is below
+    from monoplan.models.auto import AutoLlamaModel
+    from monoplan.models.config import LlamaConfig
+    from monoplan.models.generate.decoding import Generation
+    from monoplan.models.generate.generation import GenerationMixin, GenerationStep, Session
+    from monoplan.models.llama import (
+        LlamaAttention,
+        LlamaDecoderLayer,
+        LlamaForCausalLM,
+        LlamaMLP,
+        LlamaModel,
+        LlamaRMSNorm,
+        LlamaRotaryEmbedding,
+    )
+    from monoplan.models.load.checkpoint import open_model
+    from monoplan.models.load.default_model import default_model_path
+    from monoplan.models.text.tokenizer import Tokenizer
 
 _HOMES = {
     "AutoLlamaModel": "auto", "LlamaConfig": "config", "LlamaForCausalLM": "llama", "LlamaModel": "llama",
     "LlamaDecoderLayer": "llama", "LlamaAttention": "llama", "LlamaMLP": "llama", "LlamaRMSNorm": "llama",
-    "LlamaRotaryEmbedding": "llama", "Tokenizer": "text.tokenizer", "Generation": "generate.generation",
+    "LlamaRotaryEmbedding": "llama", "Tokenizer": "text.tokenizer", "Generation": "generate.decoding",
     "GenerationMixin": "generate.generation", "GenerationStep": "generate.generation",
     "Session": "generate.generation",
     "open_model": "load.checkpoint", "default_model_path": "load.default_model",
 }  # fmt: skip
-__all__ = list(_HOMES)
+__all__ = [
+    "AutoLlamaModel", "Generation", "GenerationMixin", "GenerationStep", "LlamaAttention", "LlamaConfig",
+    "LlamaDecoderLayer", "LlamaForCausalLM", "LlamaMLP", "LlamaModel", "LlamaRMSNorm", "LlamaRotaryEmbedding",
+    "Session", "Tokenizer", "default_model_path", "open_model",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

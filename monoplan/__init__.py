@@ -4,35 +4,57 @@ from __future__ import annotations
 
 import importlib
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-# Names of the public face and where they live; each is imported when it is first used, so that `import monoplan`
-# stays cheap and needs neither a compiler, CuPy nor a tokenizer.
-_HOMES = {
-    "compile": "monoplan.api",
-    "Compiled": "monoplan.api",
-    "Options": "monoplan.options",
-    "spec": "monoplan.frontend.specs",
-    "Spec": "monoplan.frontend.specs",
-    "trace": "monoplan.frontend.tracer",
-    "Tensor": "monoplan.frontend.tensor",
-    "Module": "monoplan.frontend.module",
-    "Parameter": "monoplan.frontend.parameter",
-    "KVCache": "monoplan.frontend.kv_cache",
-    "MonoplanError": "monoplan.ir.errors",
-    "ArgumentError": "monoplan.ir.errors",
-    "CompileError": "monoplan.ir.errors",
-    "LoadError": "monoplan.ir.errors",
-    "ParseError": "monoplan.ir.errors",
-    "PlanError": "monoplan.ir.errors",
-    "TraceError": "monoplan.ir.errors",
-    "TypeRuleError": "monoplan.ir.errors",
-    "VerifyError": "monoplan.ir.errors",
-}
+if TYPE_CHECKING:  # for type checkers and editors; what runs is below
+    from monoplan import codegen, frontend, ir, models, nn, passes, runtime
+    from monoplan.api import Compiled, compile
+    from monoplan.frontend.kv_cache import KVCache
+    from monoplan.frontend.module import Module
+    from monoplan.frontend.parameter import Parameter
+    from monoplan.frontend.specs import Spec, spec
+    from monoplan.frontend.tensor import Tensor
+    from monoplan.frontend.tracer import trace
+    from monoplan.ir.errors import (
+        ArgumentError,
+        CompileError,
+        LoadError,
+        MonoplanError,
+        ParseError,
+        PlanError,
+        TraceError,
+        TypeRuleError,
+        VerifyError,
+    )
+    from monoplan.llm import CompiledLM
+    from monoplan.options import Options
+
+# Where the names of the public face live; each is imported when it is first used, so that `import monoplan` stays cheap
+# and needs neither a compiler, CuPy nor a tokenizer.
+_PLACES = {
+    "api": ("compile", "Compiled"),
+    "llm": ("CompiledLM",),
+    "options": ("Options",),
+    "frontend.specs": ("spec", "Spec"),
+    "frontend.tracer": ("trace",),
+    "frontend.tensor": ("Tensor",),
+    "frontend.module": ("Module",),
+    "frontend.parameter": ("Parameter",),
+    "frontend.kv_cache": ("KVCache",),
+    "ir.errors": (
+        "MonoplanError", "ArgumentError", "CompileError", "LoadError", "ParseError", "PlanError", "TraceError",
+        "TypeRuleError", "VerifyError",
+    ),
+}  # fmt: skip
+_HOMES = {name: f"monoplan.{place}" for place, names in _PLACES.items() for name in names}
 _MODULES = ("nn", "models", "ir", "frontend", "passes", "codegen", "runtime")
 __version__ = "0.1.0"
 _imported = time.time()  # files that change after this are not the code that runs
-__all__ = [*_HOMES, *_MODULES, "__version__"]
+__all__ = [
+    "ArgumentError", "CompileError", "Compiled", "CompiledLM", "KVCache", "LoadError", "Module", "MonoplanError",
+    "Options", "Parameter", "ParseError", "PlanError", "Spec", "Tensor", "TraceError", "TypeRuleError", "VerifyError",
+    "__version__", "codegen", "compile", "frontend", "ir", "models", "nn", "passes", "runtime", "spec", "trace",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from monoplan.arguments import (
 from monoplan.built import Built
 from monoplan.codegen.text import file_name
 from monoplan.driver import build
+from monoplan.frontend.context import shortened
 from monoplan.frontend.module import HeldWeights, Module
 from monoplan.frontend.pytree import Tree, flatten, unflatten
 from monoplan.frontend.specs import Spec
@@ -43,6 +44,11 @@ from monoplan.ir.types import TensorType, as_dtype, as_weight_dtype, plain_array
 from monoplan.options import Options, debug_level, find_target
 from monoplan.parallel import find_communicator
 from monoplan.runtime.warn import warn
+
+if TYPE_CHECKING:
+    from monoplan.codegen.plan import Plan
+    from monoplan.llm import CompiledLM
+    from monoplan.models.llama import LlamaForCausalLM
 
 MANY_PLANS = 8  # for the values of one argument: then somebody should know
 
@@ -85,7 +91,7 @@ class Compiled(Inspection):
         **kw_specs: Any,
     ) -> None:
         if not isinstance(module, Module):
-            raise ArgumentError(f"compile needs a monoplan.nn.Module, got {type(module).__name__}")
+            raise _no_module(module)
         self.module, self.target = module, find_target(target, module)
         self.dtype = None if dtype is None else as_weight_dtype(dtype)
         self.options = Options.make(options)
@@ -98,19 +104,24 @@ class Compiled(Inspection):
         self._weights = HeldWeights(module)
         self.declared = bool(specs or kw_specs)
         if self.declared:
-            leaves, tree = flatten(module.bind_arguments(specs, kw_specs))
+            given = module.bind_arguments(specs, kw_specs)
+            leaves, tree = flatten(given)
+            _check_specs(given, leaves)
             # An array stands for its type, as at the first call of a module that has no specs.
             self._build(unflatten(tree, [_spec_of(name, _adopted(name, x, self.target)) for name, x in leaves]))
 
     # -- calling ------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._weights.are_replaced():
-            self._renew()
-        known, found = self._known.find(args, kwargs)
-        if known is None:
-            return self._call_anew(args, kwargs, found)
-        outputs = known.built.run(found, known.symbols)
+        try:
+            if self._weights.are_replaced():
+                self._renew()
+            known, found = self._known.find(args, kwargs)
+            if known is None:
+                return self._call_anew(args, kwargs, found)
+            outputs = known.built.run(found, known.symbols)
+        except MonoplanError as error:
+            raise shortened(error) from error.__cause__
         self.stats.calls += 1
         for number, result in known.copied:
             assign(found[number], outputs[result])
@@ -277,9 +288,10 @@ class Compiled(Inspection):
         return self._latest().source_text
 
     @property
-    def plan(self) -> Any:
-        """Steps, buffers, arena; prints as a table."""
-        return self._latest().plan
+    def plan(self) -> Plan | None:
+        """Steps, buffers, arena; prints as a table. None with target="reference", which has no plan."""
+        found: Plan | None = self._latest().plan
+        return found
 
     def dump(self, folder: str | os.PathLike[str]) -> Path:
         """Every stage, the plan, the source and the build log as files in a folder."""
@@ -288,6 +300,31 @@ class Compiled(Inspection):
     def __repr__(self) -> str:
         state = f"{len(self.built)} plans" if self.built else "not traced yet"
         return f"<Compiled {type(self.module).__name__} for {self.target}, {state}>"
+
+
+@overload
+def compile(  # type: ignore[overload-overlap]  # a language model with specs is a plain module
+    module: LlamaForCausalLM,
+    *,
+    target: str | None = None,
+    dtype: Any = None,
+    options: Options | Mapping[str, Any] | None = None,
+    source: str | os.PathLike[str] | None = None,
+    tp: Any = None,
+) -> CompiledLM: ...
+
+
+@overload
+def compile(
+    module: Module,
+    *specs: Any,
+    target: str | None = None,
+    dtype: Any = None,
+    options: Options | Mapping[str, Any] | None = None,
+    source: str | os.PathLike[str] | None = None,
+    tp: Any = None,
+    **kw_specs: Any,
+) -> Compiled: ...
 
 
 def compile(  # noqa: A001  (the public name)
@@ -299,21 +336,56 @@ def compile(  # noqa: A001  (the public name)
     source: str | os.PathLike[str] | None = None,
     tp: Any = None,
     **kw_specs: Any,
-) -> Any:
+) -> Compiled | CompiledLM:
     """A compiled form of a Module: traced now if specs are given, else at the first call.
 
     `target`: cpu, cuda or reference; None: the device that a model was loaded for, and for other modules the CPU.
-    `source`: an edited plan.c to build in place of the generated one. `tp`: a communicator (or "mpi"), for a model
-    that is divided between several ranks: see docs/parallel.md.
+    `dtype`: of the weights, None: their own. `options`: see docs/options.md. `source`: an edited plan.c to build in
+    place of the generated one. `tp`: a communicator (or "mpi"), for a model that is divided between several ranks: see
+    docs/parallel.md.
     """
-    if source is not None:
-        options = dataclasses.replace(Options.make(options), source=os.fspath(source))
-    if hasattr(module, "generation_step") and not specs and not kw_specs:
-        from monoplan.llm import CompiledLM
+    try:
+        if source is not None:
+            options = dataclasses.replace(Options.make(options), source=os.fspath(source))
+        if hasattr(module, "generation_step") and not specs and not kw_specs:
+            from monoplan.llm import CompiledLM
 
-        dtype = None if dtype is None else as_weight_dtype(dtype)
-        return CompiledLM(module, target=target, dtype=dtype, options=options, tp=tp)
-    return Compiled(module, *specs, target=target, dtype=dtype, options=options, tp=tp, **kw_specs)
+            dtype = None if dtype is None else as_weight_dtype(dtype)
+            return CompiledLM(module, target=target, dtype=dtype, options=options, tp=tp)
+        return Compiled(module, *specs, target=target, dtype=dtype, options=options, tp=tp, **kw_specs)
+    except MonoplanError as error:
+        raise shortened(error) from error.__cause__
+
+
+def _no_module(given: Any) -> ArgumentError:
+    """The error for what compile() can't take, with what to do instead."""
+    homes = {c.__module__.partition(".")[0] for c in type(given).__mro__}
+    what, why, fix = f"compile needs a monoplan.nn.Module, got {type(given).__name__}", "", ""
+    if isinstance(given, type):
+        what, fix = f"compile needs a Module, got the class {given.__name__}", f"mp.compile({given.__name__}(...))"
+    elif "transformers" in homes:
+        path = getattr(given, "name_or_path", "") or "path"
+        why = "a plan is made of a Module's own ops, which this one does not call"
+        fix = f"mp.compile(monoplan.models.AutoLlamaModel.from_pretrained({path!r}))"
+    elif "torch" in homes:
+        what = f"compile needs a monoplan.nn.Module, got the torch module {type(given).__name__}"
+        why = "a plan is made of a Module's own ops, which this one does not call"
+        fix = "write it with monoplan.nn, which has torch's names, and load_state_dict(torch_module.state_dict())"
+    elif callable(given):
+        fix = "put it into forward of a monoplan.nn.Module"
+    return ArgumentError(what, why=why, fix=fix)
+
+
+def _check_specs(given: Mapping[str, Any], leaves: Sequence[tuple[str, Any]]) -> None:
+    """Refuses a shape that stands for a spec: its numbers would be constants, and the module would have no inputs."""
+    if any(isinstance(x, Spec | Tensor) or is_array(x) or hasattr(x, "__dlpack__") for _, x in leaves):
+        return
+    for name, value in given.items():
+        sizes = isinstance(value, tuple | list) and value and all(x is None or isinstance(x, int | str) for x in value)
+        if sizes:
+            text = ", ".join('"batch"' if x is None or x == -1 else repr(x) for x in value)
+            what = f"{value!r} for the argument {name} is no spec: the numbers of a tuple are constants"
+            raise ArgumentError(what, fix=f"write mp.spec({text}) for an array of these sizes")
 
 
 def _adopted(name: str, x: Any, target: str) -> Any:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,6 +38,10 @@ from monoplan.options import Options, find_target
 from monoplan.parallel import find_communicator
 from monoplan.progress import progress
 from monoplan.runtime.cpu.weights import sharing
+
+if TYPE_CHECKING:
+    from monoplan.api import Compiled, Stats
+    from monoplan.codegen.plan import Plan
 
 
 class PositionedStep(ModelStep):
@@ -78,7 +84,7 @@ class CompiledLM(GenerationMixin):
         return self.model.tokenizer
 
     @property
-    def compiled(self) -> Any:
+    def compiled(self) -> Compiled:
         """The plan of GenerationStep; the first use compiles it."""
         return self._plan("generation")
 
@@ -251,7 +257,7 @@ class CompiledLM(GenerationMixin):
         same = self._wanted is None or self._wanted == self._given.dtype
         return self._given if same else self._given.with_dtype(self._wanted)
 
-    def _plan(self, name: str) -> Any:
+    def _plan(self, name: str) -> Compiled:
         if self._held.are_replaced():
             self._held, self.model = HeldWeights(self._given), self._in_dtype()
             self.dtype = self.model.dtype
@@ -278,11 +284,37 @@ class CompiledLM(GenerationMixin):
                 self._plans[name] = Compiled(step, **self._arguments, **specs)
         return self._plans[name]
 
-    def __getattr__(self, name: str) -> Any:
-        # What a Compiled can tell about its plan, this can tell about the plan of generation.
-        if name in _INSPECTION:
-            return getattr(self.compiled, name)
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+    # What a Compiled tells about its plan, of the plan of generation.
+
+    def ir(self, stage: str | None = None, *, locs: bool = False) -> str:
+        """IR text after a stage ("trace" or a pass's name), or after all passes."""
+        return self.compiled.ir(stage, locs=locs)
+
+    def diff(self, *, color: bool | None = None, locs: bool = True) -> str:
+        """A unified diff of the IR for each pass that changed something; coloured where stdout is a terminal."""
+        return self.compiled.diff(color=color, locs=locs)
+
+    def explain(self) -> str:
+        """In words: what went into each kernel, what every pass did, and what did not fuse and why."""
+        return self.compiled.explain()
+
+    def source(self) -> str:
+        """The generated source, whole."""
+        return self.compiled.source()
+
+    def dump(self, folder: str | os.PathLike[str]) -> Path:
+        """Every stage, the plan, the source and the build log as files in a folder."""
+        return self.compiled.dump(folder)
+
+    @property
+    def plan(self) -> Plan | None:
+        """Steps, buffers, arena; prints as a table."""
+        return self.compiled.plan
+
+    @property
+    def stats(self) -> Stats:
+        """Counts of compilations and calls, and milliseconds of each stage."""
+        return self.compiled.stats
 
     @property
     def num_parameters(self) -> int:
@@ -323,6 +355,3 @@ def _check_valid(num_valid: Array, batch: int, seq: int) -> None:
     counts = num_valid.tolist()
     if num_valid.shape != (batch,) or min(counts) < 1 or max(counts) > seq:
         raise ArgumentError(f"num_valid must be [batch] numbers from 1 to {seq}, got {counts}")
-
-
-_INSPECTION = frozenset("ir diff source plan dump stats explain".split())

@@ -8,8 +8,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from monoplan.ir.errors import ArgumentError
+from monoplan.ir.errors import ArgumentError, did_you_mean
 from monoplan.ir.types import known_target
+
+# The environment variables that are read, for docs/options.md.
+ENVIRONMENT = {
+    "MONOPLAN_CACHE_DIR": "where builds and models are kept (default: the user's cache directory)",
+    "MONOPLAN_CACHE_MAX_BYTES": "bytes that the cache may have (default: 2 GB)",
+    "MONOPLAN_NUM_THREADS": "threads (default: OMP_NUM_THREADS, else the least of affinity, cgroup quota and cores)",
+    "MONOPLAN_ISA": "instruction set: avx512, avx2, neon, generic, scalar … (default: what was seen to work)",
+    "MONOPLAN_DEBUG": "1 a line for each compilation and whole tracebacks, 2 passes, 3 near misses, 4 source",
+    "MONOPLAN_DUMP": "a folder for every stage of every compilation",
+    "MONOPLAN_OVERRIDE": "a folder of edited sources, which are built in place of the generated ones",
+    "MONOPLAN_COMPILE_TIMEOUT": "seconds after which a compiler that hangs is killed (default: 600)",
+    "MONOPLAN_COMM": "shared or mpi: the transport between ranks (default: the best one)",
+    "MONOPLAN_COMM_TIMEOUT": "seconds that a rank waits for the others; 0: for ever (default: 600)",
+    "CC": "the C compiler",
+    "NO_COLOR": "no colours on a terminal",
+    "HF_HOME, HF_TOKEN, HF_HUB_OFFLINE": "cache, account and network of the hub, as huggingface_hub reads them",
+}
 
 
 @dataclass(frozen=True)
@@ -41,7 +58,7 @@ class Options:
             raise ArgumentError(f"options must be a dict or Options, got {type(given).__name__} {given!r:.60}", fix=fix)
         unknown = sorted(str(name) for name in set(given or {}) - known)
         if unknown:
-            raise ArgumentError(f"unknown options: {', '.join(unknown)}", fix=fix)
+            raise ArgumentError(f"unknown options: {', '.join(unknown)}", fix=did_you_mean(unknown[0], known) or fix)
         return cls(**dict(given or {}))
 
 
