@@ -151,7 +151,7 @@ def environment() -> Any:
         unravel_lines=unravel_lines,
         c_float=lambda x: c_literal(x, f32),
         symbols_used=_symbols_used,
-        symbol_number=lambda name: _numbers.get()[name],
+        symbol_value=lambda name: f"run->args->symbols[{_numbers.get()[name]}]",
     )
     return env
 
@@ -180,7 +180,7 @@ _numbers: contextvars.ContextVar[Mapping[str, int]] = contextvars.ContextVar("sy
 
 
 def number_symbols(plan: Plan) -> contextvars.Token[Mapping[str, int]]:
-    """Makes `symbol_number` answer for a plan, in this thread; the token undoes it."""
+    """Makes `symbol_value` answer for a plan, in this thread; the token undoes it."""
     return _numbers.set({c_symbol(name): i for i, name in enumerate(plan.symbols)})
 
 

@@ -48,7 +48,7 @@ CPU = BackEnd(
         Norm: _plain(v.norm),
         Softmax: _plain(v.softmax),
         Matmul: _plain(v.matmul),
-        Linear: Family(schedule=choose_linear, variables=lambda k, s: {"mm": linear(k, s)}, counters=True),
+        Linear: Family(schedule=choose_linear, variables=lambda k, s: {"m": linear(k, s)}, counters=True),
         Attention: Family(schedule=choose_attention, variables=attention, counters=True),
         Gather: _plain(v.gather),
         Rope: _plain(v.rope),

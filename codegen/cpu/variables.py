@@ -307,7 +307,8 @@ def linear(k: Linear, s: LinearSchedule) -> Variables:
         "format": s.format,
         "loops": "mp_linear_tiles.h" if s.tiles else "mp_linear.h",
         "fields": _filled([f"{kind}{name};" for kind, name in (*args, *(("int64_t ", name) for name in symbols))]),
-        "given": [name for _, name in args],
+        # `mine`: the best column of each row, so far
+        "given": ["mp_no_best(found, t, rows)" if name == "mine" else name for _, name in args],
         "symbols": symbols,
         "x_value": a["x"].at("row", "i"),
         "x_normed": normed,

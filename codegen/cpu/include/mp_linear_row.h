@@ -63,6 +63,14 @@ MP_INLINE void mp_keep_best(int64_t *best, const int64_t column, const float v)
     best[1] = mp_float_to_bits(v);
 }
 
+/* Thread t's places of `found`, best column and its bits by row: nothing yet. */
+MP_INLINE int64_t *mp_no_best(int64_t *found, const int t, const int64_t rows)
+{
+    int64_t *const mine = found + t * rows * 2;
+    for (int64_t r = 0; r < rows; ++r) mine[2 * r] = -1;
+    return mine;
+}
+
 /* The best column of row r among those that the T threads found. */
 MP_INLINE int64_t mp_best_column(const int64_t *found, const int64_t r, const int64_t rows, const int T)
 {
