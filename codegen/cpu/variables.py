@@ -1,8 +1,11 @@
-"""Template variables of a kernel: its loads, stores and loop shapes as C, one function per family."""
+"""Template variables of a kernel: its loads, stores and loop shapes as C, one function per family.
+
+CUDA shares those of all families but linear and attention; where its loops differ, the names in them are arguments.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +13,7 @@ from monoplan.codegen.backend import Variables
 from monoplan.codegen.cpu.schedule_attention import AttentionSchedule
 from monoplan.codegen.cpu.schedule_linear import TILE_ROWS, TILE_SOME, LinearSchedule
 from monoplan.codegen.expressions import C_TYPES, c_dim, c_literal, c_symbol, load
-from monoplan.codegen.formats import format_of
+from monoplan.codegen.formats import WeightFormat, format_of
 from monoplan.codegen.kernels import (
     Attention,
     Collective,
@@ -72,8 +75,9 @@ def pointwise(k: Pointwise) -> Variables:
     return {"loop": Loop(shape[:-1], shape[-1] if shape else 1, out.store(value, k.body.dtype, *index))}
 
 
-def reduce(k: Reduce) -> Variables:
-    return {"reduction": reduction_variables(k, first="i == 0")}
+def reduce(k: Reduce, first: str = "i == 0") -> Variables:
+    """`first`: whether an element is the first that is seen."""
+    return {"reduction": reduction_variables(k, first=first)}
 
 
 def _real(dtype: DType) -> str:
@@ -123,25 +127,32 @@ def softmax(k: Softmax) -> Variables:
     }
 
 
-def matmul(k: Matmul) -> Variables:
+def matmul(k: Matmul, column: str = "(n0 + j)", total: str = "acc[j]") -> Variables:
+    """`total`: where the sum of a column is found."""
     batch = names("b", k.batch)
-    tail = k.body.c(["acc[j]", *(e.at(*batch, "m", "(n0 + j)") for e in k.group("e"))])
+    tail = k.body.c([total, *(e.at(*batch, "m", column) for e in k.group("e"))])
     return {
         "prod": {
             "outer_size": product(k.batch) * k.rows,
             "acc_type": C_TYPES[k.accumulator.name],
             "a": k.operand("a").at(*batch, "m", "i"),
-            "b": k.operand("b").at(*batch, "i", "(n0 + j)"),
-            "statement": k.operand("y").store(tail, k.body.dtype, *batch, "m", "(n0 + j)"),
+            "b": k.operand("b").at(*batch, "i", column),
+            "statement": k.operand("y").store(tail, k.body.dtype, *batch, "m", column),
         }
     }
 
 
-def gather(k: Gather) -> Variables:
+def unpacked_element(k: Gather, format: WeightFormat) -> str:
+    """An element of a row that was unpacked."""
+    return load(k.operand("x").dtype, "row[i0]")
+
+
+def gather(k: Gather, packed: Callable[[Gather, WeightFormat], str] = unpacked_element) -> Variables:
+    """`packed`: element i0 of row `at` of a table that is a packed linear weight."""
     outer, inner = names("o", k.outer), names("i", k.inner)
     x = k.operand("x")
     layout = x.view.buffer.layout if k.packed else None
-    value = x.at(*outer, "at", *inner) if layout is None else load(x.dtype, "row[i0]")
+    value = x.at(*outer, "at", *inner) if layout is None else packed(k, format_of(layout))
     tail = k.body.c([value, *(e.at(*outer, *inner) for e in k.group("e"))])
     return {
         "lookup": {

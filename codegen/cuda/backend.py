@@ -171,12 +171,24 @@ def _wanted(k: Kernel, o: Operand) -> DType | None:
     return dtype if dtype in (bf16, f16) else None
 
 
+def _reduce(k: Reduce) -> Variables:
+    return shared.reduce(k, first="best < 0")
+
+
+def _matmul(k: Matmul) -> Variables:
+    return shared.matmul(k, "n", "sum")
+
+
+def _gather(k: Gather) -> Variables:
+    return shared.gather(k, own.packed_element)
+
+
 FAMILIES: dict[type[Kernel], CudaFamily] = {
     Pointwise: _plain(shared.pointwise, _loop),
-    Reduce: _plain(own.reduce, lambda k, s, names: ceil_div(product(k.outer) * s.team, s.threads), choose.reduce),
+    Reduce: _plain(_reduce, lambda k, s, names: ceil_div(product(k.outer) * s.team, s.threads), choose.reduce),
     Norm: _plain(shared.norm, _rows),
     Softmax: _plain(shared.softmax, _rows),
-    Matmul: _plain(own.matmul, lambda k, s, names: product(k.batch) * ceil_div(k.rows, 16) * ceil_div(k.columns, 16)),
+    Matmul: _plain(_matmul, lambda k, s, names: product(k.batch) * ceil_div(k.rows, 16) * ceil_div(k.columns, 16)),
     Linear: CudaFamily(
         schedule=choose.linear,
         variables=lambda k, s: own.linear(k),
@@ -185,7 +197,7 @@ FAMILIES: dict[type[Kernel], CudaFamily] = {
     Attention: CudaFamily(
         schedule=choose.attention, variables=lambda k, s: own.attention(k), variants=attention_variants
     ),
-    Gather: _plain(own.gather, _threads(lambda k: product(k.outer) * product(k.inner))),
+    Gather: _plain(_gather, _threads(lambda k: product(k.outer) * product(k.inner))),
     Rope: _plain(shared.rope, _threads(lambda k: product(k.operand("x").shape[:3]) * 32)),
     KVUpdate: _plain(shared.kv_update, _threads(lambda k: product(k.operand("rows").shape))),
     Scan: _plain(shared.scan, _rows, choose.scan),

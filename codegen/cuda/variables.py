@@ -1,4 +1,4 @@
-"""Template variables of CUDA kernels where they differ from the CPU's: products, attention, reductions, lookups."""
+"""Template variables of CUDA products and attention."""
 
 from __future__ import annotations
 
@@ -6,50 +6,17 @@ import math
 from typing import Any
 
 from monoplan.codegen.backend import Variables
-from monoplan.codegen.cpu.variables import names
 from monoplan.codegen.expressions import C_TYPES, c_dim, c_literal, compute_type, convert
-from monoplan.codegen.formats import format_of
-from monoplan.codegen.kernels import Attention, Gather, Linear, Matmul, Reduce
+from monoplan.codegen.formats import WeightFormat
+from monoplan.codegen.kernels import Attention, Gather, Linear
 from monoplan.codegen.operands import Operand
-from monoplan.codegen.reductions import reduction_variables
 from monoplan.ir.dims import Dim
-from monoplan.ir.types import f32, f64, i64, product
+from monoplan.ir.types import f32, f64, i64
 
 
-def reduce(k: Reduce) -> Variables:
-    return {"reduction": reduction_variables(k, first="best < 0")}
-
-
-def matmul(k: Matmul) -> Variables:
-    batch = names("b", k.batch)
-    tail = k.body.c(["sum", *(e.at(*batch, "m", "n") for e in k.group("e"))])
-    return {
-        "prod": {
-            "acc_type": C_TYPES[k.accumulator.name],
-            "a": k.operand("a").at(*batch, "m", "i"),
-            "b": k.operand("b").at(*batch, "i", "n"),
-            "statement": k.operand("y").store(tail, k.body.dtype, *batch, "m", "n"),
-        }
-    }
-
-
-def gather(k: Gather) -> Variables:
-    """As on the CPU; a table that is also a linear weight lies row by row."""
-    outer, inner = names("o", k.outer), names("i", k.inner)
-    x = k.operand("x")
-    layout = x.view.buffer.layout if k.packed else None
-    value = x.at(*outer, "at", *inner)
-    if layout is not None:
-        value = format_of(layout).cuda_value(f"x[at * {k.depth} + i0]")
-    tail = k.body.c([value, *(e.at(*outer, *inner) for e in k.group("e"))])
-    return {
-        "lookup": {
-            "outer_size": product(k.outer),
-            "inner_size": product(k.inner),
-            "index": k.operand("index").at(*outer),
-            "statement": k.operand("y").store(tail, k.body.dtype, *outer, *inner),
-        }
-    }
+def packed_element(k: Gather, format: WeightFormat) -> str:
+    """An element of a table that is also a linear weight: it lies row by row."""
+    return format.cuda_value(f"x[at * {k.depth} + i0]")
 
 
 def attention(k: Attention) -> Variables:
