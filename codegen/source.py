@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from monoplan.codegen.expressions import c_dim, c_literal, c_symbol
-from monoplan.codegen.formats import format_headers
+from monoplan.codegen.formats import cuda_headers, format_headers
 from monoplan.codegen.kernels import Kernel
 from monoplan.codegen.plan import Plan, Step
 from monoplan.codegen.text import block_comment, comment_lines
@@ -49,6 +49,7 @@ class Function:
     name: str
     comment: str
     text: str
+    headers: tuple[str, ...] = ()  # CUDA: those that the text needs; C includes them itself
 
     @property
     def weight(self) -> int:
@@ -193,7 +194,7 @@ def headers(target: str) -> tuple[tuple[str, str], ...]:
     """Names and texts of the headers that generated source includes."""
     folder = HERE / target / "include"
     found = [(p.name, p.read_text("utf-8")) for p in sorted(folder.iterdir()) if p.suffix in (".h", ".cuh")]
-    return (*found, *(format_headers() if target == "cpu" else ()))
+    return (*found, *(format_headers() if target == "cpu" else cuda_headers()))
 
 
 # -- marks: written --------------------------------------------------------------------------------------------

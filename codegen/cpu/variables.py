@@ -234,8 +234,8 @@ def sort(k: Sort) -> Variables:
         "sorting": {
             "outer_size": product(k.outer),
             "ctype": C_TYPES[x.compute.name],
-            "va": x.at(*outer, "from[a]"),
-            "vb": x.at(*outer, "from[b]"),
+            "va": x.at(*outer, "a"),
+            "vb": x.at(*outer, "b"),
             "before": larger if k.descending else smaller,
             "row": x.c_view(*outer),
             "store_value": k.operand("values").store(x.at(*outer, "source"), x.compute, *outer, "i"),

@@ -33,6 +33,10 @@ class Launch:
     shared: int = 0
     cluster: int = 1
 
+    def reads(self, name: str) -> bool:
+        """Whether an operand of that name is among its arguments."""
+        return any(w.operand is not None and w.operand.name == name for w in self.words)
+
 
 @dataclass(frozen=True, slots=True)
 class Product:

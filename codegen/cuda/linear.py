@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 from monoplan.codegen.cuda.launches import Action, Between, Launch, Product, Variant, Word, pointer_word
 from monoplan.codegen.cuda.schedule import CudaLinear, FewSchedule, tuned
 from monoplan.codegen.cuda.variables import linear
-from monoplan.codegen.expressions import C_TYPES, load
+from monoplan.codegen.expressions import C_TYPES
 from monoplan.codegen.kernels import Linear
 from monoplan.codegen.operands import Operand
-from monoplan.ir.dims import Dim, equal
-from monoplan.ir.expr import Arg, Call
+from monoplan.ir.dims import Dim
 from monoplan.ir.types import DType, f32
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class LinearVariants:
         row = tuned(self.s.row, self.renderer.tuning.get(str(k.step), {}))
         words = self._words(k.operands)
         candidates = [("uint64_t *candidates", Word("workspace"))] if k.epilogue == "argmax" else []
-        function, all_words = self.renderer.function(k, "linear_row", [*words, *candidates], r=row, **self.names)
+        function, all_words = self.renderer.function(k, "linear_row", [*words, *candidates], s=row, **self.names)
         shared = row.shared(k.depth * k.format.bits // 8, k.columns)
         actions: list[Action] = [Launch(function, (row.grid, 1, 1), row.warps * 32, all_words, shared)]
         if candidates:
@@ -80,15 +79,14 @@ class LinearVariants:
     def _prepared(self) -> tuple[list[Action], Word, Dim]:
         """x normed and in the weights' type: actions that make it, where it is, and bytes of workspace."""
         k, x = self.k, self.k.operand("x")
-        dense = equal(x.view.strides[0], k.depth) and equal(x.view.strides[1], 1)
-        if k.norm == "none" and x.dtype == self.half and dense and isinstance(x.view.offset, int):
+        if self.s.prepare == "none":
             return [], Word("operand", x, offset=x.view.offset * x.dtype.itemsize), 0
         place = Word("workspace")
         others = [w for w in self._inputs if w[1].operand is not None and w[1].operand.name != "w"]
-        function, words = self.renderer.function(
-            k, "linear_prepare", [*others, (f"{k.operand('w').ctype} *xs", place)], **self.names
-        )
-        return [Launch(function, (k.rows, 1, 1), 256, words)], place, _rounded(k.rows * (k.depth * self.half.itemsize))
+        words = [*others, (f"{k.operand('w').ctype} *xs", place)]
+        function, all_words = self.renderer.function(k, "linear_prepare", words, s=self.s, **self.names)
+        size = _rounded(k.rows * (k.depth * self.half.itemsize))
+        return [Launch(function, (k.rows, 1, 1), 256, all_words)], place, size
 
     def few(self, f: FewSchedule, low: int) -> Variant:
         """A few rows on tensor cores: partial sums, then the epilogue."""
@@ -98,7 +96,7 @@ class LinearVariants:
         ctype = k.operand("w").ctype
         only_w = [w for w in self._inputs if w[1].operand is not None and w[1].operand.name == "w"]
         function, words = self.renderer.function(
-            k, "linear_few", [*only_w, (f"const {ctype} *xs", xs), ("float *sums", sums)], f=f, **self.names
+            k, "linear_few", [*only_w, (f"const {ctype} *xs", xs), ("float *sums", sums)], s=f, **self.names
         )
         actions.append(Launch(function, (f.grid, f.splits, 1), f.warps * 32, words, f.shared(k.depth)))
         end = used + k.rows * (4 * f.splits * k.columns)
@@ -108,10 +106,7 @@ class LinearVariants:
 
     def _finish(self, sums: Word, dtype: DType, splits: int, after: Dim) -> list[Launch]:
         """The epilogue over sums in memory; `after` is where the workspace behind them begins."""
-        k = self.k
-        pairs = -(-k.columns // 2)
-        # Many rows come in the weights' type: more work for each thread.
-        each = 1 if dtype == f32 else 2 if k.epilogue == "heads" else 4
+        k, s = self.k, self.s.finish if dtype == f32 else self.s.finish_half
         words = [
             *self._others,
             (f"const {C_TYPES[dtype.name]} *sums", sums),
@@ -120,28 +115,9 @@ class LinearVariants:
         candidates = Word("workspace", offset=_rounded(after))
         if k.epilogue == "argmax":
             words.append(("uint64_t *candidates", candidates))
-        wide = dtype != f32 and bool(self.names["mm"].get("wide"))
-        function, all_words = self.renderer.function(
-            k,
-            "linear_finish",
-            words,
-            sum_load=load(dtype, "sums[(split * rows + row) * N + n]"),
-            each=each,
-            wide=wide,
-            **self.names,
-        )
-        if k.epilogue == "argmax":
-            blocks = max(1, min(64, pairs // 512))
-            return [Launch(function, (blocks, k.rows, 1), 256, all_words), self._best(blocks, candidates, k.rows)]
-        if self.names["mm"]["head_norms"]:
-            return [Launch(function, ((k.rows * ((k.heads + 2 * k.kv_heads) * 32) + 255) // 256, 1, 1), 256, all_words)]
-        if wide and k.epilogue == "heads":
-            return [Launch(function, (k.rows, 1, 1), 256, all_words)]
-        columns = 256 * (4 if wide else each)
-        # Blocks take several rows where there are thousands: fewer, longer ones.
-        return [
-            Launch(function, (-(-pairs // columns), k.rows if dtype == f32 else (k.rows + 3) // 4, 1), 256, all_words)
-        ]
+        function, all_words = self.renderer.function(k, "linear_finish", words, s=s, **self.names)
+        launch = Launch(function, s.grid(k.rows), 256, all_words)
+        return [launch, self._best(s.blocks, candidates, k.rows)] if k.epilogue == "argmax" else [launch]
 
     def _room(self, sums: Dim) -> Dim:
         """Bytes of workspace up to the end of the sums, and of candidates behind them."""
@@ -152,11 +128,10 @@ class LinearVariants:
         k, y = self.k, self.k.operand("y")
         actions, xs, used = self._prepared()
         w = Word("operand", k.operand("w"))
-        direct = self._direct()
-        if direct is not None:
+        if self.s.result != "finish":
             out = Word("operand", y, offset=y.view.offset * y.dtype.itemsize)
             add = None
-            if direct:
+            if self.s.result == "add":
                 e = k.operand("e0")
                 add = Word("operand", e, offset=e.view.offset * e.dtype.itemsize)
             actions.append(Product(k.rows, k.columns, k.depth, xs, w, out, self.half, y.dtype, add))
@@ -169,21 +144,6 @@ class LinearVariants:
         size = self._room(end)
         return Variant("library", tuple(actions), (Between(k.rows, low),), size)
 
-    def _direct(self) -> str | None:
-        """ "" for y = x wᵀ, "add" for y = e0 + x wᵀ, None where the epilogue needs a kernel."""
-        k, y = self.k, self.k.operand("y")
-        if k.epilogue != "pointwise" or k.body is None or k.has("bias") or not _dense(y, k.columns):
-            return None
-        if y.dtype not in (self.half, f32) or not isinstance(y.view.offset, int):
-            return None
-        extras = k.group("e")
-        if not extras and k.body.node == Arg(0):
-            return ""
-        adds = (Call("add", (Arg(0), Arg(1))), Call("add", (Arg(1), Arg(0))))
-        if len(extras) == 1 and k.body.node in adds and extras[0].dtype == y.dtype and _dense(extras[0], k.columns):
-            return "add" if isinstance(extras[0].view.offset, int) else None
-        return None
-
     def tile(self) -> Variant:
         """Any number of rows, any type."""
         k = self.k
@@ -192,7 +152,3 @@ class LinearVariants:
         launch = Launch(function, (-(-k.columns // 64), (k.rows + 63) // 64, 1), 256, words)
         end = k.rows * (4 * k.columns)
         return Variant("tile", (launch, *self._finish(sums, f32, 1, end)), (), self._room(end))
-
-
-def _dense(o: Operand, columns: int) -> bool:
-    return equal(o.view.strides[0], columns) and equal(o.view.strides[1], 1)

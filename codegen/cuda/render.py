@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,13 +12,13 @@ from monoplan.codegen.cuda.backend import FAMILIES
 from monoplan.codegen.cuda.launches import Action, Launch, Product, Variant, Word, symbol_words
 from monoplan.codegen.cuda.schedule import Tuning
 from monoplan.codegen.expressions import c_dim
-from monoplan.codegen.formats import cuda_headers
 from monoplan.codegen.kernels import Kernel
 from monoplan.codegen.plan import Plan
-from monoplan.codegen.source import Function, environment, headers, kernel_comment, step_line, title
+from monoplan.codegen.source import Function, environment, headers, kernel_comment, step_line, title, wrap
 from monoplan.codegen.text import block_comment
 
 PART = 4  # functions in one part of a source
+_INCLUDE = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,12 @@ class CudaSource:
 
     @property
     def step_functions(self) -> dict[int, str]:
-        """The function that does most of each step: the longest of its first variant, or the library's product."""
-        texts = {f.name: len(f.text) for f in self.functions}
+        """The function that does most of each step: in its first variant, that which reads the weights."""
         found = {}
-        for number, variants in self.variants.items():
-            names = [a.function for a in variants[0].actions if isinstance(a, Launch)]
-            found[number] = max(names, key=lambda n: texts.get(n, 0), default="library product")
+        for number, (first, *_) in self.variants.items():
+            readers = (a for a in first.actions if isinstance(a, Product) or isinstance(a, Launch) and a.reads("w"))
+            main = next(readers, first.actions[0])
+            found[number] = main.function if isinstance(main, Launch) else "library product"
         return found
 
     @property
@@ -71,7 +72,8 @@ class Renderer:
             name = f"{k.op.name}_{k.step}{suffix}"
             taken = {f.name for f in self.functions.values()}
             name = next(n for n in (name, *(f"{name}_{i}" for i in range(2, 99))) if n not in taken)
-            self.functions[digest] = Function(name, kernel_comment(k), text.replace("@NAME@", name))
+            code = wrap(_INCLUDE.sub("", text).replace("@NAME@", name))
+            self.functions[digest] = Function(name, kernel_comment(k), code, tuple(_INCLUDE.findall(text)))
         return self.functions[digest].name, tuple(w for _, w in given)
 
 
@@ -87,19 +89,17 @@ def render_cuda(plan: Plan, version: str, tuning: Tuning | None = None) -> CudaS
 
 
 def with_headers(functions: Sequence[Function]) -> str:
-    """Functions behind the helpers they need: a source that includes nothing."""
-    body = "\n".join(f"{f.comment}\n{f.text}" for f in functions)
-    code = "\n".join(f.text for f in functions)
-    texts = dict(headers("cuda"))
-    needed = {
-        "mp_vec.cuh": ("mp_vec", "mp_widen", "mp_dot", "mp_reduce_rows"),
-        "mp_select.cuh": ("mp_select",),
-        "mp_wgmma.cuh": ("mp_wgmma",),
-    }
-    for ctype, name, text in cuda_headers():
-        needed[name], texts[name] = (ctype,), text
-    wanted = ["mp_ptx.cuh", "mp_base.cuh", *(name for name, words in needed.items() if any(w in code for w in words))]
-    return "\n".join([*(texts[name] for name in wanted), body])
+    """Functions behind the headers that they need, each header once: a source that includes nothing."""
+    texts, found = dict(headers("cuda")), dict[str, str]()
+
+    def add(names: Iterable[str]) -> None:
+        for name in names:
+            if name not in found:
+                add(_INCLUDE.findall(texts[name]))
+                found[name] = _INCLUDE.sub("", texts[name])
+
+    add(["mp_ptx.cuh", "mp_base.cuh", *(name for f in functions for name in f.headers)])
+    return "\n".join([*found.values(), *(f"{f.comment}\n{f.text}" for f in functions)])
 
 
 def _table(plan: Plan, variants: dict[int, tuple[Variant, ...]]) -> list[str]:

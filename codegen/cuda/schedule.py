@@ -7,9 +7,13 @@ from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import TypeVar
 
+from monoplan.codegen.cuda.launches import ceil_div
 from monoplan.codegen.kernels import Attention, Kernel, Linear, Reduce, Sample, Scan, Sort
+from monoplan.codegen.operands import Operand
 from monoplan.codegen.target import Target
-from monoplan.ir.dims import Dim
+from monoplan.codegen.views import View
+from monoplan.ir.dims import Dim, equal
+from monoplan.ir.expr import Arg, Call
 from monoplan.ir.types import DType, bf16, f16, f32
 from monoplan.ir.types import product as size_of
 
@@ -28,14 +32,14 @@ class CudaSchedule:
 
 @dataclass(frozen=True, slots=True)
 class RowSchedule:
-    """How a product with one row runs: see linear_row. `pad` shared memory only keeps other blocks off the SM."""
+    """How a product with one row runs: mp_linear_row.cuh. `pad` shared memory only keeps other blocks off the SM."""
 
     grid: int
     warps: int = 8
     slices: int = 8  # parts of K, one for each warp of a group
     batch: int = 8  # rows of w that are reduced together
     ring: int = 2  # batches in flight
-    early: int = 2  # of them requested before the dependency
+    early: int = 2  # of them before the dependency
     gentle: int = 0  # and in flight at most until then; 0: all of them
     blocks: int = 1  # on one SM, that the register budget must allow
     late: int = 0  # batches a warp has left when it lets the next kernel start; 0: from the beginning
@@ -56,7 +60,7 @@ class RowSchedule:
 
 @dataclass(frozen=True, slots=True)
 class FewSchedule:
-    """How a product with 2 to 8 `tiles` rows runs: see linear_few."""
+    """How a product with 2 to 8 `tiles` rows runs: mp_linear_few.cuh."""
 
     tiles: int
     splits: int
@@ -72,29 +76,84 @@ class FewSchedule:
 
 
 @dataclass(frozen=True, slots=True)
+class FinishSchedule:
+    """How the epilogue over sums in memory runs: the function mp_finish_<loop> of mp_linear_finish.cuh.
+
+    Blocks of 256 threads: `blocks` of them for the columns of `rows` rows, `each` pairs of columns for a thread.
+    """
+
+    loop: str  # pairs, row, gated, heads, normed_heads
+    blocks: int = 1
+    each: int = 1
+    rows: int = 1
+
+    def grid(self, rows: Dim) -> tuple[Dim, Dim, Dim]:
+        if self.loop == "normed_heads":  # a warp for each of `each` heads
+            return (ceil_div(rows * (self.each * 32), 256), 1, 1)
+        if self.loop == "heads":
+            return (rows, 1, 1)
+        return (self.blocks, rows if self.rows == 1 else ceil_div(rows, self.rows), 1)
+
+
+@dataclass(frozen=True, slots=True)
 class CudaLinear:
     """The ways a product can run, by the number of rows; None: not at all."""
 
     row: RowSchedule | None
     few: tuple[FewSchedule, ...]
     library: bool  # many rows by the vendor's matrix product
+    # How tensor cores get x: none (as it lies), vectors (normed and rounded, eight elements at a time), each
+    prepare: str
+    # Where the library's product goes: y (straight into place), add (e0 is added to it), finish (an epilogue follows)
+    result: str
+    finish: FinishSchedule  # over sums in f32
+    finish_half: FinishSchedule  # over the library's sums in the weights' type
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeVariant:
+    """One way of attention of one new token (mp_attention_decode.cuh), for `batch` sequences at most; 0: any number."""
+
+    name: str
+    splits: int  # blocks that share a key head's cache
+    warps: int
+    blocks: int  # on one SM, that the register budget must allow
+    batch: int = 0
+    most: int = (
+        0  # splits that the kernel has room for, where their number is known at run time only; 0: it is `splits`
+    )
+    spread: bool = False  # the blocks are no cluster
+    pad: int = 0  # shared memory that only keeps other blocks off the SM
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeSchedule:
-    """Attention of one new token: `splits` blocks of a cluster share a key head's cache; see attention_decode.
+    """Attention of one new token: `splits` blocks of a cluster share a key head's cache.
 
-    Caches of more than `long` positions are spread over more blocks than a cluster has, when there are few sequences.
+    More sequences than `few` need fewer blocks for each, more than `some` one. Caches of more than `long` positions are
+    spread over more blocks than a cluster has, when there are few sequences.
     """
 
-    full: int  # blocks that fill the device
+    few: int
+    some: int
     splits: int = 8
     warps: int = 8
     long: int = 4096
     spread: int = 16
     long_warps: int = 8
     blocks: int = 1  # on one SM, that the register budget must allow
-    pad: int = 0  # shared memory that only keeps other blocks off the SM
+    pad: int = 0
+
+    @property
+    def variants(self) -> tuple[DecodeVariant, ...]:
+        """In order of preference; the first is for long caches."""
+        size = (self.warps, self.blocks)
+        return (
+            DecodeVariant("decode_long", self.spread, self.long_warps, 1, self.few, spread=True),
+            DecodeVariant("decode", self.splits, *size, self.few, pad=self.pad),
+            DecodeVariant("decode_some", 2, *size, self.some, most=self.splits),
+            DecodeVariant("decode_many", 1, *size, most=self.splits),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +177,10 @@ class PrefillSchedule:
 
 @dataclass(frozen=True, slots=True)
 class HopperSchedule:
-    """Attention of many tokens by warpgroups: see attention_hopper. `groups` of them, 64 queries each, share a block's
-    `stages` pieces of `keys` keys; as many of them as `heads` take the same queries of different heads.
+    """Attention of many tokens by warpgroups: mp_attention_hopper.cuh.
+
+    `groups` of them, 64 queries each, share a block's `stages` pieces of `keys` keys; as many of them as `heads` take the
+    same queries of different heads.
     """
 
     groups: int = 2  # 0: PrefillSchedule's kernel instead
@@ -182,7 +243,9 @@ def sample(k: Sample) -> CudaSchedule:
 
 def linear(k: Linear, target: Target) -> CudaLinear:
     """The ways a product may run."""
-    return CudaLinear(_row(k, target), _few(k, target), target.library and _library_takes(k, target))
+    library = target.library and _library_takes(k, target)
+    ways = (_row(k, target), _few(k, target), library)
+    return CudaLinear(*ways, _prepare(k), _result(k), _finish(k, half=False), _finish(k, half=True))
 
 
 def attention(k: Attention, target: Target) -> CudaAttention:
@@ -210,6 +273,74 @@ def _aligned(offset: Dim, elements: int) -> bool:
     return isinstance(offset, int) and offset % elements == 0
 
 
+def rows_aligned(v: View, elements: int) -> bool:
+    """Whether the last dimension is dense and starts at a multiple of so many elements, whatever the symbols are."""
+    dims = (*v.strides[:-1], v.offset)
+    whole = all(all(n % elements == 0 for n in ([d] if isinstance(d, int) else [c for _, c in d.terms])) for d in dims)
+    return whole and equal(v.strides[-1], 1)
+
+
+def _dense(o: Operand, columns: int) -> bool:
+    """Whether an operand is a dense matrix that begins at a fixed place."""
+    return all(map(equal, o.view.strides, (columns, 1))) and isinstance(o.view.offset, int)
+
+
+def _prepare(k: Linear) -> str:
+    x, w = k.operand("x"), k.operand("w")
+    if k.norm == "none" and x.dtype == w.dtype and _dense(x, k.depth):
+        return "none"
+    types = [x.dtype, *([k.operand("norm_weight").dtype] if k.norm == "rms" and k.has("norm_weight") else [])]
+    plain = all(t in (f32, *HALF) for t in types) and w.dtype.itemsize == 2
+    return "vectors" if plain and k.depth % 8 == 0 and k.depth <= 16384 and rows_aligned(x.view, 8) else "each"
+
+
+def _result(k: Linear) -> str:
+    y, extras = k.operand("y"), k.group("e")
+    if k.epilogue != "pointwise" or k.body is None or k.has("bias") or not _dense(y, k.columns):
+        return "finish"
+    if y.dtype not in (k.operand("w").dtype, f32):
+        return "finish"
+    if not extras and k.body.node == Arg(0):
+        return "y"
+    adds = (Call("add", (Arg(0), Arg(1))), Call("add", (Arg(1), Arg(0))))
+    if len(extras) == 1 and k.body.node in adds and extras[0].dtype == y.dtype and _dense(extras[0], k.columns):
+        return "add"
+    return "finish"
+
+
+def _finish(k: Linear, half: bool) -> FinishSchedule:
+    """The epilogue over sums in f32; or in half precision, which many rows have: more work for a thread and a block."""
+    pairs = -(-k.columns // 2)
+    if k.epilogue == "argmax":
+        return FinishSchedule("row", max(1, min(64, pairs // 512)))
+    if k.has("q_norm") or k.has("k_norm"):
+        return FinishSchedule("normed_heads", each=k.heads + 2 * k.kv_heads)
+    if half and k.epilogue == "heads" and _wide_heads(k):
+        return FinishSchedule("heads")
+    rows = 4 if half else 1
+    if half and k.epilogue == "gated" and _wide_gated(k):
+        return FinishSchedule("gated", -(-pairs // 1024), rows=rows)
+    each = 1 if not half else 2 if k.epilogue == "heads" else 4
+    return FinishSchedule("pairs", -(-pairs // (256 * each)), each, rows)
+
+
+def _wide_gated(k: Linear) -> bool:
+    """Whether a gated product's results can be written four at a time, in half precision."""
+    y = k.operand("y").view
+    plain = not k.group("e") and not k.has("bias") and k.body is not None and k.body.dtype in (f32, *HALF)
+    return plain and y.dtype.itemsize == 2 and k.columns % 8 == 0 and rows_aligned(y, 4)
+
+
+def _wide_heads(k: Linear) -> bool:
+    """Whether q and both caches take four dimensions at a time: half precision, all dimensions rotate, rows aligned."""
+    places = [k.operand(n).view for n in ("y", "k_cache", "v_cache")]
+    tables = [k.operand(n).view for n in ("sin", "cos")]
+    half = all(v.dtype.itemsize == 2 and rows_aligned(v, 8) for v in places)
+    floats = all(v.dtype == f32 and rows_aligned(v, 4) for v in tables)
+    plain = not k.has("bias") and k.algo != "gpt_j" and k.rotary == k.head_dim and k.head_dim % 8 == 0
+    return plain and half and floats and places[1].dtype == places[2].dtype
+
+
 def _row(k: Linear, target: Target) -> RowSchedule | None:
     """The constants that served every shape well without tuning; None where rows are not whole 16-byte pieces."""
     w, x = k.operand("w"), k.operand("x")
@@ -232,9 +363,9 @@ def _row(k: Linear, target: Target) -> RowSchedule | None:
     grid = min(target.cores // 32 * 32 if even else target.cores, pairs)
     grid *= -(-slices * 8 * pairs // (grid * target.shared // 4))  # sums take a quarter of the memory at most
     most = target.shared - 1024 - slices * 4 * (2 * -(-pairs // grid) + 8)
-    # A large matrix keeps 160 KB in flight on each SM; a small one less, and what it asks for in vain keeps the next
-    # kernel's blocks away until its own are gone: measured, that beats both of them at once. Weights that are asked for
-    # early delay what the kernels before still read: only `calm` of them are in flight until the dependency.
+    # A large matrix keeps 160 KB in flight on each SM; a small one less, and shared memory that it does not use keeps
+    # the next kernel's blocks away until its own are gone: measured, that beats both of them at once. Weights that are
+    # prefetched delay what the kernels before still read: only `calm` KB are in flight until the dependency.
     wanted, full, calm = (160, 160, 64) if large else (96, 116, 32) if heads else (64, 112, 32)
     hopper = target.capability >= 90
     for warps in (16, 8) if large or heads else (8, 16):
@@ -295,21 +426,16 @@ def _decode(k: Attention, target: Target) -> DecodeSchedule | None:
     if group * k.head_dim > 1024:
         return None
     small = k.head_dim <= 64  # more warps fit an SM: long caches need the loads in flight
-    return DecodeSchedule(target.cores, blocks=2 if small else 1, long_warps=16 if small else 8)
+    few, some = -(-target.cores // (8 * k.kv_heads)), 3 * target.cores // (2 * k.kv_heads)  # that fill the device
+    return DecodeSchedule(few, some, blocks=2 if small else 1, long_warps=16 if small else 8)
 
 
 def _tensor_attention(k: Attention) -> bool:
     """Whether the tensor-core kernels take this attention: bf16, causal, no mask or cap, whole 16-byte pieces."""
     views = [k.operand(n).view for n in ("q", "k", "v")]
     plain = k.causal and k.softcap is None and not k.has("mask") and k.head_dim == k.value_dim
-    dense = all(v.strides[3] == 1 and v.dtype == bf16 and _rows_aligned(v.strides, v.offset) for v in views)
+    dense = all(v.dtype == bf16 and rows_aligned(v, 8) for v in views)
     return plain and dense and k.head_dim in (32, 64, 96, 128)
-
-
-def _rows_aligned(strides: tuple[Dim, ...], offset: Dim) -> bool:
-    """Whether every row starts at a multiple of 8 elements, whatever the symbols are."""
-    dims = (*strides[:3], offset)
-    return all(d % 8 == 0 if isinstance(d, int) else all(c % 8 == 0 for _, c in d.terms) for d in dims)
 
 
 def _prefill(k: Attention, target: Target) -> PrefillSchedule | None:

@@ -27,10 +27,9 @@ def choose_format(weight: TensorType, target: Target) -> WeightFormat | None:
     return next((f for f in FORMATS if f.takes(weight, target)), None)
 
 
-def cuda_headers() -> list[tuple[str, str, str]]:
-    """Type, name and text of the CUDA headers of formats that have one."""
-    wanted = [f for f in FORMATS if f.cuda_header]
-    return [(f.c_type, f.cuda_header, f.cuda_text()) for f in wanted]
+def cuda_headers() -> list[tuple[str, str]]:
+    """Names and texts of the CUDA headers of formats that have one."""
+    return [(f.cuda_header, f.cuda_text()) for f in FORMATS if f.cuda_header]
 
 
 def format_headers() -> list[tuple[str, str]]:

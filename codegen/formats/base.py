@@ -71,7 +71,7 @@ class WeightFormat:
     for_tiles: ClassVar[bool] = False  # panels are made for bf16 tile units
     native: ClassVar[str] = ""  # the function of the C library that packs it
     # -- CUDA: rows of whole bytes, 16 of which mp_widen<c_type> makes floats
-    cuda_header: ClassVar[str] = ""  # where mp_widen and mp_weight of a type of its own are
+    cuda_header: ClassVar[str] = ""  # where mp_widen (of mp_vec.cuh) and mp_weight of a type of its own are
     tensor_cores: ClassVar[bool] = False  # rows are half precision as tensor cores and the vendor's library take it
 
     def takes(self, weight: TensorType, target: Target) -> bool:

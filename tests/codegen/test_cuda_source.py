@@ -15,6 +15,7 @@ from monoplan.codegen.cuda.schedule import CudaLinear
 from monoplan.codegen.kernels import Linear
 from monoplan.codegen.moves import residuals
 from monoplan.codegen.plan import make_plan
+from monoplan.codegen.source import headers
 from monoplan.codegen.target import Target, cuda_target
 from monoplan.ir.parser import parse_graph
 from monoplan.ir.types import DTYPES
@@ -139,12 +140,19 @@ def test_a_norms_weights_are_read_early_if_no_kernel_makes_them(made: bool) -> N
         + '{norm="rms", eps=1e-5, gated=False, expr="x0"} : bf16[n, 512]\n'
         + f"  return %y{', %g' if made else ''}\n}}"
     )
-    text = render_cuda(make_plan(graph, H200), "test").text
-    found = [m.start() for m in re.finditer(r"mp_vec_(?:const|fresh)<\w+, \w+>\(gamma", text)]
+    functions = {f.name: f.text for f in render_cuda(make_plan(graph, H200), "test").functions}
+    found = [text for name, text in functions.items() if name.endswith(("row", "prepare"))]
     assert len(found) == 2  # one row, and the preparation of many
-    for at in found:
-        start = text.rindex('extern "C" __global__', 0, at)
-        assert ("mp_wait();" in text[start:at]) == made
+    assert all(("MP_GAMMA_COMPUTED" if made else "MP_GAMMA_CONSTANT") in text for text in found)
+
+
+@pytest.mark.parametrize("header", ["mp_linear_row.cuh", "mp_linear.cuh"])
+def test_only_constants_are_read_before_the_dependency(header: str) -> None:
+    text = dict(headers("cuda"))[header]
+    wait = text.index("mp_wait();")
+    assert text.index("GAMMA == MP_GAMMA_CONSTANT") < text.index("mp_vec_const<G") < wait
+    assert wait < text.index("GAMMA == MP_GAMMA_COMPUTED") < text.index("mp_vec_fresh<G")
+    assert wait < text.index("mp_vec_fresh<X")
 
 
 @pytest.mark.parametrize("late", [0, 3])
@@ -155,9 +163,10 @@ def test_the_next_kernel_starts_when_it_is_let(late: int) -> None:
     plan = make_plan(graph, H200)
     (step,) = (s for s, _ in plan.steps())
     source = render_cuda(plan, "test", {str(step.number): {"late": late}}).text
-    kernel = source[source.index("RING =") :]
-    assert (kernel.index("mp_release();") > kernel.index("mp_wait();")) == bool(late)
-    assert ("if (b + 3 * GROUPS >= batches) mp_release();" in kernel) == bool(late)
+    assert f"LATE = {late}" in source[source.index("RING =") :]
+    loop = dict(headers("cuda"))["mp_linear_row.cuh"]
+    assert loop.index("if (!LATE) mp_release();") < loop.index("mp_wait();")
+    assert loop.index("mp_wait();") < loop.index("if (LATE && b + LATE * GROUPS >= batches) mp_release();")
 
 
 def test_half_precision_is_rounded_where_it_is_made() -> None:

@@ -10,7 +10,7 @@ import pytest
 from monoplan.codegen.source import HERE
 
 TAGS, LINES = 10, 150
-TEMPLATES = sorted(p.relative_to(HERE) for p in (HERE / "cpu" / "templates").iterdir())
+TEMPLATES = sorted(p.relative_to(HERE) for p in HERE.glob("*/templates/*.j2"))
 
 
 def _name(path: Path) -> str:

@@ -42,6 +42,8 @@ MP_FN void mp_load_column_toy(float *to, const mp_toy *w, const int64_t c, const
 #endif
 """
 CUDA_HEADER = """
+#include "mp_vec.cuh"
+
 struct mp_toy { uint8_t step; };
 MP_FN float mp_weight(const mp_toy t) { return ((int)t.step - 128) * (1.0f / 64.0f); }
 template <> MP_FN void mp_widen<mp_toy>(float *f, const uint4 &raw)

@@ -38,8 +38,15 @@ MP_FN uint32_t mp_float_to_bits(float f) { return __float_as_uint(f); }
 
 MP_FN float mp_load_bf16(mp_bf16 h) { return mp_bits_to_float((uint32_t)h.bits << 16); }
 MP_FN float mp_load_f16(mp_f16 h) { return mp_half_to_float(h.bits); }
+MP_FN float mp_float(float f) { return f; }
+MP_FN float mp_float(mp_bf16 h) { return mp_load_bf16(h); }
+MP_FN float mp_float(mp_f16 h) { return mp_load_f16(h); }
 MP_FN mp_bf16 mp_to_bf16(float f) { return mp_bf16{mp_float_to_brain(f)}; }
 MP_FN mp_f16 mp_to_f16(float f) { return mp_f16{mp_float_to_half(f)}; }
+template <typename T> MP_FN T mp_to(float f);
+template <> MP_FN float mp_to<float>(float f) { return f; }
+template <> MP_FN mp_bf16 mp_to<mp_bf16>(float f) { return mp_to_bf16(f); }
+template <> MP_FN mp_f16 mp_to<mp_f16>(float f) { return mp_to_f16(f); }
 
 MP_FN float mp_expf(float x) { return expf(x); }
 MP_FN double mp_exp(double x) { return exp(x); }
@@ -122,6 +129,7 @@ MP_FN uint64_t mp_order(double v)
     return u >> 63 ? ~u : u | 1ull << 63;
 }
 MP_FN uint64_t mp_rank(float v, int64_t index) { return (uint64_t)mp_order(v) << 32 | (0xffffffffu - (uint32_t)index); }
+MP_FN int64_t mp_rank_index(uint64_t rank) { return 0xffffffffu - (uint32_t)rank; }
 
 /* What went wrong, of the lowest step and place; Python turns it into an exception with the IR line of the step. */
 enum { MP_OK = 0, MP_INDEX = 1, MP_POSITION = 2, MP_CACHE_FULL = 3, MP_COUNT = 4 };

@@ -50,6 +50,25 @@ template <typename T, int E> MP_FN void mp_vec_floats(float *f, const mp_vec<T, 
     for (int i = 0; i < mp_vec<T, E>::PIECES; ++i) mp_widen<T>(f + i * mp_vec<T, E>::EACH, v.raw[i]);
 }
 
+/* Neighbours in half precision at a multiple of their size: two as a word, four, eight. */
+template <typename T> MP_FN uint32_t mp_pack(float low, float high);
+template <> MP_FN uint32_t mp_pack<mp_bf16>(float low, float high) { return mp_pack_brain(low, high); }
+template <> MP_FN uint32_t mp_pack<mp_f16>(float low, float high) { return mp_pack_half(low, high); }
+template <typename T> MP_FN void mp_store4(T *to, const float *f)
+{
+    *(uint2 *)to = make_uint2(mp_pack<T>(f[0], f[1]), mp_pack<T>(f[2], f[3]));
+}
+template <typename T> MP_FN void mp_store8(T *to, const float *f)
+{
+    uint4 v;
+    v.x = mp_pack<T>(f[0], f[1]), v.y = mp_pack<T>(f[2], f[3]), v.z = mp_pack<T>(f[4], f[5]), v.w = mp_pack<T>(f[6], f[7]);
+    *(uint4 *)to = v;
+}
+
+/* The weight of a norm in front of a product. Only constants may be read before the dependency: another kernel may have
+ * computed the others. */
+enum { MP_NO_GAMMA, MP_GAMMA_CONSTANT, MP_GAMMA_COMPUTED };
+
 /* sum += w · x over the 16 bytes of w. */
 template <typename T> MP_FN void mp_dot(float &sum, const uint4 &w, const float *x)
 {

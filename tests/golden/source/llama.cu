@@ -94,7 +94,8 @@
  *     x2), 1))"} : i64[batch, seq]
  * monoplan/models/llama.py:0 in model */
 extern "C" __global__ void __launch_bounds__(256)
-pointwise_0(const int32_t *x1, const int32_t *x2, int64_t *y, const int64_t n_batch, const int64_t n_seq, mp_error *error, const int64_t step)
+pointwise_0(const int32_t *x1, const int32_t *x2, int64_t *y, const int64_t n_batch, const int64_t n_seq,
+    mp_error *error, const int64_t step)
 {
     mp_wait();
     const int64_t outer = n_batch, inner = n_seq;
@@ -108,7 +109,8 @@ pointwise_0(const int32_t *x1, const int32_t *x2, int64_t *y, const int64_t n_ba
 /* %embedding = embedding(%input_ids, %model.embed_tokens.weight) : f32[batch, seq, 32]
  * monoplan/models/llama.py:0 in model.embed_tokens */
 extern "C" __global__ void __launch_bounds__(256)
-embedding_1(const float *x, const int64_t *index, float *y, const int64_t n_batch, const int64_t n_seq, mp_error *error, const int64_t step)
+embedding_1(const float *x, const int64_t *index, float *y, const int64_t n_batch, const int64_t n_seq,
+    mp_error *error, const int64_t step)
 {
     mp_wait();
     const int64_t outer = n_batch * n_seq, inner = 32, limit = 50;
@@ -132,65 +134,29 @@ embedding_1(const float *x, const int64_t *index, float *y, const int64_t n_batc
  *     %model.layers.0.input_layernorm.weight, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
  *     eps=1e-06, qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
  * monoplan/models/llama.py:0 in model.layers.0.self_attn.q_proj */
-extern "C" __global__ void __launch_bounds__(512, 2) qkv_rope_cache_2_row(const float *x, const float *w, const float *norm_weight, const int64_t *positions, const float *sin, const float *cos, const int32_t *lengths, const int32_t *valid, float *k_cache, float *v_cache, float *y, const int64_t n_batch, const int64_t n_capacity, const int64_t n_seq, mp_error *error, const int64_t step)
+extern "C" __global__ void __launch_bounds__(512, 2)
+qkv_rope_cache_2_row(const float *x, const float *w, const float *norm_weight, const int64_t *positions,
+    const float *sin, const float *cos, const int32_t *lengths, const int32_t *valid, float *k_cache,
+    float *v_cache, float *y, const int64_t n_batch, const int64_t n_capacity, const int64_t n_seq,
+    mp_error *error, const int64_t step)
 {
-    enum { K = 32, N = 64, PAIRS = (N + 1) / 2, GRID = 32, WARPS = 16, SLICES = 1 };
-    enum { BATCH = 4, RING = 3, EARLY = 3, GENTLE = 1, GROUPS = WARPS / SLICES, THREADS = WARPS * 32 };
-    enum { E = 4, PIECES = K / E, SLICE = (PIECES + SLICES - 1) / SLICES, V = (SLICE + 31) / 32, SLOT = BATCH * V * 512 };
-    enum { WHOLE = SLICE * SLICES == PIECES && SLICE % 32 == 0, MOST = 2 * ((PAIRS + GRID - 1) / GRID), BATCHES = (MOST + BATCH - 1) / BATCH };
-    MP_DYNAMIC_SHARED(dynamic);
-    __shared__ float squares[SLICES];
-    float (*const part)[BATCHES * BATCH] = (float (*)[BATCHES * BATCH])(dynamic + WARPS * RING * SLOT); /* a slice's sums */
-    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, slice = warp % SLICES, group = warp / SLICES;
-    const int p0 = (int)((int64_t)PAIRS * blockIdx.x / GRID), pairs = (int)((int64_t)PAIRS * (blockIdx.x + 1) / GRID) - p0;
-    const int count = (int)mp_min(2 * pairs, N - 2 * p0), batches = (count + BATCH - 1) / BATCH;
-    mp_release();
-    /* Before the dependency: constants first (behind the ring they would wait for all of it), then weights. */
-    int at[V];
-    bool live[V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) {
-        const int piece = slice * SLICE + v * 32 + lane;
-        live[v] = WHOLE || (v * 32 + lane < SLICE && piece < PIECES);
-        at[v] = live[v] ? piece : 0;
-    }
-    mp_vec<float, E> gamma[V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) mp_vec_const<float, E>(gamma[v], (norm_weight + 0) + at[v] * E);
-    const float *const rows0 = w + (int64_t)2 * p0 * K;
-    const mp_shared ring = mp_shared_address(dynamic) + warp * RING * SLOT + lane * 16;
-    auto issue = [&](const int b, const int slot) {
-        MP_UNROLL
-        for (int r = 0; r < BATCH; ++r) {
-            const float *const from = rows0 + (b * BATCH + r) * K;
-            if (b * BATCH + r < count) { /* predicates, not a jump: copies are cheap in a row only */
-                MP_UNROLL
-                for (int v = 0; v < V; ++v) {
-                    if (WHOLE) mp_copy(ring + slot * SLOT + (r * V + v) * 512, from + at[v] * E);
-                    else mp_copy_if(ring + slot * SLOT + (r * V + v) * 512, from + at[v] * E, live[v]);
-                }
-            }
-        }
-        mp_copy_commit();
+    struct S {
+        enum { K = 32, N = 64, RMS = 1, GAMMA = MP_GAMMA_CONSTANT };
+        enum { GRID = 32, WARPS = 16, SLICES = 1, BATCH = 4 };
+        enum { RING = 3, EARLY = 3, GENTLE = 1, LATE = 0 };
     };
-    MP_UNROLL
-    for (int d = 0; d < EARLY; ++d) {
-        if (GENTLE && d >= GENTLE) mp_copy_wait<(GENTLE ? GENTLE - 1 : 0)>(); /* what others need must not queue for long */
-        issue(group + d * GROUPS, d);
-    }
-    mp_wait();
-
-    /* After it: x first, then the rest of the ring, then what only the epilogue needs. */
-    mp_vec<float, E> raw[V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) mp_vec_fresh<float, E>(raw[v], (x + 0) + at[v] * E);
-    for (int d = EARLY; d < RING; ++d) issue(group + d * GROUPS, d);
+    enum { N = S::N };
     /* One pair of dimensions of a head, which rotate together; q goes to y, k and v to row `at` of their caches. */
-    enum { DIM = 8, HEADS = 4, KV = 2, HALF = 4 };
+    struct Heads {
+        enum { DIM = 8, HEADS = 4, KV = 2, HALF = 4, INTERLEAVED = 0 };
+    };
+    enum { DIM = Heads::DIM, HEADS = Heads::HEADS, KV = Heads::KV, HALF = Heads::HALF };
+    const uint32_t seq = (uint32_t)(n_seq);
     struct Extra { float sine, cosine; int64_t start, given; };
     auto fetch = [&](const int64_t row, const int64_t pair) {
         Extra extra = {0.0f, 1.0f, 0, 0};
-        const int64_t head = pair / (DIM / 2), i = pair % (DIM / 2), b0 MP_UNUSED = (uint32_t)row / (uint32_t)(n_seq), s0 MP_UNUSED = (uint32_t)row % (uint32_t)(n_seq);
+        const int64_t head = pair / (DIM / 2), i = pair % (DIM / 2);
+        const int64_t b0 MP_UNUSED = (uint32_t)row / seq, s0 MP_UNUSED = (uint32_t)row % seq;
         if (head < HEADS + KV && i < HALF) {
             int64_t angle = (int64_t)positions[b0 * n_seq + s0];
             if (angle < 0 || angle >= 64) {
@@ -203,15 +169,16 @@ extern "C" __global__ void __launch_bounds__(512, 2) qkv_rope_cache_2_row(const 
         if (head >= HEADS) extra.start = (int64_t)lengths[b0], extra.given = (int64_t)valid[b0];
         return extra;
     };
-    auto finish = [&](const Extra &extra, const int64_t row, const int64_t pair, const float first, const float second) {
-        const int64_t head = pair / (DIM / 2), i = pair % (DIM / 2), b0 MP_UNUSED = (uint32_t)row / (uint32_t)(n_seq), s0 MP_UNUSED = (uint32_t)row % (uint32_t)(n_seq);
-        const bool rotates = head < HEADS + KV && i < HALF;
-        const int64_t d0 = rotates ? i : 2 * i, d1 = rotates ? i + HALF : 2 * i + 1;
+    auto finish = [&](const Extra &extra, const int64_t row, const int64_t pair, const float first,
+        const float second) {
+        const int64_t head = pair / (DIM / 2), i = pair % (DIM / 2);
+        const int64_t b0 MP_UNUSED = (uint32_t)row / seq, s0 MP_UNUSED = (uint32_t)row % seq;
+        const mp_dims dims = mp_pair_dims<Heads>(head, i);
         const float u = first, v = second;
         const float a = u * extra.cosine - v * extra.sine, b = u * extra.sine + v * extra.cosine;
         if (head < HEADS) {
-            y[b0 * n_seq * 32 + s0 * 32 + head * 8 + d0] = a;
-            y[b0 * n_seq * 32 + s0 * 32 + head * 8 + d1] = b;
+            y[b0 * n_seq * 32 + s0 * 32 + head * 8 + dims.first] = a;
+            y[b0 * n_seq * 32 + s0 * 32 + head * 8 + dims.second] = b;
             return;
         }
         const int64_t kv MP_UNUSED = head < HEADS + KV ? head - HEADS : head - HEADS - KV, at = extra.start + s0;
@@ -226,66 +193,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) qkv_rope_cache_2_row(const 
         }
         if (s0 >= extra.given) return;
         if (head < HEADS + KV) {
-            k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + d0] = a;
-            k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + d1] = b;
+            k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.first] = a;
+            k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.second] = b;
         } else {
-            v_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + d0] = a;
-            v_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + d1] = b;
+            v_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.first] = a;
+            v_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.second] = b;
         }
     };
-    Extra early;
-    if (tid < pairs) early = fetch(0, p0 + tid);
-    float xs[E * V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) {
-        if (!live[v]) mp_vec_zero<float, E>(raw[v]);
-        mp_vec_floats<float, E>(xs + E * v, raw[v]);
-    }
-    float square = 0.0f;
-    MP_UNROLL
-    for (int i = 0; i < E * V; ++i) square = fmaf(xs[i], xs[i], square);
-    square = mp_warp_sum(square);
-    if (group == 0 && lane == 0) squares[slice] = square;
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) {
-        float g[E];
-        mp_vec_floats<float, E>(g, gamma[v]);
-        MP_UNROLL
-        for (int i = 0; i < E; ++i) xs[E * v + i] *= g[i];
-    }
-
-    for (int b = group, slot = 0; b < batches; b += GROUPS, slot = slot + 1 == RING ? 0 : slot + 1) {
-        mp_copy_wait<RING - 1>();
-        float sums[BATCH];
-        MP_UNROLL
-        for (int r = 0; r < BATCH; ++r) {
-            sums[r] = 0.0f;
-            MP_UNROLL
-            for (int v = 0; v < V; ++v)
-                mp_dot<float>(sums[r], mp_read_shared(ring + slot * SLOT + (r * V + v) * 512), xs + E * v);
-        }
-        issue(b + RING * GROUPS, slot);
-        const float sum = mp_reduce_rows<BATCH>(sums, lane);
-        if (lane % (32 / BATCH) == 0) part[slice][b * BATCH + lane / (32 / BATCH)] = sum;
-    }
-    __syncthreads();
-
-    /* One thread for each row pair; slices are summed in a fixed order. */
-    float scale = 1.0f;
-    float total = 0.0f;
-    MP_UNROLL
-    for (int j = 0; j < SLICES; ++j) total += squares[j];
-    scale = rsqrtf(total / K + 9.999999974752427e-07f);
-    for (int i = tid; i < pairs; i += THREADS) {
-        float first = 0.0f, second = 0.0f;
-        MP_UNROLL
-        for (int j = 0; j < SLICES; ++j) {
-            const float2 two = *(const float2 *)&part[j][2 * i];
-            first += two.x;
-            second += two.y;
-        }
-        finish(i == tid ? early : fetch(0, p0 + i), 0, p0 + i, first * scale, second * scale);
-    }
+    mp_linear_row<S>(w, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch, finish);
 }
 
 /* %rope, %kv_update, %kv_update_1 = qkv_rope_cache(%embedding, %concat, %minimum, %model.rotary_emb.sin,
@@ -293,21 +208,17 @@ extern "C" __global__ void __launch_bounds__(512, 2) qkv_rope_cache_2_row(const 
  *     %model.layers.0.input_layernorm.weight, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
  *     eps=1e-06, qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
  * monoplan/models/llama.py:0 in model.layers.0.self_attn.q_proj */
-extern "C" __global__ void __launch_bounds__(256) qkv_rope_cache_2_prepare(const float *x, const float *norm_weight, float *xs, const int64_t n_batch, const int64_t n_capacity, const int64_t n_seq, mp_error *error, const int64_t step)
+extern "C" __global__ void __launch_bounds__(256)
+qkv_rope_cache_2_prepare(const float *x, const float *norm_weight, float *xs, const int64_t n_batch,
+    const int64_t n_capacity, const int64_t n_seq, mp_error *error, const int64_t step)
 {
-    enum { K = 32 };
-    __shared__ float shared[8];
-    mp_release();
+    enum { K = 32, RMS = 1 };
     const int64_t row = blockIdx.x;
-    mp_wait();
-    const int r MP_UNUSED = 0;
-    float squares = 0.0f;
-    for (int64_t i = threadIdx.x; i < K; i += 256) {
-        const float v = x[row * 32 + i];
-        squares += v * v;
-    }
-    const float scales[1] = {1.0f / sqrtf(mp_fast_sum<8>(shared, squares) / K + 9.999999974752427e-07f)};
-    for (int64_t i = threadIdx.x; i < K; i += 256) xs[row * K + i] = (x[row * 32 + i] * scales[r]) * norm_weight[i];
+    mp_release();
+    auto value = [&](const int64_t i) { return x[row * 32 + i]; };
+    auto rounded = [&](const int64_t i,
+        const float scale MP_UNUSED) { return (x[row * 32 + i] * scale) * norm_weight[i]; };
+    mp_linear_prepare_each<K, RMS>(xs + row * K, 9.999999974752427e-07f, value, rounded);
 }
 
 /* %rope, %kv_update, %kv_update_1 = qkv_rope_cache(%embedding, %concat, %minimum, %model.rotary_emb.sin,
@@ -315,24 +226,26 @@ extern "C" __global__ void __launch_bounds__(256) qkv_rope_cache_2_prepare(const
  *     %model.layers.0.input_layernorm.weight, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
  *     eps=1e-06, qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
  * monoplan/models/llama.py:0 in model.layers.0.self_attn.q_proj */
-extern "C" __global__ void __launch_bounds__(256) qkv_rope_cache_2_finish(const int64_t *positions, const float *sin, const float *cos, const int32_t *lengths, const int32_t *valid, float *k_cache, float *v_cache, float *y, const float *sums, const int64_t splits, const int64_t n_batch, const int64_t n_capacity, const int64_t n_seq, mp_error *error, const int64_t step)
+extern "C" __global__ void __launch_bounds__(256)
+qkv_rope_cache_2_finish(const int64_t *positions, const float *sin, const float *cos, const int32_t *lengths,
+    const int32_t *valid, float *k_cache, float *v_cache, float *y, const float *sums, const int64_t splits,
+    const int64_t n_batch, const int64_t n_capacity, const int64_t n_seq, mp_error *error, const int64_t step)
 {
-    enum { N = 64, PAIRS = (N + 1) / 2 };
+    enum { N = 64 };
+    const int64_t rows MP_UNUSED = n_batch * n_seq;
     mp_release();
     mp_wait();
-    const int64_t rows = n_batch * n_seq;
-    auto part = [&](const int64_t row, const int64_t n) {
-        float sum = 0.0f;
-        if (n < N)
-            for (int split = 0; split < splits; ++split) sum += sums[(split * rows + row) * N + n];
-        return sum;
-    };
     /* One pair of dimensions of a head, which rotate together; q goes to y, k and v to row `at` of their caches. */
-    enum { DIM = 8, HEADS = 4, KV = 2, HALF = 4 };
+    struct Heads {
+        enum { DIM = 8, HEADS = 4, KV = 2, HALF = 4, INTERLEAVED = 0 };
+    };
+    enum { DIM = Heads::DIM, HEADS = Heads::HEADS, KV = Heads::KV, HALF = Heads::HALF };
+    const uint32_t seq = (uint32_t)(n_seq);
     struct Extra { float sine, cosine; int64_t start, given; };
     auto fetch = [&](const int64_t row, const int64_t pair) {
         Extra extra = {0.0f, 1.0f, 0, 0};
-        const int64_t head = pair / (DIM / 2), i = pair % (DIM / 2), b0 MP_UNUSED = (uint32_t)row / (uint32_t)(n_seq), s0 MP_UNUSED = (uint32_t)row % (uint32_t)(n_seq);
+        const int64_t head = pair / (DIM / 2), i = pair % (DIM / 2);
+        const int64_t b0 MP_UNUSED = (uint32_t)row / seq, s0 MP_UNUSED = (uint32_t)row % seq;
         if (head < HEADS + KV && i < HALF) {
             int64_t angle = (int64_t)positions[b0 * n_seq + s0];
             if (angle < 0 || angle >= 64) {
@@ -345,15 +258,16 @@ extern "C" __global__ void __launch_bounds__(256) qkv_rope_cache_2_finish(const 
         if (head >= HEADS) extra.start = (int64_t)lengths[b0], extra.given = (int64_t)valid[b0];
         return extra;
     };
-    auto finish = [&](const Extra &extra, const int64_t row, const int64_t pair, const float first, const float second) {
-        const int64_t head = pair / (DIM / 2), i = pair % (DIM / 2), b0 MP_UNUSED = (uint32_t)row / (uint32_t)(n_seq), s0 MP_UNUSED = (uint32_t)row % (uint32_t)(n_seq);
-        const bool rotates = head < HEADS + KV && i < HALF;
-        const int64_t d0 = rotates ? i : 2 * i, d1 = rotates ? i + HALF : 2 * i + 1;
+    auto finish = [&](const Extra &extra, const int64_t row, const int64_t pair, const float first,
+        const float second) {
+        const int64_t head = pair / (DIM / 2), i = pair % (DIM / 2);
+        const int64_t b0 MP_UNUSED = (uint32_t)row / seq, s0 MP_UNUSED = (uint32_t)row % seq;
+        const mp_dims dims = mp_pair_dims<Heads>(head, i);
         const float u = first, v = second;
         const float a = u * extra.cosine - v * extra.sine, b = u * extra.sine + v * extra.cosine;
         if (head < HEADS) {
-            y[b0 * n_seq * 32 + s0 * 32 + head * 8 + d0] = a;
-            y[b0 * n_seq * 32 + s0 * 32 + head * 8 + d1] = b;
+            y[b0 * n_seq * 32 + s0 * 32 + head * 8 + dims.first] = a;
+            y[b0 * n_seq * 32 + s0 * 32 + head * 8 + dims.second] = b;
             return;
         }
         const int64_t kv MP_UNUSED = head < HEADS + KV ? head - HEADS : head - HEADS - KV, at = extra.start + s0;
@@ -368,151 +282,55 @@ extern "C" __global__ void __launch_bounds__(256) qkv_rope_cache_2_finish(const 
         }
         if (s0 >= extra.given) return;
         if (head < HEADS + KV) {
-            k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + d0] = a;
-            k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + d1] = b;
+            k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.first] = a;
+            k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.second] = b;
         } else {
-            v_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + d0] = a;
-            v_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + d1] = b;
+            v_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.first] = a;
+            v_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.second] = b;
         }
     };
-    enum { EACH = 1 };
-    const int pair0 = blockIdx.x * (256 * EACH) + threadIdx.x;
-    for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
-        Extra extra[EACH];
-        float2 both[EACH];
-        MP_UNROLL
-        for (int e = 0; e < EACH; ++e) {
-            const int pair = pair0 + e * 256;
-            if (pair >= PAIRS) break;
-            extra[e] = fetch(row, pair);
-            both[e] = make_float2(0.0f, 0.0f);
-            for (int split = 0; split < splits; ++split) {
-                const float2 two = mp_load_pair(sums + (split * rows + row) * N + 2 * pair);
-                both[e].x += two.x;
-                both[e].y += two.y;
-            }
-        }
-        MP_UNROLL
-        for (int e = 0; e < EACH; ++e) {
-            const int pair = pair0 + e * 256;
-            if (pair < PAIRS) finish(extra[e], row, pair, both[e].x, both[e].y);
-        }
-    }
+    mp_finish_pairs<N, 1>(sums, splits, rows, fetch, finish);
 }
 
 /* %transpose_1 = attention(%rope, %kv_update, %kv_update_1, _, %past_key_values.lengths) {causal=True,
  *     scale=0.3535533905932738, softcap=None, window=None, layout="bshd"} : f32[batch, seq, 4, 8]
  * monoplan/models/llama.py:0 in model.layers.0.self_attn */
 extern "C" __global__ void __launch_bounds__(128)
-attention_3(const float *q, const float *k, const float *v, const int32_t *past, float *y, const int64_t n_batch, const int64_t n_capacity, const int64_t n_seq, mp_error *error, const int64_t step)
+attention_3(const float *q, const float *k, const float *v, const int32_t *past, float *y, const int64_t n_batch,
+    const int64_t n_capacity, const int64_t n_seq, mp_error *error, const int64_t step)
 {
-    enum { THREADS = 128, HEADS = 4, GROUP = 2, DIM = 8, VALUE = 8 };
-    enum { EACH = (VALUE + THREADS - 1) / THREADS };
-    __shared__ float query[DIM], score[THREADS], shared[THREADS];
+    struct S { enum { HEADS = 4, GROUP = 2, DIM = 8, VALUE = 8 }; };
+    typedef float real;
     mp_wait();
     const int64_t queries = n_seq, keys = n_capacity;
-    const int64_t h = blockIdx.x % HEADS, b MP_UNUSED = blockIdx.x / HEADS / queries, g MP_UNUSED = h / GROUP;
-    const int64_t s0 = blockIdx.x / HEADS % queries, count MP_UNUSED = 1, r = 0;
-    const int64_t before = (int64_t)past[b], position MP_UNUSED = before + s0;
-    const int64_t written = mp_min(keys, before + queries);
-    for (int i = threadIdx.x; i < DIM; i += THREADS) query[i] = q[b * n_seq * 32 + s0 * 32 + h * 8 + i] * 0.3535533845424652f;
-    float sums[EACH] = {}, top = -INFINITY, total = 0;
-    const int64_t first = 0, last = mp_min(written, before + s0 + 1);
-    for (int64_t j0 = first; j0 < last; j0 += THREADS) {
-        const int64_t key = j0 + threadIdx.x;
-        __syncthreads();
-        float dot = -INFINITY;
-        if (key < last && (key < written && key <= position)) {
-            dot = 0;
-            for (int i = 0; i < DIM; ++i) dot += query[i] * k[b * n_capacity * 16 + g * n_capacity * 8 + key * 8 + i];
-        }
-        shared[threadIdx.x] = dot;
-        for (int half = THREADS / 2; half > 0; half /= 2) {
-            __syncthreads();
-            if ((int)threadIdx.x < half)
-                shared[threadIdx.x] = mp_maximum_f32(shared[threadIdx.x], shared[threadIdx.x + half]);
-        }
-        __syncthreads();
-        const float high = mp_maximum_f32(top, shared[0]);
-        __syncthreads();
-        if (high == -INFINITY) continue;
-        const float keep = mp_expf(top - high), weight = dot == -INFINITY ? 0 : mp_expf(dot - high);
-        score[threadIdx.x] = weight;
-        total = total * keep + mp_block_sum<THREADS>(shared, weight);
-        top = high;
-        for (int e = 0; e < EACH; ++e) {
-            const int i = threadIdx.x + e * THREADS;
-            if (i >= VALUE) break;
-            float sum = sums[e] * keep;
-            for (int64_t j = 0; j < mp_min(THREADS, last - j0); ++j) {
-                const int64_t key = j0 + j;
-                if (score[j] != 0) sum += score[j] * v[b * n_capacity * 16 + g * n_capacity * 8 + key * 8 + i]; /* a hidden key may hold anything */
-            }
-            sums[e] = sum;
-        }
-    }
-    const float scale = total == 0 ? 0 : 1 / total;
-    for (int e = 0; e < EACH; ++e) {
-        const int i = threadIdx.x + e * THREADS;
-        if (i >= VALUE) break;
-        const float v_out = sums[e] * scale;
-        y[b * n_seq * 32 + s0 * 32 + h * 8 + i] = v_out;
-    }
+    const int64_t h = blockIdx.x % S::HEADS, b MP_UNUSED = blockIdx.x / S::HEADS / queries,
+        g MP_UNUSED = h / S::GROUP;
+    const int64_t s0 = blockIdx.x / S::HEADS % queries, before = (int64_t)past[b], position MP_UNUSED = before + s0;
+    const int64_t written = mp_min(keys, before + queries), first = 0, last = mp_min(written, before + s0 + 1);
+    auto query = [&](const int64_t i) { return q[b * n_seq * 32 + s0 * 32 + h * 8 + i] * 0.3535533845424652f; };
+    auto key_at = [&](const int64_t key,
+        const int64_t i) { return k[b * n_capacity * 16 + g * n_capacity * 8 + key * 8 + i]; };
+    auto value_at = [&](const int64_t key,
+        const int64_t i) { return v[b * n_capacity * 16 + g * n_capacity * 8 + key * 8 + i]; };
+    auto visible = [&](const int64_t key) { return key < written && key <= position; };
+    auto adjusted = [&](const real dot, const int64_t key MP_UNUSED) { return dot; };
+    auto store = [&](const int64_t i, const real value) { y[b * n_seq * 32 + s0 * 32 + h * 8 + i] = value; };
+    mp_attention<S, real>(first, last, query, key_at, value_at, visible, adjusted, store);
 }
 
 /* %add_2 = fused_linear(%reshape_6, %model.layers.0.self_attn.o_proj.weight, _, _, _, %embedding) {norm="none",
  *     eps=0.0, gated=False, expr="add(x0, x1)"} : f32[batch, seq, 32]
  * monoplan/models/llama.py:0 in model.layers.0 */
-extern "C" __global__ void __launch_bounds__(256, 1) fused_linear_4_row(const float *x, const float *w, const float *e0, float *y, const int64_t n_batch, const int64_t n_seq, mp_error *error, const int64_t step)
+extern "C" __global__ void __launch_bounds__(256, 1)
+fused_linear_4_row(const float *x, const float *w, const float *e0, float *y, const int64_t n_batch,
+    const int64_t n_seq, mp_error *error, const int64_t step)
 {
-    enum { K = 32, N = 32, PAIRS = (N + 1) / 2, GRID = 16, WARPS = 8, SLICES = 1 };
-    enum { BATCH = 8, RING = 2, EARLY = 2, GENTLE = 1, GROUPS = WARPS / SLICES, THREADS = WARPS * 32 };
-    enum { E = 4, PIECES = K / E, SLICE = (PIECES + SLICES - 1) / SLICES, V = (SLICE + 31) / 32, SLOT = BATCH * V * 512 };
-    enum { WHOLE = SLICE * SLICES == PIECES && SLICE % 32 == 0, MOST = 2 * ((PAIRS + GRID - 1) / GRID), BATCHES = (MOST + BATCH - 1) / BATCH };
-    MP_DYNAMIC_SHARED(dynamic);
-    __shared__ float squares[SLICES];
-    float (*const part)[BATCHES * BATCH] = (float (*)[BATCHES * BATCH])(dynamic + WARPS * RING * SLOT); /* a slice's sums */
-    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, slice = warp % SLICES, group = warp / SLICES;
-    const int p0 = (int)((int64_t)PAIRS * blockIdx.x / GRID), pairs = (int)((int64_t)PAIRS * (blockIdx.x + 1) / GRID) - p0;
-    const int count = (int)mp_min(2 * pairs, N - 2 * p0), batches = (count + BATCH - 1) / BATCH;
-    mp_release();
-    /* Before the dependency: constants first (behind the ring they would wait for all of it), then weights. */
-    int at[V];
-    bool live[V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) {
-        const int piece = slice * SLICE + v * 32 + lane;
-        live[v] = WHOLE || (v * 32 + lane < SLICE && piece < PIECES);
-        at[v] = live[v] ? piece : 0;
-    }
-    const float *const rows0 = w + (int64_t)2 * p0 * K;
-    const mp_shared ring = mp_shared_address(dynamic) + warp * RING * SLOT + lane * 16;
-    auto issue = [&](const int b, const int slot) {
-        MP_UNROLL
-        for (int r = 0; r < BATCH; ++r) {
-            const float *const from = rows0 + (b * BATCH + r) * K;
-            if (b * BATCH + r < count) { /* predicates, not a jump: copies are cheap in a row only */
-                MP_UNROLL
-                for (int v = 0; v < V; ++v) {
-                    if (WHOLE) mp_copy(ring + slot * SLOT + (r * V + v) * 512, from + at[v] * E);
-                    else mp_copy_if(ring + slot * SLOT + (r * V + v) * 512, from + at[v] * E, live[v]);
-                }
-            }
-        }
-        mp_copy_commit();
+    struct S {
+        enum { K = 32, N = 32, RMS = 0, GAMMA = MP_NO_GAMMA };
+        enum { GRID = 16, WARPS = 8, SLICES = 1, BATCH = 8 };
+        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0 };
     };
-    MP_UNROLL
-    for (int d = 0; d < EARLY; ++d) {
-        if (GENTLE && d >= GENTLE) mp_copy_wait<(GENTLE ? GENTLE - 1 : 0)>(); /* what others need must not queue for long */
-        issue(group + d * GROUPS, d);
-    }
-    mp_wait();
-
-    /* After it: x first, then the rest of the ring, then what only the epilogue needs. */
-    mp_vec<float, E> raw[V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) mp_vec_fresh<float, E>(raw[v], (x + 0) + at[v] * E);
-    for (int d = EARLY; d < RING; ++d) issue(group + d * GROUPS, d);
+    enum { N = S::N };
     /* Columns 2 pair and 2 pair + 1: what the body needs beside the sums is fetched ahead of them. */
     struct Extra { float e0_0, e0_1; };
     auto fetch = [&](const int64_t row MP_UNUSED, const int64_t pair MP_UNUSED) {
@@ -522,107 +340,29 @@ extern "C" __global__ void __launch_bounds__(256, 1) fused_linear_4_row(const fl
         extra.e0_0 = e0_both.x, extra.e0_1 = e0_both.y;
         return extra;
     };
-    auto finish = [&](const Extra &extra MP_UNUSED, const int64_t row, const int64_t pair, const float first, const float second) {
+    auto finish = [&](const Extra &extra MP_UNUSED, const int64_t row, const int64_t pair, const float first,
+        const float second) {
         const int64_t n0 = 2 * pair, n1 MP_UNUSED = n0 + 1;
         const float value0 = ((first) + extra.e0_0);
         const float value1 = ((second) + extra.e0_1);
         mp_store_pair((y + row * 32 + n0), value0, value1);
     };
-    Extra early;
-    if (tid < pairs) early = fetch(0, p0 + tid);
-    float xs[E * V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) {
-        if (!live[v]) mp_vec_zero<float, E>(raw[v]);
-        mp_vec_floats<float, E>(xs + E * v, raw[v]);
-    }
-
-    for (int b = group, slot = 0; b < batches; b += GROUPS, slot = slot + 1 == RING ? 0 : slot + 1) {
-        mp_copy_wait<RING - 1>();
-        float sums[BATCH];
-        MP_UNROLL
-        for (int r = 0; r < BATCH; ++r) {
-            sums[r] = 0.0f;
-            MP_UNROLL
-            for (int v = 0; v < V; ++v)
-                mp_dot<float>(sums[r], mp_read_shared(ring + slot * SLOT + (r * V + v) * 512), xs + E * v);
-        }
-        issue(b + RING * GROUPS, slot);
-        const float sum = mp_reduce_rows<BATCH>(sums, lane);
-        if (lane % (32 / BATCH) == 0) part[slice][b * BATCH + lane / (32 / BATCH)] = sum;
-    }
-    __syncthreads();
-
-    /* One thread for each row pair; slices are summed in a fixed order. */
-    float scale = 1.0f;
-    for (int i = tid; i < pairs; i += THREADS) {
-        float first = 0.0f, second = 0.0f;
-        MP_UNROLL
-        for (int j = 0; j < SLICES; ++j) {
-            const float2 two = *(const float2 *)&part[j][2 * i];
-            first += two.x;
-            second += two.y;
-        }
-        finish(i == tid ? early : fetch(0, p0 + i), 0, p0 + i, first * scale, second * scale);
-    }
+    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, finish);
 }
 
 /* %mul = fused_linear(%add_2, %concat_1, _, %model.layers.0.post_attention_layernorm.weight, _) {norm="rms",
  *     eps=1e-06, gated=True, expr="swiglu(x0, x1)"} : f32[batch, seq, 48]
  * monoplan/models/llama.py:0 in model.layers.0.mlp */
-extern "C" __global__ void __launch_bounds__(256, 1) fused_linear_5_row(const float *x, const float *w, const float *norm_weight, float *y, const int64_t n_batch, const int64_t n_seq, mp_error *error, const int64_t step)
+extern "C" __global__ void __launch_bounds__(256, 1)
+fused_linear_5_row(const float *x, const float *w, const float *norm_weight, float *y, const int64_t n_batch,
+    const int64_t n_seq, mp_error *error, const int64_t step)
 {
-    enum { K = 32, N = 96, PAIRS = (N + 1) / 2, GRID = 48, WARPS = 8, SLICES = 1 };
-    enum { BATCH = 8, RING = 2, EARLY = 2, GENTLE = 1, GROUPS = WARPS / SLICES, THREADS = WARPS * 32 };
-    enum { E = 4, PIECES = K / E, SLICE = (PIECES + SLICES - 1) / SLICES, V = (SLICE + 31) / 32, SLOT = BATCH * V * 512 };
-    enum { WHOLE = SLICE * SLICES == PIECES && SLICE % 32 == 0, MOST = 2 * ((PAIRS + GRID - 1) / GRID), BATCHES = (MOST + BATCH - 1) / BATCH };
-    MP_DYNAMIC_SHARED(dynamic);
-    __shared__ float squares[SLICES];
-    float (*const part)[BATCHES * BATCH] = (float (*)[BATCHES * BATCH])(dynamic + WARPS * RING * SLOT); /* a slice's sums */
-    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, slice = warp % SLICES, group = warp / SLICES;
-    const int p0 = (int)((int64_t)PAIRS * blockIdx.x / GRID), pairs = (int)((int64_t)PAIRS * (blockIdx.x + 1) / GRID) - p0;
-    const int count = (int)mp_min(2 * pairs, N - 2 * p0), batches = (count + BATCH - 1) / BATCH;
-    mp_release();
-    /* Before the dependency: constants first (behind the ring they would wait for all of it), then weights. */
-    int at[V];
-    bool live[V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) {
-        const int piece = slice * SLICE + v * 32 + lane;
-        live[v] = WHOLE || (v * 32 + lane < SLICE && piece < PIECES);
-        at[v] = live[v] ? piece : 0;
-    }
-    mp_vec<float, E> gamma[V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) mp_vec_const<float, E>(gamma[v], (norm_weight + 0) + at[v] * E);
-    const float *const rows0 = w + (int64_t)2 * p0 * K;
-    const mp_shared ring = mp_shared_address(dynamic) + warp * RING * SLOT + lane * 16;
-    auto issue = [&](const int b, const int slot) {
-        MP_UNROLL
-        for (int r = 0; r < BATCH; ++r) {
-            const float *const from = rows0 + (b * BATCH + r) * K;
-            if (b * BATCH + r < count) { /* predicates, not a jump: copies are cheap in a row only */
-                MP_UNROLL
-                for (int v = 0; v < V; ++v) {
-                    if (WHOLE) mp_copy(ring + slot * SLOT + (r * V + v) * 512, from + at[v] * E);
-                    else mp_copy_if(ring + slot * SLOT + (r * V + v) * 512, from + at[v] * E, live[v]);
-                }
-            }
-        }
-        mp_copy_commit();
+    struct S {
+        enum { K = 32, N = 96, RMS = 1, GAMMA = MP_GAMMA_CONSTANT };
+        enum { GRID = 48, WARPS = 8, SLICES = 1, BATCH = 8 };
+        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0 };
     };
-    MP_UNROLL
-    for (int d = 0; d < EARLY; ++d) {
-        if (GENTLE && d >= GENTLE) mp_copy_wait<(GENTLE ? GENTLE - 1 : 0)>(); /* what others need must not queue for long */
-        issue(group + d * GROUPS, d);
-    }
-    mp_wait();
-
-    /* After it: x first, then the rest of the ring, then what only the epilogue needs. */
-    mp_vec<float, E> raw[V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) mp_vec_fresh<float, E>(raw[v], (x + 0) + at[v] * E);
-    for (int d = EARLY; d < RING; ++d) issue(group + d * GROUPS, d);
+    enum { N = S::N };
     /* Rows of w alternate: gate, up, gate, up …; a pair makes column n = pair. */
     struct Extra {  };
     auto fetch = [&](const int64_t row MP_UNUSED, const int64_t pair) {
@@ -630,101 +370,42 @@ extern "C" __global__ void __launch_bounds__(256, 1) fused_linear_5_row(const fl
         const int64_t n MP_UNUSED = pair;
         return extra;
     };
-    auto finish = [&](const Extra &extra MP_UNUSED, const int64_t row, const int64_t pair, const float first, const float second) {
+    auto finish = [&](const Extra &extra MP_UNUSED, const int64_t row, const int64_t pair, const float first,
+        const float second) {
         const int64_t n = pair;
         const float gate = first, up = second;
         y[row * 48 + n] = mp_swigluf(gate, up);
     };
-    Extra early;
-    if (tid < pairs) early = fetch(0, p0 + tid);
-    float xs[E * V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) {
-        if (!live[v]) mp_vec_zero<float, E>(raw[v]);
-        mp_vec_floats<float, E>(xs + E * v, raw[v]);
-    }
-    float square = 0.0f;
-    MP_UNROLL
-    for (int i = 0; i < E * V; ++i) square = fmaf(xs[i], xs[i], square);
-    square = mp_warp_sum(square);
-    if (group == 0 && lane == 0) squares[slice] = square;
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) {
-        float g[E];
-        mp_vec_floats<float, E>(g, gamma[v]);
-        MP_UNROLL
-        for (int i = 0; i < E; ++i) xs[E * v + i] *= g[i];
-    }
-
-    for (int b = group, slot = 0; b < batches; b += GROUPS, slot = slot + 1 == RING ? 0 : slot + 1) {
-        mp_copy_wait<RING - 1>();
-        float sums[BATCH];
-        MP_UNROLL
-        for (int r = 0; r < BATCH; ++r) {
-            sums[r] = 0.0f;
-            MP_UNROLL
-            for (int v = 0; v < V; ++v)
-                mp_dot<float>(sums[r], mp_read_shared(ring + slot * SLOT + (r * V + v) * 512), xs + E * v);
-        }
-        issue(b + RING * GROUPS, slot);
-        const float sum = mp_reduce_rows<BATCH>(sums, lane);
-        if (lane % (32 / BATCH) == 0) part[slice][b * BATCH + lane / (32 / BATCH)] = sum;
-    }
-    __syncthreads();
-
-    /* One thread for each row pair; slices are summed in a fixed order. */
-    float scale = 1.0f;
-    float total = 0.0f;
-    MP_UNROLL
-    for (int j = 0; j < SLICES; ++j) total += squares[j];
-    scale = rsqrtf(total / K + 9.999999974752427e-07f);
-    for (int i = tid; i < pairs; i += THREADS) {
-        float first = 0.0f, second = 0.0f;
-        MP_UNROLL
-        for (int j = 0; j < SLICES; ++j) {
-            const float2 two = *(const float2 *)&part[j][2 * i];
-            first += two.x;
-            second += two.y;
-        }
-        finish(i == tid ? early : fetch(0, p0 + i), 0, p0 + i, first * scale, second * scale);
-    }
+    mp_linear_row<S>(w, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch, finish);
 }
 
 /* %mul = fused_linear(%add_2, %concat_1, _, %model.layers.0.post_attention_layernorm.weight, _) {norm="rms",
  *     eps=1e-06, gated=True, expr="swiglu(x0, x1)"} : f32[batch, seq, 48]
  * monoplan/models/llama.py:0 in model.layers.0.mlp */
-extern "C" __global__ void __launch_bounds__(256) fused_linear_5_prepare(const float *x, const float *norm_weight, float *xs, const int64_t n_batch, const int64_t n_seq, mp_error *error, const int64_t step)
+extern "C" __global__ void __launch_bounds__(256)
+fused_linear_5_prepare(const float *x, const float *norm_weight, float *xs, const int64_t n_batch,
+    const int64_t n_seq, mp_error *error, const int64_t step)
 {
-    enum { K = 32 };
-    __shared__ float shared[8];
-    mp_release();
+    enum { K = 32, RMS = 1 };
     const int64_t row = blockIdx.x;
-    mp_wait();
-    const int r MP_UNUSED = 0;
-    float squares = 0.0f;
-    for (int64_t i = threadIdx.x; i < K; i += 256) {
-        const float v = x[row * 32 + i];
-        squares += v * v;
-    }
-    const float scales[1] = {1.0f / sqrtf(mp_fast_sum<8>(shared, squares) / K + 9.999999974752427e-07f)};
-    for (int64_t i = threadIdx.x; i < K; i += 256) xs[row * K + i] = (x[row * 32 + i] * scales[r]) * norm_weight[i];
+    mp_release();
+    auto value = [&](const int64_t i) { return x[row * 32 + i]; };
+    auto rounded = [&](const int64_t i,
+        const float scale MP_UNUSED) { return (x[row * 32 + i] * scale) * norm_weight[i]; };
+    mp_linear_prepare_each<K, RMS>(xs + row * K, 9.999999974752427e-07f, value, rounded);
 }
 
 /* %mul = fused_linear(%add_2, %concat_1, _, %model.layers.0.post_attention_layernorm.weight, _) {norm="rms",
  *     eps=1e-06, gated=True, expr="swiglu(x0, x1)"} : f32[batch, seq, 48]
  * monoplan/models/llama.py:0 in model.layers.0.mlp */
-extern "C" __global__ void __launch_bounds__(256) fused_linear_5_finish(float *y, const float *sums, const int64_t splits, const int64_t n_batch, const int64_t n_seq, mp_error *error, const int64_t step)
+extern "C" __global__ void __launch_bounds__(256)
+fused_linear_5_finish(float *y, const float *sums, const int64_t splits, const int64_t n_batch,
+    const int64_t n_seq, mp_error *error, const int64_t step)
 {
-    enum { N = 96, PAIRS = (N + 1) / 2 };
+    enum { N = 96 };
+    const int64_t rows MP_UNUSED = n_batch * n_seq;
     mp_release();
     mp_wait();
-    const int64_t rows = n_batch * n_seq;
-    auto part = [&](const int64_t row, const int64_t n) {
-        float sum = 0.0f;
-        if (n < N)
-            for (int split = 0; split < splits; ++split) sum += sums[(split * rows + row) * N + n];
-        return sum;
-    };
     /* Rows of w alternate: gate, up, gate, up …; a pair makes column n = pair. */
     struct Extra {  };
     auto fetch = [&](const int64_t row MP_UNUSED, const int64_t pair) {
@@ -732,89 +413,28 @@ extern "C" __global__ void __launch_bounds__(256) fused_linear_5_finish(float *y
         const int64_t n MP_UNUSED = pair;
         return extra;
     };
-    auto finish = [&](const Extra &extra MP_UNUSED, const int64_t row, const int64_t pair, const float first, const float second) {
+    auto finish = [&](const Extra &extra MP_UNUSED, const int64_t row, const int64_t pair, const float first,
+        const float second) {
         const int64_t n = pair;
         const float gate = first, up = second;
         y[row * 48 + n] = mp_swigluf(gate, up);
     };
-    enum { EACH = 1 };
-    const int pair0 = blockIdx.x * (256 * EACH) + threadIdx.x;
-    for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
-        Extra extra[EACH];
-        float2 both[EACH];
-        MP_UNROLL
-        for (int e = 0; e < EACH; ++e) {
-            const int pair = pair0 + e * 256;
-            if (pair >= PAIRS) break;
-            extra[e] = fetch(row, pair);
-            both[e] = make_float2(0.0f, 0.0f);
-            for (int split = 0; split < splits; ++split) {
-                const float2 two = mp_load_pair(sums + (split * rows + row) * N + 2 * pair);
-                both[e].x += two.x;
-                both[e].y += two.y;
-            }
-        }
-        MP_UNROLL
-        for (int e = 0; e < EACH; ++e) {
-            const int pair = pair0 + e * 256;
-            if (pair < PAIRS) finish(extra[e], row, pair, both[e].x, both[e].y);
-        }
-    }
+    mp_finish_pairs<N, 1>(sums, splits, rows, fetch, finish);
 }
 
 /* %add_3 = fused_linear(%mul, %model.layers.0.mlp.down_proj.weight, _, _, _, %add_2) {norm="none", eps=0.0,
  *     gated=False, expr="add(x0, x1)"} : f32[batch, seq, 32]
  * monoplan/models/llama.py:0 in model.layers.0 */
-extern "C" __global__ void __launch_bounds__(256, 1) fused_linear_6_row(const float *x, const float *w, const float *e0, float *y, const int64_t n_batch, const int64_t n_seq, mp_error *error, const int64_t step)
+extern "C" __global__ void __launch_bounds__(256, 1)
+fused_linear_6_row(const float *x, const float *w, const float *e0, float *y, const int64_t n_batch,
+    const int64_t n_seq, mp_error *error, const int64_t step)
 {
-    enum { K = 48, N = 32, PAIRS = (N + 1) / 2, GRID = 16, WARPS = 8, SLICES = 1 };
-    enum { BATCH = 8, RING = 2, EARLY = 2, GENTLE = 1, GROUPS = WARPS / SLICES, THREADS = WARPS * 32 };
-    enum { E = 4, PIECES = K / E, SLICE = (PIECES + SLICES - 1) / SLICES, V = (SLICE + 31) / 32, SLOT = BATCH * V * 512 };
-    enum { WHOLE = SLICE * SLICES == PIECES && SLICE % 32 == 0, MOST = 2 * ((PAIRS + GRID - 1) / GRID), BATCHES = (MOST + BATCH - 1) / BATCH };
-    MP_DYNAMIC_SHARED(dynamic);
-    __shared__ float squares[SLICES];
-    float (*const part)[BATCHES * BATCH] = (float (*)[BATCHES * BATCH])(dynamic + WARPS * RING * SLOT); /* a slice's sums */
-    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, slice = warp % SLICES, group = warp / SLICES;
-    const int p0 = (int)((int64_t)PAIRS * blockIdx.x / GRID), pairs = (int)((int64_t)PAIRS * (blockIdx.x + 1) / GRID) - p0;
-    const int count = (int)mp_min(2 * pairs, N - 2 * p0), batches = (count + BATCH - 1) / BATCH;
-    mp_release();
-    /* Before the dependency: constants first (behind the ring they would wait for all of it), then weights. */
-    int at[V];
-    bool live[V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) {
-        const int piece = slice * SLICE + v * 32 + lane;
-        live[v] = WHOLE || (v * 32 + lane < SLICE && piece < PIECES);
-        at[v] = live[v] ? piece : 0;
-    }
-    const float *const rows0 = w + (int64_t)2 * p0 * K;
-    const mp_shared ring = mp_shared_address(dynamic) + warp * RING * SLOT + lane * 16;
-    auto issue = [&](const int b, const int slot) {
-        MP_UNROLL
-        for (int r = 0; r < BATCH; ++r) {
-            const float *const from = rows0 + (b * BATCH + r) * K;
-            if (b * BATCH + r < count) { /* predicates, not a jump: copies are cheap in a row only */
-                MP_UNROLL
-                for (int v = 0; v < V; ++v) {
-                    if (WHOLE) mp_copy(ring + slot * SLOT + (r * V + v) * 512, from + at[v] * E);
-                    else mp_copy_if(ring + slot * SLOT + (r * V + v) * 512, from + at[v] * E, live[v]);
-                }
-            }
-        }
-        mp_copy_commit();
+    struct S {
+        enum { K = 48, N = 32, RMS = 0, GAMMA = MP_NO_GAMMA };
+        enum { GRID = 16, WARPS = 8, SLICES = 1, BATCH = 8 };
+        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0 };
     };
-    MP_UNROLL
-    for (int d = 0; d < EARLY; ++d) {
-        if (GENTLE && d >= GENTLE) mp_copy_wait<(GENTLE ? GENTLE - 1 : 0)>(); /* what others need must not queue for long */
-        issue(group + d * GROUPS, d);
-    }
-    mp_wait();
-
-    /* After it: x first, then the rest of the ring, then what only the epilogue needs. */
-    mp_vec<float, E> raw[V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) mp_vec_fresh<float, E>(raw[v], (x + 0) + at[v] * E);
-    for (int d = EARLY; d < RING; ++d) issue(group + d * GROUPS, d);
+    enum { N = S::N };
     /* Columns 2 pair and 2 pair + 1: what the body needs beside the sums is fetched ahead of them. */
     struct Extra { float e0_0, e0_1; };
     auto fetch = [&](const int64_t row MP_UNUSED, const int64_t pair MP_UNUSED) {
@@ -824,49 +444,14 @@ extern "C" __global__ void __launch_bounds__(256, 1) fused_linear_6_row(const fl
         extra.e0_0 = e0_both.x, extra.e0_1 = e0_both.y;
         return extra;
     };
-    auto finish = [&](const Extra &extra MP_UNUSED, const int64_t row, const int64_t pair, const float first, const float second) {
+    auto finish = [&](const Extra &extra MP_UNUSED, const int64_t row, const int64_t pair, const float first,
+        const float second) {
         const int64_t n0 = 2 * pair, n1 MP_UNUSED = n0 + 1;
         const float value0 = ((first) + extra.e0_0);
         const float value1 = ((second) + extra.e0_1);
         mp_store_pair((y + row * 32 + n0), value0, value1);
     };
-    Extra early;
-    if (tid < pairs) early = fetch(0, p0 + tid);
-    float xs[E * V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) {
-        if (!live[v]) mp_vec_zero<float, E>(raw[v]);
-        mp_vec_floats<float, E>(xs + E * v, raw[v]);
-    }
-
-    for (int b = group, slot = 0; b < batches; b += GROUPS, slot = slot + 1 == RING ? 0 : slot + 1) {
-        mp_copy_wait<RING - 1>();
-        float sums[BATCH];
-        MP_UNROLL
-        for (int r = 0; r < BATCH; ++r) {
-            sums[r] = 0.0f;
-            MP_UNROLL
-            for (int v = 0; v < V; ++v)
-                mp_dot<float>(sums[r], mp_read_shared(ring + slot * SLOT + (r * V + v) * 512), xs + E * v);
-        }
-        issue(b + RING * GROUPS, slot);
-        const float sum = mp_reduce_rows<BATCH>(sums, lane);
-        if (lane % (32 / BATCH) == 0) part[slice][b * BATCH + lane / (32 / BATCH)] = sum;
-    }
-    __syncthreads();
-
-    /* One thread for each row pair; slices are summed in a fixed order. */
-    float scale = 1.0f;
-    for (int i = tid; i < pairs; i += THREADS) {
-        float first = 0.0f, second = 0.0f;
-        MP_UNROLL
-        for (int j = 0; j < SLICES; ++j) {
-            const float2 two = *(const float2 *)&part[j][2 * i];
-            first += two.x;
-            second += two.y;
-        }
-        finish(i == tid ? early : fetch(0, p0 + i), 0, p0 + i, first * scale, second * scale);
-    }
+    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, finish);
 }
 
 /* %add_6 = add(%past_key_values.lengths, %num_valid) : i32[batch]
@@ -898,7 +483,8 @@ pointwise_11(const int32_t *x0, int32_t *y, const int64_t n_batch, mp_error *err
 /* %select_rows_1 = select_rows(%add_4, %sub_1) : f32[batch, 1, 32]
  * monoplan/models/llama.py:0 in model */
 extern "C" __global__ void __launch_bounds__(256)
-select_rows_12(const float *x, const int32_t *index, float *y, const int64_t n_batch, const int64_t n_seq, mp_error *error, const int64_t step)
+select_rows_12(const float *x, const int32_t *index, float *y, const int64_t n_batch, const int64_t n_seq,
+    mp_error *error, const int64_t step)
 {
     mp_wait();
     const int64_t outer = n_batch, inner = 32, limit = n_seq;
@@ -919,59 +505,16 @@ select_rows_12(const float *x, const int32_t *index, float *y, const int64_t n_b
 /* %swiglu = fused_linear(%select_rows_1, %concat_3, _, %model.layers.1.post_attention_layernorm.weight, _)
  *     {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"} : f32[batch, 1, 48]
  * monoplan/models/llama.py:0 in model.layers.1.mlp */
-extern "C" __global__ void __launch_bounds__(256, 1) fused_linear_13_row(const float *x, const float *w, const float *norm_weight, float *y, const int64_t n_batch, mp_error *error, const int64_t step)
+extern "C" __global__ void __launch_bounds__(256, 1)
+fused_linear_13_row(const float *x, const float *w, const float *norm_weight, float *y, const int64_t n_batch,
+    mp_error *error, const int64_t step)
 {
-    enum { K = 32, N = 96, PAIRS = (N + 1) / 2, GRID = 48, WARPS = 8, SLICES = 1 };
-    enum { BATCH = 8, RING = 2, EARLY = 2, GENTLE = 1, GROUPS = WARPS / SLICES, THREADS = WARPS * 32 };
-    enum { E = 4, PIECES = K / E, SLICE = (PIECES + SLICES - 1) / SLICES, V = (SLICE + 31) / 32, SLOT = BATCH * V * 512 };
-    enum { WHOLE = SLICE * SLICES == PIECES && SLICE % 32 == 0, MOST = 2 * ((PAIRS + GRID - 1) / GRID), BATCHES = (MOST + BATCH - 1) / BATCH };
-    MP_DYNAMIC_SHARED(dynamic);
-    __shared__ float squares[SLICES];
-    float (*const part)[BATCHES * BATCH] = (float (*)[BATCHES * BATCH])(dynamic + WARPS * RING * SLOT); /* a slice's sums */
-    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, slice = warp % SLICES, group = warp / SLICES;
-    const int p0 = (int)((int64_t)PAIRS * blockIdx.x / GRID), pairs = (int)((int64_t)PAIRS * (blockIdx.x + 1) / GRID) - p0;
-    const int count = (int)mp_min(2 * pairs, N - 2 * p0), batches = (count + BATCH - 1) / BATCH;
-    mp_release();
-    /* Before the dependency: constants first (behind the ring they would wait for all of it), then weights. */
-    int at[V];
-    bool live[V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) {
-        const int piece = slice * SLICE + v * 32 + lane;
-        live[v] = WHOLE || (v * 32 + lane < SLICE && piece < PIECES);
-        at[v] = live[v] ? piece : 0;
-    }
-    mp_vec<float, E> gamma[V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) mp_vec_const<float, E>(gamma[v], (norm_weight + 0) + at[v] * E);
-    const float *const rows0 = w + (int64_t)2 * p0 * K;
-    const mp_shared ring = mp_shared_address(dynamic) + warp * RING * SLOT + lane * 16;
-    auto issue = [&](const int b, const int slot) {
-        MP_UNROLL
-        for (int r = 0; r < BATCH; ++r) {
-            const float *const from = rows0 + (b * BATCH + r) * K;
-            if (b * BATCH + r < count) { /* predicates, not a jump: copies are cheap in a row only */
-                MP_UNROLL
-                for (int v = 0; v < V; ++v) {
-                    if (WHOLE) mp_copy(ring + slot * SLOT + (r * V + v) * 512, from + at[v] * E);
-                    else mp_copy_if(ring + slot * SLOT + (r * V + v) * 512, from + at[v] * E, live[v]);
-                }
-            }
-        }
-        mp_copy_commit();
+    struct S {
+        enum { K = 32, N = 96, RMS = 1, GAMMA = MP_GAMMA_CONSTANT };
+        enum { GRID = 48, WARPS = 8, SLICES = 1, BATCH = 8 };
+        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0 };
     };
-    MP_UNROLL
-    for (int d = 0; d < EARLY; ++d) {
-        if (GENTLE && d >= GENTLE) mp_copy_wait<(GENTLE ? GENTLE - 1 : 0)>(); /* what others need must not queue for long */
-        issue(group + d * GROUPS, d);
-    }
-    mp_wait();
-
-    /* After it: x first, then the rest of the ring, then what only the epilogue needs. */
-    mp_vec<float, E> raw[V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) mp_vec_fresh<float, E>(raw[v], (x + 0) + at[v] * E);
-    for (int d = EARLY; d < RING; ++d) issue(group + d * GROUPS, d);
+    enum { N = S::N };
     /* Rows of w alternate: gate, up, gate, up …; a pair makes column n = pair. */
     struct Extra {  };
     auto fetch = [&](const int64_t row MP_UNUSED, const int64_t pair) {
@@ -979,101 +522,42 @@ extern "C" __global__ void __launch_bounds__(256, 1) fused_linear_13_row(const f
         const int64_t n MP_UNUSED = pair;
         return extra;
     };
-    auto finish = [&](const Extra &extra MP_UNUSED, const int64_t row, const int64_t pair, const float first, const float second) {
+    auto finish = [&](const Extra &extra MP_UNUSED, const int64_t row, const int64_t pair, const float first,
+        const float second) {
         const int64_t n = pair;
         const float gate = first, up = second;
         y[row * 48 + n] = mp_swigluf(gate, up);
     };
-    Extra early;
-    if (tid < pairs) early = fetch(0, p0 + tid);
-    float xs[E * V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) {
-        if (!live[v]) mp_vec_zero<float, E>(raw[v]);
-        mp_vec_floats<float, E>(xs + E * v, raw[v]);
-    }
-    float square = 0.0f;
-    MP_UNROLL
-    for (int i = 0; i < E * V; ++i) square = fmaf(xs[i], xs[i], square);
-    square = mp_warp_sum(square);
-    if (group == 0 && lane == 0) squares[slice] = square;
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) {
-        float g[E];
-        mp_vec_floats<float, E>(g, gamma[v]);
-        MP_UNROLL
-        for (int i = 0; i < E; ++i) xs[E * v + i] *= g[i];
-    }
-
-    for (int b = group, slot = 0; b < batches; b += GROUPS, slot = slot + 1 == RING ? 0 : slot + 1) {
-        mp_copy_wait<RING - 1>();
-        float sums[BATCH];
-        MP_UNROLL
-        for (int r = 0; r < BATCH; ++r) {
-            sums[r] = 0.0f;
-            MP_UNROLL
-            for (int v = 0; v < V; ++v)
-                mp_dot<float>(sums[r], mp_read_shared(ring + slot * SLOT + (r * V + v) * 512), xs + E * v);
-        }
-        issue(b + RING * GROUPS, slot);
-        const float sum = mp_reduce_rows<BATCH>(sums, lane);
-        if (lane % (32 / BATCH) == 0) part[slice][b * BATCH + lane / (32 / BATCH)] = sum;
-    }
-    __syncthreads();
-
-    /* One thread for each row pair; slices are summed in a fixed order. */
-    float scale = 1.0f;
-    float total = 0.0f;
-    MP_UNROLL
-    for (int j = 0; j < SLICES; ++j) total += squares[j];
-    scale = rsqrtf(total / K + 9.999999974752427e-07f);
-    for (int i = tid; i < pairs; i += THREADS) {
-        float first = 0.0f, second = 0.0f;
-        MP_UNROLL
-        for (int j = 0; j < SLICES; ++j) {
-            const float2 two = *(const float2 *)&part[j][2 * i];
-            first += two.x;
-            second += two.y;
-        }
-        finish(i == tid ? early : fetch(0, p0 + i), 0, p0 + i, first * scale, second * scale);
-    }
+    mp_linear_row<S>(w, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch, finish);
 }
 
 /* %swiglu = fused_linear(%select_rows_1, %concat_3, _, %model.layers.1.post_attention_layernorm.weight, _)
  *     {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"} : f32[batch, 1, 48]
  * monoplan/models/llama.py:0 in model.layers.1.mlp */
-extern "C" __global__ void __launch_bounds__(256) fused_linear_13_prepare(const float *x, const float *norm_weight, float *xs, const int64_t n_batch, mp_error *error, const int64_t step)
+extern "C" __global__ void __launch_bounds__(256)
+fused_linear_13_prepare(const float *x, const float *norm_weight, float *xs, const int64_t n_batch,
+    mp_error *error, const int64_t step)
 {
-    enum { K = 32 };
-    __shared__ float shared[8];
-    mp_release();
+    enum { K = 32, RMS = 1 };
     const int64_t row = blockIdx.x;
-    mp_wait();
-    const int r MP_UNUSED = 0;
-    float squares = 0.0f;
-    for (int64_t i = threadIdx.x; i < K; i += 256) {
-        const float v = x[row * 32 + i];
-        squares += v * v;
-    }
-    const float scales[1] = {1.0f / sqrtf(mp_fast_sum<8>(shared, squares) / K + 9.999999974752427e-07f)};
-    for (int64_t i = threadIdx.x; i < K; i += 256) xs[row * K + i] = (x[row * 32 + i] * scales[r]) * norm_weight[i];
+    mp_release();
+    auto value = [&](const int64_t i) { return x[row * 32 + i]; };
+    auto rounded = [&](const int64_t i,
+        const float scale MP_UNUSED) { return (x[row * 32 + i] * scale) * norm_weight[i]; };
+    mp_linear_prepare_each<K, RMS>(xs + row * K, 9.999999974752427e-07f, value, rounded);
 }
 
 /* %swiglu = fused_linear(%select_rows_1, %concat_3, _, %model.layers.1.post_attention_layernorm.weight, _)
  *     {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"} : f32[batch, 1, 48]
  * monoplan/models/llama.py:0 in model.layers.1.mlp */
-extern "C" __global__ void __launch_bounds__(256) fused_linear_13_finish(float *y, const float *sums, const int64_t splits, const int64_t n_batch, mp_error *error, const int64_t step)
+extern "C" __global__ void __launch_bounds__(256)
+fused_linear_13_finish(float *y, const float *sums, const int64_t splits, const int64_t n_batch, mp_error *error,
+    const int64_t step)
 {
-    enum { N = 96, PAIRS = (N + 1) / 2 };
+    enum { N = 96 };
+    const int64_t rows MP_UNUSED = n_batch;
     mp_release();
     mp_wait();
-    const int64_t rows = n_batch;
-    auto part = [&](const int64_t row, const int64_t n) {
-        float sum = 0.0f;
-        if (n < N)
-            for (int split = 0; split < splits; ++split) sum += sums[(split * rows + row) * N + n];
-        return sum;
-    };
     /* Rows of w alternate: gate, up, gate, up …; a pair makes column n = pair. */
     struct Extra {  };
     auto fetch = [&](const int64_t row MP_UNUSED, const int64_t pair) {
@@ -1081,89 +565,28 @@ extern "C" __global__ void __launch_bounds__(256) fused_linear_13_finish(float *
         const int64_t n MP_UNUSED = pair;
         return extra;
     };
-    auto finish = [&](const Extra &extra MP_UNUSED, const int64_t row, const int64_t pair, const float first, const float second) {
+    auto finish = [&](const Extra &extra MP_UNUSED, const int64_t row, const int64_t pair, const float first,
+        const float second) {
         const int64_t n = pair;
         const float gate = first, up = second;
         y[row * 48 + n] = mp_swigluf(gate, up);
     };
-    enum { EACH = 1 };
-    const int pair0 = blockIdx.x * (256 * EACH) + threadIdx.x;
-    for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
-        Extra extra[EACH];
-        float2 both[EACH];
-        MP_UNROLL
-        for (int e = 0; e < EACH; ++e) {
-            const int pair = pair0 + e * 256;
-            if (pair >= PAIRS) break;
-            extra[e] = fetch(row, pair);
-            both[e] = make_float2(0.0f, 0.0f);
-            for (int split = 0; split < splits; ++split) {
-                const float2 two = mp_load_pair(sums + (split * rows + row) * N + 2 * pair);
-                both[e].x += two.x;
-                both[e].y += two.y;
-            }
-        }
-        MP_UNROLL
-        for (int e = 0; e < EACH; ++e) {
-            const int pair = pair0 + e * 256;
-            if (pair < PAIRS) finish(extra[e], row, pair, both[e].x, both[e].y);
-        }
-    }
+    mp_finish_pairs<N, 1>(sums, splits, rows, fetch, finish);
 }
 
 /* %add_8 = fused_linear(%swiglu, %model.layers.1.mlp.down_proj.weight, _, _, _, %select_rows_1) {norm="none",
  *     eps=0.0, gated=False, expr="add(x0, x1)"} : f32[batch, 1, 32]
  * monoplan/models/llama.py:0 in model.layers.1 */
-extern "C" __global__ void __launch_bounds__(256, 1) fused_linear_14_row(const float *x, const float *w, const float *e0, float *y, const int64_t n_batch, mp_error *error, const int64_t step)
+extern "C" __global__ void __launch_bounds__(256, 1)
+fused_linear_14_row(const float *x, const float *w, const float *e0, float *y, const int64_t n_batch,
+    mp_error *error, const int64_t step)
 {
-    enum { K = 48, N = 32, PAIRS = (N + 1) / 2, GRID = 16, WARPS = 8, SLICES = 1 };
-    enum { BATCH = 8, RING = 2, EARLY = 2, GENTLE = 1, GROUPS = WARPS / SLICES, THREADS = WARPS * 32 };
-    enum { E = 4, PIECES = K / E, SLICE = (PIECES + SLICES - 1) / SLICES, V = (SLICE + 31) / 32, SLOT = BATCH * V * 512 };
-    enum { WHOLE = SLICE * SLICES == PIECES && SLICE % 32 == 0, MOST = 2 * ((PAIRS + GRID - 1) / GRID), BATCHES = (MOST + BATCH - 1) / BATCH };
-    MP_DYNAMIC_SHARED(dynamic);
-    __shared__ float squares[SLICES];
-    float (*const part)[BATCHES * BATCH] = (float (*)[BATCHES * BATCH])(dynamic + WARPS * RING * SLOT); /* a slice's sums */
-    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, slice = warp % SLICES, group = warp / SLICES;
-    const int p0 = (int)((int64_t)PAIRS * blockIdx.x / GRID), pairs = (int)((int64_t)PAIRS * (blockIdx.x + 1) / GRID) - p0;
-    const int count = (int)mp_min(2 * pairs, N - 2 * p0), batches = (count + BATCH - 1) / BATCH;
-    mp_release();
-    /* Before the dependency: constants first (behind the ring they would wait for all of it), then weights. */
-    int at[V];
-    bool live[V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) {
-        const int piece = slice * SLICE + v * 32 + lane;
-        live[v] = WHOLE || (v * 32 + lane < SLICE && piece < PIECES);
-        at[v] = live[v] ? piece : 0;
-    }
-    const float *const rows0 = w + (int64_t)2 * p0 * K;
-    const mp_shared ring = mp_shared_address(dynamic) + warp * RING * SLOT + lane * 16;
-    auto issue = [&](const int b, const int slot) {
-        MP_UNROLL
-        for (int r = 0; r < BATCH; ++r) {
-            const float *const from = rows0 + (b * BATCH + r) * K;
-            if (b * BATCH + r < count) { /* predicates, not a jump: copies are cheap in a row only */
-                MP_UNROLL
-                for (int v = 0; v < V; ++v) {
-                    if (WHOLE) mp_copy(ring + slot * SLOT + (r * V + v) * 512, from + at[v] * E);
-                    else mp_copy_if(ring + slot * SLOT + (r * V + v) * 512, from + at[v] * E, live[v]);
-                }
-            }
-        }
-        mp_copy_commit();
+    struct S {
+        enum { K = 48, N = 32, RMS = 0, GAMMA = MP_NO_GAMMA };
+        enum { GRID = 16, WARPS = 8, SLICES = 1, BATCH = 8 };
+        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0 };
     };
-    MP_UNROLL
-    for (int d = 0; d < EARLY; ++d) {
-        if (GENTLE && d >= GENTLE) mp_copy_wait<(GENTLE ? GENTLE - 1 : 0)>(); /* what others need must not queue for long */
-        issue(group + d * GROUPS, d);
-    }
-    mp_wait();
-
-    /* After it: x first, then the rest of the ring, then what only the epilogue needs. */
-    mp_vec<float, E> raw[V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) mp_vec_fresh<float, E>(raw[v], (x + 0) + at[v] * E);
-    for (int d = EARLY; d < RING; ++d) issue(group + d * GROUPS, d);
+    enum { N = S::N };
     /* Columns 2 pair and 2 pair + 1: what the body needs beside the sums is fetched ahead of them. */
     struct Extra { float e0_0, e0_1; };
     auto fetch = [&](const int64_t row MP_UNUSED, const int64_t pair MP_UNUSED) {
@@ -1173,107 +596,29 @@ extern "C" __global__ void __launch_bounds__(256, 1) fused_linear_14_row(const f
         extra.e0_0 = e0_both.x, extra.e0_1 = e0_both.y;
         return extra;
     };
-    auto finish = [&](const Extra &extra MP_UNUSED, const int64_t row, const int64_t pair, const float first, const float second) {
+    auto finish = [&](const Extra &extra MP_UNUSED, const int64_t row, const int64_t pair, const float first,
+        const float second) {
         const int64_t n0 = 2 * pair, n1 MP_UNUSED = n0 + 1;
         const float value0 = ((first) + extra.e0_0);
         const float value1 = ((second) + extra.e0_1);
         mp_store_pair((y + row * 32 + n0), value0, value1);
     };
-    Extra early;
-    if (tid < pairs) early = fetch(0, p0 + tid);
-    float xs[E * V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) {
-        if (!live[v]) mp_vec_zero<float, E>(raw[v]);
-        mp_vec_floats<float, E>(xs + E * v, raw[v]);
-    }
-
-    for (int b = group, slot = 0; b < batches; b += GROUPS, slot = slot + 1 == RING ? 0 : slot + 1) {
-        mp_copy_wait<RING - 1>();
-        float sums[BATCH];
-        MP_UNROLL
-        for (int r = 0; r < BATCH; ++r) {
-            sums[r] = 0.0f;
-            MP_UNROLL
-            for (int v = 0; v < V; ++v)
-                mp_dot<float>(sums[r], mp_read_shared(ring + slot * SLOT + (r * V + v) * 512), xs + E * v);
-        }
-        issue(b + RING * GROUPS, slot);
-        const float sum = mp_reduce_rows<BATCH>(sums, lane);
-        if (lane % (32 / BATCH) == 0) part[slice][b * BATCH + lane / (32 / BATCH)] = sum;
-    }
-    __syncthreads();
-
-    /* One thread for each row pair; slices are summed in a fixed order. */
-    float scale = 1.0f;
-    for (int i = tid; i < pairs; i += THREADS) {
-        float first = 0.0f, second = 0.0f;
-        MP_UNROLL
-        for (int j = 0; j < SLICES; ++j) {
-            const float2 two = *(const float2 *)&part[j][2 * i];
-            first += two.x;
-            second += two.y;
-        }
-        finish(i == tid ? early : fetch(0, p0 + i), 0, p0 + i, first * scale, second * scale);
-    }
+    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, finish);
 }
 
 /* %linear_14 = fused_linear(%add_8, %lm_head.weight, _, %model.norm.weight, _) {norm="rms", eps=1e-06,
  *     gated=False, expr="x0"} : f32[batch, 1, 50]
  * monoplan/models/llama.py:0 in lm_head */
-extern "C" __global__ void __launch_bounds__(256, 1) fused_linear_15_row(const float *x, const float *w, const float *norm_weight, float *y, const int64_t n_batch, mp_error *error, const int64_t step)
+extern "C" __global__ void __launch_bounds__(256, 1)
+fused_linear_15_row(const float *x, const float *w, const float *norm_weight, float *y, const int64_t n_batch,
+    mp_error *error, const int64_t step)
 {
-    enum { K = 32, N = 50, PAIRS = (N + 1) / 2, GRID = 25, WARPS = 8, SLICES = 1 };
-    enum { BATCH = 8, RING = 2, EARLY = 2, GENTLE = 1, GROUPS = WARPS / SLICES, THREADS = WARPS * 32 };
-    enum { E = 4, PIECES = K / E, SLICE = (PIECES + SLICES - 1) / SLICES, V = (SLICE + 31) / 32, SLOT = BATCH * V * 512 };
-    enum { WHOLE = SLICE * SLICES == PIECES && SLICE % 32 == 0, MOST = 2 * ((PAIRS + GRID - 1) / GRID), BATCHES = (MOST + BATCH - 1) / BATCH };
-    MP_DYNAMIC_SHARED(dynamic);
-    __shared__ float squares[SLICES];
-    float (*const part)[BATCHES * BATCH] = (float (*)[BATCHES * BATCH])(dynamic + WARPS * RING * SLOT); /* a slice's sums */
-    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, slice = warp % SLICES, group = warp / SLICES;
-    const int p0 = (int)((int64_t)PAIRS * blockIdx.x / GRID), pairs = (int)((int64_t)PAIRS * (blockIdx.x + 1) / GRID) - p0;
-    const int count = (int)mp_min(2 * pairs, N - 2 * p0), batches = (count + BATCH - 1) / BATCH;
-    mp_release();
-    /* Before the dependency: constants first (behind the ring they would wait for all of it), then weights. */
-    int at[V];
-    bool live[V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) {
-        const int piece = slice * SLICE + v * 32 + lane;
-        live[v] = WHOLE || (v * 32 + lane < SLICE && piece < PIECES);
-        at[v] = live[v] ? piece : 0;
-    }
-    mp_vec<float, E> gamma[V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) mp_vec_const<float, E>(gamma[v], (norm_weight + 0) + at[v] * E);
-    const float *const rows0 = w + (int64_t)2 * p0 * K;
-    const mp_shared ring = mp_shared_address(dynamic) + warp * RING * SLOT + lane * 16;
-    auto issue = [&](const int b, const int slot) {
-        MP_UNROLL
-        for (int r = 0; r < BATCH; ++r) {
-            const float *const from = rows0 + (b * BATCH + r) * K;
-            if (b * BATCH + r < count) { /* predicates, not a jump: copies are cheap in a row only */
-                MP_UNROLL
-                for (int v = 0; v < V; ++v) {
-                    if (WHOLE) mp_copy(ring + slot * SLOT + (r * V + v) * 512, from + at[v] * E);
-                    else mp_copy_if(ring + slot * SLOT + (r * V + v) * 512, from + at[v] * E, live[v]);
-                }
-            }
-        }
-        mp_copy_commit();
+    struct S {
+        enum { K = 32, N = 50, RMS = 1, GAMMA = MP_GAMMA_CONSTANT };
+        enum { GRID = 25, WARPS = 8, SLICES = 1, BATCH = 8 };
+        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0 };
     };
-    MP_UNROLL
-    for (int d = 0; d < EARLY; ++d) {
-        if (GENTLE && d >= GENTLE) mp_copy_wait<(GENTLE ? GENTLE - 1 : 0)>(); /* what others need must not queue for long */
-        issue(group + d * GROUPS, d);
-    }
-    mp_wait();
-
-    /* After it: x first, then the rest of the ring, then what only the epilogue needs. */
-    mp_vec<float, E> raw[V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) mp_vec_fresh<float, E>(raw[v], (x + 0) + at[v] * E);
-    for (int d = EARLY; d < RING; ++d) issue(group + d * GROUPS, d);
+    enum { N = S::N };
     /* Columns 2 pair and 2 pair + 1: what the body needs beside the sums is fetched ahead of them. */
     struct Extra {  };
     auto fetch = [&](const int64_t row MP_UNUSED, const int64_t pair MP_UNUSED) {
@@ -1281,79 +626,28 @@ extern "C" __global__ void __launch_bounds__(256, 1) fused_linear_15_row(const f
         const int64_t n0 MP_UNUSED = 2 * pair, n1 MP_UNUSED = mp_min(2 * pair + 1, N - 1);
         return extra;
     };
-    auto finish = [&](const Extra &extra MP_UNUSED, const int64_t row, const int64_t pair, const float first, const float second) {
+    auto finish = [&](const Extra &extra MP_UNUSED, const int64_t row, const int64_t pair, const float first,
+        const float second) {
         const int64_t n0 = 2 * pair, n1 MP_UNUSED = n0 + 1;
         const float value0 = (first);
         const float value1 = (second);
         mp_store_pair((y + row * 50 + n0), value0, value1);
     };
-    Extra early;
-    if (tid < pairs) early = fetch(0, p0 + tid);
-    float xs[E * V];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) {
-        if (!live[v]) mp_vec_zero<float, E>(raw[v]);
-        mp_vec_floats<float, E>(xs + E * v, raw[v]);
-    }
-    float square = 0.0f;
-    MP_UNROLL
-    for (int i = 0; i < E * V; ++i) square = fmaf(xs[i], xs[i], square);
-    square = mp_warp_sum(square);
-    if (group == 0 && lane == 0) squares[slice] = square;
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) {
-        float g[E];
-        mp_vec_floats<float, E>(g, gamma[v]);
-        MP_UNROLL
-        for (int i = 0; i < E; ++i) xs[E * v + i] *= g[i];
-    }
-
-    for (int b = group, slot = 0; b < batches; b += GROUPS, slot = slot + 1 == RING ? 0 : slot + 1) {
-        mp_copy_wait<RING - 1>();
-        float sums[BATCH];
-        MP_UNROLL
-        for (int r = 0; r < BATCH; ++r) {
-            sums[r] = 0.0f;
-            MP_UNROLL
-            for (int v = 0; v < V; ++v)
-                mp_dot<float>(sums[r], mp_read_shared(ring + slot * SLOT + (r * V + v) * 512), xs + E * v);
-        }
-        issue(b + RING * GROUPS, slot);
-        const float sum = mp_reduce_rows<BATCH>(sums, lane);
-        if (lane % (32 / BATCH) == 0) part[slice][b * BATCH + lane / (32 / BATCH)] = sum;
-    }
-    __syncthreads();
-
-    /* One thread for each row pair; slices are summed in a fixed order. */
-    float scale = 1.0f;
-    float total = 0.0f;
-    MP_UNROLL
-    for (int j = 0; j < SLICES; ++j) total += squares[j];
-    scale = rsqrtf(total / K + 9.999999974752427e-07f);
-    for (int i = tid; i < pairs; i += THREADS) {
-        float first = 0.0f, second = 0.0f;
-        MP_UNROLL
-        for (int j = 0; j < SLICES; ++j) {
-            const float2 two = *(const float2 *)&part[j][2 * i];
-            first += two.x;
-            second += two.y;
-        }
-        finish(i == tid ? early : fetch(0, p0 + i), 0, p0 + i, first * scale, second * scale);
-    }
+    mp_linear_row<S>(w, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch, finish);
 }
 
 /* %repetition_penalty = repetition_penalty(%reshape_11, %history, %history_count, %penalty) : f32[batch, 50]
  * monoplan/models/generate/generation.py:0 */
 extern "C" __global__ void __launch_bounds__(256)
-repetition_penalty_16(const float *x, const int64_t *history, const int32_t *counts, const float *penalty, float *y, const int64_t n_batch, const int64_t n_hist, mp_error *error, const int64_t step)
+repetition_penalty_16(const float *x, const int64_t *history, const int32_t *counts, const float *penalty,
+    float *y, const int64_t n_batch, const int64_t n_hist, mp_error *error, const int64_t step)
 {
-    enum { THREADS = 256 };
     const int64_t rows MP_UNUSED = n_batch, vocabulary = 50;
     mp_wait();
-    const int64_t flat = (int64_t)blockIdx.x * THREADS + threadIdx.x, i = flat % vocabulary, o0 = flat / vocabulary;
+    const int64_t flat = (int64_t)blockIdx.x * 256 + threadIdx.x, i = flat % vocabulary, o0 = flat / vocabulary;
     if (o0 >= rows) return;
     const int64_t seen = mp_min((int64_t)counts[o0], n_hist);
-    const float penalty_value = penalty[o0], x0 = x[o0 * 50 + i];
+    const float penalty_value = (float)penalty[o0], x0 = x[o0 * 50 + i];
     bool hit = false;
     for (int64_t j = 0; j < seen; ++j) hit = hit || (int64_t)history[o0 * n_hist + j] == i;
     const float v = !hit ? x0 : x0 > 0 ? x0 / penalty_value : x0 * penalty_value;
@@ -1364,80 +658,18 @@ repetition_penalty_16(const float *x, const int64_t *history, const int32_t *cou
  *     i64[batch]
  * monoplan/models/generate/generation.py:0 */
 extern "C" __global__ void __launch_bounds__(1024)
-random_sample_17(const float *x, const float *random_val, const float *top_p, const int32_t *top_k, const float *temperature, const float *min_p, int64_t *y, int64_t *heap, double *weights, const int64_t n_batch, mp_error *error, const int64_t step)
+random_sample_17(const float *x, const float *random_val, const float *top_p, const int32_t *top_k,
+    const float *temperature, const float *min_p, int64_t *y, int64_t *heap, double *weights,
+    const int64_t n_batch, mp_error *error, const int64_t step)
 {
-    enum { THREADS = 1024 };
     const int64_t rows MP_UNUSED = n_batch, vocabulary = 50;
-    __shared__ mp_select_memory memory;
-    __shared__ uint64_t tops[THREADS];
-    __shared__ int64_t places[THREADS];
     mp_wait();
     const int64_t o = blockIdx.x;
     const int64_t o0 MP_UNUSED = o;
-    uint64_t *mass = (uint64_t *)weights + o * vocabulary;
-    /* The largest logit, of equals the first; NaN comes after every number. */
-    uint64_t top = 0;
-    int64_t best = vocabulary;
-    MP_UNROLL_BY(8)
-    for (int64_t i = threadIdx.x; i < vocabulary; i += THREADS) {
-        const double v = (double)x[o0 * 50 + i];
-        const uint64_t order = v != v ? 0 : mp_order(v);
-        if (order > top || best == vocabulary) top = order, best = i;
-    }
-    tops[threadIdx.x] = top;
-    places[threadIdx.x] = best;
-    for (int half = THREADS / 2; half > 0; half /= 2) {
-        __syncthreads();
-        const int other = threadIdx.x + half;
-        if ((int)threadIdx.x < half && (tops[other] > tops[threadIdx.x] ||
-            (tops[other] == tops[threadIdx.x] && places[other] < places[threadIdx.x]))) {
-            tops[threadIdx.x] = tops[other];
-            places[threadIdx.x] = places[other];
-        }
-    }
-    __syncthreads();
-    int64_t token = places[0];
-    const double temperature_value = temperature[o0], limit_p = top_p[o0], least = min_p[o0];
-    if (temperature_value > 0) {
-        const double ONE = 1099511627776.0; /* the weight of the best token: 2 to the 40 */
-        const uint64_t LIGHT = 1ull << 63;  /* marks a weight below min-p */
-        double high;
-        {
-            const int64_t i = token;
-            high = (double)x[o0 * 50 + i];
-        }
-        auto distance = [&](int64_t i) { /* from the best logit, in 2 to the -32 */
-            const double d = high - (double)x[o0 * 50 + i];
-            return d == 0 || i == token ? 0 : d < 2147483648.0 ? (uint64_t)(d * 4294967296.0) : ~0ull >> 1;
-        };
-        for (int64_t i = threadIdx.x; i < vocabulary; i += THREADS) {
-            const double v = x[o0 * 50 + i], w = i == token || v == high ? 1 : exp((v - high) / temperature_value);
-            mass[i] = (uint64_t)(w * ONE) | (w >= least ? 0 : LIGHT);
-        }
-        __syncthreads();
-        mp_cut cut = {~0ull, vocabulary};
-        const int64_t wanted = (int64_t)top_k[o0];
-        if (wanted > 0 && wanted < vocabulary)
-            cut = mp_select<THREADS>(memory, vocabulary, (uint64_t)wanted, [&](int64_t i) { return mp_element{distance(i), 1}; });
-        if (limit_p < 1) {
-            /* top-p counts every token that top-k kept, also those below min-p */
-            auto whole = [&](int64_t i) {
-                const uint64_t key = distance(i);
-                return mp_element{key, mp_within(cut, key, i) ? mass[i] & ~LIGHT : 0};
-            };
-            const uint64_t total = mp_block_total<THREADS>(tops, vocabulary, whole);
-            const double goal = ceil(limit_p * (double)total);
-            cut = mp_select<THREADS>(memory, vocabulary, (uint64_t)mp_max(1, mp_min((int64_t)goal, (int64_t)total)), whole);
-        }
-        auto kept = [&](int64_t i) {
-            const uint64_t key = distance(i);
-            const uint64_t m = mass[i];
-            return mp_element{key, mp_within(cut, key, i) && !(m & LIGHT) ? m : 0};
-        };
-        const uint64_t total = mp_block_total<THREADS>(tops, vocabulary, kept);
-        const double goal = floor((double)random_val[o0] * (double)total);
-        token = mp_select<THREADS>(memory, vocabulary, (uint64_t)mp_max(1, mp_min((int64_t)goal + 1, (int64_t)total)), kept).index;
-    }
+    auto logit = [&](const int64_t i) { return (double)x[o0 * 50 + i]; };
+    uint64_t *const mass = (uint64_t *)weights + o * vocabulary;
+    const int64_t token = mp_sample<1024>(mass, vocabulary, logit, temperature[o0], top_p[o0], min_p[o0],
+        (int64_t)top_k[o0], random_val[o0]);
     if (threadIdx.x == 0) {
         y[o0] = token;
     }
@@ -1493,7 +725,8 @@ max_18(const float *x0, float *y, const int64_t n_batch, mp_error *error, const 
 /* %take_along = take_along(%reshape_11, %reshape_12) {axis=-1} : f32[batch, 1]
  * monoplan/models/generate/generation.py:0 */
 extern "C" __global__ void __launch_bounds__(256)
-take_along_19(const float *x, const int64_t *index, float *y, const int64_t n_batch, mp_error *error, const int64_t step)
+take_along_19(const float *x, const int64_t *index, float *y, const int64_t n_batch, mp_error *error,
+    const int64_t step)
 {
     mp_wait();
     const int64_t outer = n_batch, inner = 1, limit = 50;
@@ -1515,7 +748,8 @@ take_along_19(const float *x, const int64_t *index, float *y, const int64_t n_ba
  *     pre="exp(sub(x0, x1))", post="sub(x1, add(log(x0), x2))"} : f32[batch, 1]
  * monoplan/models/generate/generation.py:0 */
 extern "C" __global__ void __launch_bounds__(256)
-fused_reduce_20(const float *x0, const float *x1, const float *e0, const float *e1, float *y, const int64_t n_batch, mp_error *error, const int64_t step)
+fused_reduce_20(const float *x0, const float *x1, const float *e0, const float *e1, float *y,
+    const int64_t n_batch, mp_error *error, const int64_t step)
 {
     enum { THREADS = 256, TEAM = 32 };
     __shared__ double found[THREADS];

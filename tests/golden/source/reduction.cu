@@ -60,7 +60,8 @@ mean_0(const float *x0, float *y, const int64_t n_rows, mp_error *error, const i
  *     sub(x0, x1))", post="sqrt(add(x0, 9.999999747378752e-06))"} : f32[rows]
  * tests/codegen/test_golden_source.py:0 */
 extern "C" __global__ void __launch_bounds__(256)
-fused_reduce_1(const float *x0, const float *x1, float *y, const int64_t n_rows, mp_error *error, const int64_t step)
+fused_reduce_1(const float *x0, const float *x1, float *y, const int64_t n_rows, mp_error *error,
+    const int64_t step)
 {
     enum { THREADS = 256, TEAM = 32 };
     __shared__ double found[THREADS];

@@ -104,3 +104,72 @@ MP_FN uint64_t mp_block_total(uint64_t *scratch, int64_t n, Element element)
     for (int64_t i = threadIdx.x; i < n; i += THREADS) sum += element(i).weight;
     return mp_block_sum<THREADS>(scratch, sum);
 }
+
+/* A token of one row, by a block. Nothing is sorted: weights become whole numbers, and the cuts of top-k and top-p and
+ * the drawn token are found digit by digit from sums over the vocabulary. `mass` has a place for each token; `logit(i)`
+ * is a double, of equals the first is best, and NaN comes after every number. */
+template <int THREADS, typename Logit>
+MP_FN int64_t mp_sample(uint64_t *mass, const int64_t vocabulary, const Logit &logit, const double temperature,
+    const double top_p, const double min_p, const int64_t top_k, const double random)
+{
+    __shared__ mp_select_memory memory;
+    __shared__ uint64_t tops[THREADS];
+    __shared__ int64_t places[THREADS];
+    uint64_t top = 0;
+    int64_t best = vocabulary;
+    MP_UNROLL_BY(8)
+    for (int64_t i = threadIdx.x; i < vocabulary; i += THREADS) {
+        const double v = logit(i);
+        const uint64_t order = v != v ? 0 : mp_order(v);
+        if (order > top || best == vocabulary) top = order, best = i;
+    }
+    tops[threadIdx.x] = top;
+    places[threadIdx.x] = best;
+    for (int half = THREADS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        const int other = threadIdx.x + half;
+        if ((int)threadIdx.x < half && (tops[other] > tops[threadIdx.x] ||
+            (tops[other] == tops[threadIdx.x] && places[other] < places[threadIdx.x]))) {
+            tops[threadIdx.x] = tops[other];
+            places[threadIdx.x] = places[other];
+        }
+    }
+    __syncthreads();
+    const int64_t greedy = places[0];
+    if (!(temperature > 0)) return greedy;
+    const double ONE = 1099511627776.0; /* the weight of the best token: 2 to the 40 */
+    const uint64_t LIGHT = 1ull << 63;  /* marks a weight below min-p */
+    const double high = logit(greedy);
+    auto distance = [&](int64_t i) { /* from the best logit, in 2 to the -32 */
+        const double d = high - logit(i);
+        return d == 0 || i == greedy ? 0 : d < 2147483648.0 ? (uint64_t)(d * 4294967296.0) : ~0ull >> 1;
+    };
+    for (int64_t i = threadIdx.x; i < vocabulary; i += THREADS) {
+        const double v = logit(i), w = i == greedy || v == high ? 1 : exp((v - high) / temperature);
+        mass[i] = (uint64_t)(w * ONE) | (w >= min_p ? 0 : LIGHT);
+    }
+    __syncthreads();
+    mp_cut cut = {~0ull, vocabulary};
+    if (top_k > 0 && top_k < vocabulary)
+        cut = mp_select<THREADS>(memory, vocabulary, (uint64_t)top_k, [&](int64_t i) { return mp_element{distance(i),
+            1}; });
+    if (top_p < 1) {
+        /* top-p counts every token that top-k kept, also those below min-p */
+        auto whole = [&](int64_t i) {
+            const uint64_t key = distance(i);
+            return mp_element{key, mp_within(cut, key, i) ? mass[i] & ~LIGHT : 0};
+        };
+        const uint64_t total = mp_block_total<THREADS>(tops, vocabulary, whole);
+        const double goal = ceil(top_p * (double)total);
+        cut = mp_select<THREADS>(memory, vocabulary, (uint64_t)mp_max(1, mp_min((int64_t)goal, (int64_t)total)), whole);
+    }
+    auto kept = [&](int64_t i) {
+        const uint64_t key = distance(i);
+        const uint64_t m = mass[i];
+        return mp_element{key, mp_within(cut, key, i) && !(m & LIGHT) ? m : 0};
+    };
+    const uint64_t total = mp_block_total<THREADS>(tops, vocabulary, kept);
+    const double goal = floor(random * (double)total);
+    return mp_select<THREADS>(memory, vocabulary, (uint64_t)mp_max(1, mp_min((int64_t)goal + 1, (int64_t)total)),
+        kept).index;
+}
