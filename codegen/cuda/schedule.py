@@ -179,8 +179,8 @@ class PrefillSchedule:
 class HopperSchedule:
     """Attention of many tokens by warpgroups: mp_attention_hopper.cuh.
 
-    `groups` of them, 64 queries each, share a block's `stages` pieces of `keys` keys; as many of them as `heads` take the
-    same queries of different heads.
+    `groups` of them, 64 queries each, share a block's `stages` pieces of `keys` keys; as many of them as `heads` take
+    the same queries of different heads.
     """
 
     groups: int = 2  # 0: PrefillSchedule's kernel instead
