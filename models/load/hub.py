@@ -48,7 +48,9 @@ def _find(hub: Any, repo: str, revision: str | None, file: str | None, update: b
             path = folder if file is None else folder / file
             if path.is_file() or (file is None and _is_whole(folder)):
                 return path
-    names = hub.HfApi().list_repo_files(repo, revision=revision)
+    # Not list_repo_files: without a network that tries for half a minute.
+    found = hub.HfApi().model_info(repo, revision=revision, timeout=20)
+    names = [file.rfilename for file in found.siblings or []]
     if file is None and not any(map(_WEIGHTS.fullmatch, names)):
         file = _only_gguf(repo, names)
     if file is not None:

@@ -48,7 +48,9 @@ class Opened:
 def open_model(args: argparse.Namespace, **options: Any) -> Opened:
     """The model of the command line, compiled."""
     check_threads(args)
-    parse_sizes(getattr(args, "size", []))  # a mistake in them is found before the model is loaded
+    parse_sizes(getattr(args, "size", []))  # now: a mistake in them is found before the model is loaded
+    if getattr(args, "inputs", None):
+        load_npz(args.inputs)
     settings = {"threads": args.threads, **options}
     text: str = args.model or find_model(None)
     file, _, name = text.rpartition(":") if ":" in text and not Path(text).exists() else (text, "", "")

@@ -46,6 +46,8 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
 def generate(args: argparse.Namespace) -> int:
     """Streams the continuation to stdout; Ctrl-C ends it and still prints the timings."""
     settings = sampling(args)
+    if args.system and args.chat is False:
+        raise UsageError("--system is a message of the chat format, which --raw leaves out", fix="give one of them")
     # Before the model is loaded: a missing prompt should not take seconds to notice.
     prompt = from_first(ranks(args), lambda: _prompt(args))
     if not prompt:
@@ -53,6 +55,8 @@ def generate(args: argparse.Namespace) -> int:
     timings, status = Timings(), 0
     llm = load(args, timings)
     text: Any = prompt
+    if args.system and not has_chat(llm):
+        raise ArgumentError("the model has no chat format", fix="leave --system out")
     if has_chat(llm) if args.chat is None else args.chat:
         text = llm.tokenizer.chat([*_opening(args), {"role": "user", "content": prompt}])
     stream = llm.generate(text, callback=timings.token, **settings)
@@ -65,7 +69,7 @@ def generate(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         status = INTERRUPTED
     if args.json:
-        print(json.dumps(_summary(llm, prompt, stream.result, timings), indent=2))
+        print(json.dumps(_summary(llm, prompt, stream.result, timings)))
         return status
     sys.stdout.write("\n")
     if not args.quiet:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,11 +52,12 @@ class FakeHub:
     def HfApi(self) -> FakeHub:  # noqa: N802  (the library's name)
         return self
 
-    def list_repo_files(self, repo: str, revision: Any = None) -> list[str]:
+    def model_info(self, repo: str, revision: Any = None, timeout: float = 0) -> Any:
         self.calls += 1
         if not self.online:
             raise ConnectionError("a long story\n[Errno -2] Name or service not known")
-        return sorted(str(p.relative_to(self.remote / repo)) for p in (self.remote / repo).rglob("*") if p.is_file())
+        files = [p.relative_to(self.remote / repo) for p in (self.remote / repo).rglob("*") if p.is_file()]
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=str(name)) for name in sorted(files)])
 
 
 @pytest.fixture
@@ -147,7 +149,7 @@ def test_errors_in_words(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None
         def fail(*_: Any, error: Exception = error, **__: Any) -> Any:
             raise error
 
-        monkeypatch.setattr(fake, "list_repo_files", fail)
+        monkeypatch.setattr(fake, "model_info", fail)
         with pytest.raises(LoadError, match=words):
             hub.local_path(ID)
 

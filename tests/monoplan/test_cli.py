@@ -281,6 +281,7 @@ def test_doctor_and_cache(tmp_path: Path) -> None:
         (("verify", "MODEL", "--prompt", "a" * 200, *TARGET), "201 tokens, the context of the model 96"),
         (("generate", "-f", "/nowhere/at/all", "-m", "MODEL"), "can't read the prompt"),
         (("run-ir", "/dev/zero"), "no graph has over"),
+        (("verify", "/nowhere", "--inputs", "/nowhere.npz"), "can't read the arrays of /nowhere.npz"),
     ],
 )
 def test_errors_are_messages_and_exit_code_1(
@@ -305,6 +306,8 @@ HI = ("generate", "Hi", "-m", "/nowhere")
         ((*HI, "--stop", ""), "--stop must be texts that are not empty"),
         ((*HI, "-t", "0"), "-t/--threads must be 1 or more, got 0"),
         ((*HI, "-p", "Hi"), "the prompt is given twice"),
+        ((*HI, "--raw", "--system", "S"), "--system is a message of the chat format, which --raw leaves out"),
+        ((*HI, "--raw", "--chat"), "--chat: not allowed with argument --raw"),
         (("generate", "", "-m", "/nowhere"), "the prompt is empty"),
         (("chat", "--top-p", "2", "-m", "/nowhere"), "--top-p must be a number above 0 and at most 1, got 2.0"),
         (("bench", "-r", "0"), "-r/--repetitions must be 1 or more, got 0"),
