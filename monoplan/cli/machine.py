@@ -70,7 +70,8 @@ def pull(args: argparse.Namespace) -> int:
 
 def add_completion(parser: argparse.ArgumentParser) -> None:
     """Which shell."""
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help='eval "$(monoplan completion bash)"')
+    use = 'eval "$(monoplan completion bash)", for instance in ~/.bashrc'
+    parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help=use)
 
 
 def completion(args: argparse.Namespace) -> int:
