@@ -8,7 +8,7 @@ from monoplan.codegen.formats import Layout, WeightFormat, format_of
 from monoplan.codegen.operands import Body, Operand, stored_bytes, touched
 from monoplan.ir.dims import Dim, symbols_of
 from monoplan.ir.graph import Op
-from monoplan.ir.types import DType
+from monoplan.ir.types import DType, TensorType
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +167,48 @@ class Linear(Kernel):
         if self.epilogue == "heads":
             return super().mentioned
         return {name for o in self.operands for name in o.symbols} - {"threads"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window(Kernel):
+    """y[n, o, i, j] = body(the sum or the maximum over a window of x[n, …] + bias[o], e0[n, o, i, j], …).
+
+    mode: "conv" (products with w[o, c, a, b]), "max", "avg". Windows follow one another by the strides, or cover
+    x evenly (`even`, of pools). The channels of a pool are rows of its batch.
+    """
+
+    mode: str
+    body: Body
+    accumulator: DType
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)  # top, bottom, left, right
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    even: bool = False
+    include_pad: bool = True
+    divisor: int | None = None
+    family: str = field(default="window", init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conv(Kernel):
+    """A convolution with packed constant weights as an implicit product; x, y and extras are as in Window, with rows
+    and columns of the output as one dimension. `copied`: patches are read from a padded copy of x in f32."""
+
+    body: Body
+    weight: TensorType  # [columns, channels of a group, rows, columns of the kernel]
+    stride: tuple[int, int]
+    padding: tuple[int, int, int, int]
+    dilation: tuple[int, int]
+    groups: int
+    copied: bool
+    sizes: tuple[Dim, ...]  # rows and columns of x, rows and columns of y
+    family: str = field(default="conv", init=False)
+
+    @property
+    def symbols(self) -> set[str]:
+        return super().symbols.union(*map(symbols_of, self.sizes))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from monoplan.codegen.kernels import Kernel, Linear, Norm, Pointwise
+from monoplan.codegen.kernels import Conv, Kernel, Linear, Norm, Pointwise
 from monoplan.codegen.lower.lowerer import Loop
 from monoplan.codegen.views import Buffer
 from monoplan.ir.dims import Dim, equal, evaluate, symbols_of
@@ -114,12 +114,12 @@ def _carried(buffer: Buffer, kernels: Sequence[Kernel], start: int, end: int) ->
 
 def _replaceable(buffer: Buffer, kernel: Kernel) -> tuple[Buffer, ...]:
     """Operands of the kernel that makes `buffer` which it reads element by element, just before it writes there."""
-    if not isinstance(kernel, Pointwise | Norm | Linear):
+    if not isinstance(kernel, Pointwise | Norm | Linear | Conv):
         return ()
     out = next((o for o in kernel.writes if o.view.buffer is buffer), None)
     if out is None or not out.view.is_whole:
         return ()
-    names = "e" if isinstance(kernel, Linear) else "ex"
+    names = "e" if isinstance(kernel, Linear | Conv) else "ex"
     return tuple(
         o.view.buffer
         for o in kernel.reads

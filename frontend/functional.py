@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from monoplan.frontend import op_functions
+from monoplan.frontend import op_functions, windows
 from monoplan.frontend.op_functions import *  # noqa: F403
 from monoplan.frontend.op_functions import exp, gelu, log, max, min, write
 from monoplan.frontend.tensor import Tensor, adapted, as_tensor, binary, call, floating, full_axis, scalar_like
 from monoplan.frontend.tensor import matmul as _matmul
+from monoplan.frontend.windows import *  # noqa: F403
 from monoplan.ir.dims import Dim, Expr, equal
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import as_dtype, bool_, f32, i64
@@ -527,4 +528,4 @@ __all__ = [
     "scaled_dot_product_attention", "select_rows", "silu", "softmax", "sort", "split", "squeeze", "stack",
     "take_along", "topk", "transpose", "tril", "triu", "unsqueeze", "where", "zeros", "zeros_like",
 ]  # fmt: skip
-__all__ += op_functions.__all__
+__all__ += op_functions.__all__ + windows.__all__

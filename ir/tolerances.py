@@ -31,9 +31,15 @@ UNITS = {
 FACTOR = 4.0
 
 _KINDS = {
-    "matmul": ("linear", "matmul", "attention", "fused_linear", "fused_matmul", "linear_argmax", "qkv_rope_cache"),
-    "reduce": ("reduce", "norm", "softmax", "scan", "fused_norm", "fused_reduce", "sample", "fused_gather", "rope"),
-}
+    "matmul": (
+        "linear", "matmul", "attention", "fused_linear", "fused_matmul", "linear_argmax", "qkv_rope_cache", "conv",
+        "fused_conv",
+    ),
+    "reduce": (
+        "reduce", "norm", "softmax", "scan", "fused_norm", "fused_reduce", "sample", "fused_gather", "rope", "pool",
+        "adaptive_pool",
+    ),
+}  # fmt: skip
 _KIND_OF = {op_kind: row for row, kinds in _KINDS.items() for op_kind in kinds}
 
 

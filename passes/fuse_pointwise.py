@@ -10,6 +10,7 @@ from monoplan.ir.expr import Arg, count_ops, parse_expr, substitute_args
 from monoplan.ir.graph import Graph, Op, Value, definitions
 from monoplan.ir.ops.fused import (
     fused_all_reduce,
+    fused_conv2d,
     fused_gather,
     fused_linear,
     fused_matmul,
@@ -198,6 +199,8 @@ _TAILS = (
     "fused_linear",
     "matmul",
     "fused_matmul",
+    "conv",
+    "fused_conv",
     "norm",
     "fused_norm",
     "fused_gather",
@@ -221,7 +224,7 @@ def _into_producer(op: Op, at: int, fusion: _Fusion) -> Op | None:
     e = expression_of(op, fusion.defs)
     sources = [s for v in e.operands if (s := fusion.source(v)) is not None and _takes_tail(s)]
     # Products first, since their tails are free; among equals the last, so that the others are ready.
-    for source in sorted(sources, key=lambda s: (s.opdef.kind not in _TAILS[:4], -fusion.order[s.result])):
+    for source in sorted(sources, key=lambda s: (s.opdef.kind not in _TAILS[:6], -fusion.order[s.result])):
         v = source.result
         reason = fusion.refusal(source, at)
         if not reason and not same_shape(v.type, op.result.type):
@@ -239,7 +242,7 @@ def _with_tail(op: Op, source: Op, e: Expression, extras: list[Value]) -> Op | N
     names = len(source.opdef.operand_names)
     kind = source.opdef.kind
     before: list[Value] = []
-    if kind in ("fused_linear", "fused_matmul", "fused_norm", "fused_gather", "fused_collective"):
+    if kind in ("fused_linear", "fused_matmul", "fused_conv", "fused_norm", "fused_gather", "fused_collective"):
         before = [v for v in source.operands[names:] if v is not None]
         inner = parse_expr(source.attrs["expr"])
     elif kind == "fused_reduce":
@@ -258,6 +261,9 @@ def _with_tail(op: Op, source: Op, e: Expression, extras: list[Value]) -> Op | N
         return _fused_linear(op, source, merged, expr, gated=False)
     if kind in ("matmul", "fused_matmul"):
         return _like(op, fused_matmul, [*source.operands[:2], *merged], {"expr": expr})
+    if kind in ("conv", "fused_conv"):
+        attrs = {k: source.attrs[k] for k in ("stride", "padding", "dilation", "groups")}
+        return _like(op, fused_conv2d, [*source.operands[:3], *merged], attrs | {"expr": expr})
     if kind in ("norm", "fused_norm"):
         norm = source.attrs.get("norm") or {"rms_norm": "rms", "layer_norm": "layer"}[source.name]
         head = [*source.operands[:names], None, None, None][:3]

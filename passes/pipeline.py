@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from monoplan.passes.canonicalize import DCE, HOIST_SETUP, MERGE_EQUAL_OPS, REMOVE_IDENTITIES
+from monoplan.passes.fold_conv import FOLD_CONV
 from monoplan.passes.fuse_attention import FUSE_ATTENTION
 from monoplan.passes.fuse_linear import FUSE_HEAD_ARGMAX, FUSE_NORM_LINEAR, FUSE_RESIDUAL_ADD, MERGE_PARALLEL_LINEARS
 from monoplan.passes.fuse_pointwise import FUSE_GATED, FUSE_INTO_PRODUCER, FUSE_INTO_REDUCE, FUSE_POINTWISE
@@ -20,6 +21,8 @@ PIPELINE: tuple[Pass, ...] = (
     WIDEN_ACTIVATIONS,  # before fusion: casts it inserts are fused like any pointwise op
     IDIOMS,  # hand-written silu, norms and repeats become the ops that fusions look for
     HOIST_SETUP,  # transposed weights and the like leave the plan
+    FOLD_CONV,  # after hoisting: scale and shift of a batch_norm are weights now
+    HOIST_SETUP,  # and so are the weights that it makes
     MERGE_EQUAL_OPS,
     SINK_RESHAPES,  # after the idioms: a product by a weight is a linear now
     PULL_LAST_TOKEN,  # before norms fuse into the head, so that it sees a plain norm and linear

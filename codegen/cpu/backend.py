@@ -8,11 +8,13 @@ from typing import Any
 from monoplan.codegen.backend import BackEnd, Family, Schedule, Variables
 from monoplan.codegen.cpu import variables as v
 from monoplan.codegen.cpu.schedule_attention import choose_attention
+from monoplan.codegen.cpu.schedule_conv import ConvSchedule, choose_conv
 from monoplan.codegen.cpu.schedule_linear import choose_linear
 from monoplan.codegen.cpu.variables import attention, linear
 from monoplan.codegen.kernels import (
     Attention,
     Collective,
+    Conv,
     Gather,
     KVUpdate,
     Linear,
@@ -25,6 +27,7 @@ from monoplan.codegen.kernels import (
     Scan,
     Softmax,
     Sort,
+    Window,
 )
 from monoplan.codegen.lower.lowerer import Lowered
 from monoplan.codegen.moves import handed_over, moved, residuals
@@ -34,6 +37,12 @@ from monoplan.codegen.target import Target
 def _plain(variables: Callable[[Any], Variables]) -> Family:
     """A family without decisions."""
     return Family(schedule=lambda k, target: Schedule(), variables=lambda k, s: variables(k))
+
+
+def _conv_schedule(k: Conv, target: Target) -> ConvSchedule:
+    layout = k.operand("w").view.buffer.layout
+    assert layout is not None
+    return choose_conv(target, layout, k.weight, k.groups)
 
 
 def _prepare(lowered: Lowered, target: Target) -> Lowered:
@@ -49,6 +58,8 @@ CPU = BackEnd(
         Softmax: _plain(v.softmax),
         Matmul: _plain(v.matmul),
         Linear: Family(schedule=choose_linear, variables=lambda k, s: {"m": linear(k, s)}, counters=True),
+        Conv: Family(schedule=_conv_schedule, variables=v.conv, counters=True),
+        Window: _plain(v.window),
         Attention: Family(schedule=choose_attention, variables=attention, counters=True),
         Gather: _plain(v.gather),
         Rope: _plain(v.rope),

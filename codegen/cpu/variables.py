@@ -5,18 +5,21 @@ CUDA shares those of all families but linear and attention; where its loops diff
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from monoplan.codegen.backend import Variables
 from monoplan.codegen.cpu.schedule_attention import AttentionSchedule
+from monoplan.codegen.cpu.schedule_conv import WIDE, ConvSchedule
 from monoplan.codegen.cpu.schedule_linear import TILE_ROWS, TILE_SOME, LinearSchedule
 from monoplan.codegen.expressions import C_TYPES, c_dim, c_literal, c_symbol, load
 from monoplan.codegen.formats import WeightFormat, format_of
 from monoplan.codegen.kernels import (
     Attention,
     Collective,
+    Conv,
     Gather,
     Kernel,
     KVUpdate,
@@ -30,6 +33,7 @@ from monoplan.codegen.kernels import (
     Scan,
     Softmax,
     Sort,
+    Window,
 )
 from monoplan.codegen.moves import c_as_tiles
 from monoplan.codegen.operands import Operand
@@ -287,6 +291,81 @@ def collective(k: Collective) -> Variables:
         value = k.body.c(["sum", *(e.at("row", "(column + i)") for e in k.group("e"))])
         found["statement"] = y.store(value, k.body.dtype, "row", "(column + i)")
     return {"exchange": found}
+
+
+def window(k: Window) -> Variables:
+    """`sum` is a finished window [top, bottom) x [left, right); x is read at (n, channel, row, column)."""
+    x, y, index, acc = k.operand("x"), k.operand("y"), ("n", "o", "i", "j"), k.accumulator
+    kind = C_TYPES[acc.name]
+    value = x.at("n", "channel", "row", "column")
+    weight, channel, depth, start, step = "0", "o", 1, "0", f"{{}} + {value}"
+    if k.mode == "conv":
+        w = k.operand("w")
+        depth = w.shape[1]  # type: ignore[assignment]
+        columns = y.shape[1] // k.groups
+        channel = f"o / {columns} * {depth} + c"
+        weight, step = f"({kind}){w.at('o', 'c', 'a', 'b')}", f"{{}} + weight * ({kind}){value}"
+    elif k.mode == "max":
+        lowest = -math.inf if acc.is_float else -(1 << (acc.bits - 1)) if acc.name.startswith("i") else 0
+        start, step = c_literal(lowest, acc), f"mp_maximum_{acc.name}({{}}, {value})"
+    return {
+        "win": {
+            "acc_type": kind,
+            "start": start,
+            "depth": depth,
+            "channel": channel,
+            "weight": weight,
+            "step": step,
+            "finish": f"{{}} / ({kind})({_elements(k)})" if k.mode == "avg" else "{}",
+            "total": f"sum + {k.operand('bias').at('o')}" if k.has("bias") else "sum",
+            "statement": y.store(k.body.c(["total", *(e.at(*index) for e in k.group("e"))]), k.body.dtype, *index),
+            "size": x.shape[2:],
+            "out": y.shape,
+            "reach": [d * (n - 1) + 1 for n, d in zip(k.kernel, k.dilation, strict=True)],
+        }
+    }
+
+
+def _elements(k: Window) -> str:
+    """What an average divides by: with padding, as much of it counts at the end as at the begin."""
+    if k.divisor is not None:
+        return str(k.divisor)
+    if k.even:
+        return "(bottom - top) * (right - left)"
+    if k.include_pad:
+        rows, columns = f"mp_min(bottom, height + {k.padding[0]})", f"mp_min(right, width + {k.padding[2]})"
+        return f"({rows} - top) * ({columns} - left)"
+    return "(mp_min(bottom, height) - mp_max(top, 0)) * (mp_min(right, width) - mp_max(left, 0))"
+
+
+def conv(k: Conv, s: ConvSchedule) -> Variables:
+    """The functions of a packed convolution read its arguments from a structure `a`."""
+    a = {o.name: Operand(f"a.{o.name}", o.view, o.written) for o in k.operands}
+    passed = [o for o in k.pointers if o.name not in ("w", "copy", "patches", "sums")]
+    symbols = [c_symbol(name) for name in sorted(k.mentioned)]
+    fields = [f"{'' if o.written else 'const '}{o.ctype} *{o.name};" for o in passed]
+    extras = [a[e.name].at("n", "o", "(at + i)") for e in k.group("e")]
+    columns, channels, *taps = k.weight.shape
+    return {
+        "cv": {
+            "format": s.format,
+            "fields": _filled([*fields, *(f"int64_t {name};" for name in symbols)]),
+            "unpacked": [f"const int64_t {name} MP_UNUSED = a.{name};" for name in symbols],
+            "given": [*(o.name for o in passed), *symbols],
+            "x": a["x"].at("n", "channel", "row", "column"),
+            "x_start": "0" if k.copied else k.operand("x").pointer("0", "0", "0", "0"),
+            "bias": a["bias"].at("o") if k.has("bias") else "",
+            "statement": a["y"].store(k.body.c(["sum", *extras]), k.body.dtype, "n", "o", "(at + i)"),
+            "images": k.operand("x").shape[0],
+            "channels": channels,
+            "columns": columns,
+            "taps": taps,
+            "depth": product(k.weight.shape[1:]),
+            "row_bytes": s.panel * s.format.bits // 8,
+            "floats": int(s.format.c_type == "float"),
+            "wide": WIDE,
+        }
+    }
 
 
 # Text that the template of packed linears needs, with their epilogues.

@@ -30,6 +30,7 @@ from monoplan.codegen.kernels import (
     Scan,
     Softmax,
     Sort,
+    Window,
 )
 from monoplan.codegen.lower.lowerer import Lowered
 from monoplan.codegen.moves import Items, all_kernels, map_kernels, moved, residuals
@@ -197,6 +198,7 @@ FAMILIES: dict[type[Kernel], CudaFamily] = {
     Attention: CudaFamily(
         schedule=choose.attention, variables=lambda k, s: own.attention(k), variants=attention_variants
     ),
+    Window: _plain(shared.window, _threads(lambda k: product(k.operand("y").shape))),
     Gather: _plain(_gather, _threads(lambda k: product(k.outer) * product(k.inner))),
     Rope: _plain(shared.rope, _threads(lambda k: product(k.operand("x").shape[:3]) * 32)),
     KVUpdate: _plain(shared.kv_update, _threads(lambda k: product(k.operand("rows").shape))),

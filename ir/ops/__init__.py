@@ -1,13 +1,13 @@
 """Every op of the registry, by family; importing this package fills the registry."""
 
 from monoplan.ir.opdef import REGISTRY
-from monoplan.ir.ops import attention, collective, elementwise, fused, index, linear, reduce, sampling, shape
+from monoplan.ir.ops import attention, collective, conv, elementwise, fused, index, linear, reduce, sampling, shape
 
 __all__ = [
     "REGISTRY",
     "attention",
     "collective",
-    "control",
+    "conv",
     "elementwise",
     "fused",
     "index",

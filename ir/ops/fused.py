@@ -13,6 +13,7 @@ from monoplan.ir.graph import Graph
 from monoplan.ir.opdef import REGISTRY, Array, op, require
 from monoplan.ir.ops.attention import _kv_type, _rope_type, kv_update, rope
 from monoplan.ir.ops.collective import all_reduce
+from monoplan.ir.ops.conv import conv2d, conv_type
 from monoplan.ir.ops.index import _embedding_type, embedding
 from monoplan.ir.ops.linear import _matmul_type, linear, matmul
 from monoplan.ir.ops.reduce import layer_norm, rms_norm
@@ -104,6 +105,38 @@ def _fused_matmul_type(a: TensorType, b: TensorType, *extras: TensorType, expr: 
 def fused_matmul(a: Array, b: Array, *extras: Array, expr: str) -> Array:
     """expr(matmul(a, b), extras…)."""
     return evaluate_expr(parse_expr(expr), [matmul.reference(a, b), *extras])
+
+
+def _fused_conv_type(
+    x: TensorType,
+    weight: TensorType,
+    bias: TensorType | None,
+    *extras: TensorType,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+    expr: str,
+) -> TensorType:
+    full = conv_type(x, weight, bias, stride, padding, dilation, groups, "fused_conv2d")
+    return _with_expr([full], extras, expr, "fused_conv2d")
+
+
+@op(_fused_conv_type, "fused_conv", bounded=True)
+def fused_conv2d(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    *extras: Array,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+    expr: str,
+) -> Array:
+    """expr(conv2d(x, weight, bias), extras…)."""
+    y = conv2d.reference(x, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups)
+    return evaluate_expr(parse_expr(expr), [y, *extras])
 
 
 def _fused_norm_type(

@@ -21,11 +21,30 @@ from monoplan.frontend.layers import (
 from monoplan.frontend.module import Module, ModuleList
 from monoplan.frontend.parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from monoplan.frontend.parameter import Parameter, manual_seed, no_init
+from monoplan.frontend.window_layers import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d,
+    AvgPool1d,
+    AvgPool2d,
+    BatchNorm1d,
+    BatchNorm2d,
+    Conv1d,
+    Conv2d,
+    ConvTranspose1d,
+    Flatten,
+    MaxPool1d,
+    MaxPool2d,
+    Upsample,
+)
 from monoplan.nn import functional
 
 __all__ = [
-    "GELU", "ColumnParallelLinear", "Dropout", "Embedding", "Identity", "KVCache", "LayerNorm", "Linear",
-    "Module", "ModuleList", "Parameter", "PositionalEmbedding", "RMSNorm", "ReLU", "RoPE",
-    "RowParallelLinear", "Sequential", "SiLU", "Sigmoid", "Softmax", "Tanh", "VocabParallelEmbedding", "functional",
+    "GELU", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "AvgPool1d",
+    "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "ColumnParallelLinear", "Conv1d", "Conv2d", "ConvTranspose1d",
+    "Dropout", "Embedding", "Flatten", "Identity", "KVCache", "LayerNorm", "Linear", "MaxPool1d", "MaxPool2d",
+    "Module", "ModuleList", "Parameter", "PositionalEmbedding", "RMSNorm", "ReLU", "RoPE", "RowParallelLinear",
+    "Sequential", "SiLU", "Sigmoid", "Softmax", "Tanh", "Upsample", "VocabParallelEmbedding", "functional",
     "manual_seed", "no_init",
 ]  # fmt: skip

@@ -132,11 +132,11 @@ void mp_round_bf16(const void *, void *, int64_t);
 
 
 def pack(w: Array, layout: Layout | None, make: Make = aligned) -> Array:
-    """A weight [rows, depth] as its kernel reads it; without panels it stays row-major."""
+    """A weight [rows, depth…] as its kernel reads it; without panels it stays row-major."""
     if layout is None or not layout.panel:
         return np.require(w, None, ["C", "A"])  # aligned: a file mapped at an odd offset is not
     packed = format_of(layout)
-    return packed.pack(w, layout.rows(len(w)), layout, make, _native(packed.native))
+    return packed.pack(w.reshape(len(w), -1), layout.rows(len(w)), layout, make, _native(packed.native))
 
 
 def _native(name: str) -> Native | None:

@@ -232,6 +232,26 @@ case("layer_norm", "T[b, s, 33]", arg("T[33]", param=True), "T[33]", scale=4)
 case("layer_norm", "T[b, 4, 3]", None, None, dims=2, scale=4)
 case("layer_norm", "T[5]", "f32[5]", scale=4)
 
+# -- windows --------------------------------------------------------------------------------------------------
+
+_WIN: dict[str, Any] = {"stride": (2, 1), "padding": (1, 2, 0, 1), "dilation": (1, 2)}
+case(
+    "conv2d", "T[b, 3, s, 60]", arg("T[40, 3, 3, 3]", param=True), arg("T[40]", param=True), padding=(1,) * 4, scale=99
+)
+case("conv2d", "T[b, 4, s+2, s+4]", arg("T[12, 2, 3, 2]", param=True), groups=2, **_WIN, scale=40)
+case("conv2d", "T[b, 70, s, 3]", arg("T[5, 70, 1, 1]", param=True), scale=200)
+case("conv2d", "T[b, 200, s+1, 4]", arg("T[36, 200, 2, 2]", param=True), scale=2000, only="f32 bf16")  # strips of k
+case("conv2d", "T[b, 2, s+6, 9]", arg("T[33, 2, 1, 2]", param=True), stride=(3, 2), scale=9)
+case("conv2d", "T[b, 6, s+3, 7]", arg("T[6, 1, 3, 3]", param=True), arg("T[6]", param=True), groups=6, scale=20)
+case("conv2d", "T[b, 4, s+2, 6]", "T[6, 2, 3, 2]", "T[6]", groups=2, **_WIN, scale=24)  # a weight that is computed
+case("conv2d", "f32[1, 4, 1, s+2]", arg("T[8, 4, 1, 3]", param=True), scale=24, only="f")
+for _kind in ("max", "avg"):
+    case("pool2d", "T[b, 2, s+1, 70]", kind=_kind, kernel=(3, 2), stride=(2, 1), padding=(1, 1, 1, 1), scale=2)
+    case("pool2d", "T[s+2, 7]", kind=_kind, kernel=(2, 3), stride=(2, 3), padding=(0, 1, 1, 2), include_pad=False)
+    case("adaptive_pool2d", "T[b, 3, s, 7]", kind=_kind, size=(3, 5))
+case("pool2d", "T[b, s+4, 9]", kind="max", kernel=(2, 3), stride=(1, 2), dilation=(3, 2), padding=(1, 1, 2, 2))
+case("pool2d", "T[b, s+1, 6]", kind="avg", kernel=(2, 2), stride=(1, 2), divisor=-3)
+
 # -- attention ------------------------------------------------------------------------------------------------
 
 _TABLE = arg("f32[16, 4]", -1, 1, param=True)
@@ -331,6 +351,19 @@ case(
     scale=56,
 )
 case("fused_matmul", "T[b, s, 6]", "T[6, 5]", "T[5]", expr="relu(add(x0, x1))", scale=6)
+_KERNEL = (arg("T[20, 6, 3, 3]", param=True), arg("T[20]", param=True))
+_SAME: dict[str, Any] = {"stride": (1, 1), "padding": (1, 1, 1, 1), "dilation": (1, 1), "groups": 1, "scale": 99}
+case(
+    "fused_conv2d",
+    "T[b, 6, s, 5]",
+    *_KERNEL,
+    "T[b, 20, s, 5]",
+    "T[20, 1, 1]",
+    **_SAME,
+    expr="relu(add(x0, mul(x1, x2)))",
+)
+case("fused_conv2d", "T[b, 6, s, 5]", *_KERNEL, "T[s, 1]", "T[5]", **_SAME, expr="silu(add(mul(x0, x1), x2))")
+case("fused_conv2d", "T[b, 6, s, 5]", "T[20, 6, 3, 3]", None, "T[20, s, 1]", **_SAME, expr="add(x0, x1)")
 case("fused_norm", "T[b, s, 24]", _G, None, "T[s, 24]", norm="rms", eps=1e-5, expr="add(x0, x1)", scale=2)
 case("fused_norm", "T[b, s, 24]", _G, _G, norm="layer", eps=1e-5, expr="gelu(x0)", scale=4)
 case("fused_gather", arg("i64[b, s]", 0, 10), arg("T[11, 6]", param=True), "T[s, 6]", expr="add(mul(x0, 3), x1)")

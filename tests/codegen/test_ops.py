@@ -32,7 +32,7 @@ KINDS = {
     "fused_collective": "pointwise",
     "sample": "pointwise", "kv_update": "pointwise", "rope": "pointwise", "fused_gather": "pointwise",
     "reduce": "reduce", "softmax": "reduce", "scan": "reduce", "norm": "reduce", "fused_norm": "reduce",
-    "fused_reduce": "reduce",
+    "fused_reduce": "reduce", "pool": "reduce", "adaptive_pool": "reduce",
 }  # fmt: skip
 PRODUCTION = ("f32", "bf16", "i64", "u8", "bool")  # the types that models use: built as plans are
 ALWAYS = ("f32", "bf16", "i64", "bool")

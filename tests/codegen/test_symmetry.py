@@ -9,12 +9,12 @@ import pytest
 from monoplan.codegen.cpu.backend import CPU
 from monoplan.codegen.cuda.backend import CUDA
 from monoplan.codegen.cuda.render import with_headers
-from monoplan.codegen.kernels import Kernel
+from monoplan.codegen.kernels import Conv, Kernel
 from monoplan.codegen.source import HERE, Function, headers
 
 FAMILIES = {cls.family for cls in Kernel.__subclasses__()}
 # Parts and variants that only one target has, beside the one template of each family.
-ONLY_CPU = {"collective"}  # on a GPU a collective is no kernel
+ONLY_CPU = {"collective", "conv"}  # on a GPU a collective is no kernel, and a convolution a window
 ONLY_CUDA = {
     "linear_row",
     "linear_few",
@@ -35,7 +35,7 @@ def templates(target: str, suffix: str) -> set[str]:
 
 
 def test_every_family_has_a_row_in_both_tables() -> None:
-    assert set(CPU.families) == set(CUDA.families) == set(Kernel.__subclasses__())
+    assert set(CPU.families) == {*CUDA.families, Conv} == set(Kernel.__subclasses__())
 
 
 def test_the_same_templates() -> None:

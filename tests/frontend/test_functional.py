@@ -63,7 +63,7 @@ def test_signatures(name: str) -> None:
 # Ops under another name in PyTorch; ops that only passes make have none.
 RENAMED = {
     "attention": "scaled_dot_product_attention", "transpose": "permute", "slice": "narrow", "gather": "index_select",
-    "repeat": "repeat_interleave",
+    "repeat": "repeat_interleave", "pool2d": "avg_pool2d", "adaptive_pool2d": "adaptive_avg_pool2d",
 }  # fmt: skip
 
 

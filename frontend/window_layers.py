@@ -1,0 +1,369 @@
+"""Convolutions, pools and resampling as layers with PyTorch's names, state-dict keys and initial values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from monoplan.frontend import functional as F
+from monoplan.frontend.module import Module
+from monoplan.frontend.parameter import Parameter, check_device, check_size, checked_dtype, linear_bound, uniform
+from monoplan.frontend.tensor import Tensor, as_tensor
+from monoplan.frontend.windows import numbers
+from monoplan.ir.dims import equal
+from monoplan.ir.errors import ArgumentError
+
+
+class _Conv(Module):
+    """What convolutions have in common: sizes, weight and bias."""
+
+    spatial = 2
+    transposed = False
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Any,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        groups: int,
+        bias: bool,
+        padding_mode: str,
+        dtype: Any,
+        device: Any,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        check_size(name, in_channels=in_channels, out_channels=out_channels, groups=groups)
+        check_device(name, device)
+        if in_channels % groups or out_channels % groups:
+            raise ArgumentError(f"{name}: groups={groups} must divide {in_channels} and {out_channels} channels")
+        if padding_mode != "zeros":
+            raise ArgumentError(f"{name}: padding_mode={padding_mode!r} is not supported", fix="pad with F.pad first")
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.kernel_size = numbers(name, "kernel_size", kernel_size, self.spatial)
+        check_size(name, kernel_size=min(self.kernel_size))
+        self.stride = numbers(name, "stride", stride, self.spatial)
+        self.padding = padding if isinstance(padding, str) else numbers(name, "padding", padding, self.spatial)
+        self.dilation = numbers(name, "dilation", dilation, self.spatial)
+        self.padding_mode = padding_mode
+        kind = checked_dtype(name, dtype)
+        first, second = (in_channels, out_channels) if self.transposed else (out_channels, in_channels)
+        shape = (first, second // groups, *self.kernel_size)
+        bound = linear_bound(math.prod(shape[1:]))
+        self.weight = Parameter(uniform(shape, bound, kind))
+        self.register_parameter("bias", Parameter(uniform((out_channels,), bound, kind)) if bias else None)
+
+    def extra_repr(self) -> str:
+        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        if isinstance(self.padding, str) or any(self.padding):
+            text += f", padding={self.padding!r}" if isinstance(self.padding, str) else f", padding={self.padding}"
+        if any(d != 1 for d in self.dilation):
+            text += f", dilation={self.dilation}"
+        if any(more := getattr(self, "output_padding", ())):
+            text += f", output_padding={more}"
+        if self.groups != 1:
+            text += f", groups={self.groups}"
+        return text if self.bias is not None else f"{text}, bias=False"
+
+
+class Conv2d(_Conv):
+    """The products of a weight [out, in / groups, height, width] with each window of an image, plus bias."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Any,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = "f32",
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, dtype, device
+        )
+
+    def forward(self, input: Any) -> Tensor:
+        conv = F.conv1d if self.spatial == 1 else F.conv2d
+        return conv(input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class Conv1d(Conv2d):
+    """The products of a weight [out, in / groups, size] with each window of a sequence, plus bias."""
+
+    spatial = 1
+
+
+class ConvTranspose1d(_Conv):
+    """The transpose of Conv1d: each element adds its multiple of a weight [in, out / groups, size]; plus bias."""
+
+    spatial, transposed = 1, True
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Any,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: Any = 1,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = "f32",
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, dtype, device
+        )
+        self.output_padding = numbers("ConvTranspose1d", "output_padding", output_padding, 1)
+
+    def forward(self, input: Any) -> Tensor:
+        return F.conv_transpose1d(
+            input, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation
+        )
+
+
+class BatchNorm2d(Module):
+    """(x - running_mean) / sqrt(running_var + eps) * weight + bias for each channel of images; inference only.
+
+    Behind a convolution it becomes part of its weights.
+    """
+
+    spatial = 2
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = "f32",
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        check_size(name, num_features=num_features)
+        check_device(name, device)
+        if not track_running_stats:
+            raise ArgumentError(f"{name}: track_running_stats=False is not supported", why="inference only")
+        self.num_features, self.eps, self.momentum, self.affine = num_features, float(eps), momentum, affine
+        kind = checked_dtype(name, dtype).numpy
+        ones, zeros = np.ones(num_features, kind), np.zeros(num_features, kind)
+        self.register_parameter("weight", Parameter(ones) if affine else None)
+        self.register_parameter("bias", Parameter(zeros) if affine else None)
+        self.register_buffer("running_mean", zeros.copy())
+        self.register_buffer("running_var", ones.copy())
+        self.register_buffer("num_batches_tracked", np.array(0, np.int64))
+
+    def forward(self, input: Any) -> Tensor:
+        x = as_tensor(input)
+        shape = (self.num_features, *(1,) * self.spatial)
+        fits = x.ndim == self.spatial + 2 or (self.spatial == 1 and x.ndim == 2)
+        if not fits or not equal(x.shape[1], self.num_features):
+            raise ArgumentError(f"{type(self).__name__}: {x.type} has not {self.num_features} channels (dimension 1)")
+        scale = F.rsqrt(self.running_var + self.eps)
+        scale = scale if self.weight is None else scale * self.weight
+        shift = -self.running_mean * scale
+        shift = shift if self.bias is None else shift + self.bias
+        shape = shape[: x.ndim - 1]
+        return (x * scale.reshape(shape) + shift.reshape(shape)).to(x.dtype)  # type: ignore[no-any-return]
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"track_running_stats=True"
+        )
+
+
+class BatchNorm1d(BatchNorm2d):
+    """The same for sequences [batch, channels, length] and rows [batch, channels]."""
+
+    spatial = 1
+
+
+class MaxPool2d(Module):
+    """The largest value of each window of an image."""
+
+    spatial = 2
+
+    def __init__(
+        self,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None:
+        super().__init__()
+        self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
+        self.padding, self.dilation, self.return_indices, self.ceil_mode = padding, dilation, return_indices, ceil_mode
+
+    def forward(self, input: Any) -> Tensor:
+        pool = F.max_pool1d if self.spatial == 1 else F.max_pool2d
+        return pool(
+            input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}, "
+            f"ceil_mode={self.ceil_mode}"
+        )
+
+
+class MaxPool1d(MaxPool2d):
+    """The largest value of each window of a sequence."""
+
+    spatial = 1
+
+
+class AvgPool2d(Module):
+    """The average of each window of an image."""
+
+    def __init__(
+        self,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
+        self.padding, self.ceil_mode, self.count_include_pad = padding, ceil_mode, count_include_pad
+        self.divisor_override = divisor_override
+
+    def forward(self, input: Any) -> Tensor:
+        return F.avg_pool2d(
+            input,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.ceil_mode,
+            self.count_include_pad,
+            self.divisor_override,
+        )
+
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+
+
+class AvgPool1d(Module):
+    """The average of each window of a sequence."""
+
+    def __init__(
+        self,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+    ) -> None:
+        super().__init__()
+        self.kernel_size, self.stride, self.padding = (
+            numbers("AvgPool1d", what, given, 1)
+            for what, given in (
+                ("kernel_size", kernel_size),
+                ("stride", kernel_size if stride is None else stride),
+                ("padding", padding),
+            )
+        )
+        self.ceil_mode, self.count_include_pad = ceil_mode, count_include_pad
+
+    def forward(self, input: Any) -> Tensor:
+        return F.avg_pool1d(input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)
+
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+
+
+class _Adaptive(Module):
+    """A pool whose windows follow from the size of its output."""
+
+    def __init__(self, output_size: Any) -> None:
+        super().__init__()
+        self.output_size = output_size
+
+    def extra_repr(self) -> str:
+        return f"output_size={self.output_size}"
+
+
+class AdaptiveAvgPool1d(_Adaptive):
+    """The averages of so many windows that cover a sequence evenly."""
+
+    def forward(self, input: Any) -> Tensor:
+        return F.adaptive_avg_pool1d(input, self.output_size)
+
+
+class AdaptiveAvgPool2d(_Adaptive):
+    """The averages of so many windows that cover an image evenly."""
+
+    def forward(self, input: Any) -> Tensor:
+        return F.adaptive_avg_pool2d(input, self.output_size)
+
+
+class AdaptiveMaxPool1d(_Adaptive):
+    """The largest values of so many windows that cover a sequence evenly."""
+
+    def forward(self, input: Any) -> Tensor:
+        return F.adaptive_max_pool1d(input, self.output_size)
+
+
+class AdaptiveMaxPool2d(_Adaptive):
+    """The largest values of so many windows that cover an image evenly."""
+
+    def forward(self, input: Any) -> Tensor:
+        return F.adaptive_max_pool2d(input, self.output_size)
+
+
+class Upsample(Module):
+    """F.interpolate as a layer."""
+
+    def __init__(
+        self,
+        size: Any = None,
+        scale_factor: Any = None,
+        mode: str = "nearest",
+        align_corners: bool | None = None,
+        recompute_scale_factor: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self.size, self.scale_factor, self.mode = size, scale_factor, mode
+        self.align_corners, self.recompute_scale_factor = align_corners, recompute_scale_factor
+
+    def forward(self, input: Any) -> Tensor:
+        return F.interpolate(
+            input, self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor
+        )
+
+    def extra_repr(self) -> str:
+        what = f"scale_factor={self.scale_factor}" if self.scale_factor is not None else f"size={self.size}"
+        return f"{what}, mode={self.mode!r}"
+
+
+class Flatten(Module):
+    """A range of dimensions as one."""
+
+    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
+        super().__init__()
+        self.start_dim, self.end_dim = start_dim, end_dim
+
+    def forward(self, input: Any) -> Tensor:
+        return as_tensor(input).flatten(self.start_dim, self.end_dim)
+
+    def extra_repr(self) -> str:
+        return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
