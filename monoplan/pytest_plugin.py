@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -43,4 +44,8 @@ def golden(request: pytest.FixtureRequest) -> Any:
     classes = [node.name for node in request.node.listchain() if isinstance(node, pytest.Class)]
     folder = path.parent.joinpath("golden", path.stem, *classes, name)
     update = bool(request.config.getoption("--golden-update"))
-    return GoldenFixture(folder, update, request.node.nodeid, request.config.stash.setdefault(_TAKEN, {}))
+    # The id of a test begins with a path from the root directory; the command is for where pytest was started.
+    place = os.path.relpath(path, request.config.invocation_params.dir)
+    test = "::".join([place, request.node.nodeid.partition("::")[2]])
+    command = shlex.join(["pytest", test, "--golden-update"])
+    return GoldenFixture(folder, update, request.node.nodeid, request.config.stash.setdefault(_TAKEN, {}), command)

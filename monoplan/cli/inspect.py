@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from monoplan.cli.common import DEFAULT_PROMPT, Timings, add_input_options, add_model_options, add_target, decoded, load
+from monoplan.cli.common import (
+    DEFAULT_PROMPT,
+    TARGETS,
+    Timings,
+    add_input_options,
+    add_model_options,
+    add_target,
+    decoded,
+    load,
+)
 from monoplan.ir.errors import ArgumentError, MonoplanError, writing
 
 if TYPE_CHECKING:
@@ -179,6 +189,7 @@ def add_golden(parser: argparse.ArgumentParser) -> None:
     for action in (record, check):
         action.add_argument("folder", metavar="DIR", help="the golden")
         _add_model_and_inputs(action)
+    record.add_argument("-y", "--yes", action="store_true", help="overwrite a golden without asking, for scripts")
     check.add_argument("--ir", action="store_true", help="the IR must be the same, too")
     check.add_argument("--source", action="store_true", help="the source must be the same, too")
 
@@ -189,6 +200,9 @@ def golden(args: argparse.Namespace) -> int:
 
     golden = Golden(Path(args.folder))
     if args.action == "record":
+        if not args.yes and not _may_overwrite(golden.folder):
+            print("nothing was written")
+            return 1
         opened = _open(args)
         kept = {k: getattr(args, k) for k in _KEPT}
         if args.model is not None and Path(args.model).exists():
@@ -201,12 +215,37 @@ def golden(args: argparse.Namespace) -> int:
     args.model = args.model or about.get("model")
     for name in ("dtype", "target", "prompt", "size", "seed"):
         setattr(args, name, about.get(name, getattr(args, name)))
+    golden = Golden(golden.folder, _record_command(args))
     opened = _open(args)
     subject = opened.compiled.subject(**opened.arguments())
     subject.inputs = _recorded_inputs(golden, meta, subject)
     golden.check(subject, ir=args.ir, source=args.source)
     print(f"as recorded in {golden.folder}")
     return 0
+
+
+def _may_overwrite(folder: Path) -> bool:
+    """Whether nothing is there, or the user agrees; without a terminal to ask at, an error that names the flag."""
+    there = sorted(n for n in ("golden.json", "outputs.npz", "inputs.npz", "plan.ir") if (folder / n).exists())
+    if not there:
+        return True
+    what = f"{folder} holds a golden already ({', '.join(there)})"
+    if not sys.stdin.isatty():
+        raise ArgumentError(what, why="there is no terminal to ask at", fix="give --yes to overwrite it")
+    print(f"{what}; overwrite it? [y/N] ", end="", flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _record_command(args: argparse.Namespace) -> str:
+    """The command that records what `check` looks at."""
+    words = ["monoplan", "golden", "record", str(args.folder)]
+    if args.model is not None:
+        words.append(str(args.model))
+    for name, usual in {"dtype": None, "target": TARGETS[0], "prompt": DEFAULT_PROMPT, "seed": 0}.items():
+        if getattr(args, name) != usual:
+            words += [f"--{name}", str(getattr(args, name))]
+    words += [word for size in args.size for word in ("--size", size)]
+    return shlex.join([*words, "--yes"])
 
 
 def _recorded_inputs(golden: Golden, meta: dict[str, Any], subject: Subject) -> Any:

@@ -1,8 +1,8 @@
 """Golden results of a compiled module: outputs, IR and source of a call, kept in a folder and compared later.
 
-golden.json   types, tolerances, versions, hashes of the inputs, of the IR after each pass and of each kernel
+golden.json   types, tolerances, versions; digests of inputs and weights, of the IR after each pass and of each kernel
 outputs.npz   what the plan gave
-plan.ir       the IR after all passes
+plan.ir       the IR after all passes, with the user's lines
 inputs.npz    what it was called with (for the command line; a test makes its inputs anew)
 """
 
@@ -11,10 +11,11 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import linecache
 import platform
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import numpy as np
 from monoplan.inspect.verify import Subject
 from monoplan.inspect.walk import roundings
 from monoplan.ir.errors import ArgumentError, MonoplanError, writing
+from monoplan.ir.graph import Graph, Op
 from monoplan.ir.printer import print_graph
 from monoplan.ir.tolerances import EPSILON, UNITS, compare
 from monoplan.ir.types import as_dtype
@@ -31,6 +33,9 @@ from monoplan.ir.types import as_dtype
 Array = np.ndarray[Any, Any]
 FORMAT = 1
 DIFF_LINES = 40
+SAMPLED = 8  # elements of each input and weight that are kept, to say how far it moved
+NAMED = 6  # inputs or weights that a report names
+_LOC = re.compile(r' @ ("(?:[^"\\]|\\.)*") ("(?:[^"\\]|\\.)*"):(\d+)$')
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
@@ -40,9 +45,10 @@ class GoldenError(MonoplanError, AssertionError):
 
 @dataclass(frozen=True)
 class Golden:
-    """One golden folder."""
+    """One golden folder; `command` is what records it anew."""
 
     folder: Path
+    command: str = "pytest --golden-update, or monoplan golden record"
 
     def record(self, subject: Subject, *, seed: int | None = None, inputs: bool = False, about: Any = None) -> Path:
         """Runs the call and keeps what it gives."""
@@ -60,7 +66,9 @@ class Golden:
             "seed": seed,
             "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "versions": _versions(),
-            "inputs": _input_hashes(subject),
+            "inputs": [_digest(a) for a in subject.inputs],
+            "input_prints": {v.name: _fingerprint(a) for v, a in _named_inputs(subject)},
+            "weights": _weights(subject),
             "outputs": rows,
             "stages": _stage_hashes(subject),
             "kernels": _kernel_hashes(subject),
@@ -72,7 +80,7 @@ class Golden:
             _save(self.folder / "outputs.npz", outputs)
             if inputs:
                 _save(self.folder / "inputs.npz", subject.inputs)
-            (self.folder / "plan.ir").write_text(print_graph(subject.final), "utf-8")
+            (self.folder / "plan.ir").write_text(print_graph(subject.final, locs=True), "utf-8")
             (self.folder / "golden.json").write_text(json.dumps(meta, indent=1) + "\n", "utf-8")
         return self.folder
 
@@ -81,14 +89,12 @@ class Golden:
         try:
             found: dict[str, Any] = json.loads((self.folder / "golden.json").read_text("utf-8"))
         except FileNotFoundError:
-            raise GoldenError(
-                f"there is no golden in {self.folder}",
-                fix="record it: pytest --golden-update, or monoplan golden record",
-            ) from None
+            raise GoldenError(f"there is no golden in {self.folder}", fix=f"record it: {self.command}") from None
         except ValueError as error:
-            raise GoldenError(f"{self.folder / 'golden.json'} is damaged", why=str(error)) from None
+            path = self.folder / "golden.json"
+            raise GoldenError(f"{path} is damaged", why=str(error), fix=f"record it again: {self.command}") from None
         if found.get("format") != FORMAT:
-            raise GoldenError(f"{self.folder} has another format", fix="record it again")
+            raise GoldenError(f"{self.folder} has another format", fix=f"record it again: {self.command}")
         return found
 
     def check(self, subject: Subject, *, ir: bool = False, source: bool = False) -> None:
@@ -96,25 +102,49 @@ class Golden:
         meta = self.meta()
         problems = self._compare(subject, meta)
         if problems:
-            lines = [f"{subject.name} does not give its golden results ({self.folder})", *problems]
-            lines += self._since(subject, meta)
-            lines += ["bisect:", *("  " + line for line in str(_bisected(subject)).splitlines())]
-            raise GoldenError("\n  ".join(lines))
-        if ir:
-            self._check_ir(subject)
+            lines = [*problems, *self.changes(subject, meta), *self._since(subject, meta)]
+            if meta["inputs"] == [_digest(a) for a in subject.inputs]:
+                lines += ["bisect:", *("  " + line for line in str(_bisected(subject)).splitlines())]
+            raise self._error(f"{subject.name} does not give its golden results", lines)
+        if ir and (difference := self._ir_diff(subject)):
+            raise self._error(f"{subject.name} has another IR than its golden", difference)
         if source and meta["source"] != _source_hash(subject):
-            changed = self._since(subject, meta)
+            lines = self._since(subject, meta)
             if meta["kernels"] == _kernel_hashes(subject):
-                changed.append("no kernel changed, but the plan function that calls them did")
-            raise GoldenError(
-                "\n  ".join([f"{subject.name} has another source than its golden ({self.folder})", *changed])
-            )
+                lines.append("no kernel changed, but the plan function that calls them did")
+            raise self._error(f"{subject.name} has another source than its golden", lines)
+
+    def _error(self, what: str, lines: Sequence[str]) -> GoldenError:
+        return GoldenError("\n  ".join([f"{what} ({self.folder})", *lines]), fix=f"if it is meant: {self.command}")
+
+    def changes(self, subject: Subject, meta: Mapping[str, Any]) -> list[str]:
+        """Which of weights, inputs and IR are not as recorded and how far they moved, with the diff of the IR."""
+        weights = _moved(meta["weights"], _weights(subject)) if "weights" in meta else None
+        now = {v.name: _fingerprint(a) for v, a in _named_inputs(subject)}
+        inputs = _moved(meta["input_prints"], now) if "input_prints" in meta else []
+        if meta["inputs"] != [_digest(a) for a in subject.inputs] and not inputs:
+            inputs = ["which is not known: they were recorded without their values"]
+        difference = self._ir_diff(subject)
+        parts = {"weights": weights or [], "inputs": inputs, "IR": difference}
+        other, same = ([n for n, found in parts.items() if bool(found) is moved] for moved in (True, False))
+        if weights is None:
+            same.remove("weights")
+        kept = f"; as recorded: {', '.join(same)}" if same else ""
+        lines = [f"changed: {', '.join(other)}{kept}" if other else f"only numbers changed{kept}"]
+        if weights is None:
+            lines.append("whether the weights changed is not known: the golden was recorded without them")
+        for name in ("inputs", "weights"):
+            found = parts[name]
+            if found:
+                more = [f"  … {len(found) - NAMED} more"] if len(found) > NAMED else []
+                lines += [f"{name} that changed:", *(f"  {line}" for line in found[:NAMED]), *more]
+        return lines + ([f"the IR, {self.folder / 'plan.ir'} → now:", *difference] if difference else [])
 
     def _compare(self, subject: Subject, meta: Mapping[str, Any]) -> list[str]:
         rows = meta["outputs"]
         if len(rows) != len(subject.final.outputs):
             return [f"it has {len(subject.final.outputs)} outputs, the golden {len(rows)}"]
-        if meta["inputs"] != _input_hashes(subject):
+        if meta["inputs"] != [_digest(a) for a in subject.inputs]:
             return ["the inputs are not those that the golden was recorded with: fix their seed, or record again"]
         recorded = self._stored("outputs.npz", len(rows))
         problems = []
@@ -126,7 +156,8 @@ class Golden:
                 continue
             difference = compare(got, want, dtype, "model", epsilon=row["epsilon"])
             if not difference.ok:
-                problems.append(f"{row['name']}: {difference}")
+                how = f"at most {difference.max_abs:.3g} or {100 * difference.max_rel:.3g} % off"
+                problems.append(f"{row['name']}: {difference}; {how}")
         return problems
 
     def _stored(self, name: str, count: int) -> list[Array]:
@@ -138,7 +169,10 @@ class Golden:
             return [found[str(i)] for i in range(count)]
         except (ArgumentError, KeyError) as error:
             why = error.why if isinstance(error, ArgumentError) else f"it has no array {error}"
-            raise GoldenError(f"{self.folder / name} is missing or damaged", why=why, fix="record it again") from None
+            path = self.folder / name
+            raise GoldenError(
+                f"{path} is missing or damaged", why=why, fix=f"record it again: {self.command}"
+            ) from None
 
     def _since(self, subject: Subject, meta: Mapping[str, Any]) -> list[str]:
         """What changed since the golden was recorded."""
@@ -160,19 +194,23 @@ class Golden:
             found.append(f"kernels whose source changed: {', '.join(changed)}")
         return found
 
-    def _check_ir(self, subject: Subject) -> None:
+    def _ir_diff(self, subject: Subject) -> list[str]:
+        """The lines of the IR that changed, each with its place; those of now also with the user's text."""
+        path = self.folder / "plan.ir"
         try:
-            old = (self.folder / "plan.ir").read_text("utf-8").splitlines()
+            old = path.read_text("utf-8").splitlines()
         except (OSError, ValueError) as error:
-            path = self.folder / "plan.ir"
-            raise GoldenError(f"{path} is missing or damaged", why=str(error), fix="record it again") from None
-        new = print_graph(subject.final).splitlines()
-        lines = list(difflib.unified_diff(old, new, "golden", "now", lineterm="", n=1))
-        if lines:
-            shown = lines[:DIFF_LINES] + (
-                [f"… {len(lines) - DIFF_LINES} more lines"] if len(lines) > DIFF_LINES else []
-            )
-            raise GoldenError("\n  ".join([f"{subject.name} has another IR than its golden ({self.folder})", *shown]))
+            fix = f"record it again: {self.command}"
+            raise GoldenError(f"{path} is missing or damaged", why=str(error), fix=fix) from None
+        new = print_graph(subject.final, locs=True).splitlines()
+        texts = [[_LOC.sub("", line) for line in lines] for lines in (old, new)]
+        files = {str(op.loc.short.file): op.loc.file for op in _all_ops(subject.final)}
+        shown: list[str] = []
+        for kind, a, b, c, d in difflib.SequenceMatcher(None, *texts, autojunk=False).get_opcodes():
+            if kind != "equal":
+                shown += [f"-{texts[0][i]}{_place(old[i], 'then ')}" for i in range(a, b)]
+                shown += [f"+{texts[1][i]}{_place(new[i], '', files)}" for i in range(c, d)]
+        return shown if len(shown) <= DIFF_LINES else [*shown[:DIFF_LINES], f"… {len(shown) - DIFF_LINES} more lines"]
 
     def stored_inputs(self, count: int, dtypes: Sequence[Any]) -> list[Array] | None:
         """The recorded inputs in their own types; None if they were not kept."""
@@ -216,10 +254,65 @@ def _sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def _input_hashes(subject: Subject) -> list[str]:
-    return [
-        _sha(str(a.dtype).encode() + repr(a.shape).encode() + np.ascontiguousarray(a).tobytes()) for a in subject.inputs
-    ]
+def _digest(a: Array) -> str:
+    return _sha(str(a.dtype).encode() + repr(a.shape).encode() + np.ascontiguousarray(a).tobytes())
+
+
+def _fingerprint(a: Array) -> dict[str, Any]:
+    """What tells an array from another one, and how far apart they are."""
+    flat = a.reshape(-1)
+    sample = flat[np.linspace(0, flat.size - 1, min(SAMPLED, flat.size)).astype(int)].astype(np.float64)
+    values = flat.astype(np.float32)
+    rms = float(np.sqrt(np.vdot(values, values) / max(flat.size, 1)))
+    return {
+        "digest": _digest(a),
+        "type": f"{as_dtype(a.dtype)}{list(a.shape)}",
+        "rms": float(f"{rms:.6g}"),
+        "sample": [float(f"{x:.9g}") for x in sample],
+    }
+
+
+def _weights(subject: Subject) -> dict[str, Any]:
+    return {p.path: _fingerprint(subject.params(p.path)) for p in subject.traced.params}
+
+
+def _named_inputs(subject: Subject) -> list[tuple[Any, Array]]:
+    return list(zip(subject.traced.inputs, subject.inputs, strict=True))
+
+
+def _moved(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Arrays that are not the recorded ones, in words."""
+    found = []
+    for name in dict.fromkeys([*old, *new]):
+        a, b = old.get(name), new.get(name)
+        if a is None or b is None:
+            found.append(f"{name}: {'gone' if b is None else 'new'}")
+        elif a["type"] != b["type"]:
+            found.append(f"{name}: {a['type']} → {b['type']}")
+        elif a["digest"] != b["digest"]:
+            steps = [abs(x - y) for x, y in zip(a["sample"], b["sample"], strict=True)]
+            far = f"{max(steps):.3g} in the sampled elements" if any(steps) else "none in the sampled elements"
+            found.append(f"{name}: {b['type']}, rms {a['rms']:.6g} → {b['rms']:.6g}, largest change {far}")
+    return found
+
+
+def _all_ops(graph: Graph) -> Iterator[Op]:
+    for op in (*graph.setup, *graph.ops):
+        yield op
+        for v in op.attrs.values():
+            if isinstance(v, Graph):
+                yield from _all_ops(v)
+
+
+def _place(line: str, prefix: str, files: Mapping[str, str] | None = None) -> str:
+    """A line's place for the eye, below it; with `files` also the text that is there now."""
+    match = _LOC.search(line)
+    if match is None:
+        return ""
+    path, file, number = json.loads(match[1]), json.loads(match[2]), int(match[3])
+    text = linecache.getline(files.get(file, file), number).strip() if files else ""
+    where = f"{file}:{number}" + (f" in {path}" if path else "")
+    return f"\n        # {prefix}{where}" + (f": {text}" if text else "")
 
 
 def _stage_hashes(subject: Subject) -> list[list[str]]:
@@ -261,22 +354,27 @@ class GoldenFixture:
     folder: Path
     update: bool
     test: str  # its id in the session
-    taken: dict[Path, str]  # folders that tests of the session have used, and whose they are
+    taken: dict[Path, str] = field(repr=False)  # folders that tests of the session have used, and whose they are
+    command: str  # what records the goldens of this test
     count: int = 0
 
     def check(
         self, fast: Any, *args: Any, ir: bool = False, source: bool = False, seed: int | None = None, **kwargs: Any
     ) -> None:
         """The call's outputs must be the golden ones; with `ir` and `source` those must not have changed either."""
+        __tracebackhide__ = True  # pytest shows the line of the test
         self.count += 1
         name = self.folder if self.count == 1 else self.folder.with_name(f"{self.folder.name}_{self.count}")
-        self._take(name)
         subject = fast.subject(*args, **kwargs)
-        golden = Golden(name)
-        if self.update:
-            golden.record(subject, seed=seed)
-        else:
-            golden.check(subject, ir=ir, source=source)
+        golden = Golden(name, self.command)
+        try:
+            self._take(name)
+            if self.update:
+                golden.record(subject, seed=seed)
+            else:
+                golden.check(subject, ir=ir, source=source)
+        except GoldenError as error:
+            raise error.with_traceback(None) from None
 
     def _take(self, folder: Path) -> None:
         """Raises if the folder is another test's: `test_x[1]` and `test_x_1` have the same, and would overwrite it."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +61,9 @@ def test_what_is_stored(recorded: Golden) -> None:
     assert meta["outputs"][0]["relative"] > 0 and meta["outputs"][1]["relative"] == 0
     assert meta["seed"] == 0 and set(meta["versions"]) == {"monoplan", "numpy", "python", "machine"}
     assert (recorded.folder / "plan.ir").read_text().startswith("graph Block(")
+    assert "test_golden.py" in (recorded.folder / "plan.ir").read_text()
+    assert list(meta["weights"]) == ["up.weight"] and list(meta["input_prints"]) == ["x"]
+    assert meta["weights"]["up.weight"]["type"] == "f32[20, 12]" and len(meta["weights"]["up.weight"]["sample"]) == 8
     assert not (recorded.folder / "inputs.npz").exists()
 
 
@@ -76,6 +81,43 @@ def test_another_result_is_reported_in_full(recorded: Golden, x: Any) -> None:
     assert "recorded 20" in text and "the traced graph is not the same as then" in text
     assert "kernels whose source changed:" in text
     assert "graphs and all" in text and "kernel runs are right" in text  # what bisect says
+    assert "\n  changed: IR; as recorded: weights, inputs\n" in text
+    # The lines that changed, with the user's; those of then only with their place.
+    line = next(n for n, s in enumerate(Path(__file__).read_text().splitlines(), 1) if "* self.factor," in s)
+    user = f'tests/monoplan/test_golden.py:{line}: return {{"y": F.silu(self.up(x)) * self.factor, '
+    assert re.search(rf'\n  \+  %\w+ = .*1\.001.*\n +# {re.escape(user)}"best"', text)
+    assert re.search(rf"\n  -  %\w+ = .*\n +# then tests/monoplan/test_golden.py:{line}\n", text)
+    assert text.endswith("\n  to do: if it is meant: pytest --golden-update, or monoplan golden record")
+
+
+def test_other_weights_are_named_with_how_far_they_moved(recorded: Golden, x: Any) -> None:
+    other = Block()
+    weight = np.array(other.up.weight.numpy())
+    weight[0, 0] += 0.125
+    other.up.load_state_dict({"weight": weight})
+    with pytest.raises(GoldenError) as caught:
+        recorded.check(mp.compile(other, mp.spec("batch", 12)).subject(x))
+    text = str(caught.value)
+    assert (
+        "\n  changed: weights; as recorded: inputs, IR\n  weights that changed:\n    up.weight: f32[20, 12], " in text
+    )
+    assert re.search(r"rms \d\.\d+ → \d\.\d+, largest change 0\.125 in the sampled elements\n", text)
+    assert re.search(r"y: 3 of 60 elements are wrong;.*; at most \S+ or \S+ % off\n", text)
+
+
+def test_numbers_alone(recorded: Golden, x: Any) -> None:
+    found = dict(np.load(recorded.folder / "outputs.npz"))
+    np.savez(recorded.folder / "outputs.npz", **{**found, "0": found["0"] + np.float32(0.5)})
+    with pytest.raises(GoldenError, match="only numbers changed; as recorded: weights, inputs, IR\n") as caught:
+        recorded.check(compiled().subject(x))
+    assert "60 of 60 elements are wrong" in str(caught.value) and "at most 0.5 or " in str(caught.value)
+    meta = json.loads((recorded.folder / "golden.json").read_text())
+    del meta["weights"], meta["input_prints"]  # as goldens were before
+    (recorded.folder / "golden.json").write_text(json.dumps(meta))
+    with pytest.raises(
+        GoldenError, match="only numbers changed; as recorded: inputs, IR\n  whether the weights changed"
+    ):
+        recorded.check(compiled().subject(x))
 
 
 def test_a_wrong_kernel_is_named(recorded: Golden, x: Any) -> None:
@@ -145,8 +187,11 @@ def test_an_edited_kernel_is_named(recorded: Golden, x: Any, tmp_path: Path) -> 
 
 
 def test_other_inputs_are_not_compared(recorded: Golden, x: Any) -> None:
-    with pytest.raises(GoldenError, match="the inputs are not those that the golden was recorded with"):
+    with pytest.raises(GoldenError, match="the inputs are not those that the golden was recorded with") as caught:
         recorded.check(compiled().subject(x + 1))
+    text = str(caught.value)
+    assert "\n  changed: inputs; as recorded: weights, IR\n  inputs that changed:\n    x: f32[3, 12], rms " in text
+    assert "largest change 1 in the sampled elements" in text and "bisect" not in text
 
 
 def test_missing_and_damaged_goldens_fail(tmp_path: Path, x: Any) -> None:
@@ -235,8 +280,13 @@ def test_the_plugin(tmp_path: Path) -> None:
     folders = sorted(p.name for p in (tmp_path / "golden" / "test_mine").iterdir())
     assert folders == ["test_changes", "test_changes_2", "test_stays", "test_stays_2"]
     test.write_text(USER_TEST.format(name="changes", factor=2.5) + "\ndef test_new(golden):\n    check(golden, 2.0)\n")
-    done = run_pytest(tmp_path)
+    done = run_pytest(tmp_path.parent, tmp_path.name)
     assert "2 failed, 1 passed" in done.stdout, done.stdout
+    assert "return x * self.factor" in done.stdout and "changed: IR; as recorded: weights, inputs" in done.stdout
+    for name in ("changes", "new"):  # what to do, from where it was started
+        assert f": pytest {tmp_path.name}/test_mine.py::test_{name} --golden-update\n" in done.stdout
+    assert "inspect/golden.py" not in done.stdout  # frames of the library say nothing about the test
+    assert ">   golden.check" in done.stdout.replace("    ", "   ")
     assert "result: 3 of 4 elements are wrong" in done.stdout  # test_changes
     assert "there is no golden in" in done.stdout  # test_new
 
@@ -320,6 +370,38 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     manual_seed(8)  # other weights
     assert main(["golden", "check", folder]) == 1
     assert "does not give its golden results" in capsys.readouterr().err
+
+
+def test_record_asks_before_it_overwrites(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, folder = tmp_path / "golden asked.py", tmp_path / "kept"
+    own.write_text(sized())
+    words = ["golden", "record", str(folder), str(own)]
+
+    def answered(text: str) -> int:
+        terminal = io.StringIO(text)
+        monkeypatch.setattr(terminal, "isatty", lambda: True)
+        monkeypatch.setattr(sys, "stdin", terminal)
+        return main(words)
+
+    assert answered("") == 0  # nothing there: nothing to ask
+    assert "overwrite" not in capsys.readouterr().out
+    first = (folder / "outputs.npz").read_bytes()
+    own.write_text(sized(inputs='np.full((2, 4), 3.0, "f4")'))
+    for text in ("", "\n", "n\n", "maybe\n"):
+        assert answered(text) == 1
+    said = capsys.readouterr().out
+    assert said.count("overwrite it? [y/N] ") == 4 and said.count("nothing was written") == 4
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))  # no terminal
+    assert main(words) == 1
+    assert "give --yes to overwrite it" in capsys.readouterr().err
+    assert (folder / "outputs.npz").read_bytes() == first
+    assert answered("y\n") == 0 and (folder / "outputs.npz").read_bytes() != first
+    (folder / "outputs.npz").write_bytes(first)
+    assert main(["golden", "check", str(folder)]) == 1
+    (command,) = re.findall(r"if it is meant: (monoplan golden record .* --yes)\n$", capsys.readouterr().err)
+    assert main(shlex.split(command)[1:]) == 0 and main(["golden", "check", str(folder)]) == 0
 
 
 SIZED = """
