@@ -13,6 +13,7 @@ import numpy as np
 from monoplan.codegen.kernels import Attention, Gather, Kernel, Linear, Rope
 from monoplan.codegen.operands import stored_bytes
 from monoplan.inspect.verify import Subject
+from monoplan.inspect.walk import rolled_layers
 from monoplan.ir.dims import Dim, evaluate
 from monoplan.ir.errors import ArgumentError, printable, writing
 from monoplan.ir.printer import print_op
@@ -21,6 +22,10 @@ from monoplan.runtime.machine.limits import Limits, measure_target
 
 Array = np.ndarray[Any, Any]
 REPEAT = 10
+ABOVE = (
+    "faster than the limit: what it read was in a cache closer by, or the limits were measured while the machine was "
+    "busy; `monoplan bench --limits` measures them again"
+)
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ class Profile:
                     f"{s.nanoseconds / max(self.total, 1):.1%}",
                     f"{s.gbps:.2f}",
                     f"{s.gflops:.2f}",
-                    f"{s.share:.0%} {s.bound}",
+                    f"{s.share:.0%} {s.bound}" if s.share <= 1 else f">100% {s.bound}",
                     s.module or "-",
                     s.ir,
                 )
@@ -124,18 +129,30 @@ class Profile:
 
     @property
     def summary(self) -> str:
-        """Total, overhead and limits in two lines."""
+        """Sums, overhead and limits, and what is not obvious about them."""
         m = self.limits
-        moved = sum(s.bytes for s in self.steps)
-        above = any(s.share > 1.05 for s in self.steps if s.nanoseconds > self.total / 100)
-        hint = "\nabove 100 %: the limits were measured on a busy machine; `monoplan bench --limits` does it again"
-        return (
-            f"total {self.total / 1e3:.1f} µs in {len(self.events)} steps, {moved / max(self.total, 1):.2f} GB/s; "
-            f"a call takes {self.plain / 1e3:.1f} µs, an instrumented one {self.probed / 1e3:.1f} µs: "
-            f"looking costs {self.overhead:+.1%}\n"
+        moved, runs = sum(s.bytes for s in self.steps), sum(s.runs for s in self.steps)
+        head = f"{len(self.steps)} kernels in {runs} runs: {_time(self.total)}, {moved / max(self.total, 1):.2f} GB/s"
+        if self.alone:
+            lines = [f"{head}; a call takes {_time(self.plain)}: each was timed alone, in a call launches overlap"]
+        else:
+            lines = [
+                f"{head}; {_time(self.probed - self.total)} outside them (arguments, results, starting threads); "
+                f"together {_time(self.probed)}, an instrumented call",
+                f"a call takes {_time(self.plain)}: looking costs {self.overhead:+.1%}",
+            ]
+        lines.append(
             f"limits: memory {m.memory / 1e9:.1f} GB/s, cache {m.cache / 1e9:.1f} GB/s ({m.cache_bytes >> 20} MiB), "
-            f"{m.flops / 1e9:.1f} GFLOP/s f32" + (hint if above else "")
+            f"{m.flops / 1e9:.1f} GFLOP/s f32"
         )
+        if any(s.share > 1 for s in self.steps):
+            lines.append(f">100%: {ABOVE}")
+        return "\n".join(lines)
+
+    @property
+    def alone(self) -> bool:
+        """Whether each kernel was timed by itself, as on a GPU; else inside an instrumented call."""
+        return self.target == "cuda"
 
     def chrome_trace(self) -> dict[str, Any]:
         """The events in Chrome's trace format: opens in Perfetto and chrome://tracing."""
@@ -200,6 +217,7 @@ def profile(subject: Subject, *, repeat: int = REPEAT) -> Profile:
     for (number, _), value in zip(events, per_event, strict=True):
         times[number] = times.get(number, 0.0) + float(value)
     functions = subject.executable.source.step_functions
+    rolled = rolled_layers(subject.final)
     steps = []
     for step, runs in plan.steps():
         k = step.kernel
@@ -212,7 +230,7 @@ def profile(subject: Subject, *, repeat: int = REPEAT) -> Profile:
                 k.family,
                 functions[step.number],
                 print_op(k.op),
-                printable(k.op.loc.path),
+                printable(rolled[k.op].path if k.op in rolled else k.op.loc.path),
                 str(k.op.loc.short),
                 times[step.number],
                 moved * runs,
@@ -254,6 +272,10 @@ def kernel_cost(k: Kernel, sizes: Mapping[str, int], inputs: Sequence[Array]) ->
             whole = _elements(o, sizes) * o.dtype.itemsize
             moved -= whole * max(capacity - _number(k.seq, sizes), 0) // capacity
     return max(moved, 0), flops
+
+
+def _time(nanoseconds: float) -> str:
+    return f"{nanoseconds / 1e3:.1f} µs"
 
 
 def _held(k: Attention, sizes: Mapping[str, int], inputs: Sequence[Array]) -> int | None:

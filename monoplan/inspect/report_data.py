@@ -5,14 +5,16 @@ from __future__ import annotations
 import linecache
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from graphlib import TopologicalSorter
 from typing import Any
 
 from monoplan import __version__
 from monoplan.built import Built
 from monoplan.inspect.diff import stage_diff
-from monoplan.inspect.profile import Profile
-from monoplan.inspect.walk import sizes_for
+from monoplan.inspect.profile import ABOVE, Profile
+from monoplan.inspect.walk import number_range, rolled_layers, sizes_for
 from monoplan.ir.graph import Graph, Op, Value, readers
 from monoplan.ir.printer import print_op
 
@@ -37,6 +39,7 @@ def report_data(built: Built, profiles: Mapping[str, Profile]) -> Data:
         "steps": [],
         "memory": None,
         "summary": _summary(built, traced, final),
+        "above": ABOVE,
         "profiles": [_profile(label, p) for label, p in profiles.items()],
     }
     steps_of: dict[Op, list[int]] = {}
@@ -112,6 +115,7 @@ class _Nodes:
         self.locs: list[Any] = []
         self.where: dict[Value, str] = {}
         self.params = {p.value: p.path for p in graph.params}
+        self.rolled = rolled_layers(graph)
         self.params |= {r: f"made at load by {op.name}" for op in graph.setup for r in op.results}
 
     def data(self) -> Data:
@@ -135,54 +139,42 @@ class _Nodes:
             values = [self.graph.outputs[j] for j in written]
             names = ", ".join(written.values())
             self._node("written", "output", f"{len(written)} written", f"written into {names}", values, [])
+        separate_groups(self.nodes, self.groups)
         return {"nodes": self.nodes, "groups": self.groups}
 
     def _layers(self) -> dict[Op, str]:
         """The group of each op of a repeated module, `model.layers.7`: the first alone, the others stacked."""
         found: dict[str, dict[int, list[Op]]] = {}
+        loops = {r.stem.removesuffix(".") for r in self.rolled.values()}
         for op in self.graph.ops:
             match = _NUMBERED.match(op.loc.path)
-            if match:
+            if match and op.opdef.kind != "repeat":
                 found.setdefault(match[1], {}).setdefault(int(match[2]), []).append(op)
         groups: dict[Op, str] = {}
         for stem, layers in found.items():
-            if len(layers) < 2 or max(map(len, layers.values())) < 3:
+            if len(layers) < 2 and stem not in loops or max(map(len, layers.values())) < 3:
                 continue
             numbers = sorted(layers)
-            rest = f"{stem}.rest"
-            if len(numbers) > 2:
-                title = f"{stem} {numbers[1]} – {numbers[-1]}"
-                note = f"{len(numbers) - 1} more like {stem}.{numbers[0]}"
-                self.groups.append({"id": rest, "parent": None, "title": title, "note": note, "open": False})
+            shown = [] if stem in loops else numbers[:1]  # the loop shows what a layer looks like
+            rest = [n for n in numbers if n not in shown]
+            stack = f"{stem}.rest" if len(rest) > 1 else None
+            if stack is not None:
+                like = f" more like {stem}.{shown[0]}" if shown else " beside the rolled ones"
+                self._group(stack, f"{_last(stem)} {number_range(rest)}", f"{len(rest)}{like}")
             for n in numbers:
-                parent = rest if len(numbers) > 2 and n != numbers[0] else None
-                name = f"{stem}.{n}"
-                self.groups.append(
-                    {
-                        "id": name,
-                        "parent": parent,
-                        "title": name,
-                        "open": n == numbers[0],
-                        "note": f"{len(layers[n])} ops",
-                    }
-                )
-                groups.update(dict.fromkeys(layers[n], name))
+                self._group(f"{stem}.{n}", f"{stem}.{n}", "", None if n in shown else stack, n in shown)
+                groups.update(dict.fromkeys(layers[n], f"{stem}.{n}"))
         return groups
+
+    def _group(self, name: str, title: str, note: str, parent: str | None = None, is_open: bool = False) -> None:
+        self.groups.append({"id": name, "parent": parent, "title": title, "note": note, "open": is_open})
 
     def _loop(self, number: int, op: Op) -> None:
         a = op.attrs
         body, carried, shared = a["body"], a["carried"], a["shared"]
         group = f"loop{number}"
-        self.groups.append(
-            {
-                "id": group,
-                "parent": None,
-                "title": f"{a['count']} × {body.name}",
-                "open": True,
-                "loop": True,
-                "note": f"{len(body.ops)} ops, run {a['count']} times over a table of weights",
-            }
-        )
+        note = f"{len(body.ops)} ops, run {a['count']} times over a table of weights"
+        self._group(group, self._loop_title(op), note, is_open=True)
         inner: dict[Value, str] = {}
         for i, v in enumerate(body.inputs):
             first = i if i < carried + shared else carried + shared + (i - carried - shared) * a["count"]
@@ -199,6 +191,14 @@ class _Nodes:
             if source is not None:
                 self.where[r] = source
 
+    def _loop_title(self, op: Op) -> str:
+        """`layers 0–28`, by the layers that became the loop."""
+        body, count = op.attrs["body"], op.attrs["count"]
+        found = [self.rolled[o] for o in body.ops if o in self.rolled]
+        if len({r.stem for r in found}) != 1:
+            return f"{count} × {body.name}"
+        return f"{_last(found[0].stem)} {number_range(n for r in found for n in r.numbers)}"
+
     def _op(self, name: str, op: Op, group: str | None, where: dict[Value, str]) -> None:
         numbers = list(self.steps.get(op, ()))
         self.locs.append(op.loc)
@@ -211,7 +211,7 @@ class _Nodes:
                 "group": group,
                 "steps": numbers,
                 "sub": ", ".join(str(r.type) for r in op.results),
-                "path": op.loc.path,
+                "path": self.rolled[op].path if op in self.rolled else op.loc.path,
                 "file": op.loc.file,
                 "line": op.loc.line,
                 "where": str(op.loc.short),
@@ -242,6 +242,72 @@ class _Nodes:
             }
         )
         self.where.update(dict.fromkeys(makes, name))
+
+
+def separate_groups(nodes: list[Data], groups: list[Data]) -> None:
+    """Makes groups that can be drawn as boxes: no path leaves a group and comes back.
+
+    What lies between the ops of a group and is in none joins it, such as the choice of the last row inside the last
+    layer. A group that more lies between, such as another group, is cut into parts.
+    """
+    parents = {g["id"]: g["parent"] for g in groups}
+
+    def depth(name: str | None) -> int:
+        return 0 if name is None else 1 + depth(parents[name])
+
+    own = {n["id"]: n for n in nodes}
+    box = {n["id"]: n["id"] for n in nodes}  # node -> itself, or the outermost group that is done
+    for g in sorted(groups, key=lambda g: -depth(g["id"])):
+        name, parent = g["id"], g["parent"]
+        before: dict[str, set[str]] = {b: set() for b in box.values()}
+        for n in nodes:
+            before[box[n["id"]]] |= {box[f] for f in n["from"]} - {box[n["id"]]}
+        order = list(TopologicalSorter(before).static_order())
+        members = {b for b in before if (own[b]["group"] if b in own else parents[b]) == name}
+        # The part of each member: one more than that of any member which reaches it through others.
+        part: dict[str, int] = {}
+        for b in order:
+            if b in members:
+                part[b] = max((part[f] + (f not in members) for f in before[b]), default=0)
+            else:
+                part[b] = max((part[f] for f in before[b]), default=-1)
+        count = 1 + max((part[b] for b in members), default=0)
+        if count > 1:
+            leads: set[str] = set()
+            for b in reversed(order):
+                if b in members or b in leads:
+                    leads |= before[b]
+            between = {b for b in leads if b not in members and part[b] >= 0}
+            if len(between) < len(members) and all(b in own and own[b]["group"] in (None, parent) for b in between):
+                for b in between:
+                    own[b]["group"] = name
+                members |= between
+                part.update(dict.fromkeys(members, 0))
+            else:
+                made = [{**g, "id": _part(name, i), "title": f"{g['title']}, part {i + 1}"} for i in range(count)]
+                groups[groups.index(g) : groups.index(g) + 1] = made
+                parents |= {m["id"]: parent for m in made}
+                inside = {x["id"]: x for x in groups}
+                for b in members:
+                    if b in own:
+                        own[b]["group"] = _part(name, part[b])
+                    else:
+                        inside[b]["parent"] = parents[b] = _part(name, part[b])
+        for k, b in box.items():
+            if b in members:
+                box[k] = _part(name, part[b])
+    held = Counter(n["group"] for n in nodes)
+    for g in groups:
+        g["note"] = g["note"] or f"{held[g['id']]} ops"
+
+
+def _part(name: str, number: int) -> str:
+    return f"{name}/{number}" if number else name
+
+
+def _last(stem: str) -> str:
+    """`layers` of `model.layers.`."""
+    return stem.strip(".").rpartition(".")[2]
 
 
 def _families(values: Sequence[Value]) -> list[list[Value]]:
@@ -293,6 +359,7 @@ def _code(built: Built) -> Data:
             {"name": f.name, "text": f.text, "comment": f.comment, "line": text.count("\n", 0, max(at, 0)) + 1}
         )
     steps = []
+    rolled = rolled_layers(built.stages[-1].graph)
     for step, runs in built.plan.steps():
         k = step.kernel
         steps.append(
@@ -302,8 +369,9 @@ def _code(built: Built) -> Data:
                 "family": k.family,
                 "function": built.source.step_functions[step.number],
                 "ir": print_op(k.op),
-                "path": k.op.loc.path,
+                "path": rolled[k.op].path if k.op in rolled else k.op.loc.path,
                 "where": str(k.op.loc.short),
+                "layers": f"{_last(rolled[k.op].stem)} {number_range(rolled[k.op].numbers)}" if k.op in rolled else "",
                 "schedule": str(step.schedule),
                 "bytes": str(k.bytes),
                 "flops": str(k.flops),
@@ -367,6 +435,7 @@ def _profile(label: str, p: Profile) -> Data:
         "plain": p.plain,
         "probed": p.probed,
         "overhead": p.overhead,
+        "alone": p.alone,
         "limits": {
             "memory": m.memory,
             "cache": m.cache,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,12 +164,52 @@ def turn_locs(op: Op, paths: Mapping[Value, str]) -> Callable[[Loc, int], Loc]:
             break
 
     def place(loc: Loc, turn: int) -> Loc:
-        head = stem + first
-        if numbers and (loc.path == head or loc.path.startswith(head + ".")):
-            return dataclasses.replace(loc, path=stem + numbers[turn] + loc.path[len(head) :])
-        return loc
+        number, dot, rest = loc.path[len(stem) :].partition(".")
+        if not numbers or not loc.path.startswith(stem) or not number.isdigit():
+            return loc
+        # A body may hold several layers, or the end of one and the beginning of the next: they move by the same step.
+        moved = int(number) + int(numbers[turn]) - int(first)
+        return dataclasses.replace(loc, path=f"{stem}{moved}{dot}{rest}")
 
     return place
+
+
+@dataclass(frozen=True)
+class Rolled:
+    """The layers that an op inside a loop stands for."""
+
+    stem: str  # `model.layers.`
+    numbers: tuple[int, ...]
+    rest: str  # `.mlp`
+
+    @property
+    def path(self) -> str:
+        """`model.layers.0–28.mlp`."""
+        return f"{self.stem}{number_range(self.numbers)}{self.rest}"
+
+
+def rolled_layers(graph: Graph) -> dict[Op, Rolled]:
+    """For ops inside loops whose module is numbered."""
+    paths = {p.value: p.path for p in graph.params}
+    found: dict[Op, Rolled] = {}
+    for op in graph.ops:
+        if op.opdef.kind == "repeat":
+            place = turn_locs(op, paths)
+            for inner in op.attrs["body"].ops:
+                varied = _varying([place(inner.loc, turn).path for turn in range(op.attrs["count"])])
+                if varied is not None:
+                    stem, first, numbers = varied
+                    found[inner] = Rolled(stem, tuple(map(int, numbers)), inner.loc.path[len(stem + first) :])
+    return found
+
+
+def number_range(numbers: Iterable[int]) -> str:
+    """`0–28`; `0, 2 … 28` where numbers are left out."""
+    found = sorted(set(numbers))
+    if len(found) < 2:
+        return "".join(map(str, found))
+    whole = found[-1] - found[0] + 1 == len(found)
+    return f"{found[0]}–{found[-1]}" if whole else f"{found[0]}, {found[1]} … {found[-1]}"
 
 
 def _varying(paths: Sequence[str]) -> tuple[str, str, list[str]] | None:

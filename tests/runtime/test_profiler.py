@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,25 @@ def test_it_prints_a_table_with_the_overhead_and_the_limits(profile: Any) -> Non
     text = str(profile)
     for word in ("profile of GenerationStep on cpu", "GB/s", "GFLOP/s", "of limit", "looking costs", "limits: memory"):
         assert word in text
-    assert "batch=1, seq=8" in text
+    assert "batch=1, seq=8" in text and " model.layers.0–2.mlp " in text and " model.layers.3.mlp " in text
+
+
+def test_the_sums_add_up(profile: Any) -> None:
+    steady = replace(profile, probed=profile.total + 5e6, plain=profile.total)
+    runs, kernels = len(profile.events), len(profile.steps)
+    total = f"{profile.total / 1e3:.1f} µs"
+    assert f"{kernels} kernels in {runs} runs: {total}, " in steady.summary
+    assert "; 5000.0 µs outside them" in steady.summary and f"a call takes {total}: looking costs +" in steady.summary
+    alone = replace(profile, target="cuda").summary
+    assert "each was timed alone" in alone and "outside them" not in alone
+
+
+@pytest.mark.parametrize(("share", "shown"), [(0.5, "50% memory"), (3.25, ">100% memory")])
+def test_a_share_above_the_limit_is_cut_and_explained(profile: Any, share: float, shown: str) -> None:
+    rows = [replace(s, nanoseconds=1e3, roof=share * 1e-6, bound="memory") for s in profile.steps]
+    text = str(replace(profile, steps=tuple(rows)))
+    assert text.count(shown) == len(rows) and "325%" not in text
+    assert (">100%: faster than the limit" in text) is (share > 1)
 
 
 def test_the_trace_is_chromes(profile: Any, tmp_path: Path) -> None:

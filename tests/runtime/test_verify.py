@@ -12,7 +12,8 @@ import monoplan as mp
 from monoplan import nn
 from monoplan.inspect.inspection import graph_subject
 from monoplan.inspect.verify import Verification, verify
-from monoplan.inspect.walk import roundings, turn_locs
+from monoplan.inspect.walk import number_range, rolled_layers, roundings, turn_locs
+from monoplan.ir.graph import Loc
 from monoplan.ir.tolerances import EPSILON, compare, tolerance
 from monoplan.nn import functional as F
 from monoplan.passes.manager import run_passes
@@ -172,6 +173,15 @@ def test_locations_inside_rolled_layers() -> None:
     assert any(path.startswith("model.layers.0") for path in locs)
     for op in loop.attrs["body"].ops:
         assert place(op.loc, 2).path == op.loc.path.replace("layers.0", "layers.2")
+    # A body that begins inside a layer ends inside the next one.
+    assert place(Loc("model.layers.1.mlp"), 2).path == "model.layers.3.mlp"
+    assert [place(Loc(path), 2).path for path in ("model.layers", "model.norm", "")] == [
+        "model.layers",
+        "model.norm",
+        "",
+    ]
+    assert {r.path for r in rolled_layers(final).values()} >= {"model.layers.0–2", "model.layers.0–2.mlp"}
+    assert [number_range(n) for n in ([3], [4, 5, 6], [0, 2, 4])] == ["3", "4–6", "0, 2 … 4"]
 
 
 def test_there_is_one_table() -> None:

@@ -63,14 +63,17 @@ function showStep(number) {
 }
 function kernelCard(number) {
   const s = STEPS[number], m = measured(number), f = FUNCTIONS[s.function];
-  const facts = el("dl", {class: "facts"}, fact("step", `${number} of ${DATA.steps.length}, ${s.family}`), s.runs > 1 ? fact("runs", `${s.runs} times in a call`) : null,
-    m ? fact("time", el("span", {"data-part": "time"}, `${time(m.ns)}, ${percent(m.ns / profile().total)} of the call`)) : null,
-    m ? fact("rate", `${round(m.gbps)} GB/s, ${round(m.gflops)} GFLOP/s: ${percent(m.share)} of the ${m.bound} limit`) : null,
+  const facts = el("dl", {class: "facts"}, fact("step", `${number} of ${DATA.steps.length}, ${s.family}`), s.runs > 1 ? fact("runs", `${s.runs} in a call${s.layers ? ", one for each of " + s.layers : ""}`) : null,
+    m ? fact("time", el("span", {"data-part": "time"}, `${time(m.ns)}${s.runs > 1 ? ` in ${s.runs} runs of ${time(m.ns / s.runs)}` : ""}, ${percent(m.ns / profile().total)} of all kernels`)) : null,
+    m ? fact("rate", `${round(m.gbps)} GB/s, ${round(m.gflops)} GFLOP/s: ${percent(m.share)} of the ${m.bound} limit${m.share > 1 ? ` (${ABOVE})` : ""}`) : null,
     fact("flops", s.flops), fact("bytes", s.bytes), fact("memory", `${s.reads.join(", ") || "–"} → ${s.writes.join(", ")}`), fact("schedule", s.schedule),
     fact("waits", s.barrier ? "for all threads before it starts" : "not at all"));
   return el("div", {}, facts, el("h3", {}, "generated code ", el("a", {onclick: () => { go("source"); showSource(s.function); }}, `line ${f.line} of the source`)),
     el("pre", {"data-part": "code", html: cHtml(f.text)}));
 }
+const ABOVE = DATA.above; // why a share may exceed 100 %
+const limit = m => m.share > 1 ? `> 100 % ${m.bound}` : `${percent(m.share)} ${m.bound}`;
+const above = p => p.steps.some(m => m.share > 1) ? el("p", {class: "muted remark", "data-remark": "above"}, `> 100 %: ${ABOVE}`) : null;
 const fact = (name, value) => [el("dt", {}, name), el("dd", {}, value)];
 function userLines(lines, here) {
   return el("pre", {class: "lines", "data-part": "user"}, lines.map(([n, text]) => el("span", n === here ? {class: "here"} : {}, el("span", {class: "no"}, String(n)), text, n === here ? "" : "\n")));
@@ -84,6 +87,7 @@ function go(name) {
     $("tab-" + id).classList.toggle("on", id === name);
     $("nav-" + id).setAttribute("aria-selected", id === name);
   }
+  $("nav-" + name).scrollIntoView({block: "nearest", inline: "nearest"});
   if (!painted.has(name)) { painted.add(name); PAINT[name](); }
   if (location.hash !== "#" + name) history.replaceState(null, "", "#" + name);
 }
@@ -92,7 +96,7 @@ const PAINT = {summary: paintSummary, graph: paintGraph, passes: paintPasses, ke
 function paintSummary() {
   const p = profile(), changed = DATA.stages.filter(s => s.changed);
   const flow = el("div", {class: "flow"}, step(DATA.stages[0].ops, "ops in forward"), arrow(), step(changed.length, "passes at work"), arrow(), step(DATA.stages.at(-1).ops, "ops left"), arrow(), step(DATA.steps.length, "kernels"), p ? [arrow(), step(time(p.plain), "for a call")] : null);
-  const table = el("table", {}, el("tbody", {}, DATA.summary.map(([k, v]) => el("tr", {}, el("td", {class: "muted"}, k), el("td", {}, v))), p ? [row("profiled", `${p.label}${p.sizes ? ", " + p.sizes : ""}, ${p.threads} threads`), row("looking costs", `${p.overhead >= 0 ? "+" : ""}${(100 * p.overhead).toFixed(1)} % of a call's time`)] : null));
+  const table = el("table", {}, el("tbody", {}, DATA.summary.map(([k, v]) => el("tr", {}, el("td", {class: "muted"}, k), el("td", {}, v))), p ? [row("profiled", `${p.label}${p.sizes ? ", " + p.sizes : ""}, ${p.threads} threads`), row("looking costs", p.overhead >= 0 ? `+${(100 * p.overhead).toFixed(1)} % of a call's time` : "less than the noise of the machine")] : null));
   $("tab-summary").replaceChildren(el("div", {class: "grid"}, el("div", {class: "card"}, flow), el("div", {class: "grid cols"}, el("div", {class: "card"}, el("h2", {}, "In numbers"), table),
     el("div", {class: "card"}, el("h2", {}, p ? "Where the time goes" : "Kernels"), p ? topTable(p, 10) : el("p", {class: "muted"}, "There are no times: the report was made without the arguments of a call."),
       p ? null : familyTable()))));
@@ -106,9 +110,28 @@ function familyTable() {
   return el("table", {}, el("tbody", {}, Object.entries(count).sort((a, b) => b[1] - a[1]).map(([f, n]) => el("tr", {}, el("td", {}, dot(f), f), el("td", {class: "num"}, `${n} runs`)))));
 }
 function topTable(p, count) {
-  const rows = [...p.steps].sort((a, b) => b.ns - a.ns).slice(0, count);
-  return el("div", {class: "scroll"}, el("table", {}, el("thead", {}, el("tr", {}, ["kernel", "module"].map(t => el("th", {}, t)), ["time", "share", "of limit"].map(t => el("th", {class: "num"}, t)), el("th"))),
-    el("tbody", {}, rows.map(m => { const s = STEPS[m.number]; return el("tr", {class: "link", "data-step": m.number, onclick: () => showStep(m.number)}, el("td", {}, dot(s.family), s.function), el("td", {class: "muted"}, s.path || "–"), el("td", {class: "num"}, time(m.ns)), el("td", {class: "num"}, percent(m.ns / p.total)), el("td", {class: "num"}, percent(m.share)), el("td", {}, bar(m.ns / p.total, s.family))); }))));
+  const rows = [...p.steps].sort((a, b) => b.ns - a.ns), shown = rows.length > count + 1 ? rows.slice(0, count) : rows, rest = rows.slice(shown.length);
+  const head = el("tr", {}, el("th", {}, "kernel"), el("th", {class: "roomy"}, "module"), ["runs", "time", "share", "of limit"].map(text => el("th", {class: "num"}, text)), el("th", {class: "roomy"}));
+  const body = shown.map(m => {
+    const s = STEPS[m.number];
+    return el("tr", {class: "link", "data-step": m.number, onclick: () => showStep(m.number)}, el("td", {}, kernelName(s)), el("td", {class: "muted roomy"}, s.path || "–"), el("td", {class: "num"}, String(s.runs)), el("td", {class: "num"}, time(m.ns)), el("td", {class: "num"}, percent(m.ns / p.total)), el("td", {class: "num"}, limit(m)), el("td", {class: "roomy"}, bar(m.ns / p.total, s.family)));
+  });
+  const others = rest.length ? [[`${rest.length} other kernels`, sum(rest, m => STEPS[m.number].runs), sum(rest, m => m.ns)]] : [];
+  const foot = [...others, ...sums(p)].map(([text, runs, ns, why]) => el("tr", {}, el("td", {title: why}, text), el("td", {class: "roomy"}), el("td", {class: "num"}, runs === null ? "" : String(runs)), el("td", {class: "num"}, time(ns)), el("td", {class: "num"}, runs === null ? "" : percent(ns / p.total)), el("td"), el("td", {class: "roomy"})));
+  return [el("div", {class: "scroll"}, el("table", {id: "top"}, el("thead", {}, head), el("tbody", {}, body), el("tfoot", {}, foot))), el("p", {class: "muted remark"}, whySums(p)), above(p)];
+}
+const sum = (rows, of) => rows.reduce((s, r) => s + of(r), 0);
+const kernelName = s => [dot(s.family), s.function, el("div", {class: "muted narrow"}, s.path || "–")];
+/* The lines under a table of kernels, [text, runs, nanoseconds, why]: the first two add up to the third. */
+function sums(p) {
+  const all = [`all ${p.steps.length} kernels`, sum(p.steps, m => STEPS[m.number].runs), p.total];
+  if (p.alone) return [all, ["a call", null, p.plain, "launches overlap in a call"]];
+  return [all, ["outside them", null, p.probed - p.total, "checking arguments, making results, starting threads"], ["an instrumented call", null, p.probed], ["a call", null, p.plain, "the plan without time stamps"]];
+}
+function whySums(p) {
+  if (p.alone) return "Each kernel was timed alone. In a call launches overlap, so a call may take less than the sum.";
+  const odd = p.probed < p.total ? " Here it is negative: each time is a median of its own runs, and the machine was not quiet." : "";
+  return "Kernels and what is outside them (checking arguments, making results, starting threads) add up to an instrumented call. " + `A call has no time stamps, and no barrier after every kernel.${odd} A kernel of rolled layers is the sum of its runs.`;
 }
 const bar = (share, kind) => el("div", {class: "bar"}, el("i", {style: `width:${100 * Math.min(share, 1)}%;background:var(--${family(kind)})`}));
 
@@ -121,7 +144,7 @@ function paintGraph() {
   const tools = el("div", {class: "toolbar"}, which, el("button", {onclick: () => view.zoom(1.25), title: "larger"}, "+"), el("button", {onclick: () => view.zoom(0.8), title: "smaller"}, "−"), el("button", {id: "fit", onclick: () => view.fit()}, "fit"),
     el("button", {id: "open-all", onclick: () => view.setAll(true)}, "open all"), el("button", {id: "close-all", onclick: () => view.setAll(false)}, "close all"), find, el("span", {class: "legend"}, used.map(([f, t]) => el("span", {}, el("i", {class: "dot", style: `background:var(--${f})`}), t))));
   $("tab-graph").replaceChildren(el("div", {id: "graph"}, tools, canvas));
-  view = new GraphView(canvas, showNode, n => { const p = profile(); if (!p || state.graph === "before") return ""; const ns = n.steps.reduce((s, k) => s + (measured(k)?.ns || 0), 0); return ns ? time(ns) : ""; });
+  view = new GraphView(canvas, showNode, nodes => { if (!profile() || state.graph === "before") return ""; const ns = [...new Set(nodes.flatMap(n => n.steps))].reduce((s, k) => s + (measured(k)?.ns || 0), 0); return ns ? time(ns) : ""; });
   find.addEventListener("input", () => view.find(find.value));
   find.addEventListener("keydown", e => { if (e.key === "Enter") { const wanted = find.value.toLowerCase(), n = view.graph.nodes.find(n => (n.ir + " " + n.path).toLowerCase().includes(wanted)); if (n) view.reveal(n.id); } });
   setGraph(state.graph);
@@ -151,24 +174,26 @@ function showPass(number) {
   $("pass").replaceChildren(el("h2", {}, `${number}. ${s.name}`), el("p", {}, s.rule), el("p", {class: "muted"}, facts), diff, ...(misses || []));
 }
 
-const COLUMNS = [["number", "step", true], ["function", "kernel", false], ["path", "module", false], ["runs", "runs", true], ["ns", "time", true], ["part", "share", true], ["gbps", "GB/s", true], ["gflops", "GFLOP/s", true], ["share", "of limit", true], ["ir", "IR", false]];
+const COLUMNS = [["number", "step", true], ["function", "kernel", false], ["path", "module", false], ["runs", "runs", true], ["ns", "time", true], ["each", "a run", true], ["part", "share", true], ["gbps", "GB/s", true], ["gflops", "GFLOP/s", true], ["share", "of limit", true], ["ir", "IR", false]];
+const ROOMY = ["path", "ir"]; // columns that small screens leave out
 function paintKernels() {
-  const p = profile(), rows = DATA.steps.map(s => { const m = measured(s.number); return {...s, ...(m ? {ns: m.ns, gbps: m.gbps, gflops: m.gflops, share: m.share, bound: m.bound, part: m.ns / p.total} : {})}; });
-  const columns = COLUMNS.filter(([k]) => p || !["ns", "part", "gbps", "gflops", "share"].includes(k));
+  const p = profile(), rows = DATA.steps.map(s => { const m = measured(s.number); return {...s, ...(m ? {ns: m.ns, gbps: m.gbps, gflops: m.gflops, share: m.share, bound: m.bound, each: m.ns / s.runs, part: m.ns / p.total} : {})}; });
+  const columns = COLUMNS.filter(([k]) => p || !["ns", "each", "part", "gbps", "gflops", "share"].includes(k));
   const {key, down} = state.sort;
   rows.sort((a, b) => (a[key] > b[key] ? 1 : a[key] < b[key] ? -1 : a.number - b.number) * (down ? -1 : 1));
-  const head = el("tr", {}, columns.map(([k, text, num]) => el("th", {class: "sort" + (num ? " num" : ""), "data-sort": k, onclick: () => { state.sort = {key: k, down: state.sort.key === k ? !state.sort.down : num && k !== "number"}; paintKernels(); }}, text + (k === key ? (down ? " ↓" : " ↑") : ""))));
-  const cell = (r, k) => ({number: String(r.number), function: [dot(r.family), r.function], path: r.path || "–", runs: String(r.runs), ns: r.ns && time(r.ns), part: r.part !== undefined && [percent(r.part), bar(r.part, r.family)], gbps: r.gbps !== undefined && round(r.gbps), gflops: r.gflops !== undefined && round(r.gflops), share: r.share !== undefined && `${percent(r.share)} ${r.bound}`, ir: el("div", {class: "ir", title: r.ir}, r.ir)}[k]);
-  const table = el("table", {id: "kernels"}, el("thead", {}, head), el("tbody", {}, rows.map(r => el("tr", {class: "link", "data-step": r.number, onclick: () => showStep(r.number)}, columns.map(([k, , num]) => el("td", {class: num ? "num" : k === "path" ? "muted" : ""}, cell(r, k) || "–"))))));
-  const note = p ? `${p.label}${p.sizes ? " at " + p.sizes : ""}: the steps take ${time(p.total)} together; a call takes ${time(p.plain)}, an instrumented one ${time(p.probed)}. A row of rolled layers is the sum of its runs.` : "No times: the report was made without the arguments of a call.";
-  $("tab-kernels").replaceChildren(el("div", {class: "card"}, el("h2", {}, `${rows.length} kernels`), el("p", {class: "muted"}, note), el("div", {class: "scroll"}, table)));
+  const head = el("tr", {}, columns.map(([k, text, num]) => el("th", {class: "sort" + (num ? " num" : "") + (ROOMY.includes(k) ? " roomy" : ""), "data-sort": k, onclick: () => { state.sort = {key: k, down: state.sort.key === k ? !state.sort.down : num && k !== "number"}; paintKernels(); }}, text + (k === key ? (down ? " ↓" : " ↑") : ""))));
+  const cell = (r, k) => ({number: String(r.number), function: kernelName(r), path: r.path || "–", runs: String(r.runs), ns: r.ns && time(r.ns), each: r.ns && time(r.each), part: r.part !== undefined && [percent(r.part), bar(r.part, r.family)], gbps: r.gbps !== undefined && round(r.gbps), gflops: r.gflops !== undefined && round(r.gflops), share: r.share !== undefined && limit(r), ir: el("div", {class: "ir", title: r.ir}, r.ir)}[k]);
+  const foot = ([text, runs, ns, why]) => el("tr", {title: why}, columns.map(([k, , num]) => el("td", {class: (num ? "num" : "") + (ROOMY.includes(k) ? " roomy" : "")}, k === "function" ? text : k === "runs" && runs !== null ? String(runs) : k === "ns" ? time(ns) : k === "part" && runs !== null ? percent(ns / p.total) : "")));
+  const table = el("table", {id: "kernels"}, el("thead", {}, head), el("tbody", {}, rows.map(r => el("tr", {class: "link", "data-step": r.number, onclick: () => showStep(r.number)}, columns.map(([k, , num]) => el("td", {class: (num ? "num" : k === "path" ? "muted" : "") + (ROOMY.includes(k) ? " roomy" : "")}, cell(r, k) || "–"))))), p ? el("tfoot", {}, sums(p).map(foot)) : null);
+  const note = p ? `${p.label}${p.sizes ? " at " + p.sizes : ""}, ${p.threads} threads. ${whySums(p)}` : "No times: the report was made without the arguments of a call.";
+  $("tab-kernels").replaceChildren(el("div", {class: "card"}, el("h2", {}, `${rows.length} kernels`), el("p", {class: "muted"}, note), p ? above(p) : null, el("div", {class: "scroll"}, table)));
 }
 
 function paintRoofline() {
   const p = profile();
   if (!p) { $("tab-roofline").replaceChildren(el("div", {class: "card"}, el("h2", {}, "Roofline"), el("p", {class: "muted"}, "No times: the report was made without the arguments of a call."))); return; }
   const host = el("div", {class: "chart", id: "roofline"});
-  $("tab-roofline").replaceChildren(el("div", {class: "card"}, el("h2", {}, "Roofline"), el("p", {class: "muted"}, `One dot for each kernel that computes; its size is its share of the time. The lines were measured on this machine with ${p.threads} threads: under the slope memory decides, under the flat the arithmetic.`), host));
+  $("tab-roofline").replaceChildren(el("div", {class: "card"}, el("h2", {}, "Roofline"), el("p", {class: "muted"}, `One dot for each kernel that computes; its size is its share of the time. The lines were measured on this machine with ${p.threads} threads: under the slope memory decides, under the flat the arithmetic.`), above(p), host));
   rooflineChart(host, p, STEPS, showStep);
 }
 
@@ -177,7 +202,10 @@ function paintMemory() {
   if (!all) { $("tab-memory").replaceChildren(el("div", {class: "card"}, el("p", {class: "muted"}, "The reference target has no plan."))); return; }
   const m = all[Math.min(state.profile, all.length - 1)], host = el("div", {class: "chart", id: "memory"});
   const saved = m.unshared ? 1 - m.peak / m.unshared : 0;
-  $("tab-memory").replaceChildren(el("div", {class: "card"}, el("h2", {}, "The arena"), el("p", {class: "muted"}, `Every buffer from the step that writes it to the last that reads it. ${m.slots} slots for ${m.buffers.length} buffers: ${bytes(m.peak)} at the peak, ${bytes(m.unshared)} without sharing${saved > 0.005 ? ` (${percent(saved)} saved)` : ""}, at ${m.sizes}.`), host));
+  const kinds = new Set(m.buffers.filter(b => b.kind !== "scratch").map(b => bufferFamily(b, STEPS)));
+  const legend = el("p", {class: "legend left", id: "arena-legend"}, Object.entries(FAMILIES).filter(([f]) => kinds.has(f)).map(([f, text]) => el("span", {}, el("i", {class: "dot", style: `background:var(--${f})`}), `written by ${text}`)),
+    m.buffers.some(b => b.kind === "scratch") ? el("span", {}, el("i", {class: "dot", style: "background:var(--view);opacity:.45"}), "scratch of one kernel") : null, el("span", {}, el("i", {class: "dot hollow"}), "free"));
+  $("tab-memory").replaceChildren(el("div", {class: "card"}, el("h2", {}, "The arena"), el("p", {class: "muted"}, `One block of memory for all intermediate values. A bar is a buffer: as high as its bytes, from the step that writes it to the last one that reads it. ${m.slots} slots for ${m.buffers.length} buffers: ${bytes(m.peak)} in all, ${bytes(m.unshared)} without sharing${saved > 0.005 ? ` (${percent(saved)} saved)` : ""}, at ${m.sizes}.`), legend, host));
   memoryChart(host, m, STEPS);
 }
 
@@ -203,11 +231,12 @@ $("tabs").append(...Object.entries(TABS).map(([id, text]) => el("button", {id: "
 if (DATA.profiles.length) {
   $("profile").append(...DATA.profiles.map((p, i) => el("option", {value: i}, p.label)));
   $("profile-choice").hidden = DATA.profiles.length < 2;
-  $("profile").addEventListener("change", e => { state.profile = Number(e.target.value); const on = Object.keys(TABS).find(id => $("tab-" + id).classList.contains("on")); for (const id of ["summary", "kernels", "roofline", "memory"]) painted.delete(id); if (painted.has("graph")) view.draw(); go(on); });
+  $("profile").addEventListener("change", e => { state.profile = Number(e.target.value); const on = Object.keys(TABS).find(id => $("tab-" + id).classList.contains("on")); for (const id of ["summary", "kernels", "roofline", "memory"]) painted.delete(id); if (painted.has("graph")) view.draw(); go(on); closeDrawer(); });
 }
 const dark = matchMedia("(prefers-color-scheme: dark)").matches;
 document.documentElement.dataset.theme = new URLSearchParams(location.search).get("theme") || (dark ? "dark" : "light");
 $("theme").addEventListener("click", () => { const root = document.documentElement; root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark"; });
 addEventListener("keydown", e => { if (e.key === "Escape") closeDrawer(); });
+addEventListener("resize", () => { for (const id of ["roofline", "memory"]) if (painted.has(id)) { painted.delete(id); if ($("tab-" + id).classList.contains("on")) go(id); } });
 addEventListener("hashchange", () => { const name = location.hash.slice(1); if (TABS[name]) go(name); });
 go(TABS[location.hash.slice(1)] ? location.hash.slice(1) : "summary");
