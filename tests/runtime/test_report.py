@@ -477,7 +477,7 @@ def test_shares_above_the_limit_are_cut_and_explained(page: Page, written: Path,
         steps = [{**s, "share": share, "bound": "memory"} for s in profile["steps"]]
         path = tmp_path / f"{share}.html"
         path.write_text(render_report({**data, "profiles": [{**profile, "steps": steps}]}), "utf-8")
-        page.open(path.as_uri() + "#kernels")
+        page.open(path.as_uri() + "#/kernels")
         page.wait("document.querySelector('#kernels tfoot') !== null")
         remarks = page.js("document.querySelectorAll('#tab-kernels [data-remark=above]').length")
         return page.js("document.querySelector('#tab-kernels').innerText"), remarks
@@ -498,7 +498,7 @@ def test_a_small_screen_shows_titles_and_readable_charts(page: Page, written: Pa
     page.call("Emulation.setDeviceMetricsOverride", width=380, height=760, deviceScaleFactor=1, mobile=False)
     try:
         for tab in ("summary", "graph", "kernels", "roofline", "memory"):
-            page.open(written.as_uri() + f"?theme=light&small={tab}#{tab}")
+            page.open(written.as_uri() + f"?theme=light&small={tab}#/{tab}")
             page.wait(f"document.querySelector('#tab-{tab}.on') !== null")
             for shown in ("title", f"nav-{tab}"):
                 box = page.js(f"document.getElementById('{shown}').getBoundingClientRect().toJSON()")
@@ -506,6 +506,7 @@ def test_a_small_screen_shows_titles_and_readable_charts(page: Page, written: Pa
             assert page.js("document.getElementById('title').innerText") == "GenerationStep"
             assert page.js("document.querySelector('header').getBoundingClientRect().height") < 120
             assert page.js("document.documentElement.scrollWidth") == 380
+            assert page.js("document.querySelector('main').scrollTop") == 0  # its beginning, not the table of that name
         page.js("globalThis.chart = document.querySelector('#memory svg')")
         scale = page.js("chart.clientWidth / chart.viewBox.baseVal.width")
         assert 0.9 < scale < 1.1  # letters keep their size

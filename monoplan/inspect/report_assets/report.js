@@ -82,6 +82,7 @@ function userLines(lines, here) {
 /* -- tabs ----------------------------------------------------------------------------------------------------- */
 const TABS = {summary: "Summary", graph: "Graph", passes: "Passes", kernels: "Kernels", roofline: "Roofline", memory: "Memory", source: "Source"};
 const painted = new Set();
+const hashed = () => location.hash.replace(/^#\/?/, ""); // "#/kernels": a browser would scroll to the element of "#kernels"
 function go(name) {
   for (const [id] of Object.entries(TABS)) {
     $("tab-" + id).classList.toggle("on", id === name);
@@ -89,7 +90,7 @@ function go(name) {
   }
   $("nav-" + name).scrollIntoView({block: "nearest", inline: "nearest"});
   if (!painted.has(name)) { painted.add(name); PAINT[name](); }
-  if (location.hash !== "#" + name) history.replaceState(null, "", "#" + name);
+  if (hashed() !== name) history.replaceState(null, "", "#/" + name);
 }
 const PAINT = {summary: paintSummary, graph: paintGraph, passes: paintPasses, kernels: paintKernels, roofline: paintRoofline, memory: paintMemory, source: paintSource};
 
@@ -238,5 +239,5 @@ document.documentElement.dataset.theme = new URLSearchParams(location.search).ge
 $("theme").addEventListener("click", () => { const root = document.documentElement; root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark"; });
 addEventListener("keydown", e => { if (e.key === "Escape") closeDrawer(); });
 addEventListener("resize", () => { for (const id of ["roofline", "memory"]) if (painted.has(id)) { painted.delete(id); if ($("tab-" + id).classList.contains("on")) go(id); } });
-addEventListener("hashchange", () => { const name = location.hash.slice(1); if (TABS[name]) go(name); });
-go(TABS[location.hash.slice(1)] ? location.hash.slice(1) : "summary");
+addEventListener("hashchange", () => { if (TABS[hashed()]) go(hashed()); });
+go(TABS[hashed()] ? hashed() : "summary");
