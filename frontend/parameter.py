@@ -35,7 +35,7 @@ class Parameter(Tensor):
     It may be deferred: then it knows its type, and reads its values from a checkpoint when they are wanted.
     """
 
-    __slots__ = ("tp_dim", "tp_rank", "tp_size", "_stored", "_source", "_deferred_type")
+    __slots__ = ("tp_dim", "tp_rank", "tp_size", "_stored", "_source", "_deferred_type", "_origin")
 
     def __init__(self, data: Any, dtype: Any = None, *, tp_dim: int = 0, tp_rank: int = 0, tp_size: int = 1) -> None:
         if tp_size < 1 or not 0 <= tp_rank < tp_size:
@@ -43,6 +43,7 @@ class Parameter(Tensor):
         self._stored: np.ndarray[Any, Any] | None = None
         self._source: Callable[..., Any] | None = None
         self._deferred_type: TensorType | None = None
+        self._origin: Callable[[], Any] | None = None
         super().__init__(data, dtype)
         if not 0 <= tp_dim < max(self.ndim, 1):
             raise LoadError(f"tp_dim {tp_dim} is not a dimension of {self.type}")
@@ -71,17 +72,23 @@ class Parameter(Tensor):
         return self.type.shape
 
     @property
+    def origin(self) -> Any:
+        """Where its values come from, while they are still there; None if that is not known, or not all are its own."""
+        return self._origin() if self._origin is not None and self.is_deferred and self.tp_size == 1 else None
+
+    @property
     def is_deferred(self) -> bool:
         """Whether its values are still in the checkpoint."""
         return self._stored is None and self._source is not None
 
-    def defer(self, source: Callable[..., Any]) -> None:
+    def defer(self, source: Callable[..., Any], origin: Callable[[], Any] | None = None) -> None:
         """Takes its values from `source()`, a full tensor of any float type, each time they are wanted.
 
-        The array that `source` gives is nobody else's. `source(part)` gives a Part of the full tensor alone.
+        The array that `source` gives is nobody else's. `source(part)` gives a Part of the full tensor alone. `origin()`
+        says which file it is from (models/load/weight_file.py): what was made of it may be found again by that.
         """
         kept = self.type
-        self._stored, self._source, self._deferred_type = None, source, kept
+        self._stored, self._source, self._deferred_type, self._origin = None, source, kept, origin
         note_change()
 
     def read(self, convert: Callable[[Any, Any], Any] | None = None, part: Part | None = None) -> np.ndarray[Any, Any]:

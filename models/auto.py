@@ -105,7 +105,7 @@ def load_weights(model: Module, weights: Weights) -> None:
             )
         names.remove(TIED)
     for name in names:
-        own[name].defer(partial(weights.tensor, name))
+        own[name].defer(partial(weights.tensor, name), partial(weights.origin, name))
 
 
 def _are_equal(weights: Weights, one: str, other: str) -> bool:

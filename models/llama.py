@@ -201,6 +201,16 @@ def _reader(t: Tensor) -> Callable[..., Any]:
     return read
 
 
+def _origin(t: Tensor) -> Callable[[], Any]:
+    """Where that other model's values come from: rounding twice may give other numbers than once."""
+
+    def find() -> Any:
+        origin = t.origin if isinstance(t, Parameter) else None
+        return None if origin is None else dataclasses.replace(origin, name=f"{origin.name} as {t.dtype}")
+
+    return find
+
+
 class LlamaForCausalLM(Module, GenerationMixin):
     """The model with its language head: logits [batch, 1, vocab] of the last token of each row.
 
@@ -318,7 +328,7 @@ class LlamaForCausalLM(Module, GenerationMixin):
             made = type(self)(dataclasses.replace(self.config, dtype=as_dtype(dtype).numpy.name))
         sources = self.state_dict()
         for name, parameter in made.named_parameters():
-            parameter.defer(_reader(sources[name]))
+            parameter.defer(_reader(sources[name]), _origin(sources[name]))
         made.device, made.name_or_path, made._tokenizer = self.device, self.name_or_path, self._tokenizer
         return made
 

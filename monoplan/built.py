@@ -82,6 +82,7 @@ class Planned:
     source: Any = None
     stages: Sequence[Stage] = ()
     remake: Callable[[], tuple[Sequence[Stage], Any]] | None = None
+    key: str | None = None  # that the plan has in the cache
 
 
 Tracing = Callable[[Request], Traced]

@@ -139,18 +139,24 @@ def build_stage(
         text = override_text(options.source, plan.name, source.text, [f.name for f in source.functions], "cu")
         device = gpu()
         weights = upload_params(plan, params, device)
-        clock.lap("weights")
+        clock.lap("pack")
         with in_turn(tp, text or source.text):
             executable: Any = CudaExecutable(plan, source, weights, device, text)
     else:
+        from monoplan.runtime.build import cache
         from monoplan.runtime.cpu.executable import CpuExecutable
-        from monoplan.runtime.cpu.weights import prepare
+        from monoplan.runtime.cpu.packed import Keeping, kept_or_packed
+        from monoplan.runtime.cpu.weights import Source
         from monoplan.runtime.machine.threads import check_threads, default_threads
 
         def packed() -> list[Array]:
-            arrays = prepare(plan.graph, plan.params, params, progress("packing weights"))
-            clock.lap("weights")
+            tensors = params if isinstance(params, Source) else Source.of(params)
+            arrays, found = kept_or_packed(plan.graph, plan.params, tensors, keeping, progress("packing weights"))
+            clock.lap("load" if found else "pack")
             return arrays
+
+        limit = cache.max_weight_bytes() if options.weight_bytes is None else options.weight_bytes
+        keeping = None if planned.key is None or tp is not None else Keeping(planned.key, limit)
 
         count = default_threads().count if tp is None else tp.local_threads(default_threads().count)
         threads = count if options.threads is None else check_threads(options.threads)
@@ -196,7 +202,10 @@ def module_source(tensors: Mapping[str, Tensor]) -> Source:
     def gives_away(path: str) -> bool:
         return isinstance(t := tensors[path], Parameter) and t.is_deferred
 
-    return Source(read, gives_away)
+    def origin(path: str) -> Any:
+        return t.origin if isinstance(t := tensors[path], Parameter) else None
+
+    return Source(read, gives_away, origin)
 
 
 @dataclass(frozen=True)

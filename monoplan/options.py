@@ -41,11 +41,14 @@ class Options:
     tp_plan: Mapping[str, str] | None = None  # layer names and how tp= divides them; None: the model's own
     prefill_chunk: int = 2048  # tokens of a prompt that run at once, all rows together: bounds the memory of a run
     resident: bool = True  # on a GPU, generation stays there; False: every token by way of the host, for comparison
+    weight_bytes: int | None = None  # of packed weights in the cache; 0: keep none; None: what the cache's cap says
     dump: str | None = None  # a folder for every stage; None: MONOPLAN_DUMP
 
     def __post_init__(self) -> None:
         if not isinstance(self.prefill_chunk, int) or self.prefill_chunk < 1:
             raise ArgumentError(f"prefill_chunk must be a whole number above 0, got {self.prefill_chunk!r}")
+        if self.weight_bytes is not None and (not isinstance(self.weight_bytes, int) or self.weight_bytes < 0):
+            raise ArgumentError(f"weight_bytes must be a whole number of bytes, or None, got {self.weight_bytes!r}")
 
     @classmethod
     def make(cls, given: Options | Mapping[str, Any] | None) -> Options:

@@ -14,6 +14,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +92,15 @@ class _Cached:
                 graph, constraints, (plan, source) = known
                 request.clock.lap("passes")
                 self._keep_call(traced)
-                return Planned(graph, constraints, plan, source, remake=lambda: self._remake(traced, plan.target))
+                remake = functools.partial(self._remake, traced, plan.target)
+                return Planned(graph, constraints, plan, source, remake=remake, key=self.key)
         planned = self.straight_plan(request, traced)
         if not self.is_open:
             self.open()
             self._find_plan_key(traced)
         remember_plan(self.key, planned)
         self._keep_call(traced)
-        return planned
+        return replace(planned, key=self.key)
 
     def _find_plan_key(self, traced: Traced) -> None:
         if self.key is None and self.choices is not None:

@@ -18,6 +18,7 @@ from monoplan.ir.types import Part
 from monoplan.models.config import LlamaConfig
 from monoplan.models.load.config_json import DTYPES, read_json
 from monoplan.models.load.hub import local_path
+from monoplan.models.load.weight_file import Origin
 from monoplan.models.text.tokenizer import Tokenizer
 
 
@@ -40,6 +41,10 @@ class Weights(Protocol):
 
     def tensor(self, name: str, part: Part | None = None) -> NDArray[Any]:
         """Return a tensor, or a part of it, read now: the caller's own copy."""
+        ...
+
+    def origin(self, name: str) -> Origin:
+        """Return where a tensor comes from."""
         ...
 
 

@@ -18,7 +18,7 @@ from monoplan.ir.types import Part
 from monoplan.models.config import LlamaConfig
 from monoplan.models.load.config_json import changes_numbers
 from monoplan.models.load.safetensors import DTYPES
-from monoplan.models.load.weight_file import WeightFile
+from monoplan.models.load.weight_file import Origin, WeightFile
 
 # The header of a GGUF file, read with a check at every step, and the tensors that it describes.
 #
@@ -250,6 +250,10 @@ class GGUFCheckpoint:
     def stored_type(self, name: str) -> str:
         """Return the format in the file: F32, F16, BF16, Q8_0, Q4_K and so on."""
         return self._find(name).kind
+
+    def origin(self, name: str) -> Origin:
+        """Return where a tensor comes from."""
+        return Origin(name, self._find(name).file)
 
     def tensor(self, name: str, part: Part | None = None) -> Array:
         """Return a copy of a tensor, or of a part of it, with the rows of q and k in Hugging Face order."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from monoplan.ir.errors import LoadError, writing
 from monoplan.ir.types import Part
 from monoplan.models.load.config_json import read_json
-from monoplan.models.load.weight_file import WeightFile
+from monoplan.models.load.weight_file import Origin, WeightFile
 
 Array = NDArray[Any]
 
@@ -71,6 +71,10 @@ class Checkpoint:
         """Return a copy of a tensor, or of a part of it, read now."""
         entry = self._entry(name)
         return entry.file.tensor(entry.begin, entry.dtype, entry.shape, f"tensor {name!r}", part)
+
+    def origin(self, name: str) -> Origin:
+        """Return where a tensor comes from."""
+        return Origin(name, self._entry(name).file)
 
     def _entry(self, name: str) -> _Entry:
         if name not in self._entries:

@@ -6,9 +6,13 @@ the process by SIGBUS. What is read here is a copy, and a file that is not what 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
 import stat
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from monoplan.ir.types import Part, aligned
 Array = NDArray[Any]
 
 _BLOCK = 4 << 20  # bytes read at a time where a part is scattered over its tensor
+SETTLED = 2.0  # seconds after a change in which another one may leave the file's times as they are
 
 
 class WeightFile:
@@ -40,6 +45,28 @@ class WeightFile:
         if not stat.S_ISREG(found.st_mode):
             raise LoadError(f"can't read {path.name}", where=path, why="it is not a regular file")
         self.size, self._modified = found.st_size, found.st_mtime_ns
+        age = time.time() - max(found.st_mtime, found.st_ctime)
+        self._status = _status(found) if age > SETTLED else None
+
+    @property
+    def signature(self) -> str | None:
+        """What a file has as long as nobody writes to it; None for one that was written to a moment ago.
+
+        The time of the last change of status can't be set by hand.
+        """
+        return None if self._status is None else json.dumps(self._status)
+
+    def digest(self) -> str:
+        """The digest of all of its bytes, which are still those of the time when it was opened."""
+        found, block = hashlib.blake2b(digest_size=32), np.empty(min(_BLOCK, max(self.size, 1)), np.uint8)
+        for begin in range(0, self.size, len(block)):
+            piece = block[: self.size - begin]
+            self._fill(piece, begin, "all of it")
+            found.update(piece)
+        self._check("all of it")
+        if self._status is not None and _status(os.fstat(self._descriptor)) != self._status:
+            raise self._changed("all of it", "it was written to since it was opened")
+        return found.hexdigest()
 
     def __del__(self) -> None:
         if self._descriptor >= 0:
@@ -103,6 +130,18 @@ class WeightFile:
             why=f"{what}: {why}",
             fix="load the model again when nobody writes to the file; replace a file by renaming a new one onto it",
         )
+
+
+def _status(found: os.stat_result) -> list[int]:
+    return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a weight comes from: `name` says which numbers of the file it is, and what was done to them since."""
+
+    name: str
+    file: WeightFile
 
 
 def _open_again(path: Path, size: int, modified: int) -> WeightFile:

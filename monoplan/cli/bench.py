@@ -69,6 +69,7 @@ def bench(args: argparse.Namespace) -> int:
         "dtype": args.dtype,
         "target": args.target,
         "load_s": timings.load,
+        "pack_s": timings.pack,
         "compile_s": timings.compile,
         "memory_bandwidth": bandwidth,
         "peak_memory": peak_memory(),

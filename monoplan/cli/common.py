@@ -153,7 +153,7 @@ class Timings:
     """Seconds and tokens of each stage; printed on stderr at the end, also after Ctrl-C."""
 
     def __init__(self) -> None:
-        self.load = self.compile = self.prompt = self.generation = 0.0
+        self.load = self.pack = self.compile = self.prompt = self.generation = 0.0
         self.prompt_tokens = self.new_tokens = 0
         self._last = 0.0
 
@@ -161,6 +161,12 @@ class Timings:
         """A prompt is about to run."""
         self.prompt_tokens += prompt_tokens
         self._first, self._last = True, time.perf_counter()
+
+    def compiled(self, llm: CompiledLM, load: float, compile: float) -> None:  # noqa: A002
+        """A model was opened, and its first plan made: reading and packing weights is told apart from the rest."""
+        laps = llm.stats.milliseconds
+        mapped, self.pack = laps.get("load", 0.0) / 1e3, laps.get("pack", 0.0) / 1e3
+        self.load, self.compile = load + mapped, max(0.0, compile - mapped - self.pack)
 
     def token(self, *_: Any) -> None:
         """A token has come; the first one took the time of the prompt."""
@@ -173,7 +179,8 @@ class Timings:
         self._first, self._last = False, now
 
     def __str__(self) -> str:
-        lines = [f"load        {self.load:8.2f} s", f"compile     {self.compile:8.2f} s"]
+        stages = {"load": self.load, "pack": self.pack, "compile": self.compile}
+        lines = [f"{name:<11} {seconds:8.2f} s" for name, seconds in stages.items()]
         for name, seconds, count in (
             ("prompt", self.prompt, self.prompt_tokens),
             ("generation", self.generation, self.new_tokens),
@@ -192,7 +199,7 @@ class Timings:
     def print_start(self, args: argparse.Namespace) -> None:
         """Writes those of the start to stderr, unless this is a rank that prints nothing."""
         if not getattr(args, "quiet", False):
-            print(f"load {self.load:.2f} s, compile {self.compile:.2f} s", file=sys.stderr)
+            print(f"load {self.load:.2f} s, pack {self.pack:.2f} s, compile {self.compile:.2f} s", file=sys.stderr)
 
 
 def peak_memory() -> int | None:
@@ -222,7 +229,7 @@ def load(args: argparse.Namespace, timings: Timings) -> CompiledLM:
     loaded = time.perf_counter()
     llm: CompiledLM = monoplan.compile(model, target=args.target, options={"threads": args.threads}, tp=comm)
     llm.prepare(**settings)
-    timings.load, timings.compile = loaded - begin, time.perf_counter() - loaded
+    timings.compiled(llm, loaded - begin, time.perf_counter() - loaded)
     return llm
 
 

@@ -28,8 +28,9 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
     actions.add_parser("info", help="place, number of entries, size")
     actions.add_parser("clear", help="remove every entry")
     prune = actions.add_parser("prune", help="remove the longest unused entries")
-    until = "until N bytes are left (default: the cache's own cap)"
-    prune.add_argument("--max-bytes", type=whole(0), metavar="N", help=until)
+    until = "until N bytes of {} are left (default: the cache's own cap)"
+    prune.add_argument("--max-bytes", type=whole(0), metavar="N", help=until.format("plans"))
+    prune.add_argument("--max-weight-bytes", type=whole(0), metavar="N", help=until.format("packed weights"))
 
 
 def cache(args: argparse.Namespace) -> int:
@@ -41,8 +42,13 @@ def cache(args: argparse.Namespace) -> int:
         note = " (temporary: the usual place can't be used)" if found.temporary else ""
         print(f"place    {found.root}{note}\nentries  {found.entries}")
         print(f"size     {_size(found.nbytes)} of {_size(found.max_bytes)}")
+        print(f"weights  {found.weights}, {_size(found.weight_bytes)} of {_size(found.max_weight_bytes)}")
         return 0
-    count, freed = cache.clear() if args.action == "clear" else cache.prune(args.max_bytes)
+    if args.action == "clear":
+        count, freed = cache.clear()
+    else:
+        pruned = (cache.prune(args.max_bytes), cache.prune_weights(args.max_weight_bytes))
+        count, freed = map(sum, zip(*pruned, strict=True))
     print(f"removed {count} entries, {_size(freed)}")
     return 0
 

@@ -1,6 +1,7 @@
 """The content-addressed build cache: an entry appears whole, by one rename, or not at all.
 
     <root>/plans/<digest>/   plan.c (and its headers), plan.so, build.sh, build.log, meta.sealed
+    <root>/weights/          packed weights (see runtime/cpu/packed.py)
     <root>/facts/            small answers about this machine's compiler and CPU (see facts.py), and plans as data
     <root>/failed/           sources whose build failed, kept for the reader of the error
 
@@ -41,6 +42,7 @@ from monoplan.runtime.build.cache_places import (
 
 FORMAT = 2  # of an entry: versions that keep other files, or check others, have entries of their own
 DEFAULT_MAX_BYTES = 2_000_000_000
+DEFAULT_MAX_WEIGHT_BYTES = 8_000_000_000
 RECENT_SECONDS = 600
 FILE_NAMES = {"c": ("plan.c", "plan.so"), "cuda": ("plan.cu", "plan.cubin")}
 
@@ -89,14 +91,26 @@ class CacheInfo:
     entries: int
     nbytes: int
     max_bytes: int
+    weights: int  # files of packed weights
+    weight_bytes: int
+    max_weight_bytes: int
 
 
 def max_bytes() -> int:
-    """The size cap: MONOPLAN_CACHE_MAX_BYTES, or 2 GB."""
-    text = os.environ.get("MONOPLAN_CACHE_MAX_BYTES", "").strip()
+    """The size cap of plans: MONOPLAN_CACHE_MAX_BYTES, or 2 GB."""
+    return _setting("MONOPLAN_CACHE_MAX_BYTES", DEFAULT_MAX_BYTES)
+
+
+def max_weight_bytes() -> int:
+    """The size cap of packed weights: MONOPLAN_CACHE_MAX_WEIGHT_BYTES, or 8 GB; 0: none are kept."""
+    return _setting("MONOPLAN_CACHE_MAX_WEIGHT_BYTES", DEFAULT_MAX_WEIGHT_BYTES)
+
+
+def _setting(name: str, default: int) -> int:
+    text = os.environ.get(name, "").strip()
     if not re.fullmatch(r"[0-9]*", text):
-        raise ArgumentError(f"MONOPLAN_CACHE_MAX_BYTES={text!r} is not a number of bytes")
-    return int(text) if text else DEFAULT_MAX_BYTES
+        raise ArgumentError(f"{name}={text!r} is not a number of bytes")
+    return int(text) if text else default
 
 
 def get_or_build(key: BuildKey, build: Callable[[Path], None]) -> Entry:
@@ -266,16 +280,17 @@ def _fsync(path: Path) -> None:
 
 
 def info() -> CacheInfo:
-    """Place, number of entries and their size."""
+    """Place, number of entries and their size, the same of packed weights."""
     root = cache_root()
-    sizes = [size for _, size, _ in entries_of(root)]
-    return CacheInfo(root, root != wanted_root(), len(sizes), sum(sizes), max_bytes())
+    sizes, weights = ([size for _, size, _ in found] for found in (entries_of(root), weights_of(root)))
+    kept = (len(weights), sum(weights), max_weight_bytes())
+    return CacheInfo(root, root != wanted_root(), len(sizes), sum(sizes), max_bytes(), *kept)
 
 
 def clear() -> tuple[int, int]:
     """Removes every entry, fact and kept source, but no running build; returns (entries, bytes) removed."""
     root = cache_root()
-    removed = [size for _, size, path in entries_of(root) if discard(path)]
+    removed = [size for _, size, path in (*entries_of(root), *weights_of(root)) if discard(path)]
     sweep(root, age=0)
     remove_named(root / "facts", FACT_NAME)
     remove_named(root / "failed", FAILED_NAME)
@@ -287,12 +302,24 @@ def prune(limit: int | None = None, root: Path | None = None) -> tuple[int, int]
 
     Entries used in the last ten minutes stay: another process may be about to load them.
     """
-    limit = max_bytes() if limit is None else limit
-    entries = sorted(entries_of(cache_root() if root is None else root))
+    found = entries_of(cache_root() if root is None else root)
+    return _prune(found, max_bytes() if limit is None else limit, time.time() - RECENT_SECONDS)
+
+
+def prune_weights(limit: int | None = None, root: Path | None = None, spare: str = "") -> tuple[int, int]:
+    """The same for packed weights. Who has a file mapped keeps it; `spare` is the name of one that stays."""
+    found = weights_of(cache_root() if root is None else root)
+    return _prune(found, max_weight_bytes() if limit is None else limit, float("inf"), spare)
+
+
+def _prune(found: Iterator[tuple[float, int, Path]], limit: int, before: float, spare: str = "") -> tuple[int, int]:
+    entries = sorted(found)
     total, removed = sum(size for _, size, _ in entries), []
     for used, size, path in entries:
-        if total <= limit or used > time.time() - RECENT_SECONDS:
+        if total <= limit or used > before:
             break
+        if path.name == spare:
+            continue
         if discard(path):
             total -= size
             removed.append(size)
@@ -307,6 +334,7 @@ TEMP_NAME = re.compile(r"\.tmp-([0-9]{1,9})-[0-9a-f]+")
 # What `clear` may remove: the folder of a cache may hold files of others, too. The second form of a fact is one that
 # was being written; the third is what earlier versions left.
 PLAN_NAME = re.compile(r"[0-9a-f]{64}")
+WEIGHT_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.packed")
 FACT_NAME = re.compile(
     r"[a-z-]+-([0-9a-f]{24}|[0-9a-f]{64})\.sealed"
     r"|\.tmp-[0-9]{1,9}-[0-9a-f]{16}"
@@ -326,6 +354,14 @@ def entries_of(root: Path) -> Iterator[tuple[float, int, Path]]:
             continue
 
 
+def weights_of(root: Path) -> Iterator[tuple[float, int, Path]]:
+    """The same of every file of packed weights."""
+    for path in sorted(p for p in (root / "weights").glob("*.packed") if WEIGHT_NAME.fullmatch(p.name)):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            yield status.st_mtime, status.st_size, path
+
+
 def discard(path: Path) -> bool:
     """Removes an entry in one step for all readers: renamed first, deleted after."""
     trash = path.parent / f".tmp-{os.getpid()}-{secrets.token_hex(8)}"
@@ -338,12 +374,12 @@ def discard(path: Path) -> bool:
 
 
 def sweep(root: Path, age: float = STALE_SECONDS) -> None:
-    """Removes temporary directories that killed builders left."""
-    for path in (root / "plans").glob(".tmp-*"):
+    """Removes temporary directories and files that killed processes left."""
+    for path in (*(root / "plans").glob(".tmp-*"), *(root / "weights").glob(".tmp-*")):
         found = TEMP_NAME.fullmatch(path.name)
         try:
             if found and not _alive(int(found[1])) and time.time() - path.stat().st_mtime >= age:
-                shutil.rmtree(path, ignore_errors=True)
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
         except OSError:
             continue
 

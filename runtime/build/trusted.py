@@ -16,6 +16,7 @@ import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 MAGIC = b"monoplan-1 "  # the version of the sealed form
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -65,11 +66,17 @@ def objection(directory: Path, *, shared: bool = False) -> str | None:
         return None
 
 
-def read(root: Path, name: str) -> bytes:
-    """The bytes of a trusted file at a relative path; OSError where there is none, Untrusted where others can write."""
-    path = PurePosixPath(name)
+def open_file(root: Path, name: str) -> int:
+    """A descriptor of a trusted file at a relative path; OSError where there is none, Untrusted where others can
+    write."""
     with opened(root) as fd:
-        return _read_at(fd, root, path)
+        return _open_at(fd, root, PurePosixPath(name))
+
+
+def read(root: Path, name: str) -> bytes:
+    """The bytes of such a file."""
+    with os.fdopen(open_file(root, name), "rb") as stream:
+        return stream.read()
 
 
 def read_all(root: Path, folder: str) -> dict[str, bytes]:
@@ -90,10 +97,11 @@ def _collect(fd: int, at: Path, below: PurePosixPath, found: dict[str, bytes]) -
             finally:
                 os.close(inner)
         else:
-            found[(below / name).as_posix()] = _read_at(fd, at, PurePosixPath(name))
+            with os.fdopen(_open_at(fd, at, PurePosixPath(name)), "rb") as stream:
+                found[(below / name).as_posix()] = stream.read()
 
 
-def _read_at(fd: int, root: Path, path: PurePosixPath) -> bytes:
+def _open_at(fd: int, root: Path, path: PurePosixPath) -> int:
     here, close = fd, False
     try:
         for i, part in enumerate(path.parts[:-1], 1):
@@ -106,12 +114,15 @@ def _read_at(fd: int, root: Path, path: PurePosixPath) -> bytes:
     finally:
         if close:
             os.close(here)
-    with os.fdopen(file, "rb") as stream:
+    try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
             raise Untrusted(f"{root / path} is not a regular file")
         _check(status, str(root / path))
-        return stream.read()
+    except BaseException:
+        os.close(file)
+        raise
+    return file
 
 
 def seal(name: str, body: bytes) -> bytes:
@@ -131,6 +142,13 @@ def _digest(name: str, body: bytes) -> bytes:
 
 def write_sealed(root: Path, name: str, body: bytes) -> None:
     """Makes a sealed file: whole, by one rename, and readable by this user alone."""
+    with replacing(root, name) as stream:
+        stream.write(seal(name, body))
+
+
+@contextlib.contextmanager
+def replacing(root: Path, name: str) -> Iterator[BinaryIO]:
+    """A stream whose bytes become the file at a relative path when the block ends; nothing, if it fails."""
     path = PurePosixPath(name)
     folder = root / path.parent
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -139,7 +157,7 @@ def write_sealed(root: Path, name: str, body: bytes) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             with os.fdopen(os.open(temporary, flags, 0o600, dir_fd=fd), "wb") as stream:
-                stream.write(seal(name, body))
+                yield stream
             os.rename(temporary, path.name, src_dir_fd=fd, dst_dir_fd=fd)
         except BaseException:
             with contextlib.suppress(OSError):

@@ -40,6 +40,7 @@ class Source:
 
     read: Callable[[str, Part | None], Array]  # a tensor, or a part of it
     gives_away: Callable[[str], bool]  # whether what is read is new each time; else a plan that keeps it keeps a copy
+    origin: Callable[[str], Any] = lambda path: None  # which file it comes from, where that is known (see packed.py)
 
     @classmethod
     def of(cls, get: Callable[[str], Array]) -> Source:
