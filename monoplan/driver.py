@@ -53,7 +53,7 @@ def build(
     planning: Planning = plan_stages
     with stoppable():
         if target == "cpu":
-            _begin_early(module)
+            _begin_early()
         if target == "cpu" and tp is None:
             from monoplan.plan_cache import cached
 
@@ -172,13 +172,11 @@ def build_stage(
     return executable
 
 
-def _begin_early(module: Module) -> None:
-    """Begins beside the first stages what later ones wait for; the machine first, if it is new."""
+def _begin_early() -> None:
+    """Begins beside the first stages what later ones wait for: trying the machine, if it is new."""
     from monoplan.runtime.machine import features
 
-    if features.is_tried():
-        _begin_packing(module)
-    else:
+    if not features.is_tried():
         begin(features.detect)
 
 

@@ -31,6 +31,13 @@ CHUNK = 1 << 18  # values dequantized at a time: small enough to stay in the CPU
 FIRST_READ = 16 << 20  # bytes: more than the header of most files, vocabulary and all
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+# Number in the file -> name, numbers in a block, its bytes: the usual ones, for which the library is not imported until
+# one is decoded.
+KINDS = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -163,13 +170,14 @@ class Header:
     def _strings(self, count: int) -> list[str]:
         """Read strings in a plain loop, since a vocabulary has 100 000 of them."""
         texts, data, position, size = [], self.bytes, self.position, len(self.bytes)
-        length_at = struct.Struct("<Q").unpack_from
+        length_at, add = struct.Struct("<Q").unpack_from, texts.append
         try:
             for _ in range(count):
-                end = position + 8 + length_at(data, position)[0]
+                begin = position + 8
+                end = begin + length_at(data, position)[0]
                 if end > size:
                     break
-                texts.append(str(data[position + 8 : end], "utf-8"))
+                add(str(data[begin:end], "utf-8"))
                 position = end
         except (struct.error, UnicodeDecodeError):
             pass
@@ -190,6 +198,18 @@ class Header:
         return name, self.number("I"), shape, self.number("Q")
 
     def _tensor(self, name: str, number: int, shape: tuple[int, ...], begin: int) -> StoredTensor:
+        kind, block, size = KINDS[number] if number in KINDS else self._unusual_kind(name, number)
+        count = 1
+        for length in shape:
+            count *= length
+        nbytes = count // block * size
+        if count % block or (shape and shape[-1] % block):
+            raise self.damaged(f"a row of the tensor {name!r} is not made of whole {kind} blocks")
+        if begin + nbytes > self.size:
+            raise self.damaged(f"the tensor {name!r} ends at byte {begin + nbytes}, the file at {self.size}")
+        return StoredTensor(name, kind, shape, self.file, begin, nbytes)
+
+    def _unusual_kind(self, name: str, number: int) -> tuple[str, int, int]:
         import gguf
 
         try:
@@ -197,17 +217,9 @@ class Header:
             block, size = gguf.GGML_QUANT_SIZES[kind]
         except (ValueError, KeyError):
             raise self.damaged(f"the tensor {name!r} has the unknown type {number}") from None
-        if kind.name not in FLOATS and not hasattr(getattr(gguf.quants, kind.name, None), "dequantize_blocks"):
+        if not hasattr(getattr(gguf.quants, kind.name, None), "dequantize_blocks"):
             raise LoadError(f"tensor {name!r} has the unsupported type {kind.name}", where=self.path)
-        count = 1
-        for length in shape:
-            count *= length
-        nbytes = count // block * size
-        if count % block or (shape and shape[-1] % block):
-            raise self.damaged(f"a row of the tensor {name!r} is not made of whole {kind.name} blocks")
-        if begin + nbytes > self.size:
-            raise self.damaged(f"the tensor {name!r} ends at byte {begin + nbytes}, the file at {self.size}")
-        return StoredTensor(name, kind.name, shape, self.file, begin, nbytes)
+        return kind.name, block, size
 
 
 Array = NDArray[Any]

@@ -13,7 +13,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from monoplan.ir.errors import CompileError
@@ -21,6 +21,7 @@ from monoplan.runtime.build import cache_places
 from monoplan.runtime.build.facts import DAY, Once, recall, remember
 from monoplan.runtime.build.processes import CompileTimeout, run
 
+_USED = "used-compiler"  # the name of the fact
 VERSION_SECONDS = 30  # for the answer to --version
 _INSTALL = """install one of:
            Debian, Ubuntu   apt install gcc libc6-dev
@@ -44,6 +45,8 @@ class Compiler:
     arguments: tuple[str, ...]  # the rest of CC: `CC="ccache gcc"`
     kind: str  # "gcc", "clang" or "unknown"
     version_line: str
+    # Why it can't be started: it is the one that filled the cache, and is not on this machine.
+    absent: CompileError | None = field(default=None, compare=False)
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -73,6 +76,24 @@ def find_compiler() -> Compiler:
         except CompileError as error:  # on macOS /usr/bin/cc exists, and fails until the tools are installed
             tried.append(error.what)
     raise CompileError("no C compiler was found", why="; ".join(tried), fix=_INSTALL)
+
+
+def known_compiler() -> Compiler:
+    """The same; where there is none, the one that built what is in the cache, by whose name it is found."""
+    try:
+        return find_compiler()
+    except CompileError as error:
+        fact = None if os.environ.get("CC", "").strip() else recall(_USED, "")
+        if fact is None:
+            raise
+        words = list(map(str, fact["command"]))  # type: ignore[call-overload]
+        return Compiler(words[0], tuple(words[1:]), str(fact["kind"]), str(fact["version"]), error)
+
+
+def remember_used(compiler: Compiler, openmp: bool) -> None:
+    """Notes the compiler of a finished build, for a machine that has the cache and no compiler."""
+    fact = {"command": list(compiler.command), "kind": compiler.kind, "version": compiler.version_line}
+    remember(_USED, "", {**fact, "openmp": openmp})
 
 
 def _identify(words: Sequence[str]) -> Compiler:
@@ -122,6 +143,8 @@ def _kind(text: str) -> str:
 
 def has_openmp(compiler: Compiler, *, fresh: bool = False) -> bool:
     """Whether -fopenmp compiles and links; `fresh` asks again where the known answer is no."""
+    if compiler.absent is not None:
+        return bool((recall(_USED, "") or {}).get("openmp"))
     try:
         return _openmp(compiler, _signature(compiler.command), fresh)
     except _Undecided:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from monoplan.ir.errors import CompileError
 from monoplan.runtime.build import cache, cache_places, facts
-from monoplan.runtime.build.compilers import Compiler, find_compiler, has_openmp
+from monoplan.runtime.build.compilers import Compiler, find_compiler, has_openmp, known_compiler, remember_used
 from monoplan.runtime.build.processes import BuildLog, CompileTimeout, run, run_all
 from monoplan.runtime.warn import warn
 
@@ -147,11 +147,13 @@ def plan_build(
 
     `parts` are translation units that together are the source: they are compiled side by side.
     """
-    compiler = find_compiler()
+    compiler = known_compiler()
     whole = build_flags(flags, compiler)  # asked once: the binary must be what the key says
     key = cache.BuildKey(source, tuple(headers), compiler.identity, whole, target, abi)
 
     def build(folder: Path) -> None:
+        if compiler.absent is not None:
+            raise compiler.absent
         if "-fopenmp" not in whole:
             text = f"plans run on one thread: {compiler.path} does not compile and link with -fopenmp"
             cache_places.warn_once("openmp", f"{text}; once that is repaired, `monoplan doctor` asks again")
@@ -170,6 +172,7 @@ def plan_build(
         script = f'#!/bin/sh\ncd "$(dirname "$0")" && {shlex.join(log.command)}\n'
         (folder / "build.sh").write_text(script, "utf-8", errors="surrogateescape")  # paths are the user's
         (folder / "build.log").write_text(log.text, "utf-8")
+        remember_used(compiler, "-fopenmp" in whole)
 
     return key, build
 

@@ -211,7 +211,7 @@ def is_tried() -> bool:
         return objection or ""
 
     with contextlib.suppress(CompileError, ArgumentError):  # nothing can be tried: detect() says why
-        trial = _Trial(compilers.find_compiler(), model)
+        trial = _Trial(compilers.known_compiler(), model)
         choose(arch, flags, wanted, recall)
     return not untried
 
@@ -220,7 +220,7 @@ def is_tried() -> bool:
 def _detect(wanted: str, _cc: str) -> CpuFeatures:
     arch, (model, flags) = machine(), read_cpu()
     try:
-        trial: Callable[[CpuFeatures], str] = _Trial(compilers.find_compiler(), model)
+        trial: Callable[[CpuFeatures], str] = _Trial(compilers.known_compiler(), model)
     except CompileError:  # nothing can be built either, so nothing can crash
         untried = choose(arch, flags - {"amx_tile"}, wanted, lambda _: "")
         return replace(untried, note="not tried: no C compiler")
@@ -240,6 +240,8 @@ class _Trial:
         if candidate.isa in (*_BASELINE, _EMULATED):
             return ""
         fact = facts.recall("isa", self._key(candidate))
+        if fact is None and self.compiler.absent is not None:  # nothing can be tried, nor built
+            return "not tried: no C compiler" if candidate.isa == "amx" else ""
         return str(fact["objection"]) if fact else None
 
     def _key(self, candidate: CpuFeatures) -> str:

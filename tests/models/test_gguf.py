@@ -17,7 +17,7 @@ from monoplan.ir.types import Part
 from monoplan.models.config import LlamaConfig
 from monoplan.models.load import gguf as gguf_files
 from monoplan.models.load.checkpoint import open_model
-from monoplan.models.load.gguf import open_gguf
+from monoplan.models.load.gguf import FLOATS, KINDS, open_gguf
 from monoplan.models.rope_scaling import inverse_frequencies
 
 Array = NDArray[Any]
@@ -399,3 +399,9 @@ def test_open_model_takes_a_file_or_the_only_one_in_a_directory(tmp_path: Path) 
     with pytest.raises(LoadError, match="2 GGUF files in the directory") as caught:
         open_model(tmp_path)
     assert "a.gguf, b.gguf" in str(caught.value)
+
+
+def test_table_of_kinds_is_the_librarys() -> None:
+    for number, (name, block, size) in KINDS.items():
+        assert (Kind(number).name, *gguf.GGML_QUANT_SIZES[Kind(number)]) == (name, block, size)
+        assert name in FLOATS or hasattr(getattr(gguf.quants, name), "dequantize_blocks")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -230,3 +231,31 @@ def test_sums_notice_any_two_bits() -> None:
         for at in rng.choice(packed.BLOCK, rng.integers(1, 3), replace=False):
             changed[at] ^= 1 << rng.integers(7)  # the eighth bit of two words may cancel in the last byte
         assert packed.sums(changed) != wanted
+
+
+def test_no_compiler_is_needed(model: Path, root: Path, tmp_path: Path) -> None:
+    """A process that finds no compiler runs what another one put into the cache; what is new is an error."""
+    first, _ = run(model)
+    (tmp_path / "bin").mkdir()
+    code = (
+        "import sys, numpy as np, monoplan as mp\n"
+        "from monoplan import plan_cache\n"
+        "from monoplan.models import AutoLlamaModel\n"
+        "from monoplan.models.load import weight_file\n"
+        "weight_file.SETTLED, plan_cache.makers = -1e9, lambda: 'the code'\n"
+        f"llm = mp.compile(AutoLlamaModel.from_pretrained({str(model)!r}), options={{'threads': 1}})\n"
+        "result = np.asarray(llm(np.array([[3, 1, 4, 1, 5]])))\n"
+        "assert 'load' in llm.stats.milliseconds and llm.stats.cache_hits == 1\n"
+        "sys.stdout.buffer.write(result.tobytes())\n"
+        "try:\n"
+        "    mp.compile(mp.nn.Linear(7, 5))(np.ones((3, 7), np.float32))\n"
+        "except mp.MonoplanError as error:\n"
+        "    assert 'no C compiler was found' in str(error), error\n"
+        "else:\n"
+        "    raise AssertionError\n"
+    )
+    environ = {k: v for k, v in os.environ.items() if k != "CC"} | {"PATH": str(tmp_path / "bin")}
+    environ["PYTHONPATH"] = str(Path(mp.__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout == first
