@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 class Tracing(Protocol):
-    """What tensors need of a tracer."""
+    """What tensors and modules need of a tracer."""
+
+    watch: Any  # frontend/guards.py: notes attributes that forward reads and sets
 
     def is_graph_value(self, tensor: Tensor) -> bool: ...
 

@@ -75,9 +75,14 @@ class Module:
         elif name in self.__dict__.get("_buffers", {}):
             self._buffers[name] = value if value is None or isinstance(value, Tensor) else Tensor(value)
         else:
+            tracing = current()
+            if tracing is not None:
+                tracing.watch.note_binding(self, name)
+            same = self.__dict__.get(name, self) is value
             self.__dict__.get("_modules", {}).pop(name, None)
             object.__setattr__(self, name, value)
-            return
+            if same:
+                return
         note_change()
 
     def __delattr__(self, name: str) -> None:

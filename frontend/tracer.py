@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from monoplan.frontend.context import activate, current, deactivate, is_internal, user_location
+from monoplan.frontend.guards import Guards, Watch, watching
 from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import Parameter
 from monoplan.frontend.pytree import Tree, flatten, unflatten, with_constants
@@ -42,6 +43,7 @@ class Trace:
     in_tree: Tree
     out_tree: Tree
     mutated: tuple[tuple[int, int], ...] = ()
+    guards: Guards = field(default_factory=Guards)  # plain values that forward read
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class Tracer:
 
     def __init__(self, root: Module) -> None:
         self.root = root
+        self.watch = Watch(root)
         self.builder = Builder()
         self.own: set[Value] = set()  # what traced tensors of this trace stand for
         self.params: dict[int, tuple[Param, Tensor]] = {}  # by id of the tensor, or of a constant's array
@@ -200,7 +203,8 @@ def trace(module: Module, *specs: Any, **kwargs: Any) -> Trace:
     arguments = unflatten(in_tree, filled)
     token = activate(tracer)
     try:
-        outputs, out_tree, mutated = _capture(module, tracer, arguments, in_tree, places, inputs)
+        with watching():
+            outputs, out_tree, mutated = _capture(module, tracer, arguments, in_tree, places, inputs)
     finally:
         deactivate(token)
         filled.clear()
@@ -212,11 +216,12 @@ def trace(module: Module, *specs: Any, **kwargs: Any) -> Trace:
             why="a plan has no memory of its own: the next call would start from the old contents again",
             fix="pass it to forward as an argument (a KVCache, a dict of tensors), which may be written",
         )
+    guards = tracer.watch.finish()
     params = tuple(p for p, _ in tracer.params.values())
     name = _value_name(type(module).__name__)
     graph = Graph(name, tuple(inputs), params, tuple(tracer.builder.ops), outputs, writes=mutated)
     verify(graph, set(graph.ops))  # their types were inferred a moment ago
-    return Trace(graph, {p.path: t for p, t in tracer.params.values()}, in_tree, out_tree, mutated)
+    return Trace(graph, {p.path: t for p, t in tracer.params.values()}, in_tree, out_tree, mutated, guards)
 
 
 Captured = tuple[tuple[Value, ...], Tree, tuple[tuple[int, int], ...]]

@@ -31,6 +31,7 @@ from monoplan.built import Built
 from monoplan.codegen.text import file_name
 from monoplan.driver import build
 from monoplan.frontend.context import shortened
+from monoplan.frontend.guards import Guards
 from monoplan.frontend.module import HeldWeights, Module
 from monoplan.frontend.pytree import Tree, flatten, unflatten
 from monoplan.frontend.specs import Spec
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from monoplan.llm import CompiledLM
     from monoplan.models.llama import LlamaForCausalLM
 
+KEPT_VALUES = 16  # sets of plain values of a module whose plans are kept
 MANY_PLANS = 8  # for the values of one argument: then somebody should know
 
 
@@ -67,6 +69,16 @@ class Stats:
             self.milliseconds[name] = self.milliseconds.get(name, 0.0) + value
 
 
+@dataclasses.dataclass(frozen=True)
+class _Plans:
+    """The plans for one set of plain values of the module, and what is known about calls of them."""
+
+    built: list[tuple[Tree, list[Any], Built]]
+    known: KnownCalls
+    matched: dict[Any, tuple[Tree, Built, dict[str, int]]]
+    guards: Guards
+
+
 class Compiled(Inspection):
     """A compiled Module. Called like it, with arrays or Tensors; returns arrays in forward's structure.
 
@@ -77,7 +89,9 @@ class Compiled(Inspection):
     dimensions that changed to symbols, so a second plan serves all further sizes.
 
     A plan has its own copy of the weights. When the module gets others (load_state_dict, load_parameter, another
-    Parameter), the next call makes the plan anew; an array that is changed in place is not noticed.
+    Parameter), the next call makes the plan anew; an array of weights that is changed in place is not noticed. Plain
+    attributes that forward reads (numbers, strings, arrays, containers of them) are guarded: other values have other
+    plans, which are kept beside those of the old ones.
     """
 
     def __init__(
@@ -102,6 +116,8 @@ class Compiled(Inspection):
         self._known = KnownCalls(module)
         self._matched: dict[Any, tuple[Tree, Built, dict[str, int]]] = {}
         self._weights = HeldWeights(module)
+        self._guards = Guards()  # of all plans in `built`
+        self._others: list[_Plans] = []  # for other values of what is guarded
         self.declared = bool(specs or kw_specs)
         if self.declared:
             given = module.bind_arguments(specs, kw_specs)
@@ -114,7 +130,7 @@ class Compiled(Inspection):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            if self._weights.are_replaced():
+            if self._weights.are_replaced() or not self._guards.hold():
                 self._renew()
             known, found = self._known.find(args, kwargs)
             if known is None:
@@ -128,18 +144,36 @@ class Compiled(Inspection):
         return known.result(outputs)
 
     def _renew(self) -> None:
-        """Drops the plans of weights that the module has no longer."""
+        """Drops the plans of weights that the module has no longer, and finds those for its plain values."""
         with self._lock:
-            if not self._weights.are_replaced():
+            replaced = self._weights.are_replaced()
+            if not replaced and self._guards.hold():
                 return  # another thread was first
-            weights, old, self.built = HeldWeights(self.module), self.built, []
-            if self.declared:
+            weights, old = HeldWeights(self.module), _Plans(self.built, self._known, self._matched, self._guards)
+            others = [] if replaced else [*self._others, old]
+            found = next((p for p in others if p.guards.hold()), None)
+            if found is None:
+                self._take(_Plans([], KnownCalls(self.module), {}, Guards()))
                 try:
-                    self._build(unflatten(old[0][0], old[0][1]))
+                    if self.declared:
+                        self._build(unflatten(old.built[0][0], old.built[0][1]))
                 except BaseException:
-                    self.built = old  # the next call tries again
+                    self._take(old)  # the next call tries again
                     raise
-            self._known, self._matched, self._weights = KnownCalls(self.module), {}, weights
+                self._count_states(others)
+            else:
+                self._take(found)
+            self._weights, self._others = weights, [p for p in others if p is not found][-KEPT_VALUES:]
+
+    def _take(self, plans: _Plans) -> None:
+        self.built, self._known, self._matched, self._guards = plans.built, plans.known, plans.matched, plans.guards
+
+    def _count_states(self, others: list[_Plans]) -> None:
+        """Warns when a plain value that forward reads has had many values: each has plans of its own."""
+        if len(others) == MANY_PLANS - 1:
+            names = sorted({r.what for p in others for r in p.guards.reads if not r.holds()})
+            what = f"{type(self.module).__name__}: {MANY_PLANS} plans were made for values of {', '.join(names)}"
+            warn(f"{what}; an argument of forward that is an array has one plan for all of them")
 
     def _call_anew(self, args: Sequence[Any], kwargs: Mapping[str, Any], call: Call | None) -> Any:
         """A call whose arguments are matched with the plans, or brought into a form that a plan takes."""
@@ -162,7 +196,7 @@ class Compiled(Inspection):
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Built, list[Any], list[Any], dict[str, int]]:
         """The plan of a call, the caller's arrays and Tensors, the arrays to run on, and the values of the symbols."""
-        if self._weights.are_replaced():
+        if self._weights.are_replaced() or not self._guards.hold():
             self._renew()
         arguments = self.module.bind_arguments(args, kwargs)
         leaves, tree = flatten(arguments)
@@ -259,6 +293,8 @@ class Compiled(Inspection):
         built = build(self.module, arguments, self.target, self.dtype, self.options, self.tp)
         leaves, tree = flatten(arguments)
         self.built.append((tree, [x for _, x in leaves], built))
+        if built.guards.reads:
+            self._guards = self._guards.joined(built.guards)
         self.stats.compiles += 1
         self.stats.cache_hits += built.hit
         self.stats.add(built.milliseconds)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from monoplan.frontend.guards import Guards
 from monoplan.frontend.module import Module
 from monoplan.frontend.pytree import Tree
 from monoplan.frontend.tensor import Tensor
@@ -63,6 +64,7 @@ class Traced:
     tensors: Mapping[str, Tensor]
     out_tree: Tree
     trace: Callable[[], Graph]
+    guards: Guards
 
     @cached_property
     def graph(self) -> Graph:
@@ -100,6 +102,7 @@ class Built:
     target: str
     milliseconds: dict[str, float] = field(default_factory=dict)
     tp: Communicator | None = None
+    guards: Guards = field(default_factory=Guards)  # plain values of the module that the plan depends on
 
     def __post_init__(self) -> None:
         planned = self.planned

@@ -64,7 +64,7 @@ def build(
         executable = None
         if planned.plan is not None:
             executable = build_stage(planned, module_source(traced.tensors), options, tp, clock)
-    return Built(planned, executable, traced.out_tree, traced.tensors, target, clock.laps, tp)
+    return Built(planned, executable, traced.out_tree, traced.tensors, target, clock.laps, tp, traced.guards)
 
 
 def trace_stage(request: Request) -> Traced:
@@ -73,7 +73,7 @@ def trace_stage(request: Request) -> Traced:
     found = trace(request.module, *args, **kwargs)
     graph = found.graph if request.dtype is None else with_param_dtype(found.graph, request.dtype)
     check_world(graph, request.tp)
-    return Traced(found.params, found.out_tree, lambda: graph)
+    return Traced(found.params, found.out_tree, lambda: graph, found.guards)
 
 
 def plan_stages(request: Request, traced: Traced) -> Planned:

@@ -20,6 +20,7 @@ from typing import Any
 
 import monoplan
 from monoplan.built import Planned, Planning, Request, Traced, Tracing
+from monoplan.frontend.guards import Guards
 from monoplan.frontend.module import Module, structure
 from monoplan.frontend.pytree import flatten
 from monoplan.frontend.specs import Spec
@@ -80,8 +81,9 @@ class _Cached:
         if seen is None:
             return self.straight_trace(request)
         self.known_call = True
-        self.key, out_tree = seen
-        return Traced(tensors(request.module), out_tree, lambda: self.straight_trace(request).graph)
+        self.key, out_tree, names = seen
+        guards = Guards.of(request.module, names)
+        return Traced(tensors(request.module), out_tree, lambda: self.straight_trace(request).graph, guards)
 
     def plan(self, request: Request, traced: Traced) -> Planned:
         """A graph that was seen before is neither rewritten nor lowered; its stages are made when they are read."""
@@ -108,7 +110,7 @@ class _Cached:
 
     def _keep_call(self, traced: Traced) -> None:
         if not self.known_call:
-            remember_call(self.call, self.request.module, traced.graph, self.key, traced.out_tree)
+            remember_call(self.call, self.request.module, traced, self.key)
 
     def _remake(self, traced: Traced, target: Any) -> tuple[Sequence[Stage], Any]:
         from monoplan.codegen.plan import make_plan
@@ -174,9 +176,9 @@ def recall_plan(key: str | None) -> tuple[Graph, tuple[ShapeConstraint, ...], tu
     return found
 
 
-def recall_call(key: str | None) -> tuple[str, Any] | None:
-    """The key of the plan and the structure of the results of a call."""
-    found: tuple[str, Any] | None = None if key is None else _recall("call", key)
+def recall_call(key: str | None) -> tuple[str, Any, tuple[tuple[str, str], ...]] | None:
+    """The key of the plan, the structure of the results, and the names of the values that forward reads."""
+    found: tuple[str, Any, tuple[tuple[str, str], ...]] | None = None if key is None else _recall("call", key)
     return found
 
 
@@ -186,14 +188,15 @@ def remember_plan(key: str | None, planned: Planned) -> None:
         _remember("plan", key, (planned.graph, planned.shape_constraints, (planned.plan, planned.source)))
 
 
-def remember_call(key: str | None, module: Module, graph: Graph, plan: str | None, out_tree: Any) -> None:
+def remember_call(key: str | None, module: Module, traced: Traced, plan: str | None) -> None:
     """Keeps a call, if every param of its graph is one of the module's own and can be found by its path, and every op
     has its line in a model of the library: a layer that is compiled by itself has the lines of who called it."""
     models = os.path.join(os.path.dirname(__file__), "models")
     folders = (models + os.sep, os.path.realpath(models) + os.sep)
+    graph = traced.graph
     ours = all(op.loc.file.startswith(folders) for op in graph.ops if op.loc.file)
     if key is not None and plan is not None and ours and {p.path for p in graph.params} <= tensors(module).keys():
-        _remember("call", key, (plan, out_tree))
+        _remember("call", key, (plan, traced.out_tree, traced.guards.names()))
 
 
 def tensors(module: Module) -> dict[str, Tensor]:
