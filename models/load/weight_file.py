@@ -62,7 +62,7 @@ class WeightFile:
         for begin in range(0, self.size, len(block)):
             piece = block[: self.size - begin]
             self._fill(piece, begin, "all of it")
-            found.update(piece)
+            found.update(memoryview(piece))  # type: ignore[arg-type]
         self._check("all of it")
         if self._status is not None and _status(os.fstat(self._descriptor)) != self._status:
             raise self._changed("all of it", "it was written to since it was opened")

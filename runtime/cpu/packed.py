@@ -28,13 +28,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from monoplan.codegen.formats import Array
 from monoplan.codegen.lower.lowerer import ParamUse
 from monoplan.ir.errors import LoadError
 from monoplan.ir.graph import Graph, Value
 from monoplan.ir.types import as_dtype
 from monoplan.runtime.build import cache, cache_places, facts, trusted
 from monoplan.runtime.build.background import side_by_side
-from monoplan.runtime.cpu.weights import Array, Progress, Source, prepare
+from monoplan.runtime.cpu.weights import Progress, Source, prepare
 from monoplan.runtime.machine.threads import default_threads
 from monoplan.runtime.warn import context_of_caller
 
@@ -209,8 +210,8 @@ def _digest(*parts: str) -> str:
 
 @functools.cache
 def _coefficients() -> Array:
-    """Odd and all different: any one changed bit changes the sum, and so do two in different words."""
-    return np.random.default_rng(0).integers(1 << 62, size=WORDS, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    """Odd and all different: any one changed bit changes the sum, and so do any two of the lower 50 of two words."""
+    return np.arange(1, 2 * WORDS, 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
 
 def sums(data: Array) -> Array:

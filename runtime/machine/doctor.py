@@ -88,8 +88,8 @@ def _cache() -> Rows:
     place = f"{info.root} (temporary: the usual place can't be used)" if info.temporary else str(info.root)
     noun = "entry" if info.entries == 1 else "entries"
     size = f"{info.entries} {noun}, {_size(info.nbytes)} of at most {_size(info.max_bytes)}"
-    weights = f"{info.weights}, {_size(info.weight_bytes)} of at most {_size(info.max_weight_bytes)}"
-    return [("cache", place), ("cached", size), ("packed weights", weights)]
+    weights = f"weights of {info.weights} plans, {_size(info.weight_bytes)} of at most {_size(info.max_weight_bytes)}"
+    return [("cache", place), ("cached", size), ("packed", weights)]
 
 
 def _gpu() -> Rows:

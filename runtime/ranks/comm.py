@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -232,6 +231,8 @@ def communicator(given: Any) -> Communicator | None:
 
 def host() -> str:
     """The host, as far as memory and process numbers are shared: containers have processes of their own."""
+    import socket  # here: a process of one rank does without it
+
     about = [socket.gethostname()]
     with contextlib.suppress(OSError):
         about += [Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip(), os.readlink("/proc/self/ns/pid")]

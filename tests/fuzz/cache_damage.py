@@ -3,9 +3,10 @@
     python -m tests.fuzz.cache_damage --cases 10000 --seed 1
 
 One process imports everything and compiles nothing. For each case it damages one file of the cache and forks a child
-that compiles, runs and compares: the child reads every fact, plan and binary from disk as a new process would. A second
-child then has to find all of it in order, without a word. A case fails if a child crashes, hangs, raises, has another
-result, or if the second one still warns. The C compiler is a script that keeps what it built: a rebuild is quick.
+that compiles, runs and compares: the child reads every fact, plan, binary and packed weight from disk as a new
+process would. A second child then has to find all of it in order, without a word. A case fails if a child crashes,
+hangs, raises, has another result, or if the second one still warns. The C compiler is a script that keeps what it
+built: a rebuild is quick.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ import numpy as np
 import monoplan as mp
 from monoplan import driver as build  # noqa: F401  (children find it imported)
 from monoplan import plan_cache
-from monoplan.models import LlamaConfig, LlamaForCausalLM
+from monoplan.models import AutoLlamaModel, LlamaConfig, LlamaForCausalLM
+from monoplan.models.load import weight_file
 from monoplan.runtime.build import cache_places  # noqa: F401
 from monoplan.runtime.cpu import executable as cpu  # noqa: F401
+from monoplan.runtime.cpu import packed
 
 SECONDS = 60  # after which a child counts as hung
 CONFIG = LlamaConfig(
@@ -54,14 +57,15 @@ cp "{kept}/$key" "$out"
 """
 
 
-def compute() -> bytes:
-    """What a user does: compile a model and run it."""
-    model = LlamaForCausalLM.from_config(CONFIG, seed=1)
+def compute(checkpoint: Path) -> bytes:
+    """What a user does: load a model, compile it and run it."""
+    model = AutoLlamaModel.from_pretrained(checkpoint)
     result = mp.compile(model, options={"threads": 2})(IDS)
+    packed.wait_written()
     return np.asarray(result).tobytes()
 
 
-def in_a_child(wanted: bytes | None, *, quiet: bool) -> tuple[str, bytes]:
+def in_a_child(checkpoint: Path, wanted: bytes | None, *, quiet: bool) -> tuple[str, bytes]:
     """'' if a child computed what is wanted, else what happened; `quiet`: it may not warn of damage either."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -71,7 +75,7 @@ def in_a_child(wanted: bytes | None, *, quiet: bool) -> tuple[str, bytes]:
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                made = compute()
+                made = compute(checkpoint)
             if wanted is not None and made != wanted:
                 raise AssertionError("another result")
             if quiet and caught:
@@ -135,11 +139,15 @@ def run(cases: int, seed: int, *, show: bool = False) -> tuple[Counter[str], lis
         before = {n: os.environ.get(n) for n in ("CC", "MONOPLAN_CACHE_DIR")}
         os.environ |= {"CC": str(compiler), "MONOPLAN_CACHE_DIR": str(folder / "cache")}
         state, cache_places._state = cache_places._state, cache_places._State()
+        settled, weight_file.SETTLED = weight_file.SETTLED, -1e9  # the checkpoint is new, and nobody writes to it
         plan_cache.makers()
         try:
-            trouble, wanted = in_a_child(None, quiet=False)
+            LlamaForCausalLM.from_config(CONFIG, seed=1).save_pretrained(folder / "model")
+            trouble, wanted = in_a_child(folder / "model", None, quiet=False)
             if trouble:
                 raise RuntimeError(f"the undamaged compile fails: {trouble}")
+            if not list((folder / "cache").glob("weights/*.packed")):
+                raise RuntimeError("no packed weights were kept")
             for number in range(cases):
                 random = Random(f"{seed}/{number}")
                 files = sorted(p for p in (folder / "cache").rglob("*") if p.is_file())
@@ -148,13 +156,13 @@ def run(cases: int, seed: int, *, show: bool = False) -> tuple[Counter[str], lis
                 way = damage(random, path)
                 counts[f"{path.name.rsplit('-', 1)[0] if path.suffix == '.sealed' else path.name} {way}"] += 1
                 for quiet in (False, True):
-                    trouble, _ = in_a_child(wanted, quiet=quiet)
+                    trouble, _ = in_a_child(folder / "model", wanted, quiet=quiet)
                     if trouble:
                         failures.append(f"{label} ({way}, {'after one rebuild' if quiet else 'at once'}): {trouble}")
                 if show and number % 100 == 99:
                     print(f"{number + 1} cases, {len(failures)} failed", flush=True)
         finally:
-            cache_places._state = state
+            cache_places._state, weight_file.SETTLED = state, settled
             for n, value in before.items():
                 os.environ.pop(n) if value is None else os.environ.__setitem__(n, value)
     return counts, failures

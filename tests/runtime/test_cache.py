@@ -352,7 +352,7 @@ def test_clear_leaves_files_of_others(root: Path) -> None:
 
 
 def test_info_and_clear(root: Path) -> None:
-    assert cache.info() == cache.CacheInfo(root, False, 0, 0, 2_000_000_000)
+    assert cache.info() == cache.CacheInfo(root, False, 0, 0, 2_000_000_000, 0, 0, 8_000_000_000)
     cache.get_or_build(KEY, build)
     (root / "facts").mkdir()
     (root / "failed").mkdir()

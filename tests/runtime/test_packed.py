@@ -224,13 +224,14 @@ def test_writers_at_once(model: Path, root: Path) -> None:
 
 def test_sums_notice_any_two_bits() -> None:
     rng = np.random.default_rng(1)
-    data = rng.integers(0, 256, packed.BLOCK, np.uint8)
+    data = rng.integers(0, 1 << 63, packed.WORDS, np.uint64)
     wanted = packed.sums(data)
-    for _ in range(300):
-        changed = data.copy()
-        for at in rng.choice(packed.BLOCK, rng.integers(1, 3), replace=False):
-            changed[at] ^= 1 << rng.integers(7)  # the eighth bit of two words may cancel in the last byte
-        assert packed.sums(changed) != wanted
+    for count, bits in ((1, 64), (2, 50)):
+        for _ in range(500):
+            changed = data.copy()
+            for at in rng.choice(packed.WORDS, count, replace=False):
+                changed[at] ^= np.uint64(1) << np.uint64(rng.integers(bits))
+            assert packed.sums(changed) != wanted
 
 
 def test_no_compiler_is_needed(model: Path, root: Path, tmp_path: Path) -> None:
