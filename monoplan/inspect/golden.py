@@ -206,7 +206,7 @@ class Golden:
         texts = [[_LOC.sub("", line) for line in lines] for lines in (old, new)]
         files = {str(op.loc.short.file): op.loc.file for op in _all_ops(subject.final)}
         shown: list[str] = []
-        for kind, a, b, c, d in difflib.SequenceMatcher(None, *texts, autojunk=False).get_opcodes():
+        for kind, a, b, c, d in difflib.SequenceMatcher(None, texts[0], texts[1], autojunk=False).get_opcodes():
             if kind != "equal":
                 shown += [f"-{texts[0][i]}{_place(old[i], 'then ')}" for i in range(a, b)]
                 shown += [f"+{texts[1][i]}{_place(new[i], '', files)}" for i in range(c, d)]
