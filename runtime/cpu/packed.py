@@ -20,6 +20,7 @@ import hashlib
 import json
 import mmap
 import os
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -93,6 +94,9 @@ def _begin_writing(entry: Entry, arrays: Sequence[Array], limit: int) -> None:
     context = context_of_caller()
 
     def write() -> None:
+        if sys.platform == "linux":  # threads have priorities of their own: compilers and the first prompt go first
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         try:
             context.run(entry.keep, arrays, limit)
         finally:
