@@ -34,7 +34,6 @@ static inline void mp_wait() {}
 static inline uint4 mp_read_const(const void *p) { if ((uintptr_t)p % 16) abort(); return *(const uint4 *)p; }
 static inline uint4 mp_read_fresh(const void *p) { return mp_read_const(p); }
 static inline uint4 mp_read_cached(const void *p) { return mp_read_const(p); }
-static inline int mp_read_int(const int *p) { return *p; }
 static inline mp_shared mp_shared_address(const void *p) { return (mp_shared)p; }
 static inline uint4 mp_read_shared(mp_shared a) { return mp_read_const((const void *)a); }
 static inline void mp_copy(mp_shared to, const void *from) { if (to % 16) abort(); *(uint4 *)to = mp_read_const(from); }

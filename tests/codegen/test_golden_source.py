@@ -105,5 +105,6 @@ def test_cuda(name: str, request: pytest.FixtureRequest) -> None:
     source = render_cuda(make_plan(graph_of(name), H200), "test")
     head = source.text[: source.text.index("*/") + 3]
     kernels = "\n".join(f"{f.comment}\n{f.text}" for f in source.functions)
-    golden_text.compare(request, golden_text.FOLDER / "source" / f"{name}.cu", f"{head}\n{kernels}")
-    assert all(len(line) <= 120 for line in head.splitlines())
+    text = f"{head}\n{kernels}"
+    golden_text.compare(request, golden_text.FOLDER / "source" / f"{name}.cu", text)
+    assert all(len(line) <= 120 for line in text.splitlines())

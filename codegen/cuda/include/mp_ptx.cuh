@@ -45,7 +45,6 @@ MP_PTX void mp_wait() {}
 MP_READ16(mp_read_const, "ld.global.nc")
 MP_READ16(mp_read_fresh, "ld.global.cg")
 MP_PTX uint4 mp_read_cached(const void *p) { return __ldcg((const uint4 *)p); } /* may be moved */
-MP_PTX int mp_read_int(const int *p) { int v; asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
 
 MP_PTX mp_shared mp_shared_address(const void *p) { return (mp_shared)__cvta_generic_to_shared(p); }
 MP_PTX uint4 mp_read_shared(mp_shared a)
