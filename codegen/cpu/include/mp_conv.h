@@ -118,7 +118,7 @@ MP_INLINE void mp_conv_copy(const mp_conv *s, const mp_conv_sizes *z, const int 
 /* Positions of a panel that lie in one row of the output. */
 typedef struct {
     int64_t from; /* of their first tap */
-    int lane, length, vectors;
+    int64_t lane, length, vectors;
 } mp_conv_segment;
 
 /* Rows [k0, k1) of a panel of patches: `count` positions from `first` on. Whole vectors are copied: what goes past a
@@ -131,12 +131,12 @@ MP_INLINE void mp_conv_pack(const mp_conv *s, const mp_conv_sizes *z, const floa
     int many = 0;
     for (int lane = 0; lane < count; ++many) {
         const int64_t p = first + lane, column = p % z->out_width, row = p / z->out_width;
-        const int length = (int)mp_min(count - lane, z->out_width - column);
+        const int64_t length = mp_min(count - lane, z->out_width - column);
         segments[many] = (mp_conv_segment){
             row / z->out_height * z->image + row % z->out_height * z->down + column, lane, length,
             (length + MP_LANES - 1) / MP_LANES,
         };
-        lane += length;
+        lane += (int)length;
     }
     if (count < wide) memset(to, 0, sizeof *to * (size_t)((k1 - k0) * wide)); /* numbers that nobody reads */
     const int taps = s->taps[0] * s->taps[1], most = s->wide * MP_LANES, whole = many == 1 && count == most;
@@ -149,7 +149,7 @@ MP_INLINE void mp_conv_pack(const mp_conv *s, const mp_conv_sizes *z, const floa
         const float *const row = x + channel * z->plane + i * z->below + tap;
         if (j == 0) /* no prefetcher of a CPU sees that the next rows are those of another channel */
             for (int n = 0; n < many; ++n)
-                for (int l = 0; l < segments[n].length + 15; l += 16)
+                for (int64_t l = 0; l < segments[n].length + 15; l += 16)
                     __builtin_prefetch(row + ahead + segments[n].from + l, 0, 3);
         if (whole && row + segments[0].from + most <= end) {
             MP_FULLY
@@ -160,11 +160,13 @@ MP_INLINE void mp_conv_pack(const mp_conv *s, const mp_conv_sizes *z, const floa
                 const mp_conv_segment g = segments[n];
                 const float *const from = row + g.from;
                 if (from + g.vectors * MP_LANES > end) { /* the image ends here */
-                    for (int l = 0; l < g.length; ++l) to[g.lane + l] = from[l];
+                    for (int64_t l = 0; l < g.length; ++l) to[g.lane + l] = from[l];
                     continue;
                 }
-                for (int v = 0; v < g.vectors; ++v)
-                    mp_vstore(to + g.lane + v * MP_LANES, mp_vload_f32(from + v * MP_LANES));
+                float *const at = to + g.lane; /* branches that go the same way for each k cost less than a loop */
+                mp_vstore(at, mp_vload_f32(from));
+                if (g.vectors > 1) mp_vstore(at + MP_LANES, mp_vload_f32(from + MP_LANES));
+                if (g.vectors > 2) mp_vstore(at + 2 * MP_LANES, mp_vload_f32(from + 2 * MP_LANES));
             }
         if (++j == s->taps[1]) {
             j = 0;
