@@ -32,7 +32,7 @@ CONVS = (
     (64, 256, 56, 1, 1), (256, 64, 56, 1, 1), (256, 128, 56, 1, 1), (128, 512, 28, 1, 1), (512, 128, 28, 1, 1),
     (256, 1024, 14, 1, 1), (1024, 256, 14, 1, 1), (512, 2048, 7, 1, 1), (2048, 512, 7, 1, 1),
 )  # fmt: skip
-TURNS, SECONDS = 8, 0.08  # of each side, in turns
+TURNS, SECONDS = 6, 0.06  # of each side, in turns
 
 
 def best(*sides: Callable[[], Any]) -> list[float]:
