@@ -14,14 +14,29 @@ __all__ = [
     "neg",
     "abs",
     "exp",
+    "exp2",
+    "expm1",
     "log",
+    "log2",
+    "log10",
+    "log1p",
     "sqrt",
     "rsqrt",
     "sin",
     "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "atan2",
+    "sinh",
+    "cosh",
+    "cbrt",
     "tanh",
     "sigmoid",
     "erf",
+    "erfc",
+    "softplus",
     "swiglu",
     "gelu",
     "eq",
@@ -71,8 +86,23 @@ def abs(input: Any, *, out: Tensor | None = None) -> Tensor:
 def exp(input: Any, *, out: Tensor | None = None) -> Tensor:
     """e to the x."""
 
+def exp2(input: Any, *, out: Tensor | None = None) -> Tensor:
+    """2 to the x."""
+
+def expm1(input: Any, *, out: Tensor | None = None) -> Tensor:
+    """exp(x) - 1, exact near 0."""
+
 def log(input: Any, *, out: Tensor | None = None) -> Tensor:
     """The natural logarithm."""
+
+def log2(input: Any, *, out: Tensor | None = None) -> Tensor:
+    """The logarithm to base 2."""
+
+def log10(input: Any, *, out: Tensor | None = None) -> Tensor:
+    """The logarithm to base 10."""
+
+def log1p(input: Any, *, out: Tensor | None = None) -> Tensor:
+    """log(1 + x), exact near 0."""
 
 def sqrt(input: Any, *, out: Tensor | None = None) -> Tensor:
     """The square root."""
@@ -86,6 +116,30 @@ def sin(input: Any, *, out: Tensor | None = None) -> Tensor:
 def cos(input: Any, *, out: Tensor | None = None) -> Tensor:
     """The cosine of x in radians."""
 
+def tan(input: Any, *, out: Tensor | None = None) -> Tensor:
+    """The tangent of x in radians."""
+
+def asin(input: Any, *, out: Tensor | None = None) -> Tensor:
+    """The angle in radians whose sine is x."""
+
+def acos(input: Any, *, out: Tensor | None = None) -> Tensor:
+    """The angle in radians whose cosine is x."""
+
+def atan(input: Any, *, out: Tensor | None = None) -> Tensor:
+    """The angle in radians whose tangent is x."""
+
+def atan2(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:
+    """The angle in radians of the point (b, a)."""
+
+def sinh(input: Any, *, out: Tensor | None = None) -> Tensor:
+    """The hyperbolic sine."""
+
+def cosh(input: Any, *, out: Tensor | None = None) -> Tensor:
+    """The hyperbolic cosine."""
+
+def cbrt(input: Any, *, out: Tensor | None = None) -> Tensor:
+    """The cube root."""
+
 def tanh(input: Any, *, out: Tensor | None = None) -> Tensor:
     """The hyperbolic tangent."""
 
@@ -95,11 +149,17 @@ def sigmoid(input: Any, *, out: Tensor | None = None) -> Tensor:
 def erf(input: Any, *, out: Tensor | None = None) -> Tensor:
     """The error function."""
 
+def erfc(input: Any, *, out: Tensor | None = None) -> Tensor:
+    """1 - erf(x), exact where x is large."""
+
+def softplus(input: Any, beta: float = 1.0, threshold: float = 20.0, *, out: Tensor | None = None) -> Tensor:
+    """log(1 + exp(beta x)) / beta; x where beta x is above the threshold."""
+
 def swiglu(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:
     """silu(gate) * up."""
 
 def gelu(input: Any, approximate: str = "none", *, out: Tensor | None = None) -> Tensor:
-    """x * Phi(x): "none" by erf, "tanh", "fast" x*sigmoid(1.702x), "fast_tanh" 0.5x(1+tanh(1.702x))."""
+    """x * Phi(x): "none" by erfc, "tanh", "fast" x*sigmoid(1.702x), "fast_tanh" 0.5x(1+tanh(1.702x))."""
 
 def eq(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:
     """a == b."""
@@ -176,8 +236,23 @@ class OpMethods:
     def exp(self) -> Tensor:
         """e to the x."""
 
+    def exp2(self) -> Tensor:
+        """2 to the x."""
+
+    def expm1(self) -> Tensor:
+        """exp(x) - 1, exact near 0."""
+
     def log(self) -> Tensor:
         """The natural logarithm."""
+
+    def log2(self) -> Tensor:
+        """The logarithm to base 2."""
+
+    def log10(self) -> Tensor:
+        """The logarithm to base 10."""
+
+    def log1p(self) -> Tensor:
+        """log(1 + x), exact near 0."""
 
     def sqrt(self) -> Tensor:
         """The square root."""
@@ -191,6 +266,30 @@ class OpMethods:
     def cos(self) -> Tensor:
         """The cosine of x in radians."""
 
+    def tan(self) -> Tensor:
+        """The tangent of x in radians."""
+
+    def asin(self) -> Tensor:
+        """The angle in radians whose sine is x."""
+
+    def acos(self) -> Tensor:
+        """The angle in radians whose cosine is x."""
+
+    def atan(self) -> Tensor:
+        """The angle in radians whose tangent is x."""
+
+    def atan2(self, other: Any) -> Tensor:
+        """The angle in radians of the point (b, a)."""
+
+    def sinh(self) -> Tensor:
+        """The hyperbolic sine."""
+
+    def cosh(self) -> Tensor:
+        """The hyperbolic cosine."""
+
+    def cbrt(self) -> Tensor:
+        """The cube root."""
+
     def tanh(self) -> Tensor:
         """The hyperbolic tangent."""
 
@@ -200,17 +299,23 @@ class OpMethods:
     def erf(self) -> Tensor:
         """The error function."""
 
+    def erfc(self) -> Tensor:
+        """1 - erf(x), exact where x is large."""
+
     def relu(self) -> Tensor:
         """max(x, 0); NaN stays NaN."""
 
     def silu(self) -> Tensor:
         """x * sigmoid(x)."""
 
+    def softplus(self, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+        """log(1 + exp(beta x)) / beta; x where beta x is above the threshold."""
+
     def swiglu(self, other: Any) -> Tensor:
         """silu(gate) * up."""
 
     def gelu(self, approximate: str = "none") -> Tensor:
-        """x * Phi(x): "none" by erf, "tanh", "fast" x*sigmoid(1.702x), "fast_tanh" 0.5x(1+tanh(1.702x))."""
+        """x * Phi(x): "none" by erfc, "tanh", "fast" x*sigmoid(1.702x), "fast_tanh" 0.5x(1+tanh(1.702x))."""
 
     def eq(self, other: Any) -> Tensor:
         """a == b."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
+from functools import cache
 from itertools import groupby
 
 from monoplan.codegen.cpu.backend import CPU
@@ -19,6 +21,7 @@ from monoplan.codegen.source import (
     banner,
     call_statement,
     environment,
+    headers,
     kernel_comment,
     number_symbols,
     step_comment,
@@ -48,9 +51,28 @@ def render_cpu(plan: Plan, version: str) -> Source:
             name = f"{k.op.name}_{step.number}"
             functions[digest] = Function(name, kernel_comment(k), wrap(text.replace("@NAME@", name)))
         used[step.number] = functions[digest].name
-    head = f'{block_comment(title(plan, version))}\n#include "mp_plan.h"\n\n'
+    more = '#include "mp_functions_more.h"\n' if any(needs_more(f.text) for f in functions.values()) else ""
+    head = f'{block_comment(title(plan, version))}\n#include "mp_plan.h"\n{more}\n'
     tail = env.get_template("cpu/plan.c.j2").render(body=wrap("\n".join(_body(plan, used))))
     return Source(head, tuple(functions.values()), tail, used)
+
+
+@cache
+def _functions_more() -> frozenset[str]:
+    """Names of the functions in mp_functions_more.h."""
+    texts = dict(headers("cpu"))
+    first, more = texts["mp_functions_real.h"].split("#if defined(MP_MORE)")
+    by_type = {name: _DEFINED.findall(text) for name, text in (("first", first), ("more", more))}
+    names = [*by_type["first"], *by_type["more"], *(f"{n}f" for n in by_type["more"])]
+    return frozenset(names) | frozenset(_DEFINED.findall(texts["mp_functions_more.h"]))
+
+
+_DEFINED = re.compile(r"(?:MP_REAL MP_NAME\(|float |double )(mp_\w+)\)?\(")  # the name that a definition gives
+
+
+def needs_more(text: str) -> bool:
+    """Whether a source calls functions that only mp_functions_more.h has."""
+    return not _functions_more().isdisjoint(re.findall(r"mp_\w+", text))
 
 
 def _body(plan: Plan, used: dict[int, str]) -> list[str]:

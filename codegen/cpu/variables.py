@@ -122,7 +122,7 @@ def softmax(k: Softmax) -> Variables:
             "outer_size": product(k.outer),
             "real": real,
             "x": x.at(*index),
-            "exp": "exp" if wide == f64 else "mp_expf",
+            "exp": "mp_exp" if wide == f64 else "mp_expf",
             "maximum": f"mp_maximum_{wide.name}",
             "row": f"o{len(k.outer) - 1}",
             "rows": k.outer[-1] if k.outer else 1,

@@ -37,7 +37,7 @@ def div(a: Array, b: Array) -> Array:
     return a / b
 
 
-@pointwise("pow{f}({0}, {1})", floats=True)
+@pointwise("mp_pow{f}({0}, {1})", floats=True)
 def pow_(a: Array, b: Array) -> Array:
     """a to the power b, of floats."""
     return np.power(a, b)
@@ -73,10 +73,40 @@ def exp(x: Array) -> Array:
     return np.exp(x)
 
 
-@pointwise("log{f}({0})", floats=True)
+@pointwise("mp_exp2{f}({0})", floats=True)
+def exp2(x: Array) -> Array:
+    """2 to the x."""
+    return np.exp2(x)
+
+
+@pointwise("mp_expm1{f}({0})", floats=True)
+def expm1(x: Array) -> Array:
+    """exp(x) - 1, exact near 0."""
+    return np.expm1(x)
+
+
+@pointwise("mp_log{f}({0})", floats=True)
 def log(x: Array) -> Array:
     """The natural logarithm."""
     return np.log(x)
+
+
+@pointwise("mp_log2{f}({0})", floats=True)
+def log2(x: Array) -> Array:
+    """The logarithm to base 2."""
+    return np.log2(x)
+
+
+@pointwise("mp_log10{f}({0})", floats=True)
+def log10(x: Array) -> Array:
+    """The logarithm to base 10."""
+    return np.log10(x)
+
+
+@pointwise("mp_log1p{f}({0})", floats=True)
+def log1p(x: Array) -> Array:
+    """log(1 + x), exact near 0."""
+    return np.log1p(x)
 
 
 @pointwise("sqrt{f}({0})", floats=True)
@@ -91,16 +121,64 @@ def rsqrt(x: Array) -> Array:
     return 1 / np.sqrt(x)
 
 
-@pointwise("sin{f}({0})", floats=True)
+@pointwise("mp_sin{f}({0})", floats=True)
 def sin(x: Array) -> Array:
     """The sine of x in radians."""
     return np.sin(x)
 
 
-@pointwise("cos{f}({0})", floats=True)
+@pointwise("mp_cos{f}({0})", floats=True)
 def cos(x: Array) -> Array:
     """The cosine of x in radians."""
     return np.cos(x)
+
+
+@pointwise("mp_tan{f}({0})", floats=True)
+def tan(x: Array) -> Array:
+    """The tangent of x in radians."""
+    return np.tan(x)
+
+
+@pointwise("mp_asin{f}({0})", floats=True)
+def asin(x: Array) -> Array:
+    """The angle in radians whose sine is x."""
+    return np.arcsin(x)
+
+
+@pointwise("mp_acos{f}({0})", floats=True)
+def acos(x: Array) -> Array:
+    """The angle in radians whose cosine is x."""
+    return np.arccos(x)
+
+
+@pointwise("mp_atan{f}({0})", floats=True)
+def atan(x: Array) -> Array:
+    """The angle in radians whose tangent is x."""
+    return np.arctan(x)
+
+
+@pointwise("mp_atan2{f}({0}, {1})", floats=True)
+def atan2(a: Array, b: Array) -> Array:
+    """The angle in radians of the point (b, a)."""
+    return np.arctan2(a, b)
+
+
+@pointwise("mp_sinh{f}({0})", floats=True)
+def sinh(x: Array) -> Array:
+    """The hyperbolic sine."""
+    return np.sinh(x)
+
+
+@pointwise("mp_cosh{f}({0})", floats=True)
+def cosh(x: Array) -> Array:
+    """The hyperbolic cosine."""
+    return np.cosh(x)
+
+
+@pointwise("mp_cbrt{f}({0})", floats=True)
+def cbrt(x: Array) -> Array:
+    """The cube root."""
+    return np.cbrt(x)
 
 
 @pointwise("mp_tanh{f}({0})", floats=True)
@@ -116,12 +194,19 @@ def sigmoid(x: Array) -> Array:
 
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 
-@pointwise("erf{f}({0})", floats=True)
+@pointwise("mp_erf{f}({0})", floats=True)
 def erf(x: Array) -> Array:
     """The error function."""
     return _erf(x)
+
+
+@pointwise("mp_erfc{f}({0})", floats=True)
+def erfc(x: Array) -> Array:
+    """1 - erf(x), exact where x is large."""
+    return _erfc(x)
 
 
 @pointwise("mp_maximum_{t}({0}, 0)")
@@ -134,6 +219,13 @@ def relu(x: Array) -> Array:
 def silu(x: Array) -> Array:
     """x * sigmoid(x)."""
     return np.where(np.isneginf(x), 0.0, x / (1 + np.exp(-x)))
+
+
+@pointwise("mp_softplus{f}({0}, {beta}, {threshold})", floats=True)
+def softplus(x: Array, *, beta: float = 1.0, threshold: float = 20.0) -> Array:
+    """log(1 + exp(beta x)) / beta; x where beta x is above the threshold."""
+    y = x * beta
+    return np.where(y > threshold, x, np.logaddexp(0, y) / beta)
 
 
 @pointwise("mp_swiglu{f}({0}, {1})", floats=True)
@@ -152,14 +244,15 @@ def _gelu_type(x: TensorType, *, approximate: str) -> TensorType:
 
 @op(_gelu_type, "pointwise", c="mp_gelu_{approximate}{f}({0})", floats=True)
 def gelu(x: Array, *, approximate: str = "none") -> Array:
-    """x * Phi(x): "none" by erf, "tanh", "fast" x*sigmoid(1.702x), "fast_tanh" 0.5x(1+tanh(1.702x))."""
+    """x * Phi(x): "none" by erfc, "tanh", "fast" x*sigmoid(1.702x), "fast_tanh" 0.5x(1+tanh(1.702x))."""
     if approximate == "none":
-        return 0.5 * x * (1 + _erf(x / math.sqrt(2)))
-    if approximate == "tanh":
-        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
-    if approximate == "fast":
-        return np.where(np.isneginf(x), 0.0, x / (1 + np.exp(-1.702 * x)))
-    return 0.5 * x * (1 + np.tanh(1.702 * x))
+        return np.where(np.isneginf(x), 0.0, 0.5 * x * _erfc(-x / math.sqrt(2)))
+    w = {
+        "tanh": 2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x),  # 0.5 (1 + tanh z) is sigmoid(2 z)
+        "fast": 1.702 * x,
+        "fast_tanh": 3.404 * x,
+    }[approximate]
+    return np.where(np.isneginf(x), 0.0, x / (1 + np.exp(-w)))
 
 
 @pointwise("({0} == {1})", comparison, commutative=True)

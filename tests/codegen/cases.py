@@ -125,11 +125,17 @@ for _name in ("neg", "abs", "relu"):
     case(_name, "T[b, s, 3]", only="f")
     case(_name, arg("T[7]", values=[0, 1, -1, 127, -127, -128, 5]), only="i")
     case(_name, "T[7]")
-for _name in ("exp", "sin", "cos", "tanh", "sigmoid", "erf", "silu"):
+for _name in ("exp", "exp2", "expm1", "sin", "cos", "tanh", "sigmoid", "erf", "erfc", "silu", "softplus", "atan", "cbrt"):
     case(_name, arg("T[b, s, 7]", -6, 6))
     case(_name, arg("T[]", -1, 1))
-for _name in ("log", "sqrt", "rsqrt"):
+for _name in ("sinh", "cosh"):
+    case(_name, arg("T[b, s, 7]", -3, 3), scale=10)
+for _name in ("asin", "acos", "tan"):
+    case(_name, arg("T[b, s, 7]", -1, 1))
+for _name in ("log", "log2", "log10", "log1p", "sqrt", "rsqrt"):
     case(_name, arg("T[b, s, 7]", 0.05, 9))
+case("softplus", arg("T[b, 5]", -3, 3), beta=2.0, threshold=4.0)
+case("atan2", "T[b, s]", "T[s]")
 case("swiglu", arg("T[b, s, 8]", -5, 5), "T[s, 8]")
 for _name in ("none", "tanh", "fast", "fast_tanh"):
     case("gelu", arg("T[b, 17]", -5, 5), approximate=_name, scale=5)

@@ -23,9 +23,10 @@ from monoplan.runtime.build.compilers import find_compiler
 from tests.tolerances import check
 
 UNARY = (
-    "neg", "abs", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "erf", "relu", "silu",
+    "neg", "abs", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan",
+    "asin", "acos", "atan", "tanh", "cbrt", "sigmoid", "erf", "erfc", "relu", "silu", "softplus",
 )  # fmt: skip
-BINARY = ("add", "sub", "mul", "div", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge")
+BINARY = ("add", "sub", "mul", "div", "pow", "atan2", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge")
 
 
 def op(name: str, *operands: Any, **attrs: Any) -> Any:

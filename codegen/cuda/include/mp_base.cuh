@@ -48,31 +48,73 @@ template <> MP_FN float mp_to<float>(float f) { return f; }
 template <> MP_FN mp_bf16 mp_to<mp_bf16>(float f) { return mp_to_bf16(f); }
 template <> MP_FN mp_f16 mp_to<mp_f16>(float f) { return mp_to_f16(f); }
 
-MP_FN float mp_expf(float x) { return expf(x); }
-MP_FN double mp_exp(double x) { return exp(x); }
+/* CUDA's own functions where they are within 2 units in the last place, in double where those of float are not. */
+#define MP_DOUBLE(name) MP_FN double mp_##name(double x) { return name(x); }
+#define MP_OWN(name) MP_DOUBLE(name) MP_FN float mp_##name##f(float x) { return name##f(x); }
+#define MP_WIDER(name) MP_DOUBLE(name) MP_FN float mp_##name##f(float x) { return (float)name((double)x); }
+MP_OWN(exp)
+MP_OWN(exp2)
+MP_OWN(expm1)
+MP_OWN(log)
+MP_OWN(log2)
+MP_OWN(log10)
+MP_OWN(log1p)
+MP_OWN(sin)
+MP_OWN(cos)
+MP_WIDER(tan)
+MP_OWN(asin)
+MP_OWN(acos)
+MP_OWN(atan)
+MP_WIDER(sinh)
+MP_OWN(cosh)
+MP_OWN(tanh)
+MP_OWN(cbrt)
+MP_OWN(erf)
+MP_WIDER(erfc)
+MP_FN double mp_atan2(double y, double x) { return atan2(y, x); }
+MP_FN float mp_atan2f(float y, float x) { return (float)atan2((double)y, (double)x); }
+MP_FN double mp_pow(double x, double y) { return pow(x, y); }
+MP_FN float mp_powf(float x, float y) { return (float)pow((double)x, (double)y); }
 MP_FN float mp_rsqrtf(float x) { return 1.0f / sqrtf(x); }
 MP_FN double mp_rsqrt(double x) { return 1.0 / sqrt(x); }
-MP_FN float mp_tanhf(float x) { return tanhf(x); }
-MP_FN double mp_tanh(double x) { return tanh(x); }
-MP_FN float mp_sigmoidf(float x) { return 1.0f / (1.0f + expf(-x)); }
-MP_FN double mp_sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
-MP_FN float mp_siluf(float x) { return x == -INFINITY ? 0.0f : x / (1.0f + expf(-x)); }
-MP_FN double mp_silu(double x) { return x == -INFINITY ? 0.0 : x / (1.0 + exp(-x)); }
+/* value / (1 + e^-x) by e^-|x|, which does not overflow. */
+MP_FN float mp_sigmoidf(float x)
+{
+    const float e = expf(-fabsf(x));
+    return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+}
+MP_FN double mp_sigmoid(double x)
+{
+    const double e = exp(-fabs(x));
+    return (x < 0.0 ? e : 1.0) / (1.0 + e);
+}
+MP_FN double mp_gated(double x, double w) { return x == -INFINITY ? 0.0 : x / (1.0 + exp(-w)); }
+/* Far below 0, e^x is subnormal in float while x e^x is not. */
+MP_FN float mp_siluf(float x) { return x < -80.0f ? (float)mp_gated(x, x) : x / (1.0f + expf(-x)); }
+MP_FN double mp_silu(double x) { return mp_gated(x, x); }
 MP_FN float mp_swigluf(float gate, float up) { return mp_siluf(gate) * up; }
 MP_FN double mp_swiglu(double gate, double up) { return mp_silu(gate) * up; }
 MP_FN float mp_fast_silu(float x) { return x == -INFINITY ? 0.0f : __fdividef(x, 1.0f + __expf(-x)); }
 MP_FN float mp_fast_swiglu(float gate, float up) { return mp_fast_silu(gate) * up; }
-MP_FN float mp_gelu_nonef(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
-MP_FN double mp_gelu_none(double x) { return 0.5 * x * (1.0 + erf(x * 0.70710678118654752)); }
-MP_FN float mp_gelu_tanhf(float x)
+MP_FN float mp_softplusf(float x, float beta, float threshold)
 {
-    return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+    const float y = x * beta;
+    return y > threshold ? x : ((y > 0.0f ? y : 0.0f) + log1pf(expf(-fabsf(y)))) / beta;
 }
-MP_FN double mp_gelu_tanh(double x) { return 0.5 * x * (1.0 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x))); }
-MP_FN float mp_gelu_fastf(float x) { return x == -INFINITY ? 0.0f : x / (1.0f + expf(-1.702f * x)); }
-MP_FN double mp_gelu_fast(double x) { return x == -INFINITY ? 0.0 : x / (1.0 + exp(-1.702 * x)); }
-MP_FN float mp_gelu_fast_tanhf(float x) { return 0.5f * x * (1.0f + tanhf(1.702f * x)); }
-MP_FN double mp_gelu_fast_tanh(double x) { return 0.5 * x * (1.0 + tanh(1.702 * x)); }
+MP_FN double mp_softplus(double x, double beta, double threshold)
+{
+    const double y = x * beta;
+    return y > threshold ? x : ((y > 0.0 ? y : 0.0) + log1p(exp(-fabs(y)))) / beta;
+}
+/* GELU in double: by the tail beyond |x|, and by e^-w of a w that float rounds too much, where x is negative. */
+MP_FN double mp_gelu_none(double x) { return x == -INFINITY ? 0.0 : 0.5 * x * erfc(x * -0.70710678118654752); }
+MP_FN double mp_gelu_tanh(double x) { return mp_gated(x, 1.5957691216057308 * (x + 0.044715 * x * x * x)); }
+MP_FN double mp_gelu_fast(double x) { return mp_gated(x, 1.702 * x); }
+MP_FN double mp_gelu_fast_tanh(double x) { return mp_gated(x, 3.404 * x); }
+MP_FN float mp_gelu_nonef(float x) { return (float)mp_gelu_none(x); }
+MP_FN float mp_gelu_tanhf(float x) { return (float)mp_gelu_tanh(x); }
+MP_FN float mp_gelu_fastf(float x) { return (float)mp_gelu_fast(x); }
+MP_FN float mp_gelu_fast_tanhf(float x) { return (float)mp_gelu_fast_tanh(x); }
 
 /* NaN wins, as in numpy. */
 #define MP_EXTREMES(name, type) \

@@ -1,6 +1,7 @@
 /* GPT2Block: one plan, written by monoplan test for cpu (avx2).
  * 5 kernels; symbols: batch, seq */
 #include "mp_plan.h"
+#include "mp_functions_more.h"
 
 /* %linear = fused_linear(%x, %c_attn.weight, %c_attn.bias, %ln_1.weight, %ln_1.bias) {norm="layer", eps=1e-05,
  *     gated=False, expr="x0"} : f32[batch, seq, 192]

@@ -1,6 +1,7 @@
 /* GenerationStep: one plan, written by monoplan test for cpu (avx2).
  * 21 kernels; symbols: batch, seq, capacity, hist */
 #include "mp_plan.h"
+#include "mp_functions_more.h"
 
 /* %minimum = pointwise(%arange, %reshape, %reshape_2) {expr="minimum(add(cast(x1, dtype=i64), x0), sub(add(x1,
  *     x2), 1))"} : i64[batch, seq]
@@ -531,7 +532,7 @@ MP_KERNEL fused_reduce_20(mp_run *run MP_UNUSED, const int t MP_UNUSED, const in
             const float v = mp_expf((x0[o0 * 50 + i0] - x1[o0]));
             acc = (double)(acc + (double)v);
         }
-        y[o0] = (e0[o0] - (logf((float)(acc)) + e1[o0]));
+        y[o0] = (e0[o0] - (mp_logf((float)(acc)) + e1[o0]));
     }
 }
 

@@ -790,5 +790,5 @@ fused_reduce_20(const float *x0, const float *x1, const float *e0, const float *
     acc = found[threadIdx.x];
     best = mp_max(place[threadIdx.x], 0);
     const int64_t o0 MP_UNUSED = o;
-    y[o0] = (e0[o0] - (logf((float)(acc)) + e1[o0]));
+    y[o0] = (e0[o0] - (mp_logf((float)(acc)) + e1[o0]));
 }

@@ -1,0 +1,324 @@
+/* What mp_functions.h does not have of float, and all of double: a plan that needs none of it does not read it. */
+#ifndef MP_FUNCTIONS_MORE_H
+#define MP_FUNCTIONS_MORE_H
+
+#include "mp_math.h"
+
+/* (2^r - 1) / r for |r| <= 1/2. */
+MP_FN float mp_exp2_polyf(float r)
+{
+    return MP_P6(mp_fmaf, r, 0.693147182f, 0.240226477f, 0.0555033237f, 0.00961843692f, 0.0013398875f, 0.000153533663f);
+}
+/* (log(1 + z) - z + z^2 / 2) / z^3 for 1 + z between the roots of 1/2 and 2. */
+MP_FN float mp_log_polyf(float z)
+{
+    return MP_P8(mp_fmaf, z, 0.333333313f, -0.250008196f, 0.200012267f, -0.166233569f, 0.142017603f, -0.1316019f,
+                 0.127615675f, -0.0763447136f);
+}
+/* (atan(x) - x) / x^3 over x^2 <= 1, asin over x^2 <= 0.36. */
+MP_FN float mp_atan_polyf(float t)
+{
+    return MP_P9(mp_fmaf, t, -0.333332986f, 0.199985489f, -0.142642409f, 0.109521858f, -0.0840345025f, 0.0579576045f,
+                 -0.0311778616f, 0.0109146172f, -0.00179362495f);
+}
+MP_FN float mp_asin_polyf(float t)
+{
+    return MP_P6(mp_fmaf, t, 0.166665688f, 0.0750500485f, 0.0437972508f, 0.0368280932f, -0.00148851867f, 0.0563834943f);
+}
+
+#define MP_MORE
+#define MP_REAL float
+#define MP_BITS_TYPE uint32_t
+#define MP_NAME(name) name##f
+#define MP_TO_BITS mp_float_to_bits
+#define MP_OF_BITS mp_bits_to_float
+#define MP_MANTISSA 23
+#define MP_BIAS 127u
+#define MP_ROUND 12582912.0f /* 1.5 * 2^23: what is added to it is rounded to an integer, which is in the lowest bits */
+#define MP_C(single, double_) single
+#include "mp_functions_real.h"
+#undef MP_REAL
+#undef MP_BITS_TYPE
+#undef MP_NAME
+#undef MP_TO_BITS
+#undef MP_OF_BITS
+#undef MP_MANTISSA
+#undef MP_BIAS
+#undef MP_ROUND
+#undef MP_C
+
+/* ---- float: what is easier in double ---- */
+
+/* e^x for |x| <= 700, relative error 2^-34. */
+MP_FN double mp_exp_wide(double x)
+{
+    const double magic = 6755399441055744.0 + 1023, t = mp_fma(x, 1.4426950408889634, magic), n = t - magic;
+    const double r = mp_fma(n, -0.6931471805599453, x);
+    const double p = MP_P6(mp_fma, r, 0.50000000676812995, 0.16666665868957711, 0.041666294947583581, 0.0083334970716517371,
+                           0.001394465966866158, 0.00019790342736696124);
+    return (mp_fma(p * r, r, r) + 1.0) * mp_bits_to_double(mp_double_to_bits(t) << 52);
+}
+
+/* log2(x) of a float x > 0, relative error 2^-35. */
+MP_FN double mp_log2_wide(float x)
+{
+    const uint64_t u = mp_double_to_bits((double)x), k = (u - 0x3fe6a09e667f3bcdull + (1023ull << 52)) >> 52;
+    const double z = mp_bits_to_double(u - (k << 52) + (1023ull << 52)) - 1.0;
+    const double n = mp_bits_to_double(k + 0x4338000000000000ull) - (6755399441055744.0 + 1023);
+    const double p = MP_P13(mp_fma, z, 1.4426950408687043, -0.72134752086857234, 0.48089836139654335, -0.36067367485031082,
+                            0.28853729341984985, -0.24045316462738484, 0.20617535996310468, -0.18030061927039698,
+                            0.15876981040486365, -0.14315631202379098, 0.1447482831526419, -0.14283977364594416,
+                            0.077371047684083386);
+    return mp_fma(p, z, n);
+}
+
+/* 2^w; 0 and infinity beyond the range of float. */
+MP_FN float mp_exp2_narrow(double w)
+{
+    const double above = w < -200.0 ? -200.0 : w, y = above > 200.0 ? 200.0 : above; /* NaN stays */
+    return (float)mp_exp_wide(y * 0.6931471805599453);
+}
+
+MP_FN float mp_powf(float x, float y)
+{
+    const float a = fabsf(x);
+    const double known = a == 0.0f ? -INFINITY : a < INFINITY ? mp_log2_wide(a) : (double)a;
+    const int one = y == 0.0f || x == 1.0f || (a == 1.0f && y == y);
+    const float r = mp_exp2_narrow(one ? 0.0 : (double)y * known), half = 0.5f * y;
+    const int whole = rintf(y) == y, odd = whole && rintf(half) != half && fabsf(y) < 16777216.0f;
+    const uint32_t sign = odd ? mp_float_to_bits(x) & 0x80000000u : 0u;
+    const float signed_ = mp_bits_to_float(mp_float_to_bits(r) ^ sign);
+    return x < 0.0f && x > -INFINITY && !whole ? NAN : signed_;
+}
+
+MP_FN float mp_cbrtf(float x)
+{
+    const float a = fabsf(x), y = mp_exp2_narrow(mp_log2_wide(a) * 0.33333333333333333);
+    return a > 0.0f && a < INFINITY ? mp_with_signf(y, x) : x;
+}
+
+/* Even and odd part of e^x: cosh and sinh. */
+MP_FN float mp_coshf(float x)
+{
+    const float a = fabsf(x), y = a > 100.0f ? 100.0f : a;
+    const double e = mp_exp_wide((double)y);
+    return (float)(0.5 * e + 0.5 / e);
+}
+MP_FN float mp_sinhf(float x)
+{
+    const float a = fabsf(x), y = a > 100.0f ? 100.0f : a;
+    const double e = mp_exp_wide((double)y);
+    const float large = (float)(0.5 * e - 0.5 / e), t = y * y;
+    const float small = mp_fmaf(y * t, MP_P4(mp_fmaf, t, 0.166666672f, 0.00833335053f, 0.000198360663f, 2.81743951e-06f), y);
+    return mp_with_signf(a < 1.0f ? small : large, x);
+}
+
+/* x / (1 + e^-w) of a double w, which is a function of x. */
+MP_FN float mp_gatedf(float x, double w)
+{
+    const double a = w > 0.0 ? -w : w, y = a < -200.0 ? -200.0 : a, e = mp_exp_wide(y); /* NaN stays */
+    return (float)((double)(x < -2e38f ? -2e38f : x) * (w < 0.0 ? e : 1.0) / (1.0 + e));
+}
+/* 0.5 x (1 + tanh z) is x / (1 + e^-2z): nothing cancels where x is negative. */
+MP_FN float mp_gelu_tanhf(float x)
+{
+    const double wide = (double)x, cubic = 0.044715 * wide * wide;
+    return mp_gatedf(x, 1.5957691216057308 * wide * (1.0 + cubic));
+}
+MP_FN float mp_gelu_fastf(float x) { return mp_gatedf(x, 1.702 * (double)x); }
+MP_FN float mp_gelu_fast_tanhf(float x) { return mp_gatedf(x, 3.404 * (double)x); }
+
+/* erfc(t) for t >= 0: e^(-t^2) times a polynomial of u = 1 / (1 + 0.4 t), relative error 2^-29; 0 from t = 12 on. */
+MP_FN double mp_erfc_wide(double t)
+{
+    const double s = t > 12.0 ? 12.0 : t, d = mp_fma(s, 0.4, 1.0); /* NaN stays */
+    const double guess = (double)(1.0f / (float)d), u = guess * mp_fma(-d, guess, 2.0);
+    const double g = MP_P11(mp_fma, u, -8.624130509012142e-06, 0.22590898824560413, 0.22289837698268355, 0.22683833739458523,
+                            0.085905796944933555, 0.37845976753081906, -0.45791846539441816, 0.73535035926940517,
+                            -0.62829293925106666, 0.24937680622010447, -0.038518402053617652);
+    return mp_exp_wide(-s * s) * g;
+}
+MP_FN float mp_erfcf(float x)
+{
+    const double y = mp_erfc_wide(fabs((double)x));
+    return (float)(x < 0.0f ? 2.0 - y : y);
+}
+/* x Phi(x), by the tail beyond |x|, so that nothing cancels. */
+MP_FN float mp_gelu_nonef(float x)
+{
+    const double a = fabs((double)x), tail = 0.5 * mp_erfc_wide(a * 0.70710678118654752);
+    const double b = a > 1e30 ? 1e30 : a; /* not infinity times 0 */
+    const float y = (float)(b * tail);
+    return x < 0.0f ? -y : (float)(a - b * tail);
+}
+MP_FN float mp_erff(float x)
+{
+    const float a = fabsf(x), b = a > 4.0f ? 4.0f : a, t = b * b;
+    const float small = mp_fmaf(b, MP_P6(mp_fmaf, t, 0.128379166f, -0.376125574f, 0.11282555f, -0.0267956052f, 0.00503912009f,
+                                           -0.000624354347f), b);
+    const float rest = MP_P8(mp_fmaf, b, 0.000158615614f, -1.12943673f, -0.633506596f, -0.108103f, 0.025004359f,
+                             -0.00412728591f, 0.000425441045f, -2.03187556e-05f); /* log(erfc(b)) */
+    return mp_with_signf(b < 0.86f ? small : 1.0f - mp_expf(rest), x);
+}
+
+/* |x| as quarter turns: the nearest whole number of them, by its lowest bits, and what is left, between -0.505 and 0.505. 2/pi
+ * is three parts, so that the products with the first two are exact; of its bits, those that are whole turns of a large x
+ * are left out. */
+MP_FN double mp_turnf(float x, uint32_t *quarter)
+{
+    const double a = fabs((double)x), round4 = 27021597764222976.0, round = 6755399441055744.0;
+    double high = 0x1.45f306dp-1, mid = 0x1.9391054p-30, low = 0x1.4fe13abe8fa9ap-59;
+    high = a < 0x1p50 ? high : 0x1.b939105p-26;
+    mid = a < 0x1p50 ? mid : 0x1.29fc275p-56;
+    low = a < 0x1p50 ? low : 0x1.f47d4d377036ep-86;
+    high = a < 0x1p76 ? high : 0x1.529fc27p-52;
+    mid = a < 0x1p76 ? mid : 0x1.5f47d4dp-82;
+    low = a < 0x1p76 ? low : 0x1.bb81b6c52b328p-113;
+    high = a < 0x1p102 ? high : 0x1.d5f47d4p-78;
+    mid = a < 0x1p102 ? mid : 0x1.a6ee06dp-107;
+    low = a < 0x1p102 ? low : 0x1.6295993c43904p-136;
+    const double first = a * high, second = a * mid;
+    const double sum = (first - ((first + round4) - round4)) + (second - ((second + round4) - round4)), whole = sum + round;
+    *quarter = (uint32_t)mp_double_to_bits(whole);
+    return mp_fma(a, low, sum - (whole - round));
+}
+/* sin(x + start quarter turns), of the sign of `sign` for the first half turn. */
+MP_FN float mp_wavef(float x, uint32_t start, uint32_t sign)
+{
+    uint32_t quarter;
+    const float r = (float)(mp_turnf(x, &quarter) * 1.5707963267948966), t = r * r;
+    const float sine = mp_fmaf(r * t, MP_P3(mp_fmaf, t, -0.166666538f, 0.00833213143f, -0.000195108383f), r);
+    const float cosine = MP_P5(mp_fmaf, t, 1.0f, -0.5f, 0.0416666195f, -0.00138866785f, 2.43822506e-05f);
+    const uint32_t q = quarter + start;
+    return mp_bits_to_float(mp_float_to_bits(q & 1u ? cosine : sine) ^ ((q & 2u) << 30) ^ sign);
+}
+MP_FN float mp_sinf(float x) { return mp_wavef(x, 0, mp_float_to_bits(x) & 0x80000000u); }
+MP_FN float mp_cosf(float x) { return mp_wavef(x, 1, 0); }
+MP_FN float mp_tanf(float x)
+{
+    uint32_t quarter;
+    const double f = mp_turnf(x, &quarter), t = f * f;
+    const float y = (float)(f * MP_P8(mp_fma, t, 1.5707963245787175, 1.2919292991290636, 1.2749924069958827, 1.276183624349494,
+                                      1.2324398748845118, 1.5960274357427251, -0.085654857979749338, 3.9654341442472956));
+    const float z = quarter & 1u ? -1.0f / y : y;
+    return mp_bits_to_float(mp_float_to_bits(z) ^ (mp_float_to_bits(x) & 0x80000000u));
+}
+/* ---- double ---- */
+
+MP_FN double mp_exp_poly(double r)
+{
+    return MP_P13(mp_fma, r,
+        0.5, 0.16666666666666652, 0.041666666666667275, 0.0083333333333379268, 0.0013888888888802901,
+        0.0001984126983580263, 2.4801587355356397e-05, 2.755732232608764e-06, 2.7557302788997481e-07,
+        2.5051199159594862e-08, 2.0879070933184275e-09, 1.6191918876552856e-10, 1.1377873430400103e-11);
+}
+MP_FN double mp_exp2_poly(double r)
+{
+    return MP_P12(mp_fma, r,
+        0.69314718055994529, 0.24022650695910072, 0.055504108664821687, 0.0096181291076283294,
+        0.0013333558146392693, 0.00015403530393640587, 1.525273385431732e-05, 1.3215486595011942e-06,
+        1.0178051942283164e-07, 7.0549744446116316e-09, 4.4565704705299265e-10, 2.5625463252905976e-11);
+}
+MP_FN double mp_log_poly(double z)
+{
+    return MP_P19(mp_fma, z,
+        0.33333333333333143, -0.24999999999987979, 0.20000000000066537, -0.16666666669825489,
+        0.142857142801005, -0.12499999691477118, 0.11111111147118639, -0.10000015204741319,
+        0.090909239409046952, -0.083329135797219081, 0.076915296845537412, -0.071494389000638828,
+        0.066845902095678381, -0.061966842625464237, 0.056683741353762675, -0.056777525619258411,
+        0.065034822204644863, -0.059817782560514607, 0.026151651534081298);
+}
+MP_FN double mp_atan_poly(double t)
+{
+    return MP_P20(mp_fma, t,
+        -0.33333333333333093, 0.19999999999955431, -0.14285714282801945, 0.11111111013642001,
+        -0.090909071190925811, 0.076922811847799463, -0.06666414980829001, 0.058805924541132121,
+        -0.052538051066150955, 0.047232918570090994, -0.04221713903015719, 0.036693447278307562,
+        -0.029985442505819124, 0.022084993104419453, -0.013994840482928306, 0.0072632575306560681,
+        -0.0029192929319966261, 0.00084346837730250499, -0.00015479378918928342, 1.34889785735067e-05);
+}
+MP_FN double mp_asin_poly(double t)
+{
+    return MP_P15(mp_fma, t,
+        0.16666666666667068, 0.074999999998873926, 0.044642857253265666, 0.03038193896381532,
+        0.022372320779031132, 0.017349667141375161, 0.01400548701470029, 0.011174258961642123,
+        0.012290482405051324, -0.0039051890168075734, 0.050478891024297166, -0.10080645515934658,
+        0.1863429248090423, -0.18306879372442059, 0.10092807569524401);
+}
+MP_FN double mp_tanh_poly(double t)
+{
+    return MP_P11(mp_fma, t, -0.33333333333333298, 0.13333333333326611, -0.053968253963744432, 0.021869488385138618, -0.0088632325858089486, 0.0035920918357123604, -0.0014555413678563887, 0.00058843752982412297, -0.00023336173840317518, 8.3285108550922428e-05, -1.9473607277325213e-05);
+}
+
+#define MP_FIRST
+#define MP_REAL double
+#define MP_BITS_TYPE uint64_t
+#define MP_NAME(name) name
+#define MP_TO_BITS mp_double_to_bits
+#define MP_OF_BITS mp_bits_to_double
+#define MP_MANTISSA 52
+#define MP_BIAS 1023ull
+#define MP_ROUND 6755399441055744.0
+#define MP_C(single, double_) double_
+#include "mp_functions_real.h"
+#undef MP_REAL
+#undef MP_BITS_TYPE
+#undef MP_NAME
+#undef MP_TO_BITS
+#undef MP_OF_BITS
+#undef MP_MANTISSA
+#undef MP_BIAS
+#undef MP_ROUND
+#undef MP_C
+#undef MP_FIRST
+#undef MP_MORE
+
+/* By the C library, one number at a time, and not by its vector functions, which are less exact than the scalar ones. */
+static __attribute__((noinline, unused)) double mp_sin(double x) { return sin(x); }
+static __attribute__((noinline, unused)) double mp_cos(double x) { return cos(x); }
+static __attribute__((noinline, unused)) double mp_tan(double x) { return tan(x); }
+static __attribute__((noinline, unused)) double mp_sinh(double x) { return sinh(x); }
+static __attribute__((noinline, unused)) double mp_cosh(double x) { return cosh(x); }
+static __attribute__((noinline, unused)) double mp_erf(double x) { return erf(x); }
+static __attribute__((noinline, unused)) double mp_pow(double x, double y) { return pow(x, y); }
+
+/* The library's is within 3 units; a step of Newton's makes it nearly exact. */
+static __attribute__((noinline, unused)) double mp_cbrt(double x)
+{
+    const double size = fabs(x), scale = size < 1e-250 ? 0x1p162 : size > 1e250 ? 0x1p-162 : 1.0;
+    const double back = size < 1e-250 ? 0x1p-54 : size > 1e250 ? 0x1p54 : 1.0; /* 1 / cbrt(scale) */
+    const double a = x * scale, y = cbrt(a), s = y * y, c = s * y;
+    const double off = (c - a) + (fma(s, y, -c) + fma(y, y, -s) * y), z = (y - off / (3.0 * s)) * back;
+    return x == 0.0 || x - x != 0.0 ? x : z;
+}
+
+/* The library's erfc is within 5 units; that of long double has bits to spare. */
+static __attribute__((noinline, unused)) double mp_erfc(double x) { return (double)erfcl((long double)x); }
+static __attribute__((noinline, unused)) double mp_gelu_none(double x)
+{
+    const double y = x < -40.0 ? -40.0 : x;
+    return x > 40.0 ? x : (double)(0.5L * y * erfcl(y * -0.707106781186547524400844362104849039L));
+}
+/* x / (1 + e^-w) for w = high + low. */
+MP_FN double mp_gated(double x, double high, double low)
+{
+    return mp_logistic(high, low, x < -1e3 ? -1e3 : x);
+}
+MP_FN double mp_gelu_fast_by(double x, double factor)
+{
+    const double w = x * factor;
+    return mp_gated(x, w, fabs(x) < 1e3 ? fma(x, factor, -w) : 0.0);
+}
+MP_FN double mp_gelu_fast(double x) { return mp_gelu_fast_by(x, 1.702); }
+MP_FN double mp_gelu_fast_tanh(double x) { return mp_gelu_fast_by(x, 3.404); }
+/* w = 2 sqrt(2 / pi) x (1 + 0.044715 x^2) */
+MP_FN double mp_gelu_tanh(double x)
+{
+    const double y = x > 1e3 ? 1e3 : x < -1e3 ? -1e3 : x, scale = 1.5957691216057308, s = y * y, s_low = fma(y, y, -s);
+    const double c = 0.044715 * s, c_low = fma(0.044715, s, -c) + 0.044715 * s_low;
+    const double d = 1.0 + c, d_low = (c < 1.0 ? c - (d - 1.0) : 1.0 - (d - c)) + c_low;
+    const double v = y * d, v_low = fma(y, d, -v) + y * d_low;
+    const double w = scale * v, w_low = fma(scale, v, -w) + scale * v_low - 9.96930880911092e-17 * v;
+    return mp_gated(x, w, w_low);
+}
+#endif
