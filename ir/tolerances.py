@@ -21,7 +21,7 @@ LARGEST = {"f64": 1.7976931348623157e308, "f32": 3.4028234663852886e38, "f16": 6
 
 # kind: (relative, absolute), in epsilons. Halves are computed in f32 and rounded once at the end of each op.
 UNITS = {
-    "pointwise": (4.0, 1.0),  # a few roundings, library functions within 2 units
+    "pointwise": (4.0, 1.0),  # a few roundings, functions within 2 units
     "reduce": (8.0, 8.0),  # sums, norms, softmax: `scale` is the size of the summed terms
     "matmul": (8.0, 16.0),  # dot products and attention
     "model": (64.0, 128.0),  # tens of layers, one after the other

@@ -81,14 +81,14 @@ MP_FN float mp_exp2_narrow(double w)
 
 MP_FN float mp_powf(float x, float y)
 {
-    const float a = fabsf(x);
-    const double known = a == 0.0f ? -INFINITY : a < INFINITY ? mp_log2_wide(a) : (double)a;
-    const int one = y == 0.0f || x == 1.0f || (a == 1.0f && y == y);
-    const float r = mp_exp2_narrow(one ? 0.0 : (double)y * known), half = 0.5f * y;
-    const int whole = rintf(y) == y, odd = whole && rintf(half) != half && fabsf(y) < 16777216.0f;
-    const uint32_t sign = odd ? mp_float_to_bits(x) & 0x80000000u : 0u;
-    const float signed_ = mp_bits_to_float(mp_float_to_bits(r) ^ sign);
-    return x < 0.0f && x > -INFINITY && !whole ? NAN : signed_;
+    const float a = fabsf(x), half = 0.5f * y;
+    const double log = mp_log2_wide(a), bounded = a < INFINITY ? log : (double)a, known = a == 0.0f ? -INFINITY : bounded;
+    const int one = (y == 0.0f) | (x == 1.0f) | ((a == 1.0f) & (y == y));
+    const float r = mp_exp2_narrow(one ? 0.0 : (double)y * known);
+    const int whole = rintf(y) == y, odd = whole & (rintf(half) != half) & (fabsf(y) < 16777216.0f);
+    const uint32_t sign = odd ? 0x80000000u : 0u;
+    const float z = mp_bits_to_float(mp_float_to_bits(r) ^ (mp_float_to_bits(x) & sign));
+    return (x < 0.0f) & (x > -INFINITY) & !whole ? NAN : z;
 }
 
 MP_FN float mp_cbrtf(float x)
@@ -128,28 +128,25 @@ MP_FN float mp_gelu_tanhf(float x)
 MP_FN float mp_gelu_fastf(float x) { return mp_gatedf(x, 1.702 * (double)x); }
 MP_FN float mp_gelu_fast_tanhf(float x) { return mp_gatedf(x, 3.404 * (double)x); }
 
-/* erfc(t) for t >= 0: e^(-t^2) times a polynomial of u = 1 / (1 + 0.4 t), relative error 2^-29; 0 from t = 12 on. */
+/* erfc(t) for 0 <= t <= 12, relative error 2^-28: e^(-t^2) / (t + 3) times a polynomial of (t - 3) / (t + 3). */
 MP_FN double mp_erfc_wide(double t)
 {
-    const double s = t > 12.0 ? 12.0 : t, d = mp_fma(s, 0.4, 1.0); /* NaN stays */
-    const double guess = (double)(1.0f / (float)d), u = guess * mp_fma(-d, guess, 2.0);
-    const double g = MP_P11(mp_fma, u, -8.624130509012142e-06, 0.22590898824560413, 0.22289837698268355, 0.22683833739458523,
-                            0.085905796944933555, 0.37845976753081906, -0.45791846539441816, 0.73535035926940517,
-                            -0.62829293925106666, 0.24937680622010447, -0.038518402053617652);
-    return mp_exp_wide(-s * s) * g;
+    const double d = t + 3.0, guess = (double)(1.0f / (float)d), u = guess * mp_fma(-d, guess, 2.0), v = mp_fma(u, -6.0, 1.0);
+    const double g = MP_P10(mp_fma, v, 1.0740069079103032, -0.88339448908738616, 0.59022828544436179, -0.31046593299004815,
+                            0.11952928168633967, -0.026840292823297557, -0.0012276743236269696, 0.0030808120648597006,
+                            -0.00048081218469570155, -0.00032410168315809615);
+    return mp_exp_wide(-t * t) * (g * u);
 }
 MP_FN float mp_erfcf(float x)
 {
-    const double y = mp_erfc_wide(fabs((double)x));
+    const double a = fabs((double)x), y = mp_erfc_wide(a > 12.0 ? 12.0 : a); /* NaN stays */
     return (float)(x < 0.0f ? 2.0 - y : y);
 }
 /* x Phi(x), by the tail beyond |x|, so that nothing cancels. */
 MP_FN float mp_gelu_nonef(float x)
 {
-    const double a = fabs((double)x), tail = 0.5 * mp_erfc_wide(a * 0.70710678118654752);
-    const double b = a > 1e30 ? 1e30 : a; /* not infinity times 0 */
-    const float y = (float)(b * tail);
-    return x < 0.0f ? -y : (float)(a - b * tail);
+    const double a = fabs((double)x), b = a > 15.0 ? 15.0 : a, y = b * (0.5 * mp_erfc_wide(b * 0.70710678118654752));
+    return (float)(x < 0.0f ? -y : a - y);
 }
 MP_FN float mp_erff(float x)
 {

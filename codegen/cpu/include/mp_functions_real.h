@@ -35,7 +35,8 @@ MP_FN MP_REAL MP_NAME(mp_exp)(MP_REAL x)
 {
     const MP_REAL magic = MP_ROUND + MP_BIAS, whole = F(x, MP_C(0.72134752f, 0.72134752044448170), magic), n = whole - magic;
     const MP_REAL power = MP_OF_BITS(MP_TO_BITS(whole) << MP_MANTISSA);
-    const MP_REAL y = (MP_NAME(mp_exp_minus_one)(MP_NAME(mp_exp_rest)(x, n + n)) + 1) * power * power;
+    const MP_REAL r = F(n, MP_C(4.2438888e-4f, -3.8164298585411754e-10), F(n, MP_C(-1.38671875f, -1.3862943607382476), x));
+    const MP_REAL y = F(MP_NAME(mp_exp_minus_one)(r), power, power) * power;
     const MP_REAL z = x > MP_C(89.0f, 710.0) ? INFINITY : y;
     return x < MP_C(-104.0f, -746.0) ? 0 : z; /* NaN stays */
 }
@@ -50,7 +51,10 @@ MP_FN MP_REAL MP_NAME(mp_minus_one)(MP_REAL x)
 MP_FN MP_REAL MP_NAME(mp_tanh)(MP_REAL x)
 {
     const MP_REAL a = MP_NAME(fabs)(x), b = a > MP_C(10.0f, 20.0) ? MP_C(10.0f, 20.0) : a, t = b * b;
-    const MP_REAL small = F(b * t, MP_NAME(mp_tanh_poly)(t), b), large = 1 - 2 / (MP_NAME(mp_minus_one)(2 * b) + 2);
+    const MP_REAL small = F(b * t, MP_NAME(mp_tanh_poly)(t), b), whole = MP_NAME(mp_exp_whole)(2 * b);
+    const MP_REAL q = MP_NAME(mp_exp_minus_one)(MP_NAME(mp_exp_rest)(2 * b, whole - MP_ROUND));
+    const MP_REAL power = MP_OF_BITS((MP_TO_BITS(whole) - MP_TO_BITS(MP_ROUND) + MP_BIAS) << MP_MANTISSA);
+    const MP_REAL large = 1 - 2 / F(q, power, power + 1); /* 1 - 2 / (1 + e^(2 |x|)) */
     return MP_NAME(mp_with_sign)(b < MP_C(0.55f, 0.55) ? small : large, x);
 }
 
