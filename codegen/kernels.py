@@ -70,7 +70,7 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True)
 class Pointwise(Kernel):
-    """y[i] = body(x0[i], x1[i], …) over a common shape; operands are already expanded to it."""
+    """y[i] = body(x0[i], x1[i], …) over a common shape; operands are already expanded to it. z0, z1, … are as y."""
 
     body: Body
     family: str = field(default="pointwise", init=False)

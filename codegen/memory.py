@@ -86,8 +86,8 @@ def find_lifetimes(items: Sequence[Kernel | Loop]) -> list[Lifetime]:
                 loops.append((start, len(kernels) - 1))
                 continue
             for o in (*item.operands, *item.scratch):
-                if o.view.buffer.kind in ("arena", "scratch"):
-                    uses.setdefault(o.view.buffer, []).append(len(kernels))
+                if (buffer := o.view.buffer.root).kind in ("arena", "scratch"):
+                    uses.setdefault(buffer, []).append(len(kernels))
             kernels.append(item)
 
     walk(items)

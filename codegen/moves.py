@@ -33,7 +33,7 @@ def map_kernels(items: Items, change: Callable[[Kernel], Iterable[Kernel]]) -> l
     result: list[Kernel | Loop] = []
     for item in items:
         if isinstance(item, Loop):
-            result.append(Loop(item.count, tuple(map_kernels(item.items, change))))
+            result.append(replace(item, items=tuple(map_kernels(item.items, change))))
         else:
             result += change(item)
     return result
@@ -125,10 +125,11 @@ def handed_over(items: Items, target: Target) -> dict[Buffer, Buffer]:
     readers: dict[Buffer, list[Matrix | None]] = {}
     for k in all_kernels(items):
         for o in (*k.operands, *k.scratch):
+            part = o.view.buffer.of is not None
             if o.written:
-                makers.setdefault(o.view.buffer, []).append(_given(k, o, target))
+                makers.setdefault(o.view.buffer.root, []).append(None if part else _given(k, o, target))
             else:
-                readers.setdefault(o.view.buffer, []).append(_taken(k, o, target))
+                readers.setdefault(o.view.buffer.root, []).append(None if part else _taken(k, o, target))
     new = {}
     for b, taken in readers.items():
         given = makers.get(b, [])

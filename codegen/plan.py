@@ -12,7 +12,7 @@ from monoplan.codegen.lower.lowerer import Loop, Lowered, ParamUse, lower
 from monoplan.codegen.memory import Arena, plan_arena
 from monoplan.codegen.target import Target
 from monoplan.codegen.views import Buffer, View
-from monoplan.ir.dims import Dim, evaluate, symbols_of
+from monoplan.ir.dims import Dim, Expr, evaluate, symbols_of
 from monoplan.ir.errors import CompileError, printable
 from monoplan.ir.graph import Graph, Value
 from monoplan.ir.printer import print_op
@@ -30,10 +30,19 @@ class Step:
 
 @dataclass(frozen=True)
 class StepLoop:
-    """Steps that run `count` times over a table of weights."""
+    """Steps that run `count` times: rolled layers over a table of weights, or the turns of a scan."""
 
-    count: int
+    count: Dim
     steps: tuple[Step, ...]
+    scan: bool = False
+
+    @property
+    def work(self) -> Dim:
+        """Operations and bytes of a turn."""
+        total: Dim = 0
+        for s in self.steps:
+            total = total + s.kernel.flops + s.kernel.bytes
+        return total
 
 
 @dataclass(frozen=True)
@@ -58,8 +67,8 @@ class Plan:
         """Symbolic dimensions in the order of the plan's arguments; `threads` comes last."""
         return (*self.graph.symbols, "threads")
 
-    def steps(self) -> Iterator[tuple[Step, int]]:
-        """Every step with the number of times it runs."""
+    def steps(self) -> Iterator[tuple[Step, Dim]]:
+        """Every step with the number of times it runs, which may be symbolic."""
         for item in self.items:
             if isinstance(item, StepLoop):
                 yield from ((s, item.count) for s in item.steps)
@@ -73,8 +82,11 @@ class Plan:
     @property
     def summary(self) -> str:
         steps = list(self.steps())
-        loops = [f"{i.count} x {len(i.steps)}" for i in self.items if isinstance(i, StepLoop)]
-        rolled = f", rolled layers: {', '.join(loops)}" if loops else ""
+        rolled = ""
+        for what, scan in (("rolled layers", False), ("scans", True)):
+            loops = [i for i in self.items if isinstance(i, StepLoop) and i.scan == scan]
+            texts = [f"{_factor(i.count)} x {len(i.steps)}" for i in loops]
+            rolled += f", {what}: {', '.join(texts)}" if texts else ""
         return f"{len(steps)} kernels{rolled}; symbols: {', '.join(self.graph.symbols) or 'none'}"
 
     def table(self, symbols: Mapping[str, int] | None = None) -> str:
@@ -85,7 +97,7 @@ class Plan:
             rows.append(
                 (
                     str(step.number),
-                    str(count),
+                    _amount(count, symbols),
                     k.family,
                     printable(k.op.loc.path) or "-",
                     _amount(k.flops, symbols),
@@ -107,6 +119,11 @@ class Plan:
 
     def __str__(self) -> str:
         return f"plan {self.name}: {self.summary}\n{self.table()}"
+
+
+def _factor(d: Dim) -> str:
+    """A size in front of a multiplication sign."""
+    return f"({d})" if isinstance(d, Expr) and len(d.terms) > 1 else str(d)
 
 
 def _amount(d: Dim, symbols: Mapping[str, int] | None) -> str:
@@ -172,7 +189,8 @@ def _number_steps(lowered: Lowered, arena: Arena, target: Target) -> tuple[Step 
             state.clear()
             # The first step of a turn waits for the last of the turn before.
             kernels = [k for k in item.items if isinstance(k, Kernel)]
-            items.append(StepLoop(item.count, tuple(make(k, i == 0) for i, k in enumerate(kernels))))
+            steps = tuple(make(k, i == 0) for i, k in enumerate(kernels))
+            items.append(StepLoop(item.count, steps, item.scan))
         else:
             after_loop = bool(items) and isinstance(items[-1], StepLoop)  # the loop's own hazards are not known
             items.append(make(item, after_loop))
@@ -192,7 +210,8 @@ class _Hazards:
 
     def enter(self, k: Kernel) -> bool:
         """Whether the kernel must wait; notes what it touches."""
-        reads = {self._place(o.view.buffer) for o in k.reads if o.view.buffer.kind not in ("param", "iota", "const")}
+        fixed = ("param", "iota", "const")
+        reads = {self._place(o.view.buffer) for o in k.reads if o.view.buffer.root.kind not in fixed}
         writes = {self._place(o.view.buffer) for o in (*k.writes, *k.scratch)}
         clash = bool(reads & self.written or writes & (self.read | self.written))
         if clash:
@@ -202,6 +221,7 @@ class _Hazards:
         return clash
 
     def _place(self, b: Buffer) -> object:
+        b = b.root
         if b.kind in ("arena", "scratch"):
             return ("slot", self.arena.slot_of[b])
         return (b.table_kind or b.kind, b.table or b.index)

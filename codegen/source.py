@@ -212,9 +212,9 @@ def kernel_comment(k: Kernel) -> str:
     return block_comment([print_op(k.op), *([loc] if loc else [])])
 
 
-def step_line(step: Step, runs: int = 1) -> str:
+def step_line(step: Step, runs: Dim = 1) -> str:
     """A step's number, how often it runs, IR line and user's line."""
-    times = f" x {runs}" if runs > 1 else ""
+    times = "" if equal(runs, 1) else f" x {runs}"
     loc = str(step.kernel.op.loc.short)
     return f"{step.number}{times}: {print_op(step.kernel.op)}" + (f"  ({loc})" if loc else "")
 

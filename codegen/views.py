@@ -15,8 +15,8 @@ class Buffer:
     """A piece of storage; identity is the object.
 
     kind: input, output, param (weights), arena (planned), scratch (arena for one step), table (one of several inputs
-    or params, chosen by the loop counter of rolled layers), and two without memory: iota (element i is `start` + i)
-    and const (every element is `start`).
+    or params, chosen by the loop counter of rolled layers), slice (a part of another buffer, which moves on with each
+    turn of a scan), and two without memory: iota (element i is `start` + i) and const (every element is `start`).
     """
 
     name: str
@@ -30,6 +30,14 @@ class Buffer:
     layout: Layout | None = None  # how the weight of a product is packed; None: row-major
     tiled: int = 0  # columns of a matrix that lies here as bf16 tiles when it has many rows: see hand_over
     queries: Dim | None = None  # of a sequence, where those rows are queries: a few of them lie as they are
+    of: Buffer | None = None  # the buffer of which a slice is a part
+    first: Dim = 0  # element of it where the slice of the first turn begins
+    stride: Dim = 0  # elements from there to the slice of the next turn
+
+    @property
+    def root(self) -> Buffer:
+        """The buffer whose memory it is."""
+        return self if self.of is None else self.of.root
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +167,11 @@ def merge_dims(views: Sequence[View]) -> tuple[tuple[Dim, ...], list[tuple[Dim, 
             for i, s in enumerate(steps):
                 strides[i].append(s)
     return tuple(shape), [tuple(s) for s in strides]
+
+
+def slice_buffer(name: str, of: Buffer, shape: Sequence[Dim], first: Dim, stride: Dim) -> Buffer:
+    """A part of a buffer that a turn of a scan reads or writes, `stride` elements further on in each turn."""
+    return Buffer(name, of.dtype, product(shape), "slice", of=of, first=first, stride=stride)
 
 
 def table_buffer(name: str, like: Buffer, numbers: Sequence[int]) -> Buffer:

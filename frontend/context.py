@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextvars
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from monoplan.ir.graph import Loc, Value
 from monoplan.ir.opdef import OpDef
+from monoplan.ir.types import TensorType
 
 if TYPE_CHECKING:
     from monoplan.frontend.tensor import Tensor
@@ -28,6 +29,15 @@ class Tracing(Protocol):
     def emit(
         self, opdef: OpDef, operands: Sequence[Value | None], attrs: Mapping[str, Any]
     ) -> Value | tuple[Value, ...]: ...
+
+    def emit_loop(
+        self,
+        op: str,
+        operands: Sequence[Value],
+        attrs: Mapping[str, Any],
+        types: Sequence[tuple[str, TensorType]],
+        run: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    ) -> tuple[Value, ...]: ...
 
     def module_path(self) -> str: ...
 

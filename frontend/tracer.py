@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,9 +24,10 @@ from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.builder import Builder
 from monoplan.ir.dims import comparisons_raise
 from monoplan.ir.errors import MonoplanError, TraceError, in_words
-from monoplan.ir.graph import Graph, Loc, Param, Value
-from monoplan.ir.opdef import OpDef
+from monoplan.ir.graph import Graph, Loc, Op, Param, Value
+from monoplan.ir.opdef import REGISTRY, OpDef
 from monoplan.ir.ops.shape import full
+from monoplan.ir.types import TensorType
 from monoplan.ir.verifier import verify
 
 
@@ -71,6 +72,8 @@ class Tracer:
         self.named: dict[int, str] = {}
         for path, t in (*root.named_parameters(), *root.named_buffers()):
             self.named.setdefault(id(t), path)
+        self.cells: list[set[Value]] = []  # the values of each loop whose cell is being traced
+        self.closed: set[Value] = set()  # those of cells that were traced before
         self.writes: dict[int, _Write] = {}
         self.read: dict[int, object] = {}  # ids of arrays that were read; the arrays, so that ids stay theirs
 
@@ -86,6 +89,13 @@ class Tracer:
                 fix="drop inplace=/out= there, or take the view after the write",
             )
         if tensor._value is not None:
+            if tensor._value in self.closed:
+                raise TraceError(
+                    f"a tensor {tensor.type} of a scan's cell is used outside of it",
+                    where=where or user_location(),
+                    why="the cell kept it (in an attribute, a list or a variable), but each step has another one",
+                    fix="return it from the cell: as part of the state, or as y",
+                )
             if tensor._value not in self.own:
                 raise TraceError(
                     f"a tensor {tensor.type} belongs to another trace",
@@ -121,8 +131,53 @@ class Tracer:
         self, opdef: OpDef, operands: Sequence[Value | None], attrs: Mapping[str, Any]
     ) -> Value | tuple[Value, ...]:
         results = self.builder.emit(opdef, operands, attrs, loc=user_location())
-        self.own.update((results,) if isinstance(results, Value) else results)
+        self._own((results,) if isinstance(results, Value) else results)
         return results
+
+    def _own(self, values: Sequence[Value]) -> None:
+        self.own.update(values)
+        if self.cells:
+            self.cells[-1].update(values)
+
+    def emit_loop(
+        self,
+        op: str,
+        operands: Sequence[Value],
+        attrs: Mapping[str, Any],
+        types: Sequence[tuple[str, TensorType]],
+        run: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    ) -> tuple[Value, ...]:
+        """Appends an op with a body: what `run` does to tensors of these names and types. What it reads from outside
+        becomes further operands."""
+        where, outer = user_location(), self.builder
+        self.builder, cell = outer.nested(), set[Value]()
+        self.cells.append(cell)
+        inputs = [Value(t, self.builder.fresh(_value_name(n))) for n, t in types]
+        self._own(inputs)
+        try:
+            outputs = [self.value_of(t) for t in run(list(map(Tensor.traced, inputs)))]
+            ops = self.builder.ops
+        finally:
+            self.builder = outer
+            self.cells.pop()
+            self.own -= cell
+            self.closed |= cell
+        captured: dict[Value, Value] = {}
+
+        def inside(v: Value | None) -> Value | None:
+            if v is None or v in cell:
+                return v
+            if v not in captured:
+                captured[v] = Value(v.type, outer.fresh(v.name))
+            return captured[v]
+
+        ops = [Op(o.opdef, tuple(map(inside, o.operands)), o.attrs, o.results, o.loc) for o in ops]
+        results = tuple(inside(v) for v in outputs)
+        body = Graph("cell", (*inputs, *captured.values()), (), tuple(ops), results)  # type: ignore[arg-type]
+        made = outer.emit(REGISTRY[op], [*operands, *captured], {**attrs, "body": body}, loc=where)
+        found = (made,) if isinstance(made, Value) else made
+        self._own(found)
+        return found
 
     def note_read(self, tensor: Tensor) -> None:
         array = tensor.numpy()
@@ -131,6 +186,13 @@ class Tracer:
     def overwrite(self, tensor: Tensor) -> None:
         """Before a tensor gets new contents: its aliases become stale, concrete contents are remembered."""
         where = user_location()
+        if self.cells and tensor._value is not None and tensor._value not in self.cells[-1]:
+            raise TraceError(
+                f"a scan's cell writes into a tensor {tensor.type} from outside",
+                where=where,
+                why="what a step changes must be part of the state",
+                fix="pass the tensor in the state, and return its new contents",
+            )
         others = [other for ref in tensor._aliases if (other := ref()) is not None and other is not tensor]
         for other in others:
             if id(other) in self.named:

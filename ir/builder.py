@@ -43,6 +43,12 @@ class Builder:
                 self._taken.add(name)
                 return name
 
+    def nested(self) -> Builder:
+        """A builder for the body of an op; no name of it is given twice, inside or outside."""
+        inner = Builder()
+        inner._taken, inner._count = self._taken, self._count
+        return inner
+
     def emit(
         self,
         opdef: OpDef,

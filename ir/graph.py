@@ -11,7 +11,7 @@ from typing import Any
 
 from monoplan.ir.dims import symbols_of
 from monoplan.ir.errors import printable
-from monoplan.ir.opdef import OpDef
+from monoplan.ir.opdef import NESTED, OpDef
 from monoplan.ir.types import TensorType
 
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # where the package lies
@@ -150,6 +150,19 @@ class Graph:
 def definitions(graph: Graph) -> dict[Value, Op]:
     """The op that defines each value."""
     return {r: op for op in (*graph.setup, *graph.ops) for r in op.results}
+
+
+def bodies(op: Op) -> list[Graph]:
+    """The graphs inside of an op: that of rolled layers, or of a scan."""
+    return [v for v in op.attrs.values() if isinstance(v, Graph)] if op.opdef.kind in NESTED else []
+
+
+def all_ops(graph: Graph) -> Iterator[Op]:
+    """Every op, each followed by those of its body."""
+    for op in (*graph.setup, *graph.ops):
+        yield op
+        for body in bodies(op):
+            yield from all_ops(body)
 
 
 def readers(graph: Graph) -> dict[Value, list[Op | None]]:

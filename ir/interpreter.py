@@ -50,7 +50,9 @@ def run_op(
     """Evaluates one op into `env`."""
     operands = [None if v is None else env[v] for v in op.operands]
     if op.opdef.kind == "repeat":
-        outs = _run_repeat(op, operands, exact)
+        outs = _run_repeat(op, operands, symbols, exact)
+    elif op.opdef.kind == "loop":
+        outs = _run_scan(op, operands, symbols, exact)
     else:
         attrs = {k: concrete(v, symbols) for k, v in op.attrs.items()}
         types = [TensorType(r.type.dtype, ()) for r in op.results]
@@ -69,7 +71,43 @@ def run_op(
             watch(op, r, a)
 
 
-def _run_repeat(op: Op, operands: Sequence[Array | None], exact: bool) -> tuple[Array, ...]:
+def _run_body(body: Graph, inputs: Sequence[Any], symbols: Mapping[str, int], exact: bool) -> list[Array]:
+    """One turn: the body sees the values of its inputs and the symbols around it."""
+    env: dict[Value, Array] = dict(zip(body.inputs, inputs, strict=True))
+    for op in body.ops:
+        run_op(op, env, symbols, exact=exact)
+    return [env[v] for v in body.outputs]
+
+
+def turn_order(op: Op, length: int) -> Sequence[int]:
+    """The numbers of the slices that the turns of a scan take."""
+    return range(length - 1, -1, -1) if op.attrs["reverse"] else range(length)
+
+
+def stacked(v: Value, found: Mapping[int, Array], symbols: Mapping[str, int], exact: bool) -> Array:
+    """What turns gave for an output of a body, by the number of their slice, as one array."""
+    dtype = np.dtype(np.float64) if exact and v.type.dtype.is_float else v.type.dtype.numpy
+    whole = np.empty((len(found), *concrete(v.type.shape, symbols)), dtype)
+    for i, a in found.items():
+        whole[i] = a
+    return whole
+
+
+def _run_scan(op: Op, operands: Sequence[Array | None], symbols: Mapping[str, int], exact: bool) -> tuple[Array, ...]:
+    """A scan: the state goes round, slices are taken one by one, the other operands stay."""
+    body, count, slices = op.attrs["body"], op.attrs["state"], op.attrs["slices"]
+    state, xs, fixed = operands[:count], operands[count : count + slices], operands[count + slices :]
+    found: list[dict[int, Array]] = [{} for _ in body.outputs[count:]]
+    for i in turn_order(op, concrete(op.attrs["length"], symbols)):
+        outs = _run_body(body, [*state, *(x[i, ...] for x in xs if x is not None), *fixed], symbols, exact)
+        state = outs[:count]
+        for column, a in zip(found, outs[count:], strict=True):
+            column[i] = a
+    ys = [stacked(v, column, symbols, exact) for v, column in zip(body.outputs[count:], found, strict=True)]
+    return (*state, *ys)  # type: ignore[arg-type]
+
+
+def _run_repeat(op: Op, operands: Sequence[Array | None], symbols: Mapping[str, int], exact: bool) -> tuple[Array, ...]:
     """A rolled loop: carried values go round, shared ones stay, the rest is one slice for each turn."""
     body, count = op.attrs["body"], op.attrs["count"]
     carried, shared = op.attrs["carried"], op.attrs["shared"]
@@ -78,7 +116,7 @@ def _run_repeat(op: Op, operands: Sequence[Array | None], exact: bool) -> tuple[
     tables = [operands[i : i + count] for i in range(carried + shared, len(operands), count)]
     collected: list[list[Array]] = [[] for _ in range(len(body.outputs) - carried)]
     for turn in range(count):
-        outs = interpret(body, [*state, *fixed, *(t[turn] for t in tables)], exact=exact)  # type: ignore[list-item]
+        outs = _run_body(body, [*state, *fixed, *(t[turn] for t in tables)], symbols, exact)
         state = list(outs[:carried])
         for column, a in zip(collected, outs[carried:], strict=True):
             column.append(a)

@@ -26,6 +26,7 @@ CForm = str | Mapping[str, str] | Callable[[DType, Mapping[str, Any]], str]
 REGISTRY: dict[str, OpDef] = {}
 _watchers: list[Callable[[OpDef], object]] = []
 REQUIRED = inspect.Parameter.empty
+NESTED = ("repeat", "loop")  # kinds of ops that have a body: rolled layers, and scans
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +80,7 @@ class OpDef:
 
     def infer(self, types: Sequence[TensorType | None], attrs: Mapping[str, Any]) -> tuple[TensorType, ...]:
         """Result types by the type rule; remembered, since every layer of a model needs the same."""
-        key: Any = (tuple(types), tuple(attrs.items())) if self.kind != "repeat" else None  # a body would stay alive
+        key: Any = (tuple(types), tuple(attrs.items())) if self.kind not in NESTED else None  # a body would stay alive
         try:
             known = self._inferred.get(key)
         except TypeError:  # an attribute that has no hash: the rule will say what is wrong with it

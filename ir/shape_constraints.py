@@ -13,7 +13,7 @@ from typing import Any
 
 from monoplan.ir.dims import Dim, Expr, symbols_of
 from monoplan.ir.errors import ArgumentError, TypeRuleError
-from monoplan.ir.graph import Graph, Loc, Op
+from monoplan.ir.graph import Graph, Loc, all_ops
 from monoplan.ir.interpreter import concrete
 from monoplan.ir.opdef import OpDef
 from monoplan.ir.printer import print_op
@@ -59,7 +59,7 @@ class ShapeConstraint:
 def shape_constraints(graph: Graph) -> tuple[ShapeConstraint, ...]:
     """The rules to check at each call, once for ops that are alike."""
     found: dict[Any, ShapeConstraint] = {}
-    for op in _all_ops(graph):
+    for op in all_ops(graph):
         if not op.opdef.bounded:
             continue
         types = tuple(None if v is None else v.type for v in op.operands)
@@ -68,13 +68,6 @@ def shape_constraints(graph: Graph) -> tuple[ShapeConstraint, ...]:
             key = (op.name, str(types), str(made.attrs))
             found.setdefault(key, ShapeConstraint(op.opdef, types, made.attrs, op.loc, print_op(op)))
     return tuple(found.values())
-
-
-def _all_ops(graph: Graph) -> Iterator[Op]:
-    for op in (*graph.setup, *graph.ops):
-        yield op
-        if isinstance(body := op.attrs.get("body"), Graph):
-            yield from _all_ops(body)
 
 
 def _dims_in(v: Any) -> Iterator[Dim]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from monoplan.ir.dims import Expr, symbols_in
 from monoplan.ir.errors import MonoplanError, VerifyError
-from monoplan.ir.graph import Graph, Op, Value
+from monoplan.ir.graph import Graph, Op, Value, bodies
 from monoplan.ir.printer import print_op
 from monoplan.ir.types import unfit
 
 
-def verify(graph: Graph, checked: set[Op] | None = None) -> None:
+def verify(graph: Graph, checked: set[Op] | None = None, outer: Iterable[str] = ()) -> None:
     """Raises VerifyError unless every value is defined once and before use, and every type rule agrees.
 
-    Ops are frozen: one in `checked` has kept its types since it was put there, and its rule is not run again.
+    Ops are frozen: one in `checked` has kept its types since it was put there, and its rule is not run again. A body
+    may have the symbols of the graph around it, `outer`.
     """
     checked = set() if checked is None else checked
     defined: set[Value] = set()
@@ -37,7 +40,7 @@ def verify(graph: Graph, checked: set[Op] | None = None) -> None:
     for v in (*graph.inputs, *(p.value for p in graph.params)):
         if why := unfit(v.type):
             raise VerifyError(f"{v} has a type that can't be: {why}")
-    symbols = set(graph.symbols)
+    symbols = {*graph.symbols, *outer}
     settled = {p.value for p in graph.params}
     overwritten: dict[Value, Op] = {}
     for number, op in enumerate((*graph.setup, *graph.ops)):
@@ -57,6 +60,8 @@ def verify(graph: Graph, checked: set[Op] | None = None) -> None:
         if op not in checked:
             _check_types(op)
             _check_sizes(op, symbols)
+            for body in bodies(op):
+                verify(body, outer=symbols)
             checked.add(op)
         for name in op.opdef.inplace.values():
             target = op.operand(name)
@@ -110,6 +115,3 @@ def _check_types(op: Op) -> None:
     written = tuple(r.type for r in op.results)
     if types != written:
         raise VerifyError(f"the type rule of {op.name} gives {types}, the results say {written}", where=_line(op))
-    for v in op.attrs.values():
-        if isinstance(v, Graph):
-            verify(v)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # for type checkers and editors; what runs is below
     from monoplan.frontend.kv_cache import KVCache
     from monoplan.frontend.module import Module
     from monoplan.frontend.parameter import Parameter
+    from monoplan.frontend.scan import scan
     from monoplan.frontend.specs import Spec, spec
     from monoplan.frontend.tensor import Tensor
     from monoplan.frontend.tracer import trace
@@ -37,6 +38,7 @@ _PLACES = {
     "options": ("Options",),
     "frontend.specs": ("spec", "Spec"),
     "frontend.tracer": ("trace",),
+    "frontend.scan": ("scan",),
     "frontend.tensor": ("Tensor",),
     "frontend.module": ("Module",),
     "frontend.parameter": ("Parameter",),
@@ -53,7 +55,8 @@ _imported = time.time()  # files that change after this are not the code that ru
 __all__ = [
     "ArgumentError", "CompileError", "Compiled", "CompiledLM", "KVCache", "LoadError", "Module", "MonoplanError",
     "Options", "Parameter", "ParseError", "PlanError", "Spec", "Tensor", "TraceError", "TypeRuleError", "VerifyError",
-    "__version__", "codegen", "compile", "frontend", "ir", "models", "nn", "passes", "runtime", "spec", "trace",
+    "__version__", "codegen", "compile", "frontend", "ir", "models", "nn", "passes", "runtime", "scan", "spec",
+    "trace",
 ]  # fmt: skip
 
 

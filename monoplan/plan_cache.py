@@ -26,7 +26,7 @@ from monoplan.frontend.pytree import flatten
 from monoplan.frontend.specs import Spec
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir import records
-from monoplan.ir.graph import Graph
+from monoplan.ir.graph import Graph, all_ops
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.printer import print_graph
 from monoplan.ir.shape_constraints import ShapeConstraint
@@ -121,7 +121,7 @@ class _Cached:
 
 def plan_key(graph: Graph, choices: str) -> str:
     """The name of a traced graph's plan; `choices` are the options and what else decides."""
-    files = sorted({op.loc.file for op in graph.ops})  # whole: the text has them as seen from their project
+    files = sorted({op.loc.file for op in all_ops(graph)})  # whole: the text has them as seen from their project
     return _digest(print_graph(graph, locs=True), *files, choices)
 
 
@@ -194,7 +194,7 @@ def remember_call(key: str | None, module: Module, traced: Traced, plan: str | N
     models = os.path.join(os.path.dirname(__file__), "models")
     folders = (models + os.sep, os.path.realpath(models) + os.sep)
     graph = traced.graph
-    ours = all(op.loc.file.startswith(folders) for op in graph.ops if op.loc.file)
+    ours = all(op.loc.file.startswith(folders) for op in all_ops(graph) if op.loc.file)
     if key is not None and plan is not None and ours and {p.path for p in graph.params} <= tensors(module).keys():
         _remember("call", key, (plan, traced.out_tree, traced.guards.names()))
 

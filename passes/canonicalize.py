@@ -7,7 +7,7 @@ from typing import Any
 from monoplan.ir.builder import make_op
 from monoplan.ir.dims import Expr, equal
 from monoplan.ir.graph import Graph, Op, Value, definitions
-from monoplan.ir.opdef import exactly
+from monoplan.ir.opdef import NESTED, exactly
 from monoplan.passes.manager import Notes, Pass
 from monoplan.passes.pattern import param_values
 from monoplan.passes.rebuild import Overwrites, builder_for, drop_dead, rebuilt, substitute
@@ -97,7 +97,7 @@ def hoist_setup(graph: Graph, notes: Notes) -> Graph:
 
 def _is_movable(op: Op, graph: Graph, fixed: set[Value], constants: dict[Value, Op]) -> bool:
     """Whether an op reads a weight, and else only weights and constants; sizes must be known at load."""
-    if op.opdef.inplace or op.opdef.kind in ("repeat", "collective") or not any(v in fixed for v in op.reads):
+    if op.opdef.inplace or op.opdef.kind in (*NESTED, "collective") or not any(v in fixed for v in op.reads):
         return False
     settled = all(v in fixed or v in constants for v in op.reads)
     return settled and not _is_symbolic(op) and not any(r in graph.outputs for r in op.results)
@@ -119,7 +119,7 @@ def merge_equal_ops(graph: Graph, notes: Notes) -> Graph:
         kept = []
         for old in ops:
             op = substitute([old], new)[0]
-            own = op.opdef.inplace or op.opdef.kind in ("repeat", "collective")
+            own = op.opdef.inplace or op.opdef.kind in (*NESTED, "collective")
             # A value that is overwritten in place (a cache made of zeros) is nobody else's.
             if own or any(r in overwrites for r in old.results):
                 kept.append(op)

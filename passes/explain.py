@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from monoplan.ir.dims import equal
 from monoplan.ir.errors import printable
-from monoplan.ir.graph import Graph, Loc, Op, Value, definitions
+from monoplan.ir.graph import Graph, Loc, Op, Value, all_ops, bodies, definitions
 from monoplan.passes.manager import NearMiss, Stage
 from monoplan.passes.rebuild import fused_groups
 
@@ -26,22 +27,31 @@ def explain(stages: Sequence[Stage], plan: Any = None) -> str:
 
 def _kernels(stages: Sequence[Stage], plan: Any) -> str:
     """One line for each step: the op it runs and the ops of forward that went into it."""
-    made_of = _made_of(stages)
-    lines = [f"{plan.name}: {len(stages[0].graph.ops)} ops of forward, {plan.summary}"]
+    traced = stages[0].graph
+    flat = next((s.graph for s in reversed(stages) if not any(op.opdef.kind == "repeat" for op in s.graph.ops)), traced)
+    made_of = _made_of(stages, traced, flat)
+    for result, body in _scans(traced).items():
+        if result in (last := _scans(flat)):
+            made_of |= _made_of(stages, body, last[result])
+    lines = [f"{plan.name}: {sum(not bodies(op) for op in all_ops(traced))} ops of forward, {plan.summary}"]
     for step, count in plan.steps():
         op = step.kernel.op
         group = made_of.get(op.results[0].name, Counter({op.name: 1}))
         words = " + ".join(name if n == 1 else f"{n} {name}" for name, n in group.items())
-        turns = f" (runs {count} times)" if count > 1 else ""
+        words = "a copy of the state" if op.opdef.kind == "loop" else words
+        turns = f" (runs {count} times)" if not equal(count, 1) else ""
         lines.append(f"  {step.number}: {op.name}{turns} = {words}{_at(op.loc)}")
     return "\n".join(lines) + "\n"
 
 
-def _made_of(stages: Sequence[Stage]) -> dict[str, Counter[str]]:
-    """The traced ops behind each op of the final graph, by the name of its first result."""
-    traced = stages[0].graph
-    flat = next((s.graph for s in reversed(stages) if not any(op.opdef.kind == "repeat" for op in s.graph.ops)), traced)
-    old = _traced_values(stages)
+def _scans(graph: Graph) -> dict[str, Graph]:
+    """The bodies of a graph's scans, by the name of the first result."""
+    return {op.results[0].name: op.attrs["body"] for op in graph.ops if op.opdef.kind == "loop"}
+
+
+def _made_of(stages: Sequence[Stage], traced: Graph, flat: Graph) -> dict[str, Counter[str]]:
+    """The traced ops behind each op of a graph, or of a scan's body, by the name of its first result."""
+    old = _traced_values(stages, traced)
 
     def renamed(op: Op) -> Op:
         operands = tuple(None if v is None else old.get(v.name, v) for v in op.operands)
@@ -63,13 +73,12 @@ def _made_of(stages: Sequence[Stage]) -> dict[str, Counter[str]]:
     return found
 
 
-def _traced_values(stages: Sequence[Stage]) -> dict[str, Value]:
+def _traced_values(stages: Sequence[Stage], traced: Graph) -> dict[str, Value]:
     """The value of forward that each name stands for: widening makes values anew, by their names or as casts, and
     pulling a pick of rows forward makes those rows of values."""
-    traced = stages[0].graph
     found = {v.name: v for v in (*traced.inputs, *(p.value for p in traced.params), *definitions(traced))}
     for stage in stages:
-        casts = ((op.results[0].name, op.reads[0].name) for op in stage.graph.ops if op.name == "cast")
+        casts = ((op.results[0].name, op.reads[0].name) for op in all_ops(stage.graph) if op.name == "cast")
         for new, old in (*casts, *((f.result, f.part_of) for f in stage.done if f.part_of)):
             if old in found:
                 found.setdefault(new, found[old])
@@ -104,7 +113,7 @@ def _times(n: int) -> str:
 
 def _misses(stages: Sequence[Stage]) -> str:
     """Near misses that still matter at the end, equal ones of all layers together."""
-    final = {op.results[0].name: op for op in _all_ops(stages[-1].graph)}
+    final = {op.results[0].name: op for op in all_ops(stages[-1].graph.replace(setup=()))}
     lines = ["what did not fuse, and why"]
     for group in alike(m for stage in stages for m in stage.misses):
         left = next((m for m in group if _matters(m, final.get(m.op.results[0].name))), None)
@@ -128,14 +137,6 @@ def _matters(miss: NearMiss, now: Op | None) -> bool:
         return True
     pointwise = ("pointwise", "fused_pointwise")
     return now is not None and (miss.op.opdef.kind not in pointwise or now.opdef.kind in pointwise)
-
-
-def _all_ops(graph: Graph) -> Iterator[Op]:
-    for op in graph.ops:
-        yield op
-        body = op.attrs.get("body")
-        if isinstance(body, Graph):
-            yield from _all_ops(body)
 
 
 def _numberless(text: str) -> str:

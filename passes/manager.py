@@ -10,7 +10,7 @@ from monoplan.ir.errors import MonoplanError, VerifyError
 from monoplan.ir.graph import Graph, Loc, Op, Value
 from monoplan.ir.printer import print_op
 from monoplan.ir.verifier import verify
-from monoplan.passes.rebuild import check_fusions
+from monoplan.passes.rebuild import change_bodies, check_fusions
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,12 @@ class Notes:
             else Fired(rule, op.name, op.loc, op.results[0].name, part_of.name)
         )
 
+    def add(self, other: Notes) -> None:
+        """Takes over what was noted elsewhere."""
+        self.rewrites += other.rewrites
+        self.misses += other.misses
+        self.done += other.done
+
     def missed(self, rule: str, op: Op, reason: str) -> None:
         """Notes that a rule almost fired at an op."""
         self.misses.append(NearMiss(rule, op, reason))
@@ -69,11 +75,31 @@ class Notes:
 
 @dataclass(frozen=True)
 class Pass:
-    """A named Graph -> Graph function with its rule in one line."""
+    """A named Graph -> Graph function with its rule in one line; `bodies`: it runs on those of scans as well."""
 
     name: str
     rule: str
     run: Callable[[Graph, Notes], Graph]
+    bodies: bool = True
+
+    def apply(self, graph: Graph, notes: Notes) -> Graph:
+        """The graph after the pass has run on the bodies of its scans, and on itself."""
+
+        def inside(body: Graph) -> Graph:
+            own = Notes()
+            changed = self.apply(body, own)
+            notes.add(own)
+            return changed
+
+        changed = change_bodies(graph, inside) if self.bodies and _has_scans(graph) else graph
+        own = Notes()
+        changed = self.run(changed, own)
+        notes.add(own)
+        return changed
+
+
+def _has_scans(graph: Graph) -> bool:
+    return any(op.opdef.kind == "loop" for op in graph.ops)
 
 
 @dataclass(frozen=True)
@@ -103,7 +129,7 @@ def run_passes(
         notes = Notes()
         start = time.perf_counter()
         try:
-            new = p.run(graph, notes)
+            new = p.apply(graph, notes)
             if new is not graph:
                 verify(new, checked)
             if check and p.name.startswith("fuse-"):  # other passes copy views and constants, which is no fusion

@@ -8,6 +8,7 @@ from monoplan.passes.fuse_attention import FUSE_ATTENTION
 from monoplan.passes.fuse_linear import FUSE_HEAD_ARGMAX, FUSE_NORM_LINEAR, FUSE_RESIDUAL_ADD, MERGE_PARALLEL_LINEARS
 from monoplan.passes.fuse_pointwise import FUSE_GATED, FUSE_INTO_PRODUCER, FUSE_INTO_REDUCE, FUSE_POINTWISE
 from monoplan.passes.fuse_qkv import FUSE_QKV
+from monoplan.passes.hoist_from_scans import HOIST_FROM_SCANS
 from monoplan.passes.idioms import IDIOMS, LINEAR_BIAS
 from monoplan.passes.manager import Pass
 from monoplan.passes.pull_last_token import PULL_LAST_TOKEN
@@ -24,6 +25,7 @@ PIPELINE: tuple[Pass, ...] = (
     FOLD_CONV,  # after hoisting: scale and shift of a batch_norm are weights now
     HOIST_SETUP,  # and so are the weights that it makes
     MERGE_EQUAL_OPS,
+    HOIST_FROM_SCANS,  # products are plain linears now; in the loop only those are left that read the state
     SINK_RESHAPES,  # after the idioms: a product by a weight is a linear now
     PULL_LAST_TOKEN,  # before norms fuse into the head, so that it sees a plain norm and linear
     FUSE_ATTENTION,

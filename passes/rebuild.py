@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from monoplan.ir.builder import Builder, make_op
 from monoplan.ir.errors import VerifyError
-from monoplan.ir.graph import Graph, Op, Value, definitions, to_networkx
+from monoplan.ir.graph import Graph, Op, Param, Value, definitions, to_networkx
 from monoplan.ir.printer import print_op
 
 
@@ -87,6 +87,43 @@ def drop_dead(graph: Graph) -> Graph:
     if len(ops) == len(graph.ops) and len(setup) == len(graph.setup) and len(params) == len(graph.params):
         return graph
     return graph.replace(ops=ops, setup=setup, params=params)
+
+
+def change_bodies(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
+    """The graph with the bodies of its scans changed.
+
+    To `change`, weights are params of the body, so that it may move ops to a setup: they become setup ops of the graph.
+    """
+    fixed = {p.value for p in graph.params} | {r for op in graph.setup for r in op.results}
+    fresh = builder_for(graph).fresh
+    setup, ops = list(graph.setup), []
+    for op in graph.ops:
+        if op.opdef.kind != "loop":
+            ops.append(op)
+            continue
+        old: Graph = op.attrs["body"]
+        outside: dict[Value, Value | None] = dict(zip(old.inputs, op.operands, strict=True))
+        first = op.attrs["state"] + op.attrs["slices"]
+        weights = [v for v in old.inputs[first:] if outside[v] in fixed]
+        params = tuple(Param(v, v.name) for v in weights)
+        opened = old.replace(inputs=tuple(v for v in old.inputs if v not in weights), params=params)
+        new = change(opened)
+        if new is opened:
+            ops.append(op)
+            continue
+        for o in new.setup:
+            operands = [None if v is None else outside[v] for v in o.operands]
+            setup.append(make_op(o.opdef, operands, o.attrs, loc=o.loc, fresh=fresh))
+            outside.update(zip(o.results, setup[-1].results, strict=True))
+        read = {v for o in new.ops for v in o.reads} | set(new.outputs)
+        made = (*(p.value for p in new.params), *(r for o in new.setup for r in o.results))
+        shared = [v for v in (*new.inputs[first:], *made) if v in read]
+        body = Graph(old.name, (*new.inputs[:first], *shared), (), new.ops, new.outputs)
+        operands = [outside[v] for v in body.inputs]
+        loop = make_op(op.opdef, operands, {**op.attrs, "body": body}, loc=op.loc, fresh=fresh)
+        ops.append(Op(loop.opdef, loop.operands, loop.attrs, op.results, op.loc))
+    same = len(ops) == len(graph.ops) and all(a is b for a, b in zip(ops, graph.ops, strict=True))
+    return graph if same else graph.replace(setup=tuple(setup), ops=tuple(ops))
 
 
 # Checks fusions by graph theory: a group of ops may become one kernel only if no path leaves it and comes back.

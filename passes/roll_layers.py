@@ -9,6 +9,7 @@ import numpy as np
 
 from monoplan.ir.builder import Builder, make_op
 from monoplan.ir.graph import Graph, Op, Value
+from monoplan.ir.opdef import NESTED
 from monoplan.ir.ops.fused import repeat_layers
 from monoplan.passes.manager import Notes, Pass
 from monoplan.passes.pattern import param_values
@@ -94,7 +95,7 @@ def _candidates(graph: Graph) -> list[_Layers]:
             if run < period:
                 continue
             count = run // period + 1
-            rolled = any(op.opdef.kind == "repeat" for op in graph.ops[begin : end + period])
+            rolled = any(op.opdef.kind in NESTED for op in graph.ops[begin : end + period])  # loops are not nested
             if rolled or (count - 1) * period < _WORTH:
                 continue
             for shift in range(min(run % period + 1, period)):
@@ -229,4 +230,6 @@ def _table_state(op: Op, result: int, graph: Graph) -> bool:
     return op.operand(op.opdef.inplace[result]) in graph.inputs
 
 
-ROLL_LAYERS = Pass("roll-layers", "repeated isomorphic layers -> a loop over a table of weights", roll_layers)
+ROLL_LAYERS = Pass(
+    "roll-layers", "repeated isomorphic layers -> a loop over a table of weights", roll_layers, bodies=False
+)

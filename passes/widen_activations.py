@@ -24,6 +24,7 @@ def widen_activations(graph: Graph, notes: Notes) -> Graph:
     states = _states(graph)
     builder = builder_for(graph)
     new: dict[Value, Value] = {}
+    narrow: dict[Value, Value] = {}  # the same, as scans want it
     ops: list[Op] = []
 
     def widen(value: Value, op: Op | None) -> None:
@@ -35,17 +36,26 @@ def widen_activations(graph: Graph, notes: Notes) -> Graph:
         new[value] = made.result
         notes.fired("widen-activations", made)
 
+    def as_before(op: Op) -> Op:
+        """A scan, whose operands keep the types that its body has."""
+        defined = {*graph.inputs, *fixed, *(r for o in ops for r in o.results)}
+        for v in op.reads:
+            if v not in defined and new[v].type != v.type:
+                ops.append(make_op(cast, [new[v]], {"dtype": v.type.dtype}, loc=op.loc, fresh=builder.fresh))
+                narrow[v] = ops[-1].result
+        return substitute([op], {v: narrow.get(v, new.get(v, v)) for v in op.reads if v not in defined})[0]
+
     for v in graph.inputs:
         if v.type.dtype in HALF and v not in states:
             widen(v, None)
     for old in graph.ops:
-        op = substitute([old], new)[0]
+        op = substitute([old], new)[0] if old.opdef.kind != "loop" else as_before(old)
         ops.append(op)
         if op.opdef.kind in ("view", "copy") and fixed.issuperset(op.reads):
             fixed.update(op.results)  # a weight in another shape stays half
             continue
         for before, after in zip(old.results, op.results, strict=True):
-            source = op.name in ("embedding", "gather", "select_rows") or fixed.issuperset(op.reads)
+            source = op.name in ("embedding", "gather", "select_rows", "scan") or fixed.issuperset(op.reads)
             if after.type.dtype in HALF and source and after not in states and op.name != "cast":
                 new[before] = after
                 widen(before, op)

@@ -10,7 +10,7 @@ from itertools import groupby
 
 from monoplan.codegen.cpu.backend import CPU
 from monoplan.codegen.cpu.schedule_linear import LinearSchedule
-from monoplan.codegen.expressions import C_TYPES, c_dim, c_symbol
+from monoplan.codegen.expressions import C_TYPES, c_dim, c_index, c_symbol
 from monoplan.codegen.kernels import Linear
 from monoplan.codegen.operands import Operand
 from monoplan.codegen.plan import Plan, Step, StepLoop
@@ -34,6 +34,8 @@ from monoplan.ir.dims import symbols_of
 from monoplan.ir.graph import Graph, Value
 
 Tables = dict[tuple[int, ...], str]
+# Operations and bytes of a scan's turn below which one worker runs them all: two barriers take longer than half of it.
+ALONE = 1 << 17
 
 
 def render_cpu(plan: Plan, version: str) -> Source:
@@ -78,7 +80,12 @@ def needs_more(text: str) -> bool:
 def _body(plan: Plan, used: dict[int, str]) -> list[str]:
     """The statements of the plan's function: a section for each layer, with its weights by name."""
     products = [step.kernel for step, _ in plan.steps() if isinstance(step.schedule, LinearSchedule)]
-    names = sorted({name for k in products if isinstance(k, Linear) for name in symbols_of(k.rows)})
+    sizes = [k.rows for k in products if isinstance(k, Linear)]
+    for item in plan.items:
+        if isinstance(item, StepLoop) and item.scan:
+            buffers = [o.view.buffer for s in item.steps for o in s.kernel.pointers]
+            sizes += [item.count, item.work, *(d for b in buffers for d in (b.first, b.stride))]
+    names = sorted({name for d in sizes for name in symbols_of(d)})
     lines = [f"    const int64_t {c_symbol(n)} MP_UNUSED = run->args->symbols[{plan.symbols.index(n)}];" for n in names]
     body = _Body(plan, used)
     for numbers, name in body.tables.items():
@@ -88,7 +95,7 @@ def _body(plan: Plan, used: dict[int, str]) -> list[str]:
     return lines
 
 
-Section = tuple[str, int]  # the path of a layer, or "", and how many turns a loop has; 0: no loop
+Section = tuple[str, str]  # the path of a layer, or "", and how many turns a loop has; "": no loop
 
 
 def _section(item: Step | StepLoop) -> Section:
@@ -97,7 +104,7 @@ def _section(item: Step | StepLoop) -> Section:
     parts = step.kernel.op.loc.path.split(".")
     number = next((i for i, part in enumerate(parts) if part.isascii() and part.isdigit() and len(part) < 5), None)
     layer = "" if number is None else ".".join(parts[: number + 1])
-    return layer, item.count if isinstance(item, StepLoop) else 0
+    return layer, str(item.count) if isinstance(item, StepLoop) else ""
 
 
 class _Body:
@@ -113,7 +120,10 @@ class _Body:
         steps = [s for item in items for s in (item.steps if isinstance(item, StepLoop) else (item,))]
         paths = dict.fromkeys(s.kernel.op.loc.path or s.kernel.op.name for s in steps)
         head = layer if layer else ", ".join(list(paths)[:4]) + (", ..." if len(paths) > 4 else "")
-        lines = [banner(f"{head} and {count - 1} more like it" if count > 1 else head, "    ")]
+        if count:
+            scan = isinstance(items[0], StepLoop) and items[0].scan
+            head += f", {count} turns" if scan else f" and {int(count) - 1} more like it"
+        lines = [banner(head, "    ")]
         if not count:
             lines += self._weights(steps, layer, "    ")
             for step in steps:
@@ -121,21 +131,38 @@ class _Body:
             return lines
         for item in items:
             assert isinstance(item, StepLoop)
-            outside = dict(self.weights)
-            lines.append(f"    for (int turn = 0; turn < {item.count}; ++turn) {{")
-            lines += self._weights(item.steps, "", "        ")
-            for i, step in enumerate(item.steps):
-                lines += self._call(step, _next_product(item.steps[i:]), "        ")
-            lines.append("    }")
-            self.weights = outside
+            lines += self._scan(item, layer) if item.scan else self._layers(item)
         return lines
+
+    def _layers(self, item: StepLoop) -> list[str]:
+        """The loop over equal layers; its weights change with the turn."""
+        outside = dict(self.weights)
+        lines = [f"    for (int turn = 0; turn < {c_dim(item.count)}; ++turn) {{"]
+        lines += self._weights(item.steps, "", "        ")
+        for i, step in enumerate(item.steps):
+            lines += self._call(step, _next_product(item.steps[i:]), "        ")
+        self.weights = outside
+        return [*lines, "    }"]
+
+    def _scan(self, item: StepLoop, layer: str) -> list[str]:
+        """The loop of a scan. Where a turn has little to do, one worker runs all of them and waits for nobody."""
+        lines = self._weights(item.steps, layer, "    ")
+        lines += [
+            "    if (mp_phase(run, &t, &T)) return;",
+            "    {",
+            f"        const int all = T, alone = T > 1 && {c_dim(item.work)} < {ALONE};",
+            "        if (alone && t == 0) T = 1;",
+            f"        for (int64_t turn = 0; turn < {c_dim(item.count)} && (!alone || t == 0); ++turn) {{",
+        ]
+        for i, step in enumerate(item.steps):
+            lines += self._call(step, _next_product(item.steps[i:]), "            ", "{ if (alone) break; return; }")
+        return [*lines, "        }", "        if (alone) T = all;", "    }"]
 
     def _weights(self, steps: Sequence[Step], layer: str, indent: str) -> list[str]:
         """Declarations of the weights that some steps read, named after their modules; outside of loops a layer's own
         have its number."""
         lines: list[str] = []
-        for o in (o for step in steps for o in step.kernel.pointers):
-            b = o.view.buffer
+        for b in (o.view.buffer.root for step in steps for o in step.kernel.pointers):
             key = b.table if b.kind == "table" else (b.index,)
             if "param" not in (b.kind, b.table_kind) or key in self.weights:
                 continue
@@ -149,29 +176,34 @@ class _Body:
             lines += [f"{text} {comment}"] if len(text) + len(comment) < WIDTH else [f"{indent}{comment}", text]
         return lines
 
-    def _call(self, step: Step, product: Step | None, indent: str) -> list[str]:
-        """Lines of C that run a step; `product` is the next one that reads weights."""
+    def _call(self, step: Step, product: Step | None, indent: str, leave: str = "return;") -> list[str]:
+        """Lines of C that run a step; `product` is the next one that reads weights, `leave` ends an interrupted run."""
         k = step.kernel
         rows = [c_dim(k.rows)] if isinstance(k, Linear) else []
         args = [*map(self._pointer, k.pointers), *rows]
-        lines = [f"{indent}{self._barrier(product)}"] if step.barrier else []
+        lines = [f"{indent}if ({self._barrier(product)}) {leave}"] if step.barrier else []
         return [*lines, step_comment(step, indent), call_statement(self.used[step.number], step, args, indent)]
 
     def _barrier(self, product: Step | None) -> str:
         """Waits for the other workers; where rows are few, prefetches meanwhile what this one reads next."""
         if product is None:
-            return "if (mp_phase(run, &t, &T)) return;"
+            return "mp_phase(run, &t, &T)"
         w, s = product.kernel.operand("w"), product.schedule
         assert isinstance(s, LinearSchedule) and isinstance(product.kernel, Linear)
         group = s.group_bytes(product.kernel.depth)
         bytes_ = f"{c_dim(product.kernel.rows)} <= {s.row_blocks[-1]} ? {group} : 0"
-        return f"if (mp_phase_before(run, {self._pointer(w)}, {s.groups - s.tail}, {bytes_}, &t, &T)) return;"
+        return f"mp_phase_before(run, {self._pointer(w)}, {s.groups - s.tail}, {bytes_}, &t, &T)"
 
     def _pointer(self, o: Operand) -> str:
-        b = o.view.buffer
+        return self._buffer(o.view.buffer, o.written)
+
+    def _buffer(self, b: Buffer, written: bool) -> str:
+        if b.of is not None:
+            place = c_index([("turn", b.stride)], b.first)
+            return self._buffer(b.of, written) + (f" + {place}" if place != "0" else "")
         if "param" in (b.kind, b.table_kind):
             return self.weights[b.table if b.kind == "table" else (b.index,)]
-        cast = f"({'' if o.written else 'const '}{_c_type(b)} *)"
+        cast = f"({'' if written else 'const '}{_c_type(b)} *)"
         if b.kind in ("arena", "scratch"):
             return f"{cast}(arena + at[{self.plan.arena.slot_of[b]}])"
         if b.kind == "table":

@@ -74,9 +74,14 @@ def _merged(operands: Sequence[Operand]) -> tuple[tuple[Dim, ...], list[Operand]
 def pointwise(k: Pointwise) -> Variables:
     shape, merged = _merged(k.operands)
     index = [*names("o", shape[:-1]), "i"] if shape else []
-    *inputs, out = merged
-    value = k.body.c([x.at(*index) for x in inputs])
-    return {"loop": Loop(shape[:-1], shape[-1] if shape else 1, out.store(value, k.body.dtype, *index))}
+    outs = [o for o in merged if o.written]
+    value = k.body.c([x.at(*index) for x in merged if not x.written])
+    if len(outs) > 1:
+        stores = " ".join(o.store("v", k.body.dtype, *index) for o in outs)
+        statement = f"{{ const {C_TYPES[k.body.compute.name]} v = {value}; {stores} }}"
+    else:
+        statement = outs[0].store(value, k.body.dtype, *index)
+    return {"loop": Loop(shape[:-1], shape[-1] if shape else 1, statement)}
 
 
 def reduce(k: Reduce, first: str = "i == 0") -> Variables:

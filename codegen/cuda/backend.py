@@ -143,10 +143,12 @@ def narrowed(items: Items) -> dict[Buffer, Buffer]:
     makers: dict[Buffer, list[bool]] = {}
     for k in all_kernels(items):
         for o in (*k.operands, *k.scratch):
+            buffer, part = o.view.buffer.root, o.view.buffer.of is not None
             if o.written:
-                makers.setdefault(o.view.buffer, []).append(isinstance(k, Linear | Attention | Norm) and o.name == "y")
+                own = isinstance(k, Linear | Attention | Norm) and o.name == "y" and not part
+                makers.setdefault(buffer, []).append(own)
             else:
-                readers.setdefault(o.view.buffer, []).append(_wanted(k, o))
+                readers.setdefault(buffer, []).append(None if part else _wanted(k, o))
     new: dict[Buffer, Buffer] = {}
     for b, wanted in readers.items():
         kinds = set(wanted)

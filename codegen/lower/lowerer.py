@@ -20,10 +20,11 @@ from monoplan.ir.types import DType, f32, product
 
 @dataclass(frozen=True)
 class Loop:
-    """Rolled layers: the items run `count` times; tables are read at the turn's number."""
+    """The items run `count` times: rolled layers, which read tables at the turn's number, or a scan with its slices."""
 
-    count: int
+    count: Dim
     items: tuple[Kernel | Loop, ...]
+    scan: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,9 @@ class Lowerer:
         self.items: list[Kernel | Loop] = []
         self.result: Lowered = Lowered() if parent is None else parent.root.result
         self.destinations: dict[Value, View] = {}  # where a result must be written
+        self.also: dict[Value, list[View]] = {}  # where a pointwise result may be written as well
+        self.stored: dict[Value, list[View]] = {}  # where it was
+        self.protected: set[Buffer] = set()  # what the turns of a scan share: none of them may overwrite it
         self.param_values: set[Value] = set()
         self.param_index: dict[tuple[Value, Layout | None], Buffer] = {}
         self.table_params: dict[Value, tuple[Value, ...]] = {}  # body inputs of rolled layers that are weights
@@ -133,10 +137,10 @@ class Lowerer:
             return view
         return self.copy(view)
 
-    def copy(self, view: View, into: View | None = None) -> View:
-        """A copy kernel; the result is dense unless `into` says where to."""
+    def copy(self, view: View, into: View | None = None, *more: View) -> View:
+        """A copy kernel; the result is dense unless `into` says where to, and lies in other places as well."""
         target = into if into is not None else self.fresh(view.dtype, view.shape)
-        self.pointwise(Arg(0), [view], target)
+        self.pointwise(Arg(0), [view], target, more)
         return target
 
     # -- kernels ------------------------------------------------------------------------------------------------
@@ -144,10 +148,11 @@ class Lowerer:
     def emit(self, kernel: Kernel) -> None:
         self.items.append(kernel)
 
-    def pointwise(self, node: Node, inputs: Sequence[View], out: View) -> None:
-        """out = node(inputs…), broadcasting; each input is expanded to the output's shape."""
+    def pointwise(self, node: Node, inputs: Sequence[View], out: View, more: Sequence[View] = ()) -> None:
+        """out = node(inputs…), broadcasting; each input is expanded to the output's shape. `more`: written like out."""
         operands = [Operand(f"x{i}", v.expanded(out.shape)) for i, v in enumerate(inputs)]
         operands.append(Operand("y", out, written=True))
+        operands += [Operand(f"z{i}", v, written=True) for i, v in enumerate(more)]
         body = Body(node, tuple(v.dtype for v in inputs))
         flops = product(out.shape) * count_ops(node)
         self.emit(Pointwise(op=self.op, operands=tuple(operands), body=body, flops=flops))
@@ -213,6 +218,7 @@ class Lowerer:
         view = self.read(value)
         kind = view.buffer.kind
         allowed = kind == "arena" or view.buffer in self.root.writable or view.buffer.table_kind == "input"
+        allowed = allowed and view.buffer not in self.protected
         if not (allowed and view.is_contiguous):
             wanted = self.destinations.get(op.results[result])
             view = self.copy(view, wanted)

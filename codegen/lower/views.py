@@ -6,7 +6,7 @@ from monoplan.codegen.lower.lowerer import Lowerer, lowers, single
 from monoplan.codegen.views import Buffer, View, whole
 from monoplan.ir.dims import Dim
 from monoplan.ir.errors import CompileError
-from monoplan.ir.expr import Arg, parse_expr
+from monoplan.ir.expr import Arg, Node, parse_expr
 from monoplan.ir.graph import Op, Value
 
 
@@ -85,11 +85,15 @@ def lower_generate(lo: Lowerer, op: Op) -> None:
 @lowers("pointwise")
 def lower_pointwise(lo: Lowerer, op: Op) -> None:
     """One pointwise op by itself."""
-    inputs = [lo.read(v) for v in op.reads]
-    lo.pointwise(single(op.name, len(inputs), dict(op.attrs)), inputs, lo.destination(op.result))
+    _lower_expression(lo, op, single(op.name, len(op.reads), dict(op.attrs)))
 
 
 @lowers("fused_pointwise")
 def lower_fused_pointwise(lo: Lowerer, op: Op) -> None:
     """A chain of pointwise ops in one loop."""
-    lo.pointwise(parse_expr(op.attrs["expr"]), [lo.read(v) for v in op.reads], lo.destination(op.result))
+    _lower_expression(lo, op, parse_expr(op.attrs["expr"]))
+
+
+def _lower_expression(lo: Lowerer, op: Op, node: Node) -> None:
+    more = lo.stored[op.result] = lo.also.get(op.result, [])
+    lo.pointwise(node, [lo.read(v) for v in op.reads], lo.destination(op.result), more)

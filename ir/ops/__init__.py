@@ -1,7 +1,19 @@
 """Every op of the registry, by family; importing this package fills the registry."""
 
 from monoplan.ir.opdef import REGISTRY
-from monoplan.ir.ops import attention, collective, conv, elementwise, fused, index, linear, reduce, sampling, shape
+from monoplan.ir.ops import (
+    attention,
+    collective,
+    conv,
+    elementwise,
+    fused,
+    index,
+    linear,
+    reduce,
+    sampling,
+    scan,
+    shape,
+)
 
 __all__ = [
     "REGISTRY",
@@ -15,5 +27,6 @@ __all__ = [
     "norm",
     "reduce",
     "sampling",
+    "scan",
     "shape",
 ]

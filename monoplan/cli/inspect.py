@@ -175,7 +175,9 @@ def _summary(fast: Any, label: str) -> str:
 
 
 def _count(graph: Any) -> int:
-    return sum(1 + (len(op.attrs["body"].ops) if op.opdef.kind == "repeat" else 0) for op in graph.ops)
+    from monoplan.ir.graph import all_ops
+
+    return sum(1 for _ in all_ops(graph.replace(setup=())))
 
 
 _KEPT = ("model", "dtype", "target", "prompt", "size", "seed")

@@ -16,7 +16,7 @@ from monoplan.inspect.repro import write_kernel_folder, write_pass_folder
 from monoplan.inspect.verify import Subject
 from monoplan.inspect.walk import Array, Node, walk
 from monoplan.ir.errors import MonoplanError, writing
-from monoplan.ir.graph import Graph, Op, Value
+from monoplan.ir.graph import Graph, Op, Value, bodies
 from monoplan.ir.printer import print_op
 from monoplan.ir.tolerances import Difference, compare
 
@@ -206,9 +206,9 @@ class Region:
     def ops(self, *, new: bool) -> list[Op]:
         graph, start = (self.new, self.wrong) if new else (self.old, self.right)
         ops = (*graph.setup, *graph.ops)
-        bodies = [o for op in ops if op.opdef.kind == "repeat" for o in op.attrs["body"].ops]
+        inner = [o for op in ops for body in bodies(op) for o in body.ops]
         wanted, kept = {start}, []
-        for op in reversed([*ops, *bodies]):
+        for op in reversed([*ops, *inner]):
             if wanted.intersection(op.results):
                 kept.append(op)
                 wanted.update(v for v in op.reads if v not in self.good)

@@ -131,7 +131,7 @@ def _check_outputs(graph: Graph, made: Sequence[Array], watched: Watched) -> Ker
             continue
         difference = compare(got, want, v.type.dtype, "pointwise")
         where = watched.plan.outputs[j]
-        writers = [e for e in watched.events if any(o.view.buffer is where for _, o in e.writes)]
+        writers = [e for e in watched.events if any(o.view.buffer.root is where for _, o in e.writes)]
         if not difference.ok and writers:
             last = writers[-1]
             node = Node(last.step.kernel.op, last.turn, last.step.kernel.op.loc)

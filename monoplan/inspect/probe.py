@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from monoplan.codegen.expressions import c_dim
 from monoplan.codegen.moves import lies_as_tiles
 from monoplan.codegen.operands import Operand
 from monoplan.codegen.plan import Plan, Step, StepLoop
 from monoplan.codegen.source import CallOfStep, after_calls
 from monoplan.codegen.views import Buffer, View
-from monoplan.ir.dims import evaluate
+from monoplan.ir.dims import Dim, evaluate
 from monoplan.ir.errors import CompileError
 from monoplan.ir.types import bf16
 from monoplan.runtime.cpu.executable import CDEF, CpuExecutable
@@ -46,7 +48,7 @@ int mp_run_probed(const mp_args *args, mp_error *error, mp_probe *probe)
 
 @dataclass(frozen=True)
 class Event:
-    """One run of a step: inside rolled layers there is one for each turn."""
+    """One run of a step: inside rolled layers and scans there is one for each turn."""
 
     number: int
     step: Step
@@ -54,13 +56,13 @@ class Event:
     writes: tuple[tuple[int, Operand], ...]  # number of the copy, and what is copied
 
 
-def events(plan: Plan) -> Iterator[Event]:
-    """All steps in the order in which they run."""
+def events(plan: Plan, symbols: Mapping[str, int]) -> Iterator[Event]:
+    """All steps in the order in which they run, for these sizes."""
     number = copy = 0
     for item in plan.items:
         loop = isinstance(item, StepLoop)
         steps = item.steps if isinstance(item, StepLoop) else (item,)
-        for turn in range(item.count if isinstance(item, StepLoop) else 1):
+        for turn in range(evaluate(item.count, symbols) if isinstance(item, StepLoop) else 1):
             for step in steps:
                 writes = tuple(enumerate(step.kernel.writes, copy))
                 yield Event(number, step, turn if loop else None, writes)
@@ -94,18 +96,20 @@ def instrument(text: str, plan: Plan) -> str:
 def _numbers(plan: Plan) -> dict[int, tuple[Step, str, str]]:
     """Each step with the C expressions of its event's number and of its first copy's."""
     found: dict[int, tuple[Step, str, str]] = {}
-    event = copy = 0
+    event: Dim = 0
+    copy: Dim = 0
     for item in plan.items:
         steps = item.steps if isinstance(item, StepLoop) else (item,)
         copies = sum(len(s.kernel.writes) for s in steps)
         inner = 0
         for i, step in enumerate(steps):
             if isinstance(item, StepLoop):
-                found[step.number] = (step, f"{event + i} + {len(steps)} * turn", f"{copy + inner} + {copies} * turn")
+                turns = (f"{len(steps)} * turn", f"{copies} * turn")
+                found[step.number] = (step, f"{c_dim(event + i)} + {turns[0]}", f"{c_dim(copy + inner)} + {turns[1]}")
             else:
-                found[step.number] = (step, str(event), str(copy))
+                found[step.number] = (step, c_dim(event), c_dim(copy))
             inner += len(step.kernel.writes)
-        count = item.count if isinstance(item, StepLoop) else 1
+        count: Dim = item.count if isinstance(item, StepLoop) else 1
         event, copy = event + count * len(steps), copy + count * copies
     return found
 
@@ -116,7 +120,7 @@ class ProbedCpu(CpuExecutable):
     declarations = CDEF + PROBE_CDEF
 
     def __init__(self, base: CpuExecutable) -> None:
-        self.base, self.events = base, tuple(events(base.plan))
+        self.base = base
         self._probe: Any = None
         super().__init__(base.plan, base.source, base.params, base.threads, instrument(base.text, base.plan))
         self.comm = base.comm
@@ -132,7 +136,7 @@ class ProbedCpu(CpuExecutable):
 
     def times(self, inputs: Sequence[Array], symbols: Mapping[str, int]) -> tuple[list[Array], Array]:
         """Outputs, and the nanoseconds of each event."""
-        marks = np.zeros(len(self.events) + 1, np.int64)
+        marks = np.zeros(sum(1 for _ in events(self.plan, symbols)) + 1, np.int64)
         self._probe = self.ffi.new("mp_probe *")
         self._probe.times = self.ffi.from_buffer("int64_t[]", marks)
         outputs = self.run(inputs, symbols)
@@ -151,7 +155,7 @@ class ProbedCpu(CpuExecutable):
             plain.append(middle - begin)
             looked.append(time.perf_counter_ns() - middle)
         # The first run of each touches pages and caches for the first time.
-        order = [(e.step.number, e.turn) for e in self.events]
+        order = [(e.step.number, e.turn) for e in events(self.plan, symbols)]
         times = np.array(marks[1:], dtype=np.float64).reshape(repeat, len(order))
         return order, times, statistics.median(plain[1:]), statistics.median(looked[1:])
 
@@ -159,7 +163,8 @@ class ProbedCpu(CpuExecutable):
         """Outputs, and the contents of every buffer right after each step that wrote it."""
         sizes = {**symbols, "threads": self.threads}
         copies: list[Array] = []
-        for event in self.events:
+        found = tuple(events(self.plan, symbols))
+        for event in found:
             for _, o in event.writes:
                 b = o.view.buffer
                 copies.append(np.zeros(evaluate(b.size, sizes), b.dtype.numpy))
@@ -168,7 +173,7 @@ class ProbedCpu(CpuExecutable):
         self._probe = self.ffi.new("mp_probe *")
         self._probe.copies, self._probe.sizes = table, self.ffi.from_buffer("int64_t[]", lengths)
         outputs = self.run(inputs, symbols)
-        return Watched(self.plan, self.events, copies, outputs, dict(sizes))
+        return Watched(self.plan, found, copies, outputs, dict(sizes))
 
 
 def probe(executable: Any) -> Any:
@@ -229,7 +234,6 @@ class ProbedCuda:
 
     def __init__(self, base: CudaExecutable) -> None:
         self.base, self.device = base, base.device
-        self.events = tuple(events(base.plan))
 
     def watch(self, inputs: Sequence[Array], symbols: Mapping[str, int]) -> Watched:
         """Outputs, and the contents of every buffer right after each step that wrote it."""
@@ -240,7 +244,8 @@ class ProbedCuda:
             results = Results(device, base.plan, values, base._arguments, on_device=False)
             resolver, lists = self._lists(values, given.addresses, results.addresses)
             copies: list[Array] = []
-            for event, actions in zip(self.events, lists, strict=True):
+            found = tuple(events(base.plan, values))
+            for event, actions in zip(found, lists, strict=True):
                 Calls(device, actions).enqueue()
                 for _, o in event.writes:
                     b = o.view.buffer
@@ -250,7 +255,7 @@ class ProbedCuda:
             results.fetch(base.error)
             base.check(symbols)
             base._twins.written(inputs, symbols, keep=False)
-            return Watched(base.plan, self.events, copies, results.finish(inputs), dict(values))
+            return Watched(base.plan, found, copies, results.finish(inputs), dict(values))
 
     def profile_times(
         self, inputs: Sequence[Array], symbols: Mapping[str, int], repeat: int
@@ -263,12 +268,13 @@ class ProbedCuda:
             results = Results(self.device, base.plan, values, base._arguments, on_device=False)
             whole = self._lists(values, given.addresses, results.addresses)[1]
             of_step: dict[int, list[Any]] = {}
-            for event, actions in zip(self.events, whole, strict=True):
+            found = tuple(events(base.plan, values))
+            for event, actions in zip(found, whole, strict=True):
                 of_step.setdefault(event.step.number, []).extend(actions)
-            runs = {s.number: n for s, n in base.plan.steps()}
+            runs = Counter(e.step.number for e in found)
             each = {n: self._measure(actions, repeat) / runs[n] for n, actions in of_step.items()}
             plain = self._measure([a for actions in whole for a in actions], repeat)
-        order = [(e.step.number, e.turn) for e in self.events]
+        order = [(e.step.number, e.turn) for e in found]
         times = np.array([[each[number] for number, _ in order]])
         return order, times, plain, float(times.sum())
 
@@ -280,7 +286,7 @@ class ProbedCuda:
         base._actions(values, inputs, outputs)  # reserves memory for these sizes
         resolver = _Resolver(base, values, inputs, outputs, base.plan.arena.layout(values)[0])
         chosen = {s.number: choose_variant(base.variants[s.number], values) for s, _ in base.plan.steps()}
-        return resolver, [self._actions(event, chosen, resolver) for event in self.events]
+        return resolver, [self._actions(event, chosen, resolver) for event in events(base.plan, values)]
 
     def _actions(self, event: Event, chosen: Mapping[int, Any], resolver: _Resolver) -> list[Any]:
         actions: list[Any] = []

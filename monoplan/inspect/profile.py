@@ -30,7 +30,7 @@ ABOVE = (
 
 @dataclass(frozen=True)
 class StepProfile:
-    """One step of the plan; inside rolled layers all its turns together."""
+    """One step of the plan; inside rolled layers and scans all its turns together."""
 
     number: int
     runs: int
@@ -219,8 +219,8 @@ def profile(subject: Subject, *, repeat: int = REPEAT) -> Profile:
     functions = subject.executable.source.step_functions
     rolled = rolled_layers(subject.final)
     steps = []
-    for step, runs in plan.steps():
-        k = step.kernel
+    for step, count in plan.steps():
+        k, runs = step.kernel, _number(count, sizes)
         moved, flops = kernel_cost(k, sizes, subject.inputs)
         roof, bound = _roof(k, moved * runs, flops * runs, limits, bandwidth)
         steps.append(
@@ -232,7 +232,7 @@ def profile(subject: Subject, *, repeat: int = REPEAT) -> Profile:
                 print_op(k.op),
                 printable(rolled[k.op].path if k.op in rolled else k.op.loc.path),
                 str(k.op.loc.short),
-                times[step.number],
+                times.get(step.number, 0.0),  # a scan of no turns runs none
                 moved * runs,
                 flops * runs,
                 roof,

@@ -15,7 +15,8 @@ from monoplan.built import Built
 from monoplan.inspect.diff import stage_diff
 from monoplan.inspect.profile import ABOVE, Profile
 from monoplan.inspect.walk import number_range, rolled_layers, sizes_for
-from monoplan.ir.graph import Graph, Op, Value, readers
+from monoplan.ir.dims import Dim, equal, evaluate
+from monoplan.ir.graph import Graph, Op, Value, all_ops, bodies, readers
 from monoplan.ir.printer import print_op
 
 Data = dict[str, Any]
@@ -46,8 +47,9 @@ def report_data(built: Built, profiles: Mapping[str, Profile]) -> Data:
     if built.plan is not None:
         for step, _ in built.plan.steps():
             steps_of.setdefault(step.kernel.op, []).append(step.number)
-        data |= _code(built)
-        data["memory"] = [_memory(built.plan, label, s) for label, s in _memory_sizes(profiles, sizes)]
+        shown = _memory_sizes(profiles, sizes)
+        data |= _code(built, shown[0][1])
+        data["memory"] = [_memory(built.plan, label, s) for label, s in shown]
     final_nodes = _Nodes(final, steps_of)
     traced_nodes = _Nodes(traced, _traced_steps(built.stages, steps_of))
     data["graphs"] = {"before": traced_nodes.data(), "after": final_nodes.data()}
@@ -61,8 +63,8 @@ def _summary(built: Built, traced: Graph, final: Graph) -> list[list[str]]:
     if built.plan is not None:
         kernels = list(built.plan.steps())
         rows.append(["kernels", str(len(kernels))])
-        runs = sum(n for _, n in kernels)
-        if runs != len(kernels):
+        runs: Dim = sum((n for _, n in kernels), 0)
+        if not equal(runs, len(kernels)):
             rows.append(["kernel runs per call", str(runs)])
         rows.append(["functions in the source", str(len(built.source.functions))])
         rows.append(["lines of source", f"{built.source_text.count(chr(10)):,}"])
@@ -82,7 +84,7 @@ def _size(count: int) -> str:
 
 
 def _count(graph: Graph) -> int:
-    return sum(len(op.attrs["body"].ops) if op.opdef.kind == "repeat" else 1 for op in graph.ops)
+    return sum(sum(len(body.ops) for body in bodies(op)) if bodies(op) else 1 for op in graph.ops)
 
 
 def _stages(stages: Sequence[Any]) -> list[Data]:
@@ -129,6 +131,8 @@ class _Nodes:
         for i, op in enumerate(self.graph.ops):
             if op.opdef.kind == "repeat":
                 self._loop(i, op)
+            elif op.opdef.kind == "loop":
+                self._scan(f"loop{i}", op, None, self.where)
             else:
                 self._op(f"op{i}", op, layers.get(op), self.where)
         written = {j: self.graph.inputs[i].name for i, j in self.graph.writes}
@@ -198,6 +202,27 @@ class _Nodes:
         if len({r.stem for r in found}) != 1:
             return f"{count} × {body.name}"
         return f"{_last(found[0].stem)} {number_range(n for r in found for n in r.numbers)}"
+
+    def _scan(self, name: str, op: Op, parent: str | None, where: dict[Value, str]) -> None:
+        """A scan as a box around its body; its results come from the ops that make them in a turn."""
+        a, body = op.attrs, op.attrs["body"]
+        title = f"scan, {a['length']} turns"
+        note = f"{len(body.ops)} ops, run {a['length']} times"
+        self.groups.append({"id": name, "parent": parent, "title": title, "open": True, "loop": True, "note": note})
+        inner: dict[Value, str] = {}
+        for v, outer in zip(body.inputs, op.operands, strict=True):
+            if outer in where:
+                inner[v] = where[outer]
+            elif outer in self.params:
+                self.params[v] = self.params[outer]
+        for i, o in enumerate(body.ops):
+            if o.opdef.kind == "loop":
+                self._scan(f"{name}_{i}", o, name, inner)
+            else:
+                self._op(f"{name}_{i}", o, name, inner)
+        for r, out in zip(op.results, body.outputs, strict=True):
+            if out in inner:
+                where[r] = inner[out]
 
     def _op(self, name: str, op: Op, group: str | None, where: dict[Value, str]) -> None:
         numbers = list(self.steps.get(op, ()))
@@ -325,9 +350,11 @@ def _traced_steps(stages: Sequence[Any], steps_of: Mapping[Op, Sequence[int]]) -
     for op, numbers in _unrolled(stages, final):
         for r in op.results:
             kernels.setdefault(r.name, list(steps_of.get(numbers, ())))
-    users = readers(traced)
+    users: dict[Value, list[Op | None]] = {}
+    for part in (traced, *(body for op in all_ops(traced) for body in bodies(op))):
+        users |= readers(part)
     found: dict[Op, list[int]] = {}
-    for op in reversed(traced.ops):
+    for op in reversed(list(all_ops(traced))):
         own = [n for r in op.results for n in kernels.get(r.name, ())]
         if not own:
             own = [n for r in op.results for reader in users[r] if reader is not None for n in found.get(reader, ())]
@@ -339,9 +366,12 @@ def _unrolled(stages: Sequence[Any], final: Graph) -> list[tuple[Op, Op]]:
     """Ops of the graph before layers were rolled, each with the op of the final graph that stands for it."""
     flat: list[Op] = []
     for op in final.ops:
-        flat += op.attrs["body"].ops * op.attrs["count"] if op.opdef.kind == "repeat" else (op,)
+        if op.opdef.kind == "repeat":
+            flat += op.attrs["body"].ops * op.attrs["count"]
+        else:
+            flat += [op, *(o for body in bodies(op) for o in all_ops(body))]
     for s in reversed(stages):
-        ops = s.graph.ops
+        ops = list(all_ops(s.graph.replace(setup=())))
         if not any(op.opdef.kind == "repeat" for op in ops):
             if len(ops) == len(flat):
                 return list(zip(ops, flat, strict=True))
@@ -349,8 +379,8 @@ def _unrolled(stages: Sequence[Any], final: Graph) -> list[tuple[Op, Op]]:
     return [(op, op) for op in flat]
 
 
-def _code(built: Built) -> Data:
-    """Source, functions with the line where they begin, steps."""
+def _code(built: Built, sizes: Mapping[str, int]) -> Data:
+    """Source, functions with the line where they begin, steps with their runs at these sizes."""
     text = built.source_text
     functions = []
     for f in built.source.functions:
@@ -365,7 +395,7 @@ def _code(built: Built) -> Data:
         steps.append(
             {
                 "number": step.number,
-                "runs": runs,
+                "runs": evaluate(runs, sizes),
                 "family": k.family,
                 "function": built.source.step_functions[step.number],
                 "ir": print_op(k.op),
@@ -393,8 +423,6 @@ def _memory_sizes(profiles: Mapping[str, Profile], sizes: Mapping[str, int]) -> 
 
 
 def _memory(plan: Any, label: str, sizes: Mapping[str, int]) -> Data:
-    from monoplan.ir.dims import evaluate
-
     offsets, peak = plan.arena.layout(sizes)
     buffers = []
     for life in plan.arena.lifetimes:

@@ -16,7 +16,7 @@ from monoplan.codegen.text import block_comment
 from monoplan.inspect.kernel_check import KernelFault, Recorder
 from monoplan.inspect.walk import Array, Node, walk
 from monoplan.ir.errors import MonoplanError
-from monoplan.ir.graph import Graph, Op, Param, Value
+from monoplan.ir.graph import Graph, Op, Param, Value, bodies
 from monoplan.ir.printer import print_graph
 
 if TYPE_CHECKING:
@@ -199,12 +199,16 @@ def _weights(graph: Graph) -> set[Value]:
                 first = i if i < carried + shared else carried + shared + (i - carried - shared) * a["count"]
                 if i >= carried and op.operands[first] in found:
                     found.add(v)
+        elif op.opdef.kind == "loop":
+            shared = op.attrs["state"] + op.attrs["slices"]
+            inside = zip(op.attrs["body"].inputs[shared:], op.operands[shared:], strict=True)
+            found.update(v for v, outer in inside if outer in found)
     return found
 
 
 def _with_views(op: Op, graph: Graph, weights: Iterable[Value]) -> list[Op]:
     """The op behind the views and constants that feed it: a strided operand is part of the fault."""
-    body = next((o.attrs["body"] for o in graph.ops if o.opdef.kind == "repeat" and op in o.attrs["body"].ops), graph)
+    body = next((body for o in graph.ops for body in bodies(o) if op in body.ops), graph)
     wanted, kept = set(op.reads), [op]
     for other in reversed(body.ops[: body.ops.index(op)]):
         if other.opdef.kind in ("view", "generate") and wanted.intersection(other.results):

@@ -1,4 +1,4 @@
-"""Runs a graph op by op, with rolled layers unrolled: what verify and bisect look through.
+"""Runs a graph op by op, with rolled layers and scans unrolled: what verify and bisect look through.
 
 Weights are fetched when an op reads them and dropped again, so a model of any size can be walked in f64.
 """
@@ -16,8 +16,8 @@ import numpy as np
 
 from monoplan.ir.dims import Dim, evaluate, symbols_of
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.graph import Graph, Loc, Op, Value
-from monoplan.ir.interpreter import bind_symbols, run_op
+from monoplan.ir.graph import Graph, Loc, Op, Value, bodies
+from monoplan.ir.interpreter import bind_symbols, concrete, run_op, stacked, turn_order
 from monoplan.ir.tolerances import EPSILON
 from monoplan.ir.types import TensorType, f64
 
@@ -30,11 +30,12 @@ _EXPRESSIONS = ("expr", "pre", "post")
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One op as it runs; `turn` is the number of the layer inside rolled layers."""
+    """One op as it runs; `turn` is the number of the layer inside rolled layers, or of the turn of a scan."""
 
     op: Op
     turn: int | None
     loc: Loc  # the op's own, with the layer's number put right
+    scan: bool = False
 
     def name(self, result: int = 0) -> str:
         """The value's name; inside rolled layers with the turn: `%add_3[7]`."""
@@ -44,8 +45,9 @@ class Node:
     @property
     def where(self) -> str:
         """Module path and user line."""
-        known = self.turn is None or str(self.turn) in self.loc.path.split(".")
-        return str(self.loc.short) if known else f"{self.loc.short} (layer {self.turn})".strip()
+        known = self.turn is None or (not self.scan and str(self.turn) in self.loc.path.split("."))
+        what = "turn" if self.scan else "layer"
+        return str(self.loc.short) if known else f"{self.loc.short} ({what} {self.turn})".strip()
 
 
 # Sees an op, its operands and results; arrays it returns go on in place of the results.
@@ -81,6 +83,8 @@ class _Walk:
         for op in self.graph.ops:
             if op.opdef.kind == "repeat":
                 self.repeat(op)
+            elif op.opdef.kind == "loop":
+                self.env.update(zip(op.results, self.scan(op, [self.get(v) for v in op.reads]), strict=True))
             else:
                 operands = [None if v is None else self.get(v) for v in op.operands]
                 self.env.update(zip(op.results, self.one(Node(op, None, op.loc), operands), strict=True))
@@ -116,6 +120,27 @@ class _Walk:
             if replaced is not None:
                 return list(replaced)
         return results
+
+    def scan(self, op: Op, operands: Sequence[Array]) -> list[Array]:
+        """A scan, turn by turn; one inside of another is seen once for each turn of that."""
+        body, state, slices = op.attrs["body"], op.attrs["state"], op.attrs["slices"]
+        now, xs, fixed = operands[:state], operands[state : state + slices], operands[state + slices :]
+        found: list[dict[int, Array]] = [{} for _ in body.outputs[state:]]
+        for turn, i in enumerate(turn_order(op, concrete(op.attrs["length"], self.symbols))):
+            env: dict[Value, Array] = dict(zip(body.inputs, [*now, *(x[i, ...] for x in xs), *fixed], strict=True))
+            for inner in body.ops:
+                given = [None if v is None else env[v] for v in inner.operands]
+                if inner.opdef.kind == "loop":
+                    made: Sequence[Array] = self.scan(inner, [a for a in given if a is not None])
+                else:
+                    made = self.one(Node(inner, turn, inner.loc, scan=True), given)
+                env.update(zip(inner.results, made, strict=True))
+            outs = [env[v] for v in body.outputs]
+            now = outs[:state]
+            for column, a in zip(found, outs[state:], strict=True):
+                column[i] = a
+        ys = zip(body.outputs[state:], found, strict=True)
+        return [*now, *(stacked(v, column, self.symbols, self.exact) for v, column in ys)]
 
     def repeat(self, op: Op) -> None:
         """Rolled layers, turn by turn; the values of a layer live in an environment of their own."""
@@ -232,16 +257,14 @@ def roundings(graph: Graph) -> dict[Value, float]:
     def run(ops: Sequence[Op]) -> None:
         for op in ops:
             before = max((found.get(v, 0.0) for v in op.reads), default=0.0)
-            if op.opdef.kind == "repeat":
-                body = op.attrs["body"]
+            for body in bodies(op):
                 found.update(dict.fromkeys(body.inputs, before))
                 for _ in range(2):  # what a turn leaves is where the next one starts
                     run(body.ops)
                     before = max([before, *(found[r] for o in body.ops for r in o.results)])
                     found.update(dict.fromkeys(body.inputs, before))
                 found.update(dict.fromkeys(op.results, before))
-                continue
-            for r in op.results:
+            for r in op.results if not bodies(op) else ():
                 moved = op.opdef.kind in ("view", "copy", "gather")
                 own = EPSILON[r.type.dtype.name] if r.type.dtype.is_float and not moved else 0.0
                 inner = [EPSILON[d] for k in _EXPRESSIONS for d in _CAST.findall(str(op.attrs.get(k, "")))]

@@ -33,7 +33,8 @@ def shard_pass(plan: Mapping[str, str], rank: int, size: int) -> Pass:
         raise ArgumentError(f"rank {rank} is not a rank of a group of {size}")
     styles = Styles(plan)
     rule = f"the part of rank {rank} of {size}: divided weights, all_reduce after rowwise products"
-    return Pass("shard", rule, lambda graph, notes: shard(graph, styles, rank, size, notes))
+    # Not inside of scans: ranks would exchange data in every turn. Each of them runs the whole loop.
+    return Pass("shard", rule, lambda graph, notes: shard(graph, styles, rank, size, notes), bodies=False)
 
 
 def shard(graph: Graph, styles: Styles, rank: int, size: int, notes: Notes) -> Graph:

@@ -71,7 +71,7 @@ class Layout:
             aliases.append(0 if isinstance(where, Buffer) else where)
             if isinstance(where, Buffer):
                 fresh.append((number, tuple(evaluate(d, values) for d in v.type.shape), v.type.dtype.numpy))
-        work = sum(n * (evaluate(s.kernel.flops, values) + evaluate(s.kernel.bytes, values)) for s, n in plan.steps())
+        work = sum(evaluate(n * (s.kernel.flops + s.kernel.bytes), values) for s, n in plan.steps())
         numbers = [values[name] for name in plan.symbols]
         return cls(
             ffi.new("int64_t[]", numbers),

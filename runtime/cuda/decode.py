@@ -140,7 +140,7 @@ def may_share(plan: Plan, given: int, result: int) -> bool:
     for place, item in enumerate(plan.items):  # the steps of a loop have one place: its turns mix them
         for step in item.steps if isinstance(item, StepLoop) else (item,):
             for o in step.kernel.operands:
-                b = o.view.buffer
+                b = o.view.buffer.root
                 numbers = b.table if b.kind == "table" else (b.index,)
                 kind = b.table_kind if b.kind == "table" else b.kind
                 if kind == "input" and given in numbers:

@@ -293,7 +293,7 @@ class CudaExecutable:
         resolver.overlap = self.overlap and self._overlaps.get(_rough(values), True)
         actions: list[Any] = []
         for item in self.plan.items:
-            turns = range(item.count) if isinstance(item, StepLoop) else (0,)
+            turns = range(evaluate(item.count, values)) if isinstance(item, StepLoop) else (0,)
             steps = item.steps if isinstance(item, StepLoop) else (item,)
             for turn in turns:
                 for step in steps:
@@ -382,6 +382,8 @@ class _Resolver:
 
     def buffer(self, b: Buffer, turn: int) -> int:
         """Where a buffer lies in this turn of its loop."""
+        if b.of is not None:
+            return self.buffer(b.of, turn) + self._number(b.first + turn * b.stride) * b.dtype.itemsize
         if b.kind in ("arena", "scratch"):
             return int(self.owner._arena.address) + self.offsets[self.owner.plan.arena.slot_of[b]]
         if b.kind == "table":

@@ -17,6 +17,7 @@ from monoplan.ir.ops import reduce as norms
 from monoplan.ir.ops import reduce as reductions
 from monoplan.ir.ops import shape as views
 from monoplan.ir.ops.index import embedding, select_rows
+from monoplan.ir.ops.scan import scan
 from monoplan.ir.rules import broadcasts_to
 from monoplan.ir.types import DType, TensorType, bf16, bool_, f32, f64, i32, i64
 
@@ -193,6 +194,25 @@ class Maker:
             y = views.repeat(views.slice_(x, axis=2, start=0, length=4), repeats=2, axis=2)
             self.keep(y)
 
+    def recurrence(self) -> None:
+        """A scan over the sequence, with products over its slices and over its state."""
+        x = self.rows()
+        width = x.type.shape[-1]
+        shared = [self.param(width, width), self.param(width, width), self.param(width)]
+        types = [TensorType(x.type.dtype, (BATCH, width))] * 2 + [p.type for p in shared]
+        inputs = [Value(t, self.builder.fresh(n)) for n, t in zip("svwub", types, strict=True)]
+        with self.builder.nested() as inner:
+            s, v, w, u, b = inputs
+            new = pw.tanh(pw.add(products.linear(v, w, b), products.linear(s, u, None)))
+            if self.chance(0.5):
+                new = pw.add(new, pw.mul(pw.sigmoid(pw.mul(v, b)), pw.sub(s, new)))
+            y = self.pick(new, s, pw.mul(new, v))
+        body = Graph("cell", tuple(inputs), (), tuple(inner.ops), (new, y))
+        first, xs = reductions.mean(x, axes=(1,)), views.transpose(x, axes=(1, 0, 2))
+        attrs = {"length": SEQ, "state": 1, "slices": 1, "reverse": self.chance(0.3), "body": body}
+        last, ys = scan(first, xs, *shared, **attrs)
+        self.keep(last, views.transpose(ys, axes=(1, 0, 2)))
+
     def embed(self) -> None:
         ids = self.inputs.get("rows") or self.input("rows", i64, BATCH, SEQ)
         self.keep(embedding(ids, self.param(5, 8)))
@@ -262,7 +282,7 @@ class Maker:
 STEPS: tuple[Callable[[Maker], None], ...] = (
     Maker.unary, Maker.binary, Maker.binary, Maker.chain, Maker.chain, Maker.linear, Maker.linear, Maker.conv1d,
     Maker.norm, Maker.mlp, Maker.reduction, Maker.softmax, Maker.view, Maker.view, Maker.embed, Maker.attention,
-    Maker.cached, Maker.head, Maker.equal_ops, Maker.weights,
+    Maker.cached, Maker.head, Maker.equal_ops, Maker.weights, Maker.recurrence,
 )  # fmt: skip
 
 

@@ -95,6 +95,7 @@ def test_names_of_passes_are_stable() -> None:
         "idioms",
         "hoist-setup",
         "merge-equal-ops",
+        "hoist-from-scans",
         "sink-reshapes",
         "pull-last-token",
         "fuse-attention",

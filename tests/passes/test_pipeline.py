@@ -40,11 +40,11 @@ def test_many_random_graphs(seed: int) -> None:
 def test_every_pass_alone_is_right_and_idempotent(seed: int) -> None:
     graph = drop_dead(random_graph(seed))  # a dead op counts as a reader
     for p in PIPELINE:
-        after = p.run(graph, Notes())
+        after = p.apply(graph, Notes())
         verify(after)
         same_numbers(graph, after, seed)
         again = Notes()
-        assert print_graph(p.run(after, again)) == print_graph(after), f"{p.name}: a second run changes something"
+        assert print_graph(p.apply(after, again)) == print_graph(after), f"{p.name}: a second run changes something"
         assert again.rewrites == 0, p.name
 
 

@@ -100,7 +100,7 @@ def test_every_step_is_marked_and_its_writes_are_kept(llm: Any) -> None:
     steps = [s for s, _ in executable.plan.steps()]
     assert text.count("mp_mark(run, t, T, ") == len(steps) + 1
     assert text.count("mp_keep(t, ") == sum(len(s.kernel.writes) for s in steps)
-    numbers = [n for e in events(executable.plan) for n, _ in e.writes]
+    numbers = [n for e in events(executable.plan, {}) for n, _ in e.writes]
     assert numbers == list(range(len(numbers)))
 
 
