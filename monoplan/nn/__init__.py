@@ -21,6 +21,7 @@ from monoplan.frontend.layers import (
 from monoplan.frontend.module import Module, ModuleList
 from monoplan.frontend.parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from monoplan.frontend.parameter import Parameter, manual_seed, no_init
+from monoplan.frontend.recurrent import GRU, LSTM, GRUCell, LSTMCell
 from monoplan.frontend.window_layers import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -41,10 +42,10 @@ from monoplan.frontend.window_layers import (
 from monoplan.nn import functional
 
 __all__ = [
-    "GELU", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "AvgPool1d",
-    "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "ColumnParallelLinear", "Conv1d", "Conv2d", "ConvTranspose1d",
-    "Dropout", "Embedding", "Flatten", "Identity", "KVCache", "LayerNorm", "Linear", "MaxPool1d", "MaxPool2d",
-    "Module", "ModuleList", "Parameter", "PositionalEmbedding", "RMSNorm", "ReLU", "RoPE", "RowParallelLinear",
-    "Sequential", "SiLU", "Sigmoid", "Softmax", "Tanh", "Upsample", "VocabParallelEmbedding", "functional",
-    "manual_seed", "no_init",
+    "GELU", "GRU", "LSTM", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveMaxPool1d", "AdaptiveMaxPool2d",
+    "AvgPool1d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "ColumnParallelLinear", "Conv1d", "Conv2d",
+    "ConvTranspose1d", "Dropout", "Embedding", "Flatten", "GRUCell", "Identity", "KVCache", "LSTMCell", "LayerNorm",
+    "Linear", "MaxPool1d", "MaxPool2d", "Module", "ModuleList", "Parameter", "PositionalEmbedding", "RMSNorm", "ReLU",
+    "RoPE", "RowParallelLinear", "Sequential", "SiLU", "Sigmoid", "Softmax", "Tanh", "Upsample",
+    "VocabParallelEmbedding", "functional", "manual_seed", "no_init",
 ]  # fmt: skip

@@ -12,20 +12,23 @@ from hypothesis import strategies as st
 from monoplan.codegen.memory import ALIGN, find_lifetimes
 from monoplan.codegen.plan import Plan, Step, StepLoop, make_plan
 from monoplan.codegen.views import Buffer
+from monoplan.frontend.tracer import trace
 from monoplan.ir.dims import evaluate
+from monoplan.ir.graph import Graph
 from monoplan.passes.manager import run_passes
 from monoplan.passes.pipeline import PIPELINE, UNFUSED
+from tests.codegen.scans import SPECS, Scans
 from tests.integration.support import TARGET, small_config, step_graph
 from tests.matrices import partly
 from tests.passes.random_graphs import random_graph
 
 
-def in_order(plan: Plan) -> list[tuple[Step, int]]:
+def in_order(plan: Plan, symbols: dict[str, int]) -> list[tuple[Step, int]]:
     """Every step as often as it runs (loops three times at most), with the number of its turn."""
     found = []
     for item in plan.items:
         if isinstance(item, StepLoop):
-            found += [(step, turn) for turn in range(min(item.count, 3)) for step in item.steps]
+            found += [(step, turn) for turn in range(min(evaluate(item.count, symbols), 3)) for step in item.steps]
         else:
             found.append((item, 0))
     return found
@@ -51,8 +54,8 @@ class Memory:
         """Checks what a step reads, and writes its results."""
         k = step.kernel
         where = f"step {step.number} {k.op.name}"
-        reads = [o.view.buffer for o in k.reads if o.view.buffer.kind == "arena"]
-        writes = [o.view.buffer for o in (*k.writes, *k.scratch) if o.view.buffer.kind in ("arena", "scratch")]
+        reads = [b for b in (o.view.buffer.root for o in k.reads) if b.kind == "arena"]
+        writes = [b for b in (o.view.buffer.root for o in (*k.writes, *k.scratch)) if b.kind in ("arena", "scratch")]
         for b in reads:
             owners = set(self.owner[self.place(b)].tolist())
             assert owners == {self.numbers.get(b, -2)}, f"{where} reads {b.name}, which was overwritten"
@@ -73,7 +76,7 @@ def places(step: Step, turn: int, memory: Memory, written: bool) -> set[Any]:
     k = step.kernel
     found: set[Any] = set()
     for o in (*k.writes, *k.scratch) if written else k.reads:
-        b = o.view.buffer
+        b = o.view.buffer.root
         if b.kind in ("arena", "scratch"):
             part = memory.place(b)
             found |= set(range(part.start, part.stop))
@@ -88,7 +91,7 @@ def check_barriers(plan: Plan, memory: Memory) -> None:
     """Steps between two barriers run at the same time on different threads: they must not meet."""
     reads: set[Any] = set()
     writes: set[Any] = set()
-    for step, turn in in_order(plan):
+    for step, turn in in_order(plan, memory.symbols):
         if step.barrier:
             reads, writes = set(), set()
         r, w = places(step, turn, memory, False), places(step, turn, memory, True)
@@ -100,10 +103,14 @@ def check_barriers(plan: Plan, memory: Memory) -> None:
 
 def check_plan(plan: Plan, symbols: dict[str, int]) -> None:
     memory = Memory(plan, symbols)
-    for step, _ in in_order(plan):
+    for step, _ in in_order(plan, symbols):
         memory.run(step)
     check_barriers(plan, memory)
     assert plan.arena.layout(symbols)[1] <= plan.arena.unshared(symbols) + ALIGN * len(plan.arena.lifetimes)
+
+
+def scan_graph() -> Graph:
+    return run_passes(trace(Scans(), *SPECS).graph, PIPELINE)[-1].graph
 
 
 PLANS = {
@@ -112,6 +119,7 @@ PLANS = {
     "windows": lambda: step_graph(
         small_config(4, layer_types=["full_attention", "sliding_attention"] * 2, sliding_window=4)
     ),
+    "scans": scan_graph,
 }
 
 
