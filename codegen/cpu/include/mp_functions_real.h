@@ -67,7 +67,10 @@ MP_FN MP_REAL MP_NAME(mp_logistic)(MP_REAL x, MP_REAL low, MP_REAL value)
     const MP_REAL q = MP_NAME(mp_exp_minus_one)(MP_NAME(mp_exp_rest)(w, whole - MP_ROUND) - low); /* e^-x = (1 + q) half rest */
     const MP_REAL by = x < 0 ? MP_OF_BITS(((MP_BITS_TYPE)(2 * MP_BIAS) << MP_MANTISSA) - MP_TO_BITS(half)) : 1; /* 1 / half */
     const MP_REAL power = x < 0 ? rest : half * rest;
-    return value * by / (F(q, power, x < 0 ? by : power) + (x < 0 ? power : by)); /* the smaller ones first */
+    /* (1 + q) power + by: the sum of both powers first where it is exact, else the smaller ones */
+    const int near_zero = x > -8;
+    const MP_REAL first = x < 0 ? (near_zero ? power + by : by) : power, last = x < 0 ? (near_zero ? 0 : power) : by;
+    return value * by / (F(q, power, first) + last);
 }
 MP_FN MP_REAL MP_NAME(mp_sigmoid)(MP_REAL x) { return MP_NAME(mp_logistic)(x, 0, 1); }
 MP_FN MP_REAL MP_NAME(mp_silu)(MP_REAL x)
