@@ -94,6 +94,8 @@ def test_names_of_passes_are_stable() -> None:
         "widen-activations",
         "idioms",
         "hoist-setup",
+        "fold-conv",
+        "hoist-setup",
         "merge-equal-ops",
         "hoist-from-scans",
         "sink-reshapes",
