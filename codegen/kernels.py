@@ -243,6 +243,17 @@ class Gather(Kernel):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scatter(Kernel):
+    """y[o, index[o, i]] = combine(y[o, index[o, i]], x[o, i]) for i in order; y has its other elements already."""
+
+    kind: str  # the attribute `reduce` of the op
+    outer: tuple[Dim, ...]
+    inner: Dim
+    limit: Dim
+    family: str = field(default="scatter", init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rope(Kernel):
     """Rotary embedding of x [b, s, h, d] by the tables' rows positions[b, s]."""
 
@@ -263,8 +274,9 @@ class KVUpdate(Kernel):
 
 @dataclass(frozen=True, kw_only=True)
 class Scan(Kernel):
-    """Running sums along the inner dimension."""
+    """Running sums, products or extremes along the inner dimension."""
 
+    kind: str  # the op: a row of SCANS in codegen/reductions.py
     outer: tuple[Dim, ...]
     inner: Dim
     family: str = field(default="scan", init=False)

@@ -35,7 +35,19 @@ REDUCTIONS: dict[str, Reduction] = {
     "mean": Reduction(_ADD, start="0", wide=True, simd=True, finish="(acc / (double)inner)"),
     "max": Reduction("mp_maximum_{t}(acc, v)"),
     "min": Reduction("mp_minimum_{t}(acc, v)"),
+    "prod": Reduction("({type})(acc * ({type})v)", start="1", wide=True),
+    "any": Reduction("(acc != 0 || v != 0)", start="0", finish="(acc != 0)"),
+    "all": Reduction("(acc != 0 && v != 0)", start="1", finish="(acc != 0)"),
     "argmax": Reduction(better="v > acc"),
+    "argmin": Reduction(better="v < acc"),
+}
+
+# Ops of the kind `scan`: what a and the element b behind it become, both of the C type {type}.
+SCANS = {
+    "cumsum": "({type})({a} + {b})",
+    "cumprod": "({type})({a} * {b})",
+    "cummax": "mp_maximum_{t}({a}, {b})",
+    "cummin": "mp_minimum_{t}({a}, {b})",
 }
 
 

@@ -9,21 +9,43 @@ from __future__ import annotations
 
 import builtins
 import enum
+import inspect
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from monoplan.frontend import op_functions, windows
+from monoplan.frontend import arrays, op_functions, windows
+from monoplan.frontend.arrays import *  # noqa: F403
+from monoplan.frontend.arrays import Sorted, arange, cast, full, where, zeros_like
 from monoplan.frontend.op_functions import *  # noqa: F403
-from monoplan.frontend.op_functions import exp, gelu, log, max, min, write
-from monoplan.frontend.tensor import Tensor, adapted, as_tensor, binary, call, floating, full_axis, scalar_like
+from monoplan.frontend.op_functions import (
+    amax,
+    amin,
+    argmax,
+    argmin,
+    exp,
+    floor_divide,
+    fmod,
+    gelu,
+    isinf,
+    isnan,
+    log,
+    mean,
+    sigmoid,
+    sqrt,
+    sum,
+    tanh,
+    trunc,
+    write,
+)
+from monoplan.frontend.tensor import Tensor, adapted, as_tensor, axes_of, binary, call, floating, full_axis, pointwise
 from monoplan.frontend.tensor import matmul as _matmul
 from monoplan.frontend.windows import *  # noqa: F403
-from monoplan.ir.dims import Dim, Expr, equal
+from monoplan.ir.dims import Expr, equal
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.types import as_dtype, bool_, f32, i64
+from monoplan.ir.tolerances import LARGEST
+from monoplan.ir.types import bool_, i64, product
 
 BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 
@@ -35,20 +57,25 @@ class RopeAlgo(enum.Enum):
     GPT_NEOX = "gpt_neox"  # halves: (i, i + half), as LLaMA does
 
 
-class Sorted(NamedTuple):
-    """Values and the indices they came from."""
-
-    values: Tensor
-    indices: Tensor
-
-
 # -- pointwise, reductions -----------------------------------------------------------------------------
 
-amax, amin = max, min
+
+def div(input: Any, other: Any, *, rounding_mode: str | None = None, out: Tensor | None = None) -> Tensor:
+    """a / b; with rounding_mode "floor" or "trunc" a whole number, of integers an integer."""
+    if rounding_mode is None:
+        return write(pointwise("div", input, other), out)
+    if rounding_mode not in ("floor", "trunc"):
+        raise ArgumentError(f"div: rounding_mode={rounding_mode!r} is not one of None, floor, trunc")
+    a, b = adapted(input, other)
+    if rounding_mode == "floor":
+        return write(floor_divide(a, b), out)
+    if a.dtype.is_float or b.dtype.is_float:
+        return write(trunc(pointwise("div", a, b)), out)
+    return write(floor_divide(a - fmod(a, b), b), out)
 
 
 def pow(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:
-    """a to the power b: of floats, and of integers to a constant whole power of 0 or more; else in f32."""
+    """a to the power b; of integers an integer, which wraps around as products do."""
     return write(binary("pow", input, other), out)
 
 
@@ -60,22 +87,6 @@ def matmul(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:
 bmm = matmul
 
 
-def where(condition: Any, input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:
-    """input where the condition holds, else other; numbers take the other's element type."""
-    numbers = (bool, int, float, Expr, np.generic)
-    if isinstance(input, numbers):
-        input = scalar_like(input, as_tensor(other))
-    a = as_tensor(input)
-    b = scalar_like(other, a) if isinstance(other, numbers) else as_tensor(other)
-    return write(call("where", condition, a, b), out)
-
-
-def masked_fill(input: Any, mask: Any, value: Any) -> Tensor:
-    """The input with `value` where the mask holds."""
-    x = as_tensor(input)
-    return where(mask, scalar_like(value, x) if not isinstance(value, Tensor) else value, x)
-
-
 def clamp(input: Any, min: Any = None, max: Any = None, *, out: Tensor | None = None) -> Tensor:
     """The input held between min and max."""
     x = as_tensor(input)
@@ -83,19 +94,238 @@ def clamp(input: Any, min: Any = None, max: Any = None, *, out: Tensor | None = 
     return write(x if max is None else binary("minimum", x, max), out)
 
 
-def cast(input: Any, dtype: Any) -> Tensor:
-    """The input in another element type; floats to integers truncate."""
-    return as_tensor(input).to(dtype)  # type: ignore[no-any-return]
+clip = clamp
+
+
+def round(input: Any, decimals: int = 0, *, out: Tensor | None = None) -> Tensor:
+    """The nearest number of so many decimals; halves go to the even one."""
+    x = as_tensor(input)
+    if not decimals or not x.dtype.is_float:
+        return write(call("round", x), out)
+    scale = float(10 ** abs(decimals))
+    y = call("round", x * scale) / scale if decimals > 0 else call("round", x / scale) * scale
+    return write(y, out)
+
+
+def frac(input: Any, *, out: Tensor | None = None) -> Tensor:
+    """What follows the point, with the sign of the input."""
+    x = as_tensor(input)
+    return write(x - trunc(x), out)
+
+
+def reciprocal(input: Any, *, out: Tensor | None = None) -> Tensor:
+    """1 / input."""
+    return write(1 / floating(as_tensor(input)), out)
+
+
+def square(input: Any, *, out: Tensor | None = None) -> Tensor:
+    """input * input."""
+    x = as_tensor(input)
+    return write(x * x if x.dtype != bool_ else x.to(i64), out)
+
+
+def lerp(input: Any, end: Any, weight: Any, *, out: Tensor | None = None) -> Tensor:
+    """input + weight * (end - input)."""
+    x = as_tensor(input)
+    return write(x + weight * (as_tensor(end) - x), out)
+
+
+def logical_and(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:
+    """a and b; what is not 0 counts as true."""
+    return write(call("logical_and", *map(_truth, adapted(input, other))), out)
+
+
+def logical_or(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:
+    """a or b; what is not 0 counts as true."""
+    return write(call("logical_or", *map(_truth, adapted(input, other))), out)
+
+
+def logical_xor(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:
+    """Either a or b; what is not 0 counts as true."""
+    return write(call("ne", *map(_truth, adapted(input, other))), out)
+
+
+def logical_not(input: Any, *, out: Tensor | None = None) -> Tensor:
+    """not x; what is not 0 counts as true."""
+    return write(call("logical_not", _truth(as_tensor(input))), out)
+
+
+def _truth(x: Tensor) -> Tensor:
+    return x.to(bool_)  # type: ignore[no-any-return]
+
+
+def nan_to_num(
+    input: Any, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None, *, out: Tensor | None = None
+) -> Tensor:
+    """The input with other numbers for NaN and infinities (those of largest size where none are given)."""
+    x = as_tensor(input)
+    if not x.dtype.is_float:
+        return write(x, out)
+    largest = LARGEST[x.dtype.name]
+    y = where(isnan(x), nan, x)
+    y = where(x == math.inf, largest if posinf is None else posinf, y)
+    return write(where(x == -math.inf, -largest if neginf is None else neginf, y), out)
+
+
+# -- reductions ----------------------------------------------------------------------------------------
+
+
+def max(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """The largest element; along a dimension with its index, the first of equals; or the larger of two tensors."""
+    return _extreme(input, dim, keepdim, amax, argmax, "maximum")
+
+
+def min(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """The smallest element; along a dimension with its index, the first of equals; or the smaller of two tensors."""
+    return _extreme(input, dim, keepdim, amin, argmin, "minimum")
+
+
+def _extreme(input: Any, dim: Any, keepdim: bool, reduce: Any, place: Any, pair: str) -> Any:
+    x = as_tensor(input)
+    if dim is None:
+        return reduce(x)
+    if not isinstance(dim, int):
+        if isinstance(dim, tuple | list):
+            raise ArgumentError(f"{reduce.__name__[1:]} takes one dimension", fix=f"use F.{reduce.__name__} for {dim}")
+        return pointwise(pair, x, dim)
+    whole = x.to("u8") if x.dtype == bool_ else x
+    return Sorted(reduce(x, dim, keepdim), place(whole, dim, keepdim))
+
+
+def var(
+    input: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None
+) -> Tensor:
+    """The variance over dimensions: squares of distances from the mean, divided by their number less `correction`."""
+    return _moments(input, dim, unbiased, keepdim, correction)[0]
+
+
+def std(
+    input: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None
+) -> Tensor:
+    """The square root of the variance."""
+    return sqrt(var(input, dim, unbiased, keepdim, correction=correction))
+
+
+def var_mean(
+    input: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """The variance and the mean over dimensions."""
+    return _moments(input, dim, unbiased, keepdim, correction)
+
+
+def std_mean(
+    input: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """The square root of the variance, and the mean, over dimensions."""
+    squares, middle = _moments(input, dim, unbiased, keepdim, correction)
+    return sqrt(squares), middle
+
+
+def _moments(
+    input: Any, dim: Any, unbiased: bool | None, keepdim: bool, correction: float | None
+) -> tuple[Tensor, Tensor]:
+    x = as_tensor(input)
+    if isinstance(dim, bool):  # var(input, unbiased)
+        dim, unbiased = None, dim
+    less = float(unbiased) if unbiased is not None else 1.0 if correction is None else float(correction)
+    if not x.dtype.is_float:
+        raise ArgumentError(f"var and std need floating point numbers, got {x.type}", fix="cast to f32 first")
+    axes = axes_of(dim, x.ndim) or None
+    over = range(x.ndim) if axes is None else {full_axis(a, x.ndim) for a in axes}
+    count = product(x.shape[a] for a in over)
+    wide = x.float() if x.dtype.bits == 16 else x  # the mean is not rounded before it is taken away
+    middle = mean(wide, axes, True)
+    squares = sum((wide - middle) * (wide - middle), axes, keepdim)
+    room = count - less if isinstance(count, int) else _less(count, less)
+    found = squares / (builtins.max(room, 0.0) if isinstance(room, float) else room)
+    middle = middle if keepdim else middle.reshape(found.shape)
+    return found.to(x.dtype), middle.to(x.dtype)
+
+
+def _less(count: Expr, less: float) -> Tensor:
+    """A symbolic number of elements less a number, as a tensor: 0 rather than negative."""
+    t: Tensor = call("arange", length=1, start=count, dtype=i64).reshape(())
+    return pointwise("maximum", t.float() - less, 0.0)  # type: ignore[no-any-return]
+
+
+def logsumexp(input: Any, dim: Any, keepdim: bool = False) -> Tensor:
+    """The logarithm of the sum of exponentials over dimensions, without their overflow."""
+    x = floating(as_tensor(input))
+    axes = axes_of(dim, x.ndim)
+    top = amax(x, axes, True)
+    top = where(isinf(top), 0.0, top)  # nothing to scale by, and inf - inf is NaN
+    total = sum(exp(x - top), axes, keepdim)
+    return log(total) + (top if keepdim else top.reshape(total.shape))
+
+
+def count_nonzero(input: Any, dim: Any = None) -> Tensor:
+    """How many elements over dimensions are not 0."""
+    return sum(_truth(as_tensor(input)), dim)
+
+
+def norm(input: Any, p: Any = 2.0, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """The p-norm of the elements over dimensions: (sum |x|**p)**(1/p)."""
+    x = abs(floating(as_tensor(input)))
+    if p == math.inf or p == -math.inf:
+        return (amax if p > 0 else amin)(x, dim, keepdim)
+    if p in ("fro", 2):
+        return sqrt(sum(x * x, dim, keepdim))
+    if p == 0:
+        return sum(where(x != 0, 1.0, zeros_like(x)), dim, keepdim)
+    return sum(x**p, dim, keepdim) ** (1.0 / p) if p != 1 else sum(x, dim, keepdim)
+
+
+# -- running and sorted --------------------------------------------------------------------------------
 
 
 def cumsum(input: Any, dim: int, *, dtype: Any = None, out: Tensor | None = None) -> Tensor:
-    """Running sums along a dimension."""
-    return write(call("cumsum", input if dtype is None else cast(input, dtype), axis=dim), out)
+    """Running sums along a dimension; of integers and bools in 64 bits."""
+    return write(_running("cumsum", _counted(input, dtype), dim), out)
+
+
+def cumprod(input: Any, dim: int, *, dtype: Any = None, out: Tensor | None = None) -> Tensor:
+    """Running products along a dimension; of integers and bools in 64 bits."""
+    return write(_running("cumprod", _counted(input, dtype), dim), out)
+
+
+def _counted(input: Any, dtype: Any) -> Tensor:
+    x = as_tensor(input)
+    return cast(x, dtype) if dtype is not None else x if x.dtype.is_float else cast(x, i64)
+
+
+def _running(op: str, x: Tensor, dim: int) -> Tensor:
+    return call(op, x, axis=dim) if x.ndim else call(op, x.reshape(1), axis=dim).reshape(())  # type: ignore[no-any-return]
+
+
+def cummax(input: Any, dim: int) -> Sorted:
+    """The largest element so far along a dimension, with the index of the last one that is."""
+    return _cumulative("cummax", input, dim)
+
+
+def cummin(input: Any, dim: int) -> Sorted:
+    """The smallest element so far along a dimension, with the index of the last one that is."""
+    return _cumulative("cummin", input, dim)
+
+
+def _cumulative(op: str, input: Any, dim: int) -> Sorted:
+    x = as_tensor(input)
+    if not x.ndim:
+        return Sorted(x, full((), 0, dtype=i64))
+    axis = full_axis(dim, x.ndim)
+    numbers = x.to("u8") if x.dtype == bool_ else x
+    values: Tensor = call(op, numbers, axis=axis)
+    here = (numbers == values) | isnan(numbers)  # where an element is the extreme so far, its own place is the index
+    places = arange(x.shape[axis]).reshape((x.shape[axis], *[1] * (x.ndim - axis - 1)))
+    indices: Tensor = call("cummax", where(here, places, full((), 0, dtype=i64)), axis=axis)
+    return Sorted(values.to(x.dtype), indices)
 
 
 def sort(input: Any, dim: int = -1, descending: bool = False, stable: bool = True) -> Sorted:
     """Values in order along a dimension, with their indices; always stable."""
-    return Sorted(*call("sort", input, axis=dim, descending=descending))
+    x = as_tensor(input)
+    if not x.ndim:
+        return Sorted(x, full((), 0, dtype=i64))
+    return Sorted(*call("sort", x, axis=dim, descending=descending))
 
 
 def argsort(input: Any, dim: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
@@ -104,186 +334,15 @@ def argsort(input: Any, dim: int = -1, descending: bool = False, stable: bool = 
 
 
 def topk(input: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Sorted:
-    """The k largest values along a dimension, with their indices, largest first; ties go to the lowest."""
-    if not largest:
-        raise ArgumentError("topk gives the largest values only", fix="use F.sort, or F.topk of -input")
-    return Sorted(*call("topk", input, k=k, axis=dim))
-
-
-# -- shapes --------------------------------------------------------------------------------------------
-
-
-def reshape(input: Any, shape: Sequence[Dim]) -> Tensor:
-    """The same elements in another shape; one size may be -1."""
-    return as_tensor(input).reshape(tuple(shape))
-
-
-def transpose(input: Any, dim0: int, dim1: int) -> Tensor:
-    """Two dimensions swapped."""
-    return as_tensor(input).transpose(dim0, dim1)
-
-
-def permute(input: Any, dims: Sequence[int]) -> Tensor:
-    """Dimensions in another order."""
-    return as_tensor(input).permute(tuple(dims))
-
-
-def narrow(input: Any, dim: int, start: Dim, length: Dim) -> Tensor:
-    """`length` elements of a dimension from `start`."""
-    return as_tensor(input).narrow(dim, start, length)
-
-
-def expand(input: Any, shape: Sequence[Dim]) -> Tensor:
-    """Broadcast to a larger shape; -1 keeps a size."""
-    return as_tensor(input).expand(tuple(shape))
-
-
-def split(input: Any, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
-    """Pieces of the given size or sizes along a dimension."""
-    return as_tensor(input).split(split_size, dim)
-
-
-def chunk(input: Any, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    """`chunks` pieces along a dimension."""
-    return as_tensor(input).chunk(chunks, dim)
-
-
-def flatten(input: Any, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    """A range of dimensions as one."""
-    return as_tensor(input).flatten(start_dim, end_dim)
-
-
-def squeeze(input: Any, dim: int) -> Tensor:
-    """Without a dimension of size 1."""
-    return as_tensor(input).squeeze(dim)
-
-
-def unsqueeze(input: Any, dim: int) -> Tensor:
-    """With a new dimension of size 1."""
-    return as_tensor(input).unsqueeze(dim)
-
-
-def cat(tensors: Sequence[Any], dim: int = 0, *, out: Tensor | None = None) -> Tensor:
-    """Tensors joined along a dimension."""
-    if not tensors:
-        raise ArgumentError("cat needs at least one tensor")
-    return write(call("concat", *tensors, axis=dim), out)
-
-
-concat = concatenate = cat
-
-
-def stack(tensors: Sequence[Any], dim: int = 0, *, out: Tensor | None = None) -> Tensor:
-    """Tensors of one shape joined along a new dimension."""
-    return cat([as_tensor(t).unsqueeze(dim) for t in tensors], dim, out=out)
-
-
-def repeat_interleave(input: Any, repeats: int, dim: int) -> Tensor:
-    """Each element of a dimension `repeats` times in a row."""
-    return call("repeat", input, repeats=repeats, axis=dim)  # type: ignore[no-any-return]
-
-
-def repeat_kv(hidden_states: Any, n_rep: int, dim: int = -3) -> Tensor:
-    """Each head n_rep times in a row: [batch, heads, seq, dim] to [batch, heads * n_rep, seq, dim]."""
-    return as_tensor(hidden_states) if n_rep == 1 else repeat_interleave(hidden_states, n_rep, dim)
-
-
-# -- lookups -------------------------------------------------------------------------------------------
-
-
-def gather(input: Any, dim: int, index: Any) -> Tensor:
-    """input[…, index[…], …] element by element, as torch.gather; shapes agree except along `dim`."""
-    return call("take_along", input, index, axis=dim)  # type: ignore[no-any-return]
-
-
-def take_along(input: Any, index: Any, dim: int = -1) -> Tensor:
-    """The same as gather, with the index first."""
-    return gather(input, dim, index)
-
-
-def index_select(input: Any, dim: int, index: Any) -> Tensor:
-    """Slices of the input along a dimension, by an index of any rank (numpy's take)."""
-    return call("gather", input, index, axis=dim)  # type: ignore[no-any-return]
-
-
-def select_rows(input: Any, rows: Any) -> Tensor:
-    """input[b, rows[b]] for each b, the dimension kept: the last valid token of each sequence."""
-    return call("select_rows", input, rows)  # type: ignore[no-any-return]
-
-
-# -- new tensors ---------------------------------------------------------------------------------------
-
-
-def full(size: Any, fill_value: float | int | bool, *, dtype: Any = None) -> Tensor:
-    """One value everywhere; the element type is that of the value unless given."""
-    shape = tuple(size) if isinstance(size, tuple | list) else (size,)
-    kind = bool_ if isinstance(fill_value, bool) else i64 if isinstance(fill_value, int) else f32
-    chosen = kind if dtype is None else as_dtype(dtype)
-    return call("full", shape=shape, value=fill_value, dtype=chosen)  # type: ignore[no-any-return]
-
-
-def zeros(*size: Any, dtype: Any = f32) -> Tensor:
-    """Zeros, of f32 unless said otherwise."""
-    return full(_shape(size), 0, dtype=dtype)
-
-
-def ones(*size: Any, dtype: Any = f32) -> Tensor:
-    """Ones, of f32 unless said otherwise."""
-    return full(_shape(size), 1, dtype=dtype)
-
-
-def full_like(input: Any, fill_value: float | int | bool, *, dtype: Any = None) -> Tensor:
-    """One value in the shape and element type of another tensor."""
+    """The k largest (or smallest) values along a dimension, in order, with their indices; ties go to the lowest."""
     x = as_tensor(input)
-    return full(x.shape, fill_value, dtype=x.dtype if dtype is None else dtype)
-
-
-def zeros_like(input: Any, *, dtype: Any = None) -> Tensor:
-    """Zeros in the shape and element type of another tensor."""
-    return full_like(input, 0, dtype=dtype)
-
-
-def ones_like(input: Any, *, dtype: Any = None) -> Tensor:
-    """Ones in the shape and element type of another tensor."""
-    return full_like(input, 1, dtype=dtype)
-
-
-def arange(start: Any, end: Any = None, step: Any = 1, *, dtype: Any = None) -> Tensor:
-    """start, start + step, … below end; one argument is the end. Ends may be symbolic sizes."""
-    start, end = (0, start) if end is None else (start, end)
-    whole = all(isinstance(v, int | Expr | np.integer) for v in (start, end))
-    if whole and isinstance(step, int) and step > 0:
-        length = end - start if step == 1 else (end - start + (step - 1)) // step
-        length = length if isinstance(length, Expr) else np.maximum(length, 0).item()
-        kind = i64 if dtype is None else as_dtype(dtype)
-        if step == 1:
-            return call("arange", length=length, start=start, dtype=kind)  # type: ignore[no-any-return]
-        return (call("arange", length=length) * step + start).to(kind)  # type: ignore[no-any-return]
-    if any(isinstance(v, Expr) for v in (start, end, step)):
-        raise ArgumentError("arange over symbolic sizes needs ints and a positive step")
-    values = np.arange(start, end, step)
-    return Tensor(values, dtype if dtype is not None else f32 if values.dtype.kind == "f" else i64)
-
-
-def tril(input: Any, diagonal: int = 0) -> Tensor:
-    """The lower triangle of the last two dimensions; zero elsewhere."""
-    x = as_tensor(input)
-    return where(_row_minus_column(x) >= -diagonal, x, zeros_like(x))
-
-
-def triu(input: Any, diagonal: int = 0) -> Tensor:
-    """The upper triangle of the last two dimensions; zero elsewhere."""
-    x = as_tensor(input)
-    return where(_row_minus_column(x) <= -diagonal, x, zeros_like(x))
-
-
-def _row_minus_column(x: Tensor) -> Tensor:
-    rows, columns = x.shape[full_axis(-2, x.ndim)], x.shape[-1]
-    return arange(rows).unsqueeze(1) - arange(columns)
-
-
-def _shape(size: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(size[0]) if len(size) == 1 and isinstance(size[0], tuple | list) else size
+    if not x.ndim:
+        values, indices = topk(x.reshape(1), k, 0, largest)
+        return Sorted(values.reshape(()), indices.reshape(())) if k == 1 else Sorted(values, indices)
+    if k == 0:
+        nothing = x.narrow(dim, 0, 0)
+        return Sorted(nothing, nothing.to(i64))
+    return Sorted(*call("topk", x, k=k, axis=dim, largest=largest))
 
 
 # -- between ranks -------------------------------------------------------------------------------------
@@ -323,11 +382,97 @@ def softmax(input: Any, dim: int = -1, *, dtype: Any = None, out: Tensor | None 
     return write(call("softmax", floating(x), axis=dim), out)
 
 
-def log_softmax(input: Any, dim: int = -1) -> Tensor:
+def log_softmax(input: Any, dim: int = -1, *, dtype: Any = None) -> Tensor:
     """The logarithm of softmax, without its underflow."""
-    x = floating(as_tensor(input))
-    shifted = x - x.max(dim, keepdim=True)
+    x = floating(as_tensor(input) if dtype is None else cast(input, dtype))
+    shifted = x - amax(x, dim, True)
     return shifted - log(exp(shifted).sum(dim, keepdim=True))
+
+
+def softmin(input: Any, dim: int = -1, *, dtype: Any = None) -> Tensor:
+    """softmax of -input."""
+    return softmax(-as_tensor(input), dim, dtype=dtype)
+
+
+def leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
+    """The input, negative_slope times it where it is negative."""
+    x = as_tensor(input)
+    return _activated(where(x > 0, x, x * negative_slope), input, inplace)
+
+
+def prelu(input: Any, weight: Any) -> Tensor:
+    """The input, weight times it where it is negative; one weight, or one for each channel (dimension 1)."""
+    x, w = as_tensor(input), as_tensor(weight)
+    if w.ndim == 1 and not equal(w.shape[0], 1):
+        w = w.reshape((w.shape[0], *[1] * builtins.max(x.ndim - 2, 0)))
+    return where(x > 0, x, x * w)
+
+
+def hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
+    """The input held between min_val and max_val."""
+    return _activated(clamp(input, min_val, max_val), input, inplace)
+
+
+def relu6(input: Any, inplace: bool = False) -> Tensor:
+    """The input held between 0 and 6."""
+    return _activated(clamp(input, 0, 6), input, inplace)
+
+
+def hardsigmoid(input: Any, inplace: bool = False) -> Tensor:
+    """input / 6 + 0.5, held between 0 and 1."""
+    x = floating(as_tensor(input))
+    return _activated(clamp(x + 3, 0, 6) / 6, input, inplace)
+
+
+def hardswish(input: Any, inplace: bool = False) -> Tensor:
+    """input * hardsigmoid(input)."""
+    x = floating(as_tensor(input))
+    return _activated(x * clamp(x + 3, 0, 6) / 6, input, inplace)
+
+
+def threshold(input: Any, threshold: float, value: float, inplace: bool = False) -> Tensor:
+    """The input where it is above the threshold, else a value."""
+    x = as_tensor(input)
+    return _activated(where(x <= threshold, value, x), input, inplace)
+
+
+def softsign(input: Any) -> Tensor:
+    """input / (1 + |input|)."""
+    x = floating(as_tensor(input))
+    return x / (1 + abs(x))
+
+
+def tanhshrink(input: Any) -> Tensor:
+    """input - tanh(input)."""
+    x = floating(as_tensor(input))
+    return x - tanh(x)
+
+
+def hardshrink(input: Any, lambd: float = 0.5) -> Tensor:
+    """The input, 0 where it is not farther than lambd from 0."""
+    x = as_tensor(input)
+    return where((x >= -lambd) & (x <= lambd), zeros_like(x), x)
+
+
+def softshrink(input: Any, lambd: float = 0.5) -> Tensor:
+    """The input moved towards 0 by lambd."""
+    x = as_tensor(input)
+    return where(x > lambd, x - lambd, where(x < -lambd, x + lambd, x * 0))
+
+
+def glu(input: Any, dim: int = -1) -> Tensor:
+    """The first half of a dimension times the sigmoid of the second."""
+    x = floating(as_tensor(input))
+    size = x.shape[full_axis(dim, x.ndim)]
+    if isinstance(size, int) and size % 2:
+        raise ArgumentError(f"glu: dimension {dim} of {x.type} must have an even size")
+    half = size // 2
+    first, second = x.split([half, size - half], dim)
+    return first * sigmoid(second)
+
+
+def _activated(result: Tensor, input: Any, inplace: bool) -> Tensor:
+    return write(result, None, input if inplace else None)
 
 
 def causal_softmax(input: Any, out: Tensor | None = None) -> Tensor:
@@ -346,8 +491,14 @@ def dropout(input: Any, p: float = 0.5, training: bool = False, inplace: bool = 
 
 
 def linear(input: Any, weight: Any, bias: Any = None, *, out: Tensor | None = None) -> Tensor:
-    """input @ weight.T + bias, with weight [out_features, in_features]."""
-    return write(call("linear", floating(as_tensor(input)), weight, bias), out)
+    """input @ weight.T + bias, with weight [out_features, in_features]; of integers exact, in their own type."""
+    x, w = as_tensor(input), as_tensor(weight)
+    if x.dtype.is_integer and w.dtype.is_integer:
+        y = matmul(x, w.T)
+        return write(y if bias is None else y + as_tensor(bias), out)
+    if w.dtype.is_float or x.dtype.is_float:
+        x = floating(x)
+    return write(call("linear", x, w, bias), out)
 
 
 def embedding(
@@ -398,13 +549,87 @@ def layer_norm(
     return write(call("layer_norm", x, weight, bias, eps=eps, dims=dims), out)
 
 
+def group_norm(
+    input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *, out: Tensor | None = None
+) -> Tensor:
+    """Groups of channels (dimension 1) with mean 0 and variance 1, then weight and bias for each channel."""
+    x = floating(as_tensor(input))
+    if x.ndim < 2 or not isinstance(x.shape[1], int) or num_groups < 1 or x.shape[1] % num_groups:
+        raise ArgumentError(f"group_norm: {num_groups} groups do not divide the channels (dimension 1) of {x.type}")
+    apart = x.reshape((x.shape[0], num_groups, product(x.shape[1:]) // num_groups))
+    y: Tensor = call("layer_norm", apart, eps=eps, dims=1).reshape(x.shape)
+    return write(_per_channel(y, weight, bias), out)
+
+
+def _per_channel(x: Tensor, weight: Any, bias: Any) -> Tensor:
+    """x * weight + bias, with one of each for a channel (dimension 1)."""
+    for op, p in (("mul", weight), ("add", bias)):
+        if p is not None:
+            p = as_tensor(p)
+            if p.ndim != 1 or not equal(p.shape[0], x.shape[1]):
+                raise ArgumentError(f"{p.type} is not one number for each channel (dimension 1) of {x.type}")
+            x = pointwise(op, x, p.reshape((p.shape[0], *[1] * (x.ndim - 2))))
+    return x
+
+
+def batch_norm(
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """(input - running_mean) / sqrt(running_var + eps) * weight + bias for each channel (dimension 1)."""
+    if training or running_mean is None or running_var is None:
+        raise ArgumentError(
+            "batch_norm computes no statistics of the batch",
+            why="inference only",
+            fix="give running_mean and running_var, and training=False",
+        )
+    x = floating(as_tensor(input))
+    # What depends on weights alone is computed once: the plan has one product and one sum.
+    scale = 1 / sqrt(as_tensor(running_var) + eps)
+    scale = scale if weight is None else scale * as_tensor(weight)
+    shift = -as_tensor(running_mean) * scale
+    shift = shift if bias is None else shift + as_tensor(bias)
+    return _per_channel(x, scale, shift).to(x.dtype)  # type: ignore[no-any-return]
+
+
+def instance_norm(
+    input: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Each channel (dimension 1) of each sample with mean 0 and variance 1, then weight and bias for each channel."""
+    if not use_input_stats:
+        return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    x = floating(as_tensor(input))
+    if x.ndim < 3 or not isinstance(x.shape[1], int):
+        raise ArgumentError(f"instance_norm takes [batch, channels, …], got {x.type}")
+    return group_norm(x, x.shape[1], weight, bias, eps)
+
+
+def normalize(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, *, out: Tensor | None = None) -> Tensor:
+    """The input divided by its p-norm over dimensions (by eps where that is smaller)."""
+    x = floating(as_tensor(input))
+    return write(x / clamp(norm(x, p, dim, True), eps), out)
+
+
 def _normalized(name: str, input: Any, normalized_shape: Any, *parameters: Any) -> tuple[Tensor, int]:
     x = floating(as_tensor(input))
     shape = tuple(normalized_shape) if isinstance(normalized_shape, tuple | list) else (normalized_shape,)
     n = len(shape)
     parts = [("weight", as_tensor(p).shape) for p in parameters if p is not None]
     for what, found in (("input", x.shape[-n:] if n else ()), *parts):
-        if len(found) != n or not n or not all(equal(a, b) for a, b in zip(found, shape, strict=True)):
+        if len(found) != n or not n or not builtins.all(equal(a, b) for a, b in zip(found, shape, strict=True)):
             side = "ends with" if what == "input" else "has"
             raise ArgumentError(
                 f"{name}: normalized_shape is {list(shape)}, the {what} {side} the shape {list(found)}",
@@ -443,18 +668,27 @@ def scaled_dot_product_attention(
     softcap: float | None = None,
     window: int | None = None,
     past: Any = None,
+    causal_alignment: str = "lower_right",
 ) -> Tensor:
     """softmax(query key' * scale) value, on [batch, heads, seq, dim]; the batch may be missing.
 
-    Heads of key and value may be shared by groups of query heads. The last query stands at the last key
-    (PyTorch puts the first at the first); with `past` [batch], query i of row b stands at past[b] + i, and
-    keys from past[b] + queries on are not seen. `window` hides keys that lie that far back; `softcap` makes a
-    score c * tanh(score / c).
+    Heads of key and value may be shared by groups of query heads. The last query stands at the last key;
+    causal_alignment="upper_left" puts the first at the first, as PyTorch does. With `past` [batch], query i of row b
+    stands at past[b] + i, and keys from past[b] + queries on are not seen. `window` hides keys that lie that far back;
+    `softcap` makes a score c * tanh(score / c).
     """
     if dropout_p:
         raise ArgumentError(f"attention: dropout_p={dropout_p} is not supported", why="inference only")
     q, k, v = (as_tensor(t) for t in (query, key, value))
     attrs = {"causal": is_causal, "scale": scale, "softcap": softcap, "window": window}
+    if causal_alignment not in ("lower_right", "upper_left"):
+        raise ArgumentError(f"attention: causal_alignment={causal_alignment!r} is not one of lower_right, upper_left")
+    if causal_alignment == "upper_left" and is_causal and past is None:
+        if q.ndim < 4:  # positions belong to sequences of a batch
+            q, k, v = (t.reshape((*[1] * (4 - t.ndim), *t.shape)) for t in (q, k, v))
+            y = call("attention", q, k, v, attn_mask, full((1,), 0, dtype=i64), **attrs)
+            return y.reshape(y.shape[4 - as_tensor(query).ndim :])  # type: ignore[no-any-return]
+        past = full((q.shape[0],), 0, dtype=i64)
     if q.ndim == 2:
         q, k, v = (t.unsqueeze(0) for t in (q, k, v))
         return call("attention", q, k, v, attn_mask, past, **attrs).squeeze(0)  # type: ignore[no-any-return]
@@ -520,12 +754,25 @@ if not TYPE_CHECKING:
 
 
 __all__ = [
-    "RopeAlgo", "Sorted", "all_gather", "all_reduce", "amax", "amin", "arange", "argsort", "bmm", "cast", "cat",
-    "causal_softmax", "chunk", "clamp", "concat", "concatenate", "cumsum", "dropout", "embedding", "expand",
-    "flatten", "full", "full_like", "gather", "gelu_tanh", "index_select", "kv_update", "layer_norm", "linear",
-    "log_softmax", "masked_fill", "matmul", "narrow", "ones", "ones_like", "permute", "pow", "random_sample",
-    "relu", "repeat_interleave", "repeat_kv", "repetition_penalty", "reshape", "rms_norm", "rope",
-    "scaled_dot_product_attention", "select_rows", "silu", "softmax", "sort", "split", "squeeze", "stack",
-    "take_along", "topk", "transpose", "tril", "triu", "unsqueeze", "where", "zeros", "zeros_like",
+    "RopeAlgo", "all_gather", "all_reduce", "argsort", "batch_norm", "bmm", "causal_softmax", "clamp", "clip",
+    "count_nonzero", "cummax", "cummin", "cumprod", "cumsum", "div", "dropout", "embedding", "frac", "gelu_tanh", "glu",
+    "group_norm", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "instance_norm", "kv_update", "layer_norm",
+    "leaky_relu", "lerp", "linear", "log_softmax", "logical_and", "logical_not", "logical_or", "logical_xor",
+    "logsumexp", "matmul", "max", "min", "nan_to_num", "norm", "normalize", "pow", "prelu", "random_sample",
+    "reciprocal", "relu", "relu6", "repetition_penalty", "rms_norm", "rope", "round", "scaled_dot_product_attention",
+    "silu", "softmax", "softmin", "softshrink", "softsign", "sort", "square", "std", "std_mean", "tanhshrink",
+    "threshold", "topk", "var", "var_mean",
 ]  # fmt: skip
+__all__ += arrays.__all__
 __all__ += op_functions.__all__ + windows.__all__
+
+# Layers and exchanges between ranks are no methods; all other functions of one tensor are.
+_NO_METHODS = ("batch_norm", "dropout", "embedding", "group_norm", "instance_norm", "layer_norm", "linear", "rms_norm",
+               "all_gather", "all_reduce")  # fmt: skip
+op_functions.publish_methods(
+    {
+        name: globals()[name]
+        for name in __all__
+        if name not in _NO_METHODS and next(iter(inspect.signature(globals()[name]).parameters), "") == "input"
+    }
+)

@@ -15,10 +15,15 @@ from typing import Any
 
 from monoplan.frontend.tensor import Tensor, as_tensor, axes_of, binary, call, floating, pointwise
 from monoplan.ir.opdef import REGISTRY, REQUIRED, OpDef, watch
+from monoplan.ir.types import bool_
 
 # In functional.py: with inplace=, with other argument names, or for other operands as well.
-WRITTEN_OUT = ("cast", "pow", "relu", "silu", "where")
-_NO_METHODS = ("cast", "where")  # Tensor.to; torch.Tensor.where has its arguments in another order
+WRITTEN_OUT = ("cast", "div", "logical_and", "logical_not", "logical_or", "pow", "relu", "round", "silu", "where")
+_NO_METHODS = ("cast", "integer_pow", "where")  # Tensor.to, Tensor.pow; where has its arguments in another order
+# PyTorch's max and min have indices beside their values: functional.py writes them out, and the ops have other names.
+_NAMES = {"max": "amax", "min": "amin"}
+_NOT_ALL = ("any", "all")  # an empty list of dimensions means none to them, and all to the other reductions
+METHODS: dict[str, Callable[..., Any]] = {}  # functions of functional.py that are methods of Tensor too
 
 __all__: list[str] = []
 _KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -77,11 +82,16 @@ def _function(opdef: OpDef, *, method: bool) -> Callable[..., Any]:
         bound.apply_defaults()
         return run(opdef, **{("input" if k == "self" else k): v for k, v in bound.arguments.items()})
 
-    function.__name__ = opdef.name
-    function.__qualname__ = f"Tensor.{opdef.name}" if method else opdef.name
+    function.__name__ = public_name(opdef)
+    function.__qualname__ = f"Tensor.{function.__name__}" if method else function.__name__
     function.__doc__ = opdef.doc
     function.__signature__ = signature  # type: ignore[attr-defined]
     return function
+
+
+def public_name(opdef: OpDef) -> str:
+    """The name of an op's function and method."""
+    return _NAMES.get(opdef.name, opdef.name)
 
 
 def _apply(opdef: OpDef, *, out: Any = None, **given: Any) -> Tensor:
@@ -97,21 +107,36 @@ def _operation(opdef: OpDef) -> Callable[..., Any]:
 def _reduce(opdef: OpDef, *, input: Any, dim: Any, keepdim: bool, dtype: Any, **attrs: Any) -> Any:
     """A reduction over the arguments of its function."""
     x = as_tensor(input) if dtype is None else as_tensor(input).to(dtype)
-    over = {"axis": dim} if "axis" in opdef.attr_defaults else {"axes": axes_of(dim)}
+    axes = axes_of(dim, x.ndim)
+    if "axis" in opdef.attr_defaults:
+        over = {"axis": None if axes is None else dim}
+    else:
+        over = {"axes": None if axes == () and opdef.name not in _NOT_ALL else axes}
+    if x.dtype == bool_ and opdef.name in ("max", "min"):
+        opdef = REGISTRY["any" if opdef.name == "max" else "all"]
     return call(opdef, floating(x) if opdef.floats else x, **over, keepdims=keepdim, **attrs)
 
 
 def _publish(opdef: OpDef) -> None:
     if opdef.kind not in ("pointwise", "reduce"):
         return
-    if opdef.name not in WRITTEN_OUT:
-        globals()[opdef.name] = _function(opdef, method=False)
-        __all__.append(opdef.name)
-    if opdef.name not in _NO_METHODS:
-        setattr(Tensor, opdef.name, _function(opdef, method=True))
+    name = public_name(opdef)
+    if name not in WRITTEN_OUT:
+        globals()[name] = _function(opdef, method=False)
+        __all__.append(name)
+    if name not in _NO_METHODS and name not in WRITTEN_OUT:
+        setattr(Tensor, name, _function(opdef, method=True))
 
 
 watch(_publish)
+
+
+def publish_methods(functions: dict[str, Callable[..., Any]]) -> None:
+    """Makes functions methods of Tensor, where it has none of that name."""
+    for name, function in functions.items():
+        if name not in Tensor.__dict__:
+            METHODS[name] = function
+            setattr(Tensor, name, function)
 
 
 def stub() -> str:
@@ -120,27 +145,42 @@ def stub() -> str:
     lines = [
         '"""Made from the op registry by op_functions.stub(). Do not edit."""',
         "",
+        "from collections.abc import Callable, Sequence",
         "from typing import Any",
         "",
+        "from monoplan.frontend.arrays import Sorted",
         "from monoplan.frontend.tensor import Tensor",
+        "from monoplan.ir.dims import Dim",
         "",
         "__all__ = [",
         *(f'    "{name}",' for name in __all__),
         "]",
         "",
+        "METHODS: dict[str, Callable[..., Any]]",
         "WRITTEN_OUT: tuple[str, ...]",
         "",
         "def write(result: Tensor, out: Any, inplace_of: Any = None) -> Tensor: ...",
+        "def publish_methods(functions: dict[str, Callable[..., Any]]) -> None: ...",
         "def stub() -> str: ...",
     ]
     for o in ops:
-        if o.name not in WRITTEN_OUT:
-            lines += [f"def {o.name}{signature_text(signature_of(o))}:", f'    """{o.doc}"""', ""]
+        if public_name(o) not in WRITTEN_OUT:
+            lines += [f"def {public_name(o)}{signature_text(signature_of(o))}:", f'    """{o.doc}"""', ""]
     lines += ["class OpMethods:", '    """The methods of Tensor that follow from the registry."""', ""]
     for o in ops:
-        if o.name not in _NO_METHODS:
+        if o.name not in _NO_METHODS and public_name(o) not in WRITTEN_OUT:
             text = signature_text(signature_of(o, method=True))
-            lines += [f"    def {o.name}{text}:", f'        """{o.doc}"""', ""]
+            lines += [f"    def {public_name(o)}{text}:", f'        """{o.doc}"""', ""]
+    for name, function in METHODS.items():
+        signature = inspect.signature(function)
+        first, *rest = signature.parameters.values()
+        own = first.replace(name="self", annotation=first.empty)
+        text = signature_text(signature.replace(parameters=[own, *rest]))
+        lines += [
+            f"    def {name}{text}:",
+            f'        """{inspect.cleandoc(function.__doc__ or "").splitlines()[0]}"""',
+            "",
+        ]
     return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ emits the op. The same model code is therefore both the eager program and the so
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,21 @@ from monoplan.ir.dims import Dim, Expr, divide_exactly, equal
 from monoplan.ir.errors import ArgumentError, TraceError, TypeRuleError
 from monoplan.ir.graph import Loc, Value
 from monoplan.ir.opdef import REGISTRY, OpDef
-from monoplan.ir.types import DType, TensorType, as_dtype, bf16, bool_, f16, f32, f64, i32, i64, plain_array, product
+from monoplan.ir.types import (
+    DType,
+    TensorType,
+    as_dtype,
+    bf16,
+    bool_,
+    f16,
+    f32,
+    f64,
+    i32,
+    i64,
+    plain_array,
+    product,
+    promote,
+)
 
 if TYPE_CHECKING:
     from monoplan.frontend.op_functions import OpMethods
@@ -29,6 +44,8 @@ _UFUNCS = {
     "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "power": "pow",
     "maximum": "maximum", "minimum": "minimum", "matmul": "matmul", "equal": "eq", "not_equal": "ne",
     "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge",
+    "floor_divide": "floor_divide", "remainder": "remainder", "bitwise_and": "and", "bitwise_or": "or",
+    "bitwise_xor": "xor", "left_shift": "left_shift", "right_shift": "right_shift",
 }  # fmt: skip
 _NUMBERS = (bool, int, float, np.generic, Expr)
 
@@ -233,6 +250,18 @@ class Tensor(OpMethods):
     def __rtruediv__(self, other: Any) -> Tensor:
         return binary("div", other, self)
 
+    def __floordiv__(self, other: Any) -> Tensor:
+        return binary("floor_divide", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Tensor:
+        return binary("floor_divide", other, self)
+
+    def __mod__(self, other: Any) -> Tensor:
+        return binary("remainder", self, other)
+
+    def __rmod__(self, other: Any) -> Tensor:
+        return binary("remainder", other, self)
+
     def __pow__(self, other: Any) -> Tensor:
         square = self.dtype.is_float and isinstance(other, int | float) and other == 2
         return binary("mul", self, self) if square else binary("pow", self, other)
@@ -271,13 +300,34 @@ class Tensor(OpMethods):
         return binary("ge", self, other)
 
     def __and__(self, other: Any) -> Tensor:
-        return binary("logical_and", self, other)
+        return binary("and", self, other)
+
+    __rand__ = __and__
 
     def __or__(self, other: Any) -> Tensor:
-        return binary("logical_or", self, other)
+        return binary("or", self, other)
+
+    __ror__ = __or__
+
+    def __xor__(self, other: Any) -> Tensor:
+        return binary("xor", self, other)
+
+    __rxor__ = __xor__
+
+    def __lshift__(self, other: Any) -> Tensor:
+        return binary("left_shift", self, other)
+
+    def __rlshift__(self, other: Any) -> Tensor:
+        return binary("left_shift", other, self)
+
+    def __rshift__(self, other: Any) -> Tensor:
+        return binary("right_shift", self, other)
+
+    def __rrshift__(self, other: Any) -> Tensor:
+        return binary("right_shift", other, self)
 
     def __invert__(self) -> Tensor:
-        return call("logical_not", self)
+        return call("logical_not" if self.dtype == bool_ else "bitwise_not", self)
 
     __hash__ = object.__hash__
 
@@ -351,13 +401,32 @@ class Tensor(OpMethods):
         full = [self.shape[i - lead] if isinstance(s, int) and s == -1 else s for i, s in enumerate(sizes)]
         return self._view("expand", shape=tuple(full))
 
+    def repeat(self, *sizes: Any) -> Tensor:
+        """The tensor so many times along each dimension; further dimensions are put in front."""
+        counts = _sizes(sizes)
+        if len(counts) < self.ndim or any(isinstance(n, int) and n < 0 for n in counts):
+            raise TypeRuleError(f"repeat: {list(counts)} does not fit {self.type}", where=user_location())
+        shape = (*[1] * (len(counts) - self.ndim), *self.shape)
+        pairs = [d for n, size in zip(counts, shape, strict=True) for d in (n, size)]
+        apart = self.reshape(tuple(d for size in shape for d in (1, size)))
+        joined = call("expand", apart, shape=tuple(pairs))
+        return call("reshape", joined, shape=tuple(n * size for n, size in zip(counts, shape, strict=True)))
+
     def unsqueeze(self, dim: int) -> Tensor:
         at = full_axis(dim, self.ndim + 1)
         return self.reshape((*self.shape[:at], 1, *self.shape[at:]))
 
-    def squeeze(self, dim: int) -> Tensor:
-        at = full_axis(dim, self.ndim)
-        return self.reshape((*self.shape[:at], *self.shape[at + 1 :]))
+    def squeeze(self, dim: Any = None) -> Tensor:
+        """Without dimensions of size 1: all of them, or those of `dim` that have this size."""
+        chosen = range(self.ndim) if dim is None else dim if isinstance(dim, tuple | list) else (dim,)
+        axes = {full_axis(d, self.ndim or 1) for d in chosen}
+        if dim is not None and any(isinstance(self.shape[a], Expr) for a in axes if self.ndim):
+            raise TypeRuleError(
+                f"squeeze: a dimension {dim} of {self.type} has a size that is known only at the call",
+                where=user_location(),
+                fix="use select(dim, 0) to take its first element",
+            )
+        return self.reshape(tuple(d for i, d in enumerate(self.shape) if i not in axes or not equal(d, 1)))
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
         if self.ndim == 0:
@@ -378,6 +447,15 @@ class Tensor(OpMethods):
             why="a traced tensor has no storage of its own",
             fix="build it with F.where or F.cat, write rows of a cache with F.kv_update",
         )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Says which function has the name of a method that a tensor does not have."""
+            functions = sys.modules.get("monoplan.nn.functional")
+            known = not name.startswith("_") and name in getattr(functions, "__all__", ())
+            hint = f": use F.{name} (monoplan.nn.functional)" if known else ""
+            raise AttributeError(f"a Tensor has no attribute {name!r}{hint}", name=name, obj=self)
 
     def _view(self, op: str, **attrs: Any) -> Any:
         """Applies an op whose result shares this tensor's storage."""
@@ -457,6 +535,8 @@ def _run(opdef: OpDef, tensors: Sequence[Tensor | None], attrs: dict[str, Any]) 
 
 def as_tensor(x: Any) -> Tensor:
     """A Tensor from a Tensor, an array or a Python number."""
+    if x is None:
+        raise ArgumentError("a tensor is needed, got None", where=user_location())
     return x if isinstance(x, Tensor) else Tensor(x)
 
 
@@ -488,16 +568,53 @@ def adapted(*operands: Any) -> list[Tensor]:
 def pointwise(op: str, *operands: Any, **attrs: Any) -> Any:
     """A pointwise op; Python numbers adapt to the tensors, integers become floats where it needs them."""
     opdef = REGISTRY[op]
-    return call(opdef, *(floating(t) if opdef.floats else t for t in adapted(*operands)), **attrs)
+    tensors = meeting(opdef, adapted(*operands))
+    if opdef.floats and not any(t.dtype.is_float for t in tensors):
+        tensors = [floating(t) for t in tensors]
+    return call(opdef, *tensors, **attrs)
+
+
+def meeting(opdef: OpDef, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Operands of a pointwise op; those without dimensions take the element type of the others, unless theirs is of a
+    higher kind (a float beside integers): they do not widen it, as in PyTorch."""
+    ranked = [t.dtype for t in opdef.promoted(tensors) if t.ndim]
+    if not ranked or len(ranked) == len(tensors):
+        return tensors
+    common = promote(*ranked)
+    return [
+        t.to(common) if not t.ndim and _RANK[t.dtype.kind] <= _RANK[common.kind] and n not in opdef.own_type else t
+        for n, t in zip(opdef.operand_names, tensors, strict=True)
+    ]
+
+
+_RANK = {"b": 0, "i": 1, "u": 1, "f": 2}
 
 
 def binary(op: str, a: Any, b: Any) -> Any:
     """An operator: a pointwise op, a matrix product or a power, which integers to a constant power have too."""
-    if op == "pow" and not _is_number(a) and isinstance(b, int | np.integer) and b >= 0:
+    if op == "pow":
+        return _power(a, b)
+    if op in _BITS:
+        x, y = adapted(a, b)
+        bools = x.dtype == y.dtype == bool_
+        return pointwise(_BITS[op][0] if bools else _BITS[op][1], x, y)
+    return matmul(*adapted(a, b)) if op == "matmul" else pointwise(op, a, b)
+
+
+_BITS = {"and": ("logical_and", "bitwise_and"), "or": ("logical_or", "bitwise_or"), "xor": ("ne", "bitwise_xor")}
+
+
+def _power(a: Any, b: Any) -> Tensor:
+    """a ** b; of integers in their own type, exact but for wrapping around as `*` does."""
+    if not is_number(a) and isinstance(b, int | np.integer) and b >= 0:
         base = as_tensor(a)
         if not base.dtype.is_float:
             return _whole_power(base, int(b))
-    return matmul(*adapted(a, b)) if op == "matmul" else pointwise(op, a, b)
+    x, y = adapted(a, b)
+    fractions = isinstance(b, int | np.integer)  # a negative power
+    if fractions or x.dtype.is_float or y.dtype.is_float or x.dtype == y.dtype == bool_:
+        return pointwise("pow", x, y)
+    return pointwise("integer_pow", x, y)
 
 
 def _whole_power(a: Tensor, exponent: int) -> Tensor:
@@ -512,7 +629,8 @@ def _whole_power(a: Tensor, exponent: int) -> Tensor:
     return result
 
 
-def _is_number(x: Any) -> bool:
+def is_number(x: Any) -> bool:
+    """Whether it is a number that adapts to tensors: Python's, numpy's or a symbolic size."""
     return isinstance(x, _NUMBERS)
 
 
@@ -559,8 +677,9 @@ def _plain(x: Any, asked: str) -> Any:
 
 
 def _take(x: Tensor, index: tuple[Any, ...]) -> Tensor:
-    """x[index]: basic indexing, and lookups by one integer tensor beside slices."""
-    index = tuple(i.__index__() if isinstance(i, np.integer) else i for i in index)
+    """x[index]: basic indexing, and lookups by tensors of integers, as numpy and PyTorch have them."""
+    index = tuple(i.__index__() if isinstance(i, np.integer) else _table(i) for i in index)
+    index = tuple(j for i in index for j in (_places(i) if _is_mask(i) else (i,)))
     used = sum(1 for i in index if i is not None and i is not Ellipsis)
     if used > x.ndim:
         raise TypeRuleError(f"{used} indices for a tensor of rank {x.ndim}", where=user_location())
@@ -570,45 +689,108 @@ def _take(x: Tensor, index: tuple[Any, ...]) -> Tensor:
     if dots:
         at = dots[0]
         index = (*index[:at], *[slice(None)] * (x.ndim - used), *index[at + 1 :])
-    tables = [i for i in index if not (i is None or isinstance(i, slice | int | Expr)) or isinstance(i, bool)]
-    if len(tables) > 1 or (tables and any(isinstance(i, int | Expr) for i in index)):
-        raise _wrong_index()
+    if any(isinstance(i, Tensor) for i in index):
+        return _look_up(x, index)
     axis = 0
     for i in index:
         if i is None:
             x = x.unsqueeze(axis)
         elif isinstance(i, slice):
             x = x if i == slice(None) else _slice(x, axis, i)
-        elif isinstance(i, int | Expr):
+        else:
             x = x.select(axis, i)
             axis -= 1
-        else:
-            x, axis = _lookup(x, axis, i)
         axis += 1
     return x
 
 
-def _lookup(x: Tensor, axis: int, index: Any) -> tuple[Tensor, int]:
-    """Elements of an axis by a tensor of integers, and the last axis that they take."""
-    table = Tensor(index) if isinstance(index, list | np.ndarray) else index
-    if not isinstance(table, Tensor) or not table.dtype.is_integer:
-        raise _wrong_index()
-    return call("gather", x, table, axis=axis), axis + table.ndim - 1
+def _table(i: Any) -> Any:
+    """An index as given, with arrays, lists and bools as tensors."""
+    if isinstance(i, list | np.ndarray | bool | np.bool_):
+        i = Tensor(i)
+    if not (i is None or i is Ellipsis or isinstance(i, int | Expr | slice | Tensor)):
+        raise _wrong_index(f"an index can't be a {type(i).__name__}")
+    if isinstance(i, Tensor) and i.dtype.is_float:
+        raise _wrong_index(f"an index must be integers, got {i.type}")
+    return i
 
 
-def _wrong_index() -> TypeRuleError:
+def _is_mask(i: Any) -> bool:
+    return isinstance(i, Tensor) and i.dtype == bool_
+
+
+def _places(mask: Tensor) -> tuple[Tensor, ...]:
+    """The indices of a mask's true elements, one tensor for each of its dimensions."""
+    if mask.is_traced:
+        raise _wrong_index(
+            "a traced tensor can't be indexed by a mask",
+            why="how many elements it chooses is known only when the plan runs",
+            fix="keep all elements: F.where(mask, x, 0), F.masked_fill, or a sum over x * mask",
+        )
+    if not mask.ndim:
+        raise _wrong_index("a single bool is no index")
+    return tuple(Tensor(i) for i in np.nonzero(mask.numpy()))
+
+
+def _wrong_index(what: str, why: str = "", fix: str = "") -> TypeRuleError:
     return TypeRuleError(
-        "indexing takes ints, slices, None, ... and one tensor of integers (not beside ints)",
+        what,
         where=user_location(),
-        fix="use F.index_select, F.take_along or F.where for other lookups",
+        why=why,
+        fix=fix or "use ints, slices, None, ..., tensors of integers; F.index_select, F.take_along or F.where",
     )
+
+
+def _look_up(x: Tensor, index: tuple[Any, ...]) -> Tensor:
+    """x[index] with tensors among the indices; ints beside them are tensors too.
+
+    The dimensions of the (broadcast) tensors stand where theirs were, if those were neighbours; else in front.
+    """
+    tables: list[tuple[int, Tensor]] = []  # axis and index
+    axis, apart = 0, False
+    for i in index:
+        if i is None:
+            x = x.unsqueeze(axis)
+        elif isinstance(i, slice):
+            x = x if i == slice(None) else _slice(x, axis, i)
+        else:
+            at = Tensor(i) if isinstance(i, int) else i if isinstance(i, Tensor) else scalar_like(i, Tensor(0))
+            tables.append((axis, at))
+        axis += 1
+    axes = [a for a, _ in tables]
+    apart = axes != list(range(axes[0], axes[0] + len(axes)))
+    if apart:
+        x = x.permute(*axes, *(a for a in range(x.ndim) if a not in axes))
+        axes = list(range(len(axes)))
+    first, sizes = axes[0], [x.shape[a] for a in axes]
+    place = whole_index([t for _, t in tables], sizes)
+    if len(axes) > 1:
+        x = x.reshape((*x.shape[:first], product(sizes), *x.shape[axes[-1] + 1 :]))
+    return call("gather", x, place, axis=first)
+
+
+def whole_index(indices: Sequence[Tensor], sizes: Sequence[Dim]) -> Tensor:
+    """One index into dimensions joined in row-major order, of one for each. Negative ones count from the end; what is
+    out of range in its own dimension is -1, or as it was where there is only one."""
+    place: Any = None
+    inside: Any = None
+    for i, n in zip(indices, sizes, strict=True):
+        i = i if i.dtype.kind == "u" else pointwise("where", i < 0, i + n, i)
+        if len(indices) == 1:
+            return i  # the lookup checks it
+        i = i.to(i64)
+        fits = (i >= 0) & (i < n)
+        place, inside = (i, fits) if place is None else (place * n + i, inside & fits)
+    return pointwise("where", inside, place, -1)
 
 
 def _slice(x: Tensor, axis: int, s: slice) -> Tensor:
     size: Dim = x.shape[axis]
     step = 1 if s.step is None else s.step
-    if not isinstance(step, int) or step < 1:
-        raise TypeRuleError(f"slices need a positive step, got {step}", where=user_location())
+    if not isinstance(step, int) or step == 0:
+        raise TypeRuleError(f"the step of a slice is an int other than 0, got {step}", where=user_location())
+    if step < 0:
+        return _backwards(x, axis, s, step)
     start, stop = (_bound(given, default, size) for given, default in ((s.start, 0), (s.stop, size)))
     length = stop - start
     if step != 1:
@@ -616,6 +798,19 @@ def _slice(x: Tensor, axis: int, s: slice) -> Tensor:
     if isinstance(length, int):
         length = max(length, 0)
     return x._view("slice", axis=axis, start=start, length=length, step=step)
+
+
+def _backwards(x: Tensor, axis: int, s: slice, step: int) -> Tensor:
+    """A slice with a negative step, as numpy has it: from the last element on, unless it says where."""
+    size: Dim = x.shape[axis]
+    if isinstance(size, int):
+        places = range(size)[s]
+        length: Dim = len(places)
+        return call("slice", x, axis=axis, start=places.start if length else 0, length=length, step=step)
+    start = size - 1 if s.start is None else _bound(s.start, 0, size)
+    stop = -1 if s.stop is None else _bound(s.stop, 0, size)
+    length = (start - stop + (-step - 1)) // -step
+    return call("slice", x, axis=axis, start=start, length=length, step=step)
 
 
 def _bound(given: Any, default: Dim, size: Dim) -> Dim:
@@ -651,9 +846,10 @@ def full_axis(dim: int, rank: int) -> int:
     return dim % rank
 
 
-def axes_of(dim: Any) -> Any:
-    """PyTorch's dim (None, an int, a list) as the attribute of a reduction."""
-    return dim if dim is None or isinstance(dim, tuple) else tuple(dim) if isinstance(dim, list) else (dim,)
+def axes_of(dim: Any, rank: int) -> Any:
+    """PyTorch's dim (None, an int, a list) as the attribute of a reduction; what has no dimensions takes 0 and -1."""
+    axes = dim if dim is None or isinstance(dim, tuple) else tuple(dim) if isinstance(dim, list) else (dim,)
+    return None if rank == 0 and axes is not None and set(axes) <= {0, -1} else axes
 
 
 def _sizes(given: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -37,7 +37,7 @@ _KINDS = {
     ),
     "reduce": (
         "reduce", "norm", "softmax", "scan", "fused_norm", "fused_reduce", "sample", "fused_gather", "rope", "pool",
-        "adaptive_pool",
+        "adaptive_pool", "scatter",
     ),
 }  # fmt: skip
 _KIND_OF = {op_kind: row for row, kinds in _KINDS.items() for op_kind in kinds}

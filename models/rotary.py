@@ -54,7 +54,7 @@ class LlamaRotaryEmbedding(Module):
         if not self.has_tables:
             return self._computed(position_ids)
         if self.original:
-            length = position_ids.max(dim=-1, keepdim=True) + 1
+            length = position_ids.amax(dim=-1, keepdim=True) + 1
             position_ids = position_ids + (length > self.original).to("int64") * self.positions
         return position_ids, self.sin, self.cos
 
@@ -73,7 +73,7 @@ class LlamaRotaryEmbedding(Module):
         """float32 [batch, dim / 2], or [1, dim / 2] where all rows have the same."""
         if not self.is_dynamic and not self.original:
             return self.frequencies  # type: ignore[no-any-return]
-        length = position_ids.max(dim=-1, keepdim=True) + 1  # [batch, 1]
+        length = position_ids.amax(dim=-1, keepdim=True) + 1  # [batch, 1]
         if not self.is_dynamic:
             return F.where(length > self.original, self.longer, self.frequencies)
         # The float32 steps of transformers, one by one: at position 20,000 the last bit of a frequency is

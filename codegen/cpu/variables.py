@@ -31,13 +31,14 @@ from monoplan.codegen.kernels import (
     Rope,
     Sample,
     Scan,
+    Scatter,
     Softmax,
     Sort,
     Window,
 )
 from monoplan.codegen.moves import c_as_tiles
-from monoplan.codegen.operands import Operand
-from monoplan.codegen.reductions import reduction_variables
+from monoplan.codegen.operands import Body, Operand
+from monoplan.codegen.reductions import SCANS, reduction_variables
 from monoplan.codegen.views import View, merge_dims
 from monoplan.ir.dims import Dim
 from monoplan.ir.expr import Arg, Call
@@ -176,6 +177,23 @@ def gather(k: Gather, packed: Callable[[Gather, WeightFormat], str] = unpacked_e
     }
 
 
+def scatter(k: Scatter) -> Variables:
+    outer = names("o", k.outer)
+    x, y = k.operand("x"), k.operand("y")
+    value = x.at(*outer, "i")
+    if k.kind != "set":
+        value = Body(
+            Call({"max": "maximum", "min": "minimum"}.get(k.kind, k.kind), (Arg(0), Arg(1))), (y.dtype, y.dtype)
+        ).c([y.at(*outer, "at"), value])
+    return {
+        "placing": {
+            "outer_size": product(k.outer),
+            "index": k.operand("index").at(*outer, "i"),
+            "statement": y.store(value, y.dtype, *outer, "at"),
+        }
+    }
+
+
 def rope(k: Rope) -> Variables:
     x, y = k.operand("x"), k.operand("y")
     index = ["o0", "o1", "o2"]
@@ -223,10 +241,19 @@ def kv_update(k: KVUpdate) -> Variables:
 def scan(k: Scan) -> Variables:
     index = [*names("o", k.outer), "i"]
     x = k.operand("x")
+    ctype = C_TYPES[x.compute.name]
+
+    def join(a: str, b: str) -> str:
+        return SCANS[k.kind].format(a=a, b=b, t=x.compute.name, type=ctype)
+
     return {
         "running": {
             "outer_size": product(k.outer),
-            "acc_type": C_TYPES[x.compute.name],
+            "acc_type": ctype,
+            "next": join("v", x.at(*index)),
+            "doubled": join("sums[lane - d]", "v"),
+            "behind": join("before", "v"),
+            "carried": join("before", "sums[31]"),
             "x": x.at(*index),
             "statement": k.operand("y").store("v", x.compute, *index),
         }

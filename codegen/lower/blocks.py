@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from monoplan.codegen.cpu.schedule_linear import linear_layout
+from monoplan.codegen.expressions import compute_type
 from monoplan.codegen.formats import choose_format
-from monoplan.codegen.kernels import Gather, KVUpdate, Norm, Reduce, Rope, Sample, Scan, Softmax, Sort
-from monoplan.codegen.lower.lowerer import Lowerer, lowers, rows_by_columns
+from monoplan.codegen.kernels import Gather, KVUpdate, Norm, Reduce, Rope, Sample, Scan, Scatter, Softmax, Sort
+from monoplan.codegen.lower.lowerer import Lowerer, lowers, rows_by_columns, single
 from monoplan.codegen.operands import Body, Operand
 from monoplan.codegen.reductions import REDUCTIONS
 from monoplan.codegen.views import View, row_major
@@ -143,14 +144,19 @@ def lower_softmax(lo: Lowerer, op: Op) -> None:
 
 @lowers("scan")
 def lower_scan(lo: Lowerer, op: Op) -> None:
-    """cumsum along an axis."""
+    """Running sums and their kin along an axis."""
     x = lo.read(given(op, "x"))
     axis = op.attrs["axis"] % len(x.shape)
     y = lo.destination(op.result)
     operands = (Operand("x", outer_inner(x, (axis,))), Operand("y", outer_inner(y, (axis,)), written=True))
     lo.emit(
         Scan(
-            op=op, operands=operands, outer=operands[0].shape[:-1], inner=operands[0].shape[-1], flops=product(x.shape)
+            op=op,
+            operands=operands,
+            kind=op.name,
+            outer=operands[0].shape[:-1],
+            inner=operands[0].shape[-1],
+            flops=product(x.shape),
         )
     )
 
@@ -178,7 +184,7 @@ def lower_sort(lo: Lowerer, op: Op) -> None:
             outer=outer,
             inner=inner,
             keep=keep,
-            descending=op.name == "topk" or op.attrs["descending"],
+            descending=op.attrs["largest" if op.name == "topk" else "descending"],
         )
     )
 
@@ -268,6 +274,25 @@ def _lower_embedding(lo: Lowerer, op: Op) -> None:
             depth=depth,
         )
     )
+
+
+@lowers("scatter")
+def lower_scatter(lo: Lowerer, op: Op) -> None:
+    """A copy of x, then the elements that change. Half floats are summed in f32 and rounded once."""
+    x, index, source = (lo.read(given(op, n)) for n in ("x", "index", "source"))
+    kind, axis = op.attrs["reduce"], op.attrs["axis"] % len(x.shape)
+    y = lo.destination(op.result)
+    half = kind != "set" and compute_type(y.dtype) != y.dtype
+    sums = lo.fresh(compute_type(y.dtype), y.shape) if half else y
+    lo.pointwise(single("cast", 1, {"dtype": sums.dtype}) if half else Arg(0), [x], sums)
+    places = outer_inner(index, (axis,))
+    out = outer_inner(sums, (axis,))
+    outer = places.shape[:-1]
+    out = View(out.buffer, (*outer, out.shape[-1]), out.strides, out.offset)
+    operands = (Operand("x", outer_inner(source, (axis,))), Operand("index", places), Operand("y", out, written=True))
+    lo.emit(Scatter(op=op, operands=operands, kind=kind, outer=outer, inner=places.shape[-1], limit=out.shape[-1]))
+    if half:
+        lo.pointwise(single("cast", 1, {"dtype": y.dtype}), [sums], y)
 
 
 @lowers("rope")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monoplan.codegen.lower.lowerer import Lowerer, lowers, single
 from monoplan.codegen.views import Buffer, View, whole
-from monoplan.ir.dims import Dim
+from monoplan.ir.dims import Dim, equal
 from monoplan.ir.errors import CompileError
 from monoplan.ir.expr import Arg, Node, parse_expr
 from monoplan.ir.graph import Op, Value
@@ -24,7 +24,8 @@ def lower_view(lo: Lowerer, op: Op) -> None:
     if op.name == "transpose":
         lo.views[op.result] = x.transposed(a["axes"])
     elif op.name == "slice":
-        lo.views[op.result] = x.sliced(a["axis"] % len(x.shape), a["start"], a["length"], a["step"])
+        part = x.sliced(a["axis"] % len(x.shape), a["start"], a["length"], a["step"])
+        lo.views[op.result] = part if a["step"] > 0 or _read_by_element(lo, op.result) else lo.copy(part)
     elif op.name == "expand":
         lo.views[op.result] = x.expanded(a["shape"])
     elif op.name == "reshape":
@@ -43,10 +44,21 @@ def lower_view(lo: Lowerer, op: Op) -> None:
         raise CompileError(f"view op {op.name} has no lowering", where=op.loc)
 
 
+_BY_ELEMENT = ("pointwise", "fused_pointwise", "reduce", "fused_reduce", "scan", "softmax", "gather")
+
+
+def _read_by_element(lo: Lowerer, value: Value) -> bool:
+    """Whether only kernels read it that compute the place of each element: a negative stride is no matter to them."""
+    return all(o.opdef.kind in _BY_ELEMENT for o in lo.graph.ops if value in o.reads)
+
+
 @lowers("copy")
 def lower_copy(lo: Lowerer, op: Op) -> None:
-    """Concat writes each operand into its slice; repeat reads each element several times."""
+    """Concat and pad write each operand into its slice; repeat reads each element several times."""
     y = lo.destination(op.result)
+    if op.name == "pad":
+        _lower_pad(lo, op, y)
+        return
     axis = op.attrs["axis"] % len(y.shape)
     if op.name == "concat":
         start: Dim = 0
@@ -68,6 +80,19 @@ def lower_copy(lo: Lowerer, op: Op) -> None:
     into = y.reshaped(wide.shape)
     assert into is not None
     lo.copy(wide, into)
+
+
+def _lower_pad(lo: Lowerer, op: Op, y: View) -> None:
+    """Strips before and after each axis, which narrow what is left for the next one; then x in the middle."""
+    x = lo.read(_operand(op, 0))
+    for axis, (before, after) in enumerate(zip(op.attrs["before"], op.attrs["after"], strict=True)):
+        for start, length in ((0, before), (y.shape[axis] - after, after)):
+            if not equal(length, 0):
+                strip = y.sliced(axis, start, length)
+                constant = Buffer(f"{op.result.name}_pad", y.dtype, 1, "const", start=op.attrs["value"])
+                lo.pointwise(Arg(0), [View(constant, strip.shape, (0,) * len(strip.shape))], strip)
+        y = y.sliced(axis, before, x.shape[axis])
+    lo.pointwise(Arg(0), [x], y)
 
 
 @lowers("generate")

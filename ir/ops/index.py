@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.ir.dims import equal
+from monoplan.ir.dims import bounds, equal
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.opdef import Array, normalize_axis, op, require
-from monoplan.ir.types import TensorType, i64
+from monoplan.ir.types import TensorType, bool_, i64
 
 
 def check_range(index: Array, size: int, what: str) -> None:
@@ -88,7 +88,7 @@ def sort(x: Array, *, axis: int = -1, descending: bool = False) -> tuple[Array, 
     return np.take_along_axis(x, order, axis=axis), order
 
 
-def _topk_type(x: TensorType, *, k: int, axis: int) -> tuple[TensorType, TensorType]:
+def _topk_type(x: TensorType, *, k: int, axis: int, largest: bool) -> tuple[TensorType, TensorType]:
     axis = normalize_axis(axis, x.rank, "topk")
     size: Any = x.shape[axis]
     require(isinstance(size, int) and 1 <= k <= size, f"topk: k={k} does not fit axis {axis} of {x}")
@@ -97,9 +97,9 @@ def _topk_type(x: TensorType, *, k: int, axis: int) -> tuple[TensorType, TensorT
 
 
 @op(_topk_type, "sort")
-def topk(x: Array, *, k: int, axis: int = -1) -> tuple[Array, Array]:
-    """The k largest values and their indices, largest first; ties go to the lowest index."""
-    order = np.take(_stable_order(x, axis, True), np.arange(k), axis=axis)
+def topk(x: Array, *, k: int, axis: int = -1, largest: bool = True) -> tuple[Array, Array]:
+    """The k largest or smallest values and their indices, in that order; ties go to the lowest index."""
+    order = np.take(_stable_order(x, axis, largest), np.arange(k), axis=axis)
     return np.take_along_axis(x, order, axis=axis), order
 
 
@@ -109,3 +109,46 @@ def _stable_order(x: Array, axis: int, descending: bool) -> Array:
     flipped = np.flip(x, axis)
     order = np.flip(np.argsort(flipped, axis=axis, kind="stable"), axis)
     return x.shape[axis] - 1 - order  # type: ignore[no-any-return]
+
+
+SCATTERS = ("set", "add", "mul", "max", "min")
+
+
+def _scatter_type(x: TensorType, index: TensorType, source: TensorType, *, axis: int, reduce: str) -> TensorType:
+    require(reduce in SCATTERS, f"scatter: reduce={reduce!r} is not one of {', '.join(SCATTERS)}")
+    require(index.dtype.is_integer, f"scatter: the index must be integers, got {index}")
+    require(source.dtype == x.dtype, f"scatter: {source} must have the element type of {x}")
+    require(x.dtype != bool_ or reduce == "set", f"scatter: reduce={reduce!r} needs numbers, got {x}")
+    axis = normalize_axis(axis, x.rank, "scatter")
+    require(
+        index.rank == source.rank == x.rank
+        and all(equal(a, b) for a, b in zip(index.shape, source.shape, strict=True)),
+        f"scatter: {index} and {source} must have one shape, of the rank of {x}",
+    )
+    for i, (n, room) in enumerate(zip(index.shape, x.shape, strict=True)):
+        _, high = bounds(room - n)
+        fits = i == axis or high is None or high >= 0
+        require(fits, f"scatter: {index} is larger than {x} in dimension {i}, which is not axis {axis}")
+    return x
+
+
+@op(_scatter_type, "scatter", bounded=True)
+def scatter(x: Array, index: Array, source: Array, *, axis: int = 0, reduce: str = "set") -> Array:
+    """x with source[…, i, …] at place index[…, i, …] of an axis: set there, added, or what `reduce` says.
+
+    Elements are taken in the order of the axis, so the last of several is the one that is set, and sums are the same
+    in every run.
+    """
+    check_range(index, x.shape[axis], "scatter")
+    out = x.copy()
+    where: list[Any] = list(np.indices(index.shape, sparse=True))
+    where[axis] = index.astype(np.int64)
+    # One element of the axis at a time: numpy leaves open which of several assignments is the last.
+    along = np.moveaxis(np.stack(np.broadcast_arrays(*where)), axis + 1 if axis >= 0 else axis, 0)
+    for place, value in zip(along, np.moveaxis(source, axis, 0), strict=True):
+        at = tuple(place)
+        out[at] = value if reduce == "set" else _COMBINE[reduce](out[at], value)
+    return out
+
+
+_COMBINE: dict[str, Any] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}

@@ -43,14 +43,41 @@ def min_(x: Array, *, axes: tuple[int, ...] | None = None, keepdims: bool = Fals
     return np.min(x, axis=_axes(x, axes), keepdims=keepdims)
 
 
-def _argmax_type(x: TensorType, *, axis: int | None, keepdims: bool) -> TensorType:
-    require(x.dtype != bool_, f"argmax needs numbers, got {x}")
-    axes = normalized_axes(axis, x.rank, "argmax")
-    require_some("argmax", x, axes)
-    return TensorType(i64, reduced_shape(x, axes, keepdims))
+@reduction(result=_sum_dtype)
+def prod(x: Array, *, axes: tuple[int, ...] | None = None, keepdims: bool = False) -> Array:
+    """The product over axes (None: all); of integers and bools in 64 bits."""
+    return np.prod(x, axis=_axes(x, axes), keepdims=keepdims)
 
 
-@op(_argmax_type, "reduce", bounded=True)
+@reduction(result=lambda dtype: bool_)
+def any_(x: Array, *, axes: tuple[int, ...] | None = None, keepdims: bool = False) -> Array:
+    """Whether one element over axes (None: all) is not 0."""
+    return np.any(x != 0, axis=_axes(x, axes), keepdims=keepdims)
+
+
+@reduction(result=lambda dtype: bool_)
+def all_(x: Array, *, axes: tuple[int, ...] | None = None, keepdims: bool = False) -> Array:
+    """Whether no element over axes (None: all) is 0."""
+    return np.all(x != 0, axis=_axes(x, axes), keepdims=keepdims)
+
+
+def _place_type(name: str) -> Any:
+    def rule(x: TensorType, *, axis: int | None, keepdims: bool) -> TensorType:
+        require(x.dtype != bool_, f"{name} needs numbers, got {x}")
+        axes = normalized_axes(axis, x.rank, name)
+        require_some(name, x, axes)
+        return TensorType(i64, reduced_shape(x, axes, keepdims))
+
+    return rule
+
+
+@op(_place_type("argmin"), "reduce", bounded=True)
+def argmin(x: Array, *, axis: int | None = None, keepdims: bool = False) -> Array:
+    """The index of the smallest element along an axis (None: of all elements); ties go to the lowest."""
+    return np.argmin(x, axis=axis, keepdims=keepdims)
+
+
+@op(_place_type("argmax"), "reduce", bounded=True)
 def argmax(x: Array, *, axis: int | None = None, keepdims: bool = False) -> Array:
     """The index of the largest element along an axis (None: of all elements); ties go to the lowest."""
     return np.argmax(x, axis=axis, keepdims=keepdims)
@@ -90,16 +117,37 @@ def causal_softmax(x: Array) -> Array:
     return np.where(visible, e / total, 0)  # also beside a NaN
 
 
-def _cumsum_type(x: TensorType, *, axis: int) -> TensorType:
-    require(x.dtype != bool_, f"cumsum needs numbers, got {x}")
-    normalize_axis(axis, x.rank, "cumsum")
-    return x
+def _running_type(name: str) -> Any:
+    def rule(x: TensorType, *, axis: int) -> TensorType:
+        require(x.dtype != bool_, f"{name} needs numbers, got {x}")
+        normalize_axis(axis, x.rank, name)
+        return x
+
+    return rule
 
 
-@op(_cumsum_type, "scan")
+@op(_running_type("cumsum"), "scan")
 def cumsum(x: Array, *, axis: int = -1) -> Array:
     """Running sums along an axis, in the element type (half floats in f32)."""
     return np.cumsum(x, axis=axis, dtype=x.dtype)
+
+
+@op(_running_type("cumprod"), "scan")
+def cumprod(x: Array, *, axis: int = -1) -> Array:
+    """Running products along an axis, in the element type (half floats in f32)."""
+    return np.cumprod(x, axis=axis, dtype=x.dtype)
+
+
+@op(_running_type("cummax"), "scan")
+def cummax(x: Array, *, axis: int = -1) -> Array:
+    """The largest element so far along an axis; NaN wins."""
+    return np.maximum.accumulate(x, axis=axis)
+
+
+@op(_running_type("cummin"), "scan")
+def cummin(x: Array, *, axis: int = -1) -> Array:
+    """The smallest element so far along an axis; NaN wins."""
+    return np.minimum.accumulate(x, axis=axis)
 
 
 # Normalizations over trailing dimensions.

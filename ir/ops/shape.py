@@ -36,31 +36,35 @@ def transpose(x: Array, *, axes: tuple[int, ...]) -> Array:
 
 def _slice_type(x: TensorType, *, axis: int, start: Dim, length: Dim, step: int) -> TensorType:
     axis = normalize_axis(axis, x.rank, "slice")
-    require(step >= 1, f"slice: the step must be 1 or more, got {step}")
+    require(step != 0, "slice: the step must not be 0")
     size = x.shape[axis]
-    last = start + (length - 1) * step if not equal(length, 0) else start
+    some = not equal(length, 0)
+    last = start + (length - 1) * step if some else start
     for d, what in ((start, "start"), (length, "length")):
         low, _ = bounds(d)
         require(low is None or low >= 0 or isinstance(d, Expr), f"slice: the {what} {d} is negative")
-    room = size - 1 - last if not equal(length, 0) else size - start
-    _, high = bounds(room)
-    require(
-        high is None or high >= 0,
-        f"slice: {length} elements from {start}{f' in steps of {step}' if step > 1 else ''} go past {size}, "
-        f"the size of axis {axis} of {x}",
-    )
+    for room in (size - (1 if some else 0) - (last if step > 0 else start), last if step < 0 else 0):
+        _, high = bounds(room)
+        require(
+            high is None or high >= 0,
+            f"slice: {length} elements from {start}{f' in steps of {step}' if step != 1 else ''} go past {size}, "
+            f"the size of axis {axis} of {x}",
+        )
     return x.with_shape(length if i == axis else d for i, d in enumerate(x.shape))
 
 
 @op(_slice_type, "view", bounded=True)
 def slice_(x: Array, *, axis: int, start: Dim, length: Dim, step: int = 1) -> Array:
-    """`length` elements of an axis from `start`, every `step`-th."""
+    """`length` elements of an axis from `start`, every `step`-th; backwards where the step is negative."""
+    some = 1 if length else 0
     last = start + (length - 1) * step if length else start
-    if start < 0 or last > x.shape[axis] - (1 if length else 0):
+    if min(start, last) < 0 or max(start, last) > x.shape[axis] - some:  # type: ignore[type-var, operator]
         raise ArgumentError(f"slice: {length} elements from {start} go past {x.shape[axis]}, the size of axis {axis}")
     index = [slice(None)] * x.ndim
-    index[axis] = slice(start, start + (length - 1) * step + 1 if length else start, step)
-    return x[tuple(index)]
+    stop = last + (1 if step > 0 else -1) if length else start
+    index[axis] = slice(start, stop if stop >= 0 else None, step)  # type: ignore[operator]
+    found = x[tuple(index)]
+    return found if step > 0 else found.copy()  # no view, as a flip is none in PyTorch
 
 
 def _expand_type(x: TensorType, *, shape: tuple[Dim, ...]) -> TensorType:
@@ -126,6 +130,25 @@ def repeat(x: Array, *, repeats: int, axis: int) -> Array:
     return np.repeat(x, repeats, axis=axis)
 
 
+def _pad_type(
+    x: TensorType, *, before: tuple[Dim, ...], after: tuple[Dim, ...], value: float | int | bool
+) -> TensorType:
+    require(
+        len(before) == len(after) == x.rank, f"pad: {x} needs {x.rank} sizes before and after, got {before}, {after}"
+    )
+    for d in (*before, *after):
+        _, high = bounds(d)
+        require(high is None or high >= 0, f"pad: the size {d} is negative")
+    _check_value("pad", value, x.dtype)
+    return x.with_shape(b + n + a for b, n, a in zip(before, x.shape, after, strict=True))
+
+
+@op(_pad_type, "copy", bounded=True)
+def pad(x: Array, *, before: tuple[Dim, ...], after: tuple[Dim, ...], value: float | int | bool = 0) -> Array:
+    """x with so many elements of one value before and after those of each dimension."""
+    return np.pad(x, list(zip(before, after, strict=True)), constant_values=value)  # type: ignore[arg-type]
+
+
 def _arange_type(*, length: Dim, start: Dim, dtype: DType) -> TensorType:
     require(isinstance(length, Expr) or length >= 0, f"arange: the length {length} is negative")
     return TensorType(dtype, (length,))
@@ -139,10 +162,14 @@ def arange(*, length: Dim, start: Dim = 0, dtype: DType = i64) -> Array:
 
 def _full_type(*, shape: tuple[Dim, ...], value: float | int | bool, dtype: DType) -> TensorType:
     require(all(isinstance(d, Expr) or d >= 0 for d in shape), f"full: a size in {list(shape)} is negative")
+    _check_value("full", value, dtype)
+    return TensorType(dtype, shape)
+
+
+def _check_value(name: str, value: float | int | bool, dtype: DType) -> None:
     if dtype.is_integer:
         low, high = np.iinfo(dtype.numpy).min, np.iinfo(dtype.numpy).max
-        require(low <= value <= high, f"full: {value} is no {dtype}, which goes from {low} to {high}")  # nor is NaN
-    return TensorType(dtype, shape)
+        require(low <= value <= high, f"{name}: {value} is no {dtype}, which goes from {low} to {high}")  # nor is NaN
 
 
 @op(_full_type, "generate", bounded=True)

@@ -171,7 +171,7 @@ class GenerationStep(ModelStep):
         scores = F.repetition_penalty(raw, history, history_count, penalty)
         token = F.random_sample(scores, random_val, top_p, top_k, temperature, min_p=min_p)
         # log softmax at one place only: the whole row of it is never stored.
-        top = raw.max(dim=-1, keepdim=True)
+        top = raw.amax(dim=-1, keepdim=True)
         total = F.log(F.exp(raw - top).sum(dim=-1, keepdim=True)) + top
         logprob = (F.take_along(raw, token.unsqueeze(-1)) - total).squeeze(-1)
         return {"token": token, "logprob": logprob, "logits": logits}

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from monoplan.frontend import functional as _functional
+from monoplan.frontend.arrays import *  # noqa: F403
 from monoplan.frontend.functional import *  # noqa: F403
 from monoplan.frontend.op_functions import *  # noqa: F403  (once more: type checkers do not follow __all__ += …)
 

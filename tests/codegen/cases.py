@@ -125,6 +125,29 @@ for _name in ("neg", "abs", "relu"):
     case(_name, "T[b, s, 3]", only="f")
     case(_name, arg("T[7]", values=[0, 1, -1, 127, -127, -128, 5]), only="i")
     case(_name, "T[7]")
+for _name in ("floor", "ceil", "trunc", "round"):
+    case(_name, arg("T[b, s, 9]", -9, 9), only="f")
+    case(_name, arg("T[9]", values=[0.5, 1.5, 2.5, -0.5, -1.5, -0.25, 3, -0.0, 1e30]), only="f32 f64")
+    case(_name, "T[7]", only="iu")
+_ODD = [0.0, -0.0, 1.5, -2.0, float("inf"), -float("inf"), float("nan")]
+for _name in ("sign", "isnan", "isinf", "isfinite"):
+    case(_name, arg("T[b, 7]", values=_ODD), only="f")
+    case(_name, "T[s, 7]", only="iub")
+for _name in ("floor_divide", "remainder", "fmod"):
+    case(_name, arg("T[b, s, 5]", -9, 9), arg("T[5]", values=[2, -3, 0.75, 5, -1.5]), only="f")
+    case(_name, arg("T[8]", values=[6, -6, 0, -5, 3, -3, float("inf"), 2]),
+         arg("T[8]", values=[3, 3, 2, 0, float("inf"), float("inf"), 2, float("nan")]), only="f")  # fmt: skip
+    case(_name, arg("T[b, 12]", values=[7, 7, 100, 0, 5, 1]), arg("T[12]", values=[2, 3, 7, 0, 0, 4, 127]), only="iu")
+    case(_name, arg("T[b, 9]", values=[7, -7, -128, -128, 5, -6]), arg("T[9]", values=[-2, 3, -1, 0, -5]), only="i")
+case("integer_pow", "T[b, 9]", arg("T[9]", values=[0, 1, 2, 3, 5, 20]), only="iu")
+case("integer_pow", arg("T[7]", values=[1, -1, -1, 2, 0, -3, 1]), arg("T[7]", values=[-3, -3, -2, -1, 4, 3]), only="i")
+for _name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
+    case(_name, "T[b, s]", "T[s]", only="iub")
+    case(_name, "T[s]", "u8[s]", only="iub")
+case("bitwise_not", "T[b, s]", only="iub")
+for _name in ("left_shift", "right_shift"):
+    case(_name, arg("T[b, 9]", values=[1, 5, 127, 100, 2, 64]), arg("T[9]", values=[0, 1, 3, 7, 8, 64, 100]), only="iu")
+    case(_name, arg("T[5]", values=[-1, -128, 100, -7, -7]), arg("T[5]", values=[1, 2, -1, -3, 100]), only="i")
 for _name in ("exp", "exp2", "expm1", "sin", "cos", "tanh", "sigmoid", "erf", "erfc", "silu", "softplus", "atan"):
     case(_name, arg("T[b, s, 7]", -6, 6))
     case(_name, arg("T[]", -1, 1))
@@ -164,11 +187,19 @@ for _name in ("sum", "mean", "max", "min"):
     case(_name, "T[4, 5]", axes=())
     case(_name, "T[]")
 case("sum", arg("T[300]", 100, 127), axes=None, scale=4000)
-for _axis in (None, 0, 1, -1):
-    case("argmax", "T[b, s, 6]", axis=_axis)
-case("argmax", arg("T[4, 40]", 0, 3), axis=1, keepdims=True)  # ties of integers go to the lowest
-case("argmax", "T[1]")
-case("argmax", "T[2, 3]", keepdims=True)
+case("prod", "T[b, s, 6]", axes=(2,), scale=64)
+case("prod", arg("T[b, s]", -1, 1), keepdims=True)
+case("prod", "T[4, 5]", axes=(), scale=2)
+for _name in ("any", "all"):
+    case(_name, arg("T[b, s, 6]", values=[0, 1, 0, 0, 0, 1, 1]), axes=(1, 2))
+    case(_name, arg("T[b, 4, s]", values=[0, 0, 0, 0, 1, 1, 1, 1, 1]), axes=(-1,), keepdims=True)
+    case(_name, arg("T[7]", values=_ODD), only="f")
+for _name in ("argmax", "argmin"):
+    for _axis in (None, 0, 1, -1):
+        case(_name, "T[b, s, 6]", axis=_axis)
+    case(_name, arg("T[4, 40]", 0, 3), axis=1, keepdims=True)  # ties of integers go to the lowest
+    case(_name, "T[1]")
+    case(_name, "T[2, 3]", keepdims=True)
 case("softmax", arg("T[b, 4, s]", -5, 5))
 case("softmax", arg("T[b, s, 5]", -5, 5), axis=1)
 case("softmax", "T[6]", axis=0)
@@ -177,11 +208,17 @@ case("causal_softmax", "T[5, 3]")  # the first rows see nothing
 case("cumsum", "T[b, s, 5]", scale=5)
 case("cumsum", "T[b, s, 5]", axis=1, scale=9)
 case("cumsum", arg("T[30]", 50, 100), axis=0, only="iu")
+for _name in ("cumprod", "cummax", "cummin"):
+    case(_name, "T[b, s, 5]", scale=32)
+    case(_name, arg("T[b, s, 5]", -1.1, 1.1), axis=1, scale=4)
+    case(_name, arg("T[70]", 1, 2), axis=0, only="iu")
+    case(_name, arg("T[14]", values=[*_ODD[:4], 3, -3, *_ODD[4:]]), only="f")
 case("sort", "T[b, s, 6]", axis=1)
 case("sort", arg("T[3, 33]", 0, 4), descending=True)
 case("sort", "T[1]")
 case("topk", "T[b, s, 9]", k=4)
 case("topk", arg("T[7, 2]", 0, 2), k=7, axis=0)
+case("topk", arg("T[b, 9]", 0, 4), k=3, largest=False)
 
 # -- shapes ---------------------------------------------------------------------------------------------------
 
@@ -192,6 +229,12 @@ case("transpose", "T[]", axes=())
 case("slice", "T[b, s, 6]", axis=1, start=S - 1, length=1)
 case("slice", "T[b, 9]", axis=-1, start=1, length=3, step=3)
 case("slice", "T[b, 9]", axis=1, start=4, length=0)
+case("slice", "T[b, s, 3]", axis=1, start=S - 1, length=S, step=-1)
+case("slice", "T[9, b]", axis=0, start=7, length=3, step=-3)
+case("slice", "T[9]", axis=0, start=3, length=0, step=-1)
+case("pad", "T[b, s, 3]", before=(0, 2, 1), after=(0, S, 0), value=1)
+case("pad", "T[4]", before=(0,), after=(3,))
+case("pad", "T[2, b]", before=(1, 1), after=(1, 1), value=-float("inf"), only="f")
 case("expand", "T[1, s, 1]", shape=(B, 2, S, 3))
 case("expand", "T[]", shape=(3,))
 case("concat", "T[b, s]", "T[b, 2]", "T[b, s]", axis=1)
@@ -218,6 +261,11 @@ case("gather", "T[b, 7, 3]", arg("i32[s, 2]", 0, 6), axis=1)
 case("gather", "T[5]", arg("u64[]", 0, 4))
 case("take_along", "T[b, 7]", arg("i64[b, s]", 0, 6), axis=1)
 case("take_along", "T[5, b]", arg("i8[3, b]", 0, 4), axis=0)
+case("scatter", "T[b, 7]", arg("i64[b, s]", 0, 6), "T[b, s]", axis=1)
+for _name in ("add", "mul", "max", "min"):
+    case("scatter", "T[b, 7]", arg("i64[b, s]", 0, 6), "T[b, s]", axis=-1, reduce=_name, scale=16)
+case("scatter", "T[9, 4, b]", arg("i32[12, 3, b]", 0, 8), "T[12, 3, b]", reduce="add", scale=12)
+case("scatter", "T[5]", arg("u8[20]", 0, 4), "T[20]", reduce="add", scale=20)
 case("select_rows", "T[b, 7, 2]", arg("i32[b]", 0, 6))
 case("select_rows", "T[b, 3]", arg("i64[b]", 0, 2))
 

@@ -49,7 +49,7 @@ SEEDS = {
     "silu": "(input, inplace=False, *, out=None)",
     "swiglu": "(input, other, *, out=None)",
     "scaled_dot_product_attention": "(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, "
-    "enable_gqa=False, *, softcap=None, window=None, past=None)",
+    "enable_gqa=False, *, softcap=None, window=None, past=None, causal_alignment='lower_right')",
 }
 
 
@@ -279,7 +279,7 @@ def test_attention(rng: np.random.Generator) -> None:
 
 def test_reductions_and_sorting() -> None:
     assert (
-        F.sum(A, 1).shape == (3,) and F.mean(A, dim=(0, 1)).shape == () and F.max(A, -1, keepdim=True).shape == (3, 1)
+        F.sum(A, 1).shape == (3,) and F.mean(A, dim=(0, 1)).shape == () and F.amax(A, -1, keepdim=True).shape == (3, 1)
     )
     assert F.argmax(A).item() == A.argmax() and F.amin(A).item() == A.min()
     values, places = F.topk(A, 2)
@@ -287,8 +287,11 @@ def test_reductions_and_sorting() -> None:
     np.testing.assert_array_equal(F.gather(A, 1, places).numpy(), values.numpy())
     assert F.topk(A, 1).indices.shape == (3, 1) and F.sort(A, 0).values.shape == (3, 4)
     np.testing.assert_array_equal(F.argsort(A, descending=True).numpy(), np.argsort(-A, kind="stable"))
-    with pytest.raises(ArgumentError, match="largest values only"):
-        F.topk(A, 1, largest=False)
+    values, places = F.topk(A, 2, largest=False)
+    np.testing.assert_array_equal(values.numpy(), np.sort(A, -1)[:, :2])
+    for found, wanted in ((F.max(A, 1), A.argmax(1)), (F.min(A, 1), A.argmin(1))):
+        np.testing.assert_array_equal(found.indices.numpy(), wanted)
+        np.testing.assert_array_equal(found.values.numpy(), A[np.arange(3), wanted])
     np.testing.assert_allclose(F.log_softmax(A, 0).numpy(), np.log(F.softmax(A, 0).numpy()), rtol=1e-5)
 
 

@@ -76,4 +76,85 @@ MP_FN int16_t mp_abs_i16(int16_t x) { return (int16_t)(x < 0 ? -x : x); }
 MP_FN int32_t mp_abs_i32(int32_t x) { return x < 0 ? -x : x; }
 MP_FN int64_t mp_abs_i64(int64_t x) { return x < 0 ? -x : x; }
 
+/* Integers divided by 0 are 0; the smallest one by -1 wraps around, where the CPU's own division would trap. */
+#define MP_SIGNED_DIVISION(name, type, wide) \
+    MP_FN type mp_fmod_##name(type a, type b) { return (type)(b == 0 || b == -1 ? 0 : a % b); } \
+    MP_FN type mp_remainder_##name(type a, type b) \
+    { \
+        const type r = mp_fmod_##name(a, b); \
+        return (type)(r != 0 && (r < 0) != (b < 0) ? r + b : r); \
+    } \
+    MP_FN type mp_floor_divide_##name(type a, type b) \
+    { \
+        if (b == 0 || b == -1) return (type)(b == 0 ? 0 : (wide)0 - (wide)a); \
+        return (type)(a / b - (a % b != 0 && (a < 0) != (b < 0))); \
+    }
+MP_SIGNED_DIVISION(i8, int8_t, uint8_t)
+MP_SIGNED_DIVISION(i16, int16_t, uint16_t)
+MP_SIGNED_DIVISION(i32, int32_t, uint32_t)
+MP_SIGNED_DIVISION(i64, int64_t, uint64_t)
+
+#define MP_UNSIGNED_DIVISION(name, type) \
+    MP_FN type mp_fmod_##name(type a, type b) { return (type)(b == 0 ? 0 : a % b); } \
+    MP_FN type mp_remainder_##name(type a, type b) { return (type)(b == 0 ? 0 : a % b); } \
+    MP_FN type mp_floor_divide_##name(type a, type b) { return (type)(b == 0 ? 0 : a / b); }
+MP_UNSIGNED_DIVISION(u8, uint8_t)
+MP_UNSIGNED_DIVISION(u16, uint16_t)
+MP_UNSIGNED_DIVISION(u32, uint32_t)
+MP_UNSIGNED_DIVISION(u64, uint64_t)
+
+/* The remainder is exact, so the quotient is a whole number but for one rounding. */
+#define MP_FLOAT_DIVISION(name, type, f) \
+    MP_FN type mp_sign_##name(type x) { return (type)((x > 0) - (x < 0)); } \
+    MP_FN type mp_fmod_##name(type a, type b) { return fmod##f(a, b); } \
+    MP_FN type mp_remainder_##name(type a, type b) \
+    { \
+        const type r = fmod##f(a, b); \
+        return r != 0 && (r < 0) != (b < 0) ? r + b : r; \
+    } \
+    MP_FN type mp_floor_divide_##name(type a, type b) \
+    { \
+        if (b == 0) return a / b; \
+        const type r = fmod##f(a, b), whole = (a - r) / b - (r != 0 && (r < 0) != (b < 0) ? 1 : 0); \
+        return whole == 0 ? copysign##f(0, a / b) : rint##f(whole); \
+    }
+MP_FLOAT_DIVISION(f32, float, f)
+MP_FLOAT_DIVISION(f64, double, )
+
+#define MP_SHIFTS(name, type, wide) \
+    MP_FN type mp_left_shift_##name(type a, type b) \
+    { \
+        return (uint64_t)b < 8 * sizeof(type) ? (type)((wide)a << b) : (type)0; \
+    } \
+    MP_FN type mp_right_shift_##name(type a, type b) \
+    { \
+        return (uint64_t)b < 8 * sizeof(type) ? (type)(a >> b) : (type)(a >> (8 * sizeof(type) - 1) >> 1); \
+    }
+MP_SHIFTS(i8, int8_t, uint8_t)
+MP_SHIFTS(i16, int16_t, uint16_t)
+MP_SHIFTS(i32, int32_t, uint32_t)
+MP_SHIFTS(i64, int64_t, uint64_t)
+MP_SHIFTS(u8, uint8_t, uint8_t)
+MP_SHIFTS(u16, uint16_t, uint16_t)
+MP_SHIFTS(u32, uint32_t, uint32_t)
+MP_SHIFTS(u64, uint64_t, uint64_t)
+
+#define MP_POWER(name, type, wide, negative) \
+    MP_FN type mp_power_##name(type a, type b) \
+    { \
+        if (negative) return (type)(a == 1 ? 1 : a == (type)-1 ? (b & 1 ? -1 : 1) : 0); \
+        wide power = 1, square = (wide)a; \
+        for (wide rest = (wide)b; rest; rest = (wide)(rest >> 1), square = (wide)((uint64_t)square * square)) \
+            if (rest & 1) power = (wide)((uint64_t)power * square); \
+        return (type)power; \
+    }
+MP_POWER(i8, int8_t, uint8_t, b < 0)
+MP_POWER(i16, int16_t, uint16_t, b < 0)
+MP_POWER(i32, int32_t, uint32_t, b < 0)
+MP_POWER(i64, int64_t, uint64_t, b < 0)
+MP_POWER(u8, uint8_t, uint8_t, 0)
+MP_POWER(u16, uint16_t, uint16_t, 0)
+MP_POWER(u32, uint32_t, uint32_t, 0)
+MP_POWER(u64, uint64_t, uint64_t, 0)
+
 #endif

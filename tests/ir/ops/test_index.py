@@ -97,3 +97,33 @@ def test_refusals() -> None:
     refuses(r"the weight must be \[vocabulary, features\]", "embedding", tensor_type("i64", 4), tensor_type("f32", 4))
     refuses("the index must be integers", "gather", tensor_type("f32", 4), tensor_type("f32", 2))
     refuses("axis 1 is out of range", "sort", tensor_type("f32", 4), axis=1)
+
+
+def test_scatter_takes_elements_in_order() -> None:
+    x = np.zeros((2, 4), np.float32)
+    index, source = np.array([[1, 1, 3]]), np.array([[1.0, 2.0, 3.0]], np.float32)
+    assert run("scatter", x, index, source, axis=1).tolist() == [[0, 2, 0, 3], [0] * 4]
+    for reduce, wanted in (("add", [1, 4, 1, 4]), ("mul", [1, 2, 1, 3]), ("max", [1, 2, 1, 3]), ("min", [1, 1, 1, 1])):
+        assert run("scatter", x + 1, index, source, axis=-1, reduce=reduce).tolist() == [wanted, [1] * 4]
+    # 1e8 first: what is added afterwards is lost, and the order is the same in every run.
+    many = np.array([1e8, *[1.0] * 7], np.float32)
+    assert run("scatter", x[0], np.zeros(8, np.int64), many, reduce="add")[0] == 1e8
+    with pytest.raises(ArgumentError, match=r"scatter: index 4 at position \[0, 1\] is out of range \[0, 4\)"):
+        run("scatter", x, np.array([[0, 4, 1]]), source, axis=1)
+
+
+def test_scatter_refusals() -> None:
+    x, index = tensor_type("f32", 3, "n"), tensor_type("i64", 2, "n")
+    assert infer("scatter", x, index, tensor_type("f32", 2, "n")) == x
+    refuses(
+        "is larger than .* in dimension 0", "scatter", x, tensor_type("i64", 4, 1), tensor_type("f32", 4, 1), axis=1
+    )
+    refuses("must have the element type", "scatter", x, index, tensor_type("f16", 2, "n"))
+    refuses("must have one shape", "scatter", x, index, tensor_type("f32", 3, "n"))
+    refuses("reduce='mean' is not one of", "scatter", x, index, tensor_type("f32", 2, "n"), reduce="mean")
+    refuses("needs numbers", "scatter", *(tensor_type(t, 2) for t in ("bool", "i64", "bool")), reduce="add")
+
+
+def test_smallest() -> None:
+    values, places = run("topk", np.array([3.0, math.nan, 1.0, 1.0], np.float32), k=3, largest=False)
+    assert values.tolist() == [1, 1, 3] and places.tolist() == [2, 3, 0]

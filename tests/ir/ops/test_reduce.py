@@ -19,6 +19,7 @@ REDUCE: dict[str, Callable[[list[float]], float]] = {
     "mean": lambda v: math.fsum(v) / len(v),
     "max": max,
     "min": min,
+    "prod": math.prod,
 }
 AXES: list[Any] = [None, (0,), (-1,), (0, 2), (1, -3), ()]
 
@@ -123,3 +124,25 @@ def test_types_and_refusals() -> None:
     refuses("axis 1 is out of range", "softmax", tensor_type("f32", 3), axis=1)
     refuses(r"causal_softmax needs floating point scores \[..., query, key\]", "causal_softmax", tensor_type("f32", 3))
     refuses("cumsum needs numbers", "cumsum", tensor_type("bool", 3))
+
+
+def test_any_and_all() -> None:
+    x = np.array([[0.0, math.nan], [0.0, 0.0]], np.float32)
+    assert run("any", x, axes=(1,)).tolist() == [True, False] and run("all", x, axes=(0,)).tolist() == [False, False]
+    assert run("any", np.zeros((0,), np.int8)) == np.False_ and run("all", np.zeros((0,), np.int8)) == np.True_
+    assert run("all", np.array([1, 2, 3], np.uint8), keepdims=True).tolist() == [True]
+
+
+def test_argmin_takes_the_first() -> None:
+    assert run("argmin", np.array([[2, 1, 1], [0, 5, 0]]), axis=1).tolist() == [1, 0]
+    assert run("argmin", np.array([1.0, math.nan, math.nan])) == 1
+    refuses("needs numbers", "argmin", tensor_type("bool", 3))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_running(dtype: DType) -> None:
+    x = np.array([[2.0, -1.0, 3.0, 0.5], [1.0, 4.0, 4.0, -2.0]], dtype.numpy)
+    for name, join in (("cumprod", lambda a, b: a * b), ("cummax", max), ("cummin", min)):
+        wanted = [list(itertools.accumulate(map(float, row), join)) for row in x]
+        assert run(name, x).tolist() == wanted and run(name, x.T, axis=0).T.tolist() == wanted
+    assert math.isnan(run("cummax", np.array([1.0, math.nan, 2.0]))[2])

@@ -53,7 +53,11 @@ def test_slice_refusals() -> None:
     refuses("go past n", "slice", x, axis=0, start=1, length=N)
     refuses("start -1 is negative", "slice", x, axis=1, start=-1, length=1)
     refuses("length -1 is negative", "slice", x, axis=1, start=0, length=-1)
-    refuses("the step must be 1 or more", "slice", x, axis=1, start=0, length=1, step=0)
+    refuses("the step must not be 0", "slice", x, axis=1, start=0, length=1, step=0)
+    refuses("go past 5", "slice", x, axis=1, start=5, length=2, step=-1)
+    refuses("go past 5", "slice", x, axis=1, start=1, length=2, step=-2)
+    assert run("slice", np.arange(5), axis=0, start=4, length=3, step=-2).tolist() == [4, 2, 0]
+    assert run("slice", np.arange(5), axis=0, start=0, length=0, step=-1).tolist() == []
     refuses("axis 2 is out of range", "slice", x, axis=2, start=0, length=1)
     assert infer("slice", x, axis=0, start=N - 1, length=1) == tensor_type("f32", 1, 5)
     with pytest.raises(ArgumentError, match="2 elements from 3 go past 4"):
@@ -111,3 +115,12 @@ def test_full(dtype: DType) -> None:
     assert y.shape == (2, 3) and all(v == 1 for v in y.flat)
     assert run("full", value=True, dtype=dtype).shape == ()
     assert run("full", value=-np.inf).item() == -np.inf
+
+
+def test_pad() -> None:
+    x = np.arange(6, dtype=np.int32).reshape(2, 3)
+    assert run("pad", x, before=(1, 0), after=(0, 2), value=7).tolist() == [[7] * 5, [0, 1, 2, 7, 7], [3, 4, 5, 7, 7]]
+    assert infer("pad", tensor_type("f32", "n"), before=(N,), after=(1,)) == tensor_type("f32", 2 * N + 1)
+    refuses("needs 1 sizes before and after", "pad", tensor_type("f32", 3), before=(1, 1), after=(0, 0))
+    refuses("the size -1 is negative", "pad", tensor_type("f32", 3), before=(-1,), after=(0,))
+    refuses("nan is no i32", "pad", tensor_type("i32", 3), before=(1,), after=(0,), value=float("nan"))
