@@ -415,7 +415,7 @@ def linear(k: Linear, s: LinearSchedule) -> Variables:
     norm = [k.operand(name) for name in ("norm_weight", "norm_bias") if k.has(name)]
     args = [(f"{'' if o.written else 'const '}{o.ctype} *", o.name) for o in passed]
     if k.epilogue == "heads":
-        args += [("mp_run *", "run"), ("int ", "step")]
+        args += [("mp_run *", "run"), ("int ", "step"), ("int ", "writes")]
     if k.epilogue == "argmax":
         args.append(("int64_t *", "mine"))
     if s.gives_tiles and k.epilogue != "heads":
@@ -430,7 +430,7 @@ def linear(k: Linear, s: LinearSchedule) -> Variables:
         "loops": "mp_linear_tiles.h" if s.tiles else "mp_linear.h",
         "fields": _filled([f"{kind}{name};" for kind, name in (*args, *(("int64_t ", name) for name in symbols))]),
         # `mine`: the best column of each row, so far
-        "given": ["mp_no_best(found, t, rows)" if name == "mine" else name for _, name in args],
+        "given": [{"mine": "mp_no_best(found, t, rows)", "writes": "0"}.get(name, name) for _, name in args],
         "symbols": symbols,
         "x_value": a["x"].at("row", "i"),
         "x_normed": normed,

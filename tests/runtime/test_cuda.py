@@ -108,6 +108,10 @@ def test_bad_arguments_are_reported_as_on_the_cpu(device: Any) -> None:
     compiled = mp.compile(small_lm("float32"), target="cuda")
     with pytest.raises(ArgumentError, match=r"index 900 at position \[0, 1\] is out of range \[0, 300\)"):
         compiled(np.array([[1, 900]]))
+    cache = compiled.new_cache(1, 16)
+    with pytest.raises(ArgumentError, match="index 900"):
+        compiled(np.array([[1, 900]]), past_key_values=cache)
+    assert not any(t.numpy().any() for t in (*cache.k, *cache.v))  # no row was written
     assert np.isfinite(compiled(np.array([[1, 2]]))).all()  # the record is empty again
 
 

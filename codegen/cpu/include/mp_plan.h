@@ -88,6 +88,7 @@ typedef struct {
     atomic_int ready[MP_MOST_PARTS]; /* threads that have prepared what the work on a part of the rows needs */
     _Alignas(64) atomic_int pieces[MP_MOST_PARTS]; /* of that work which somebody has */
     _Alignas(64) atomic_int failed; /* a lock on *error */
+    atomic_int wrong;               /* *error is not empty */
     mp_error *error;
     const void *const *parts; /* what the ranks gave in the last exchange */
 } mp_run;
@@ -288,7 +289,20 @@ mp_fail(mp_run *run, int code, int step, int64_t place, int64_t value, int64_t l
         e->value = value;
         e->limit = limit;
     }
+    atomic_store_explicit(&run->wrong, 1, memory_order_relaxed);
     atomic_store(&run->failed, 0);
+}
+
+/* Whether a step before the last barrier has failed: then nothing is written into what belongs to the caller. */
+MP_INLINE int mp_went_wrong(const mp_run *run) { return atomic_load_explicit(&run->wrong, memory_order_relaxed); }
+
+/* Whether `count` of `seq` rows fit into a cache from `start` on; all rows of sequence b, or none. */
+MP_INLINE int mp_fits(mp_run *run, int step, int64_t b, int64_t start, int64_t count, int64_t seq, int64_t capacity)
+{
+    const int counted = count >= 0 && count <= seq, fits = start >= 0 && start <= capacity - count;
+    if (!counted) mp_fail(run, MP_COUNT, step, b, count, seq);
+    else if (!fits) mp_fail(run, MP_CACHE_FULL, step, b, start + count, capacity);
+    return counted && fits;
 }
 
 /* One exchange with the other ranks, by thread 0: every thread's data is ready before, and everyone's there after. */

@@ -187,7 +187,7 @@ MP_FN void mp_finish_heads(const W *sums, const uint32_t seq, const int64_t angl
         if (head < HEADS) {
             mp_store4(q_at(b, s, head) + i, low);
             mp_store4(q_at(b, s, head) + HALF + i, high);
-        } else if (!counted || !fits || s >= given) {
+        } else if (!counted || !fits || s >= given || error->code) {
             break; /* heads of keys and values come last */
         } else if (head < HEADS + KV) {
             mp_store4(k_at(b, kv, at) + i, low);

@@ -58,7 +58,7 @@ MP_KERNEL embedding_1(mp_run *run MP_UNUSED, const int t MP_UNUSED, const int T 
 typedef struct {
     const float *x; const float *norm_weight; const int64_t *positions; const float *sin; const float *cos;
     const int32_t *lengths; const int32_t *valid; float *k_cache; float *v_cache; float *y; mp_run *run; int step;
-    int64_t n_batch; int64_t n_capacity; int64_t n_seq;
+    int writes; int64_t n_batch; int64_t n_capacity; int64_t n_seq;
 } qkv_rope_cache_2_args;
 
 MP_INLINE float qkv_rope_cache_2_value(const void *c, const int64_t row, const int64_t i)
@@ -85,11 +85,7 @@ static void qkv_rope_cache_2_finish(const void *c, const int64_t g, const int64_
     const int64_t head = g, seq = n_seq, b0 = row < seq ? 0 : (uint32_t)row / (uint32_t)seq,
         s0 = row - b0 * seq; /* 64 bits divide slowly */
     if (head < HEADS + KV) {
-        int64_t angle = (int64_t)a.positions[b0 * n_seq + s0];
-        if (angle < 0 || angle >= 64) {
-            mp_fail(a.run, MP_POSITION, a.step, row, angle, 64);
-            angle = 0;
-        }
+        const int64_t angle = a.writes ? (int64_t)a.positions[b0 * n_seq + s0] : 0;
         MP_SIMD
         for (int64_t i = 0; i < HALF; ++i) {
             const float sine = a.sin[angle * 4 + i], cosine = a.cos[angle * 4 + i];
@@ -103,17 +99,9 @@ static void qkv_rope_cache_2_finish(const void *c, const int64_t g, const int64_
         for (int64_t j = 0; j < DIM; ++j) a.y[b0 * n_seq * 32 + s0 * 32 + head * 8 + j] = sums[j];
         return;
     }
-    const int64_t start = (int64_t)a.lengths[b0], given = (int64_t)a.valid[b0], at = start + s0;
+    const int64_t at = (int64_t)a.lengths[b0] + s0;
     const int64_t kv MP_UNUSED = head < HEADS + KV ? head - HEADS : head - HEADS - KV;
-    if (given < 0 || given > seq) {
-        mp_fail(a.run, MP_COUNT, a.step, b0, given, seq);
-        return;
-    }
-    if (start < 0 || start > n_capacity - given) { /* all rows of a sequence, or none */
-        mp_fail(a.run, MP_CACHE_FULL, a.step, b0, start + given, n_capacity);
-        return;
-    }
-    if (s0 >= given) return;
+    if (!a.writes || s0 >= (int64_t)a.valid[b0]) return;
     if (head < HEADS + KV) {
         MP_SIMD
         for (int64_t j = 0; j < DIM; ++j) a.k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8
@@ -125,13 +113,35 @@ static void qkv_rope_cache_2_finish(const void *c, const int64_t g, const int64_
     }
 }
 
+/* Whether all rows can be written to the caches: every worker looks at all of them, so either all are written or none. */
+MP_INLINE int qkv_rope_cache_2_fits(const void *c)
+{
+    const qkv_rope_cache_2_args a = *(const qkv_rope_cache_2_args *)c;
+    const int64_t n_batch MP_UNUSED = a.n_batch;
+    const int64_t n_capacity MP_UNUSED = a.n_capacity;
+    const int64_t n_seq MP_UNUSED = a.n_seq;
+    const int64_t batch = n_batch, seq = n_seq, capacity = n_capacity, positions = 64;
+    int fits = !mp_went_wrong(a.run);
+    for (int64_t b0 = 0; b0 < batch; ++b0) {
+        if (!mp_fits(a.run, a.step, b0, (int64_t)a.lengths[b0], (int64_t)a.valid[b0], seq, capacity)) fits = 0;
+        for (int64_t s0 = 0; s0 < seq; ++s0) {
+            const int64_t angle = (int64_t)a.positions[b0 * n_seq + s0];
+            if (angle >= 0 && angle < positions) continue;
+            mp_fail(a.run, MP_POSITION, a.step, b0 * seq + s0, angle, positions);
+            fits = 0;
+        }
+    }
+    return fits;
+}
+
 MP_KERNEL qkv_rope_cache_2(mp_run *run, const int t, const int T, const int step MP_UNUSED, const float *x,
     const float *w, const float *norm_weight, const int64_t *positions, const float *sin, const float *cos,
     const int32_t *lengths, const int32_t *valid, float *k_cache, float *v_cache, float *y, float *xt,
     float *partial, const int64_t rows)
 {
-    const qkv_rope_cache_2_args a = {x, norm_weight, positions, sin, cos, lengths, valid, k_cache, v_cache, y, run,
-        step, run->args->symbols[0], run->args->symbols[2], run->args->symbols[1]};
+    qkv_rope_cache_2_args a = {x, norm_weight, positions, sin, cos, lengths, valid, k_cache, v_cache, y, run, step,
+        0, run->args->symbols[0], run->args->symbols[2], run->args->symbols[1]};
+    a.writes = qkv_rope_cache_2_fits(&a);
     _Alignas(64) float sums[96];
     const mp_linear shape = {
         .K = 32, .panel = 16, .vectors = 2, .panels = 1, .groups = 8, .tail = 2,

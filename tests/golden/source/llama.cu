@@ -191,7 +191,8 @@ qkv_rope_cache_2_row(const float *x, const float *w, const float *norm_weight, c
                 mp_fail(error, MP_CACHE_FULL, step, b0, extra.start + extra.given, n_capacity);
             return;
         }
-        if (s0 >= extra.given) return;
+        if (s0 >= extra.given
+            || error->code) return; /* after an error of an earlier step the caller keeps what it had */
         if (head < HEADS + KV) {
             k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.first] = a;
             k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.second] = b;
@@ -280,7 +281,8 @@ qkv_rope_cache_2_finish(const int64_t *positions, const float *sin, const float 
                 mp_fail(error, MP_CACHE_FULL, step, b0, extra.start + extra.given, n_capacity);
             return;
         }
-        if (s0 >= extra.given) return;
+        if (s0 >= extra.given
+            || error->code) return; /* after an error of an earlier step the caller keeps what it had */
         if (head < HEADS + KV) {
             k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.first] = a;
             k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.second] = b;
