@@ -198,16 +198,16 @@ def select(input: Any, dim: int, index: Dim) -> Tensor:
     return as_tensor(input).select(dim, index)
 
 
-def tile(input: Any, dims: Any) -> Tensor:
+def tile(input: Any, dims: Any, *more: Dim) -> Tensor:
     """The input so many times along each of the last dimensions."""
-    x, counts = as_tensor(input), _several(dims)
+    x, counts = as_tensor(input), (*_several(dims), *more)
     return x.repeat(*[1] * (x.ndim - len(counts)), *counts)
 
 
-def flip(input: Any, dims: Any) -> Tensor:
+def flip(input: Any, dims: Any, *more: int) -> Tensor:
     """The order of elements turned round along dimensions."""
     x = as_tensor(input)
-    for d in {full_axis(d, x.ndim): None for d in _several(dims)}:
+    for d in {full_axis(d, x.ndim): None for d in (*_several(dims), *more)}:
         n = x.shape[d]
         x = call("slice", x, axis=d, start=n - 1 if not equal(n, 0) else 0, length=n, step=-1)
     return x
@@ -369,7 +369,7 @@ def gather(input: Any, dim: int, index: Any) -> Tensor:
     axis = full_axis(dim, x.ndim)
     if x.ndim == at.ndim:
         x = _corner(x, at.shape, axis)
-    return call("take_along", x, at, axis=axis)  # type: ignore[no-any-return]
+    return call("take_along", x, at, axis=dim)  # type: ignore[no-any-return]
 
 
 def _corner(x: Tensor, shape: Sequence[Dim], axis: int | None = None) -> Tensor:
@@ -562,7 +562,7 @@ def index_put(input: Any, indices: Sequence[Any], values: Any, accumulate: bool 
             )
         new = new.reshape(())
         return where(mask, x + new if accumulate and x.dtype != bool_ else new, x)
-    tables = [Tensor(p) for t in tables for p in (np.nonzero(t.numpy()) if t.dtype == bool_ else (t,))]
+    tables = [as_tensor(p) for t in tables for p in (np.nonzero(t.numpy()) if t.dtype == bool_ else (t,))]
     if not tables or len(tables) > x.ndim or not all(t.dtype.is_integer for t in tables):
         raise ArgumentError(f"index_put: {len(tables)} indices of integers do not fit {x.type}")
     place, rest = whole_index(tables, x.shape[: len(tables)]), x.shape[len(tables) :]

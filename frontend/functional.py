@@ -408,6 +408,40 @@ def prelu(input: Any, weight: Any) -> Tensor:
     return where(x > 0, x, x * w)
 
 
+def elu(input: Any, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    """The input, alpha * (exp(input) - 1) where it is negative."""
+    x = floating(as_tensor(input))
+    return _activated(where(x > 0, x, _less_one(x) * alpha), input, inplace)
+
+
+def celu(input: Any, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    """The input, alpha * (exp(input / alpha) - 1) where it is negative."""
+    x = floating(as_tensor(input))
+    return _activated(where(x > 0, x, _less_one(x / alpha) * alpha), input, inplace)
+
+
+def selu(input: Any, inplace: bool = False) -> Tensor:
+    """elu with the slopes that keep mean 0 and variance 1."""
+    x = floating(as_tensor(input))
+    alpha, scale = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
+    return _activated(where(x > 0, x * scale, _less_one(x) * (alpha * scale)), input, inplace)
+
+
+def _less_one(x: Tensor) -> Tensor:
+    """exp(x) - 1 of negative x: by tanh, which loses nothing near 0."""
+    half = tanh(x * 0.5)
+    return half * 2 / (1 - half)
+
+
+def mish(input: Any, inplace: bool = False) -> Tensor:
+    """input * tanh(log(1 + exp(input)))."""
+    x = floating(as_tensor(input))
+    # tanh(log(1 + e)) is n / (n + 2) with n = e (e + 2); from 20 on it is 1.
+    e = exp(pointwise("minimum", x, 20.0))
+    n = e * (e + 2)
+    return _activated(x * (n / (n + 2)), input, inplace)
+
+
 def hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
     """The input held between min_val and max_val."""
     return _activated(clamp(input, min_val, max_val), input, inplace)
@@ -590,6 +624,8 @@ def batch_norm(
             fix="give running_mean and running_var, and training=False",
         )
     x = floating(as_tensor(input))
+    if x.ndim < 2:
+        raise ArgumentError(f"batch_norm takes [batch, channels, …], got {x.type}")
     # What depends on weights alone is computed once: the plan has one product and one sum.
     scale = 1 / sqrt(as_tensor(running_var) + eps)
     scale = scale if weight is None else scale * as_tensor(weight)
@@ -754,14 +790,14 @@ if not TYPE_CHECKING:
 
 
 __all__ = [
-    "RopeAlgo", "all_gather", "all_reduce", "argsort", "batch_norm", "bmm", "causal_softmax", "clamp", "clip",
-    "count_nonzero", "cummax", "cummin", "cumprod", "cumsum", "div", "dropout", "embedding", "frac", "gelu_tanh", "glu",
-    "group_norm", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "instance_norm", "kv_update", "layer_norm",
-    "leaky_relu", "lerp", "linear", "log_softmax", "logical_and", "logical_not", "logical_or", "logical_xor",
-    "logsumexp", "matmul", "max", "min", "nan_to_num", "norm", "normalize", "pow", "prelu", "random_sample",
-    "reciprocal", "relu", "relu6", "repetition_penalty", "rms_norm", "rope", "round", "scaled_dot_product_attention",
-    "silu", "softmax", "softmin", "softshrink", "softsign", "sort", "square", "std", "std_mean", "tanhshrink",
-    "threshold", "topk", "var", "var_mean",
+    "RopeAlgo", "all_gather", "all_reduce", "argsort", "batch_norm", "bmm", "causal_softmax", "celu", "clamp", "clip",
+    "count_nonzero", "cummax", "cummin", "cumprod", "cumsum", "div", "dropout", "elu", "embedding", "frac", "gelu_tanh",
+    "glu", "group_norm", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "instance_norm", "kv_update",
+    "layer_norm", "leaky_relu", "lerp", "linear", "log_softmax", "logical_and", "logical_not", "logical_or",
+    "logical_xor", "logsumexp", "matmul", "max", "min", "mish", "nan_to_num", "norm", "normalize", "pow", "prelu",
+    "random_sample", "reciprocal", "relu", "relu6", "repetition_penalty", "rms_norm", "rope", "round",
+    "scaled_dot_product_attention", "selu", "silu", "softmax", "softmin", "softshrink", "softsign", "sort",
+    "square", "std", "std_mean", "tanhshrink", "threshold", "topk", "var", "var_mean",
 ]  # fmt: skip
 __all__ += arrays.__all__
 __all__ += op_functions.__all__ + windows.__all__
@@ -773,6 +809,7 @@ op_functions.publish_methods(
     {
         name: globals()[name]
         for name in __all__
-        if name not in _NO_METHODS and next(iter(inspect.signature(globals()[name]).parameters), "") == "input"
+        if name not in (*_NO_METHODS, *windows.__all__)
+        and next(iter(inspect.signature(globals()[name]).parameters), "") == "input"
     }
 )

@@ -8,6 +8,7 @@ MONOPLAN_GOLDEN_UPDATE=1 writes the file.
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import json
 from collections.abc import Callable
@@ -188,11 +189,11 @@ def signature_text(signature: inspect.Signature) -> str:
     """A signature as source."""
     shown: list[str] = []
     for p in signature.parameters.values():
-        if p.kind is p.KEYWORD_ONLY and "*" not in shown:
+        if p.kind is p.KEYWORD_ONLY and not builtins.any(text.startswith("*") for text in shown):
             shown.append("*")
         annotation = "" if p.annotation is p.empty else f": {p.annotation}"
         default = "" if p.default is p.empty else f" = {_literal(p.default)}"
-        shown.append(f"{p.name}{annotation}{default}")
+        shown.append(f"{'*' if p.kind is p.VAR_POSITIONAL else ''}{p.name}{annotation}{default}")
     return f"({', '.join(shown)}) -> {signature.return_annotation}"
 
 

@@ -369,12 +369,6 @@ class OpMethods:
     def erfc(self) -> Tensor:
         """1 - erf(x), exact where x is large."""
 
-    def relu(self) -> Tensor:
-        """max(x, 0); NaN stays NaN."""
-
-    def silu(self) -> Tensor:
-        """x * sigmoid(x)."""
-
     def softplus(self, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
         """log(1 + exp(beta x)) / beta; x where beta x is above the threshold."""
 
@@ -486,6 +480,9 @@ class OpMethods:
     def causal_softmax(self, out: Tensor | None = None) -> Tensor:
         """softmax over the last axis of scores [..., queries, keys], where a query sees no later key."""
 
+    def celu(self, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+        """The input, alpha * (exp(input / alpha) - 1) where it is negative."""
+
     def clamp(self, min: Any = None, max: Any = None, *, out: Tensor | None = None) -> Tensor:
         """The input held between min and max."""
 
@@ -509,6 +506,9 @@ class OpMethods:
 
     def div(self, other: Any, *, rounding_mode: str | None = None, out: Tensor | None = None) -> Tensor:
         """a / b; with rounding_mode "floor" or "trunc" a whole number, of integers an integer."""
+
+    def elu(self, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+        """The input, alpha * (exp(input) - 1) where it is negative."""
 
     def frac(self, *, out: Tensor | None = None) -> Tensor:
         """What follows the point, with the sign of the input."""
@@ -564,6 +564,9 @@ class OpMethods:
     def min(self, dim: Any = None, keepdim: bool = False) -> Any:
         """The smallest element; along a dimension with its index, the first of equals; or the smaller of two tensors."""
 
+    def mish(self, inplace: bool = False) -> Tensor:
+        """input * tanh(log(1 + exp(input)))."""
+
     def nan_to_num(self, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None, *, out: Tensor | None = None) -> Tensor:
         """The input with other numbers for NaN and infinities (those of largest size where none are given)."""
 
@@ -590,6 +593,9 @@ class OpMethods:
 
     def round(self, decimals: int = 0, *, out: Tensor | None = None) -> Tensor:
         """The nearest number of so many decimals; halves go to the even one."""
+
+    def selu(self, inplace: bool = False) -> Tensor:
+        """elu with the slopes that keep mean 0 and variance 1."""
 
     def silu(self, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
         """input * sigmoid(input)."""
@@ -645,7 +651,7 @@ class OpMethods:
     def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
         """The diagonal of two dimensions, as the last one; it begins `offset` columns to the right, or rows below."""
 
-    def flip(self, dims: Any) -> Tensor:
+    def flip(self, dims: Any, *more: int) -> Tensor:
         """The order of elements turned round along dimensions."""
 
     def full_like(self, fill_value: float | int | bool, *, dtype: Any = None) -> Tensor:
@@ -711,7 +717,7 @@ class OpMethods:
     def take_along(self, index: Any, dim: int = -1) -> Tensor:
         """The same as gather, with the index first."""
 
-    def tile(self, dims: Any) -> Tensor:
+    def tile(self, dims: Any, *more: Dim) -> Tensor:
         """The input so many times along each of the last dimensions."""
 
     def tril(self, diagonal: int = 0) -> Tensor:

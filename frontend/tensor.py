@@ -15,7 +15,7 @@ import numpy as np
 
 from monoplan.frontend.context import current, user_location
 from monoplan.ir import ops as _ops  # noqa: F401  (fills the registry)
-from monoplan.ir.dims import Dim, Expr, divide_exactly, equal
+from monoplan.ir.dims import Dim, Expr, divide_exactly, equal, symbols_in
 from monoplan.ir.errors import ArgumentError, TraceError, TypeRuleError
 from monoplan.ir.graph import Loc, Value
 from monoplan.ir.opdef import REGISTRY, OpDef
@@ -502,7 +502,8 @@ def call(op: str | OpDef, *operands: Any, **attrs: Any) -> Any:
     tracing = current()
     if tracing is None:
         return _run(opdef, tensors, attrs)
-    if not tensors or any(t is not None and tracing.is_graph_value(t) for t in tensors):
+    traced = any(t is not None and tracing.is_graph_value(t) for t in tensors)
+    if not tensors or traced or any(map(symbols_in, attrs.values())):  # a constant spread over a symbolic size
         values = [None if t is None else tracing.value_of(t) for t in tensors]
         results = tracing.emit(opdef, values, attrs)
         return Tensor.traced(results) if isinstance(results, Value) else tuple(map(Tensor.traced, results))
@@ -775,7 +776,8 @@ def whole_index(indices: Sequence[Tensor], sizes: Sequence[Dim]) -> Tensor:
     place: Any = None
     inside: Any = None
     for i, n in zip(indices, sizes, strict=True):
-        i = i if i.dtype.kind == "u" else pointwise("where", i < 0, i + n, i)
+        # What is out of range stays as it was: the error shows it.
+        i = i if i.dtype.kind == "u" else pointwise("where", (i < 0) & (i + n >= 0), i + n, i)
         if len(indices) == 1:
             return i  # the lookup checks it
         i = i.to(i64)
