@@ -42,6 +42,7 @@ NAMES = {
 # Differences that docs/pytorch.md explains, by op.
 DOCUMENTED: dict[str, str] = {
     "nn.functional.scaled_dot_product_attention": "the last query stands at the last key",
+    "nn.functional.rms_norm": "eps is 1e-5 unless given",
     "argsort": "equal elements keep their order", "sort": "equal elements keep their order",
     "topk": "equal elements keep their order", "index_put": "the last of several counts", "index_copy": "as index_put",
     "floor_divide": "integers divided by 0 are 0",
