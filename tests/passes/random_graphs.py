@@ -16,6 +16,7 @@ from monoplan.ir.ops import linear as products
 from monoplan.ir.ops import reduce as norms
 from monoplan.ir.ops import reduce as reductions
 from monoplan.ir.ops import shape as views
+from monoplan.ir.ops.conv import conv2d
 from monoplan.ir.ops.index import embedding, select_rows
 from monoplan.ir.ops.scan import scan
 from monoplan.ir.rules import broadcasts_to
@@ -194,6 +195,15 @@ class Maker:
             y = views.repeat(views.slice_(x, axis=2, start=0, length=4), repeats=2, axis=2)
             self.keep(y)
 
+    def convolution(self) -> None:
+        """Over the sequence, with a scale for each channel behind it."""
+        x, out = self.rows(), self.pick(*WIDTHS)
+        width = x.type.shape[-1]
+        image = views.reshape(views.transpose(x, axes=(0, 2, 1)), shape=(BATCH, width, SEQ, 1))
+        y = conv2d(image, self.param(out, width, 3, 1), None, padding=(1, 1, 0, 0))
+        y = pw.mul(y, self.param(out, 1, 1))
+        self.keep(views.transpose(views.reshape(y, shape=(BATCH, out, SEQ)), axes=(0, 2, 1)))
+
     def recurrence(self) -> None:
         """A scan over the sequence, with products over its slices and over its state."""
         x = self.rows()
@@ -283,6 +293,7 @@ STEPS: tuple[Callable[[Maker], None], ...] = (
     Maker.unary, Maker.binary, Maker.binary, Maker.chain, Maker.chain, Maker.linear, Maker.linear, Maker.conv1d,
     Maker.norm, Maker.mlp, Maker.reduction, Maker.softmax, Maker.view, Maker.view, Maker.embed, Maker.attention,
     Maker.cached, Maker.head, Maker.equal_ops, Maker.weights, Maker.recurrence,
+    Maker.convolution,
 )  # fmt: skip
 
 
