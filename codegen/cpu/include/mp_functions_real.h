@@ -112,10 +112,10 @@ MP_FN MP_REAL MP_NAME(mp_log_sum)(MP_REAL k, MP_REAL z, MP_REAL one, MP_REAL one
 }
 MP_FN MP_REAL MP_NAME(mp_log_by)(MP_REAL x, MP_REAL one, MP_REAL one_low, MP_REAL two, MP_REAL two_low)
 {
-    const int small = x < MP_C(0x1p-126f, 0x1p-1022); /* subnormal */
-    const MP_REAL y = small ? x * MP_C(0x1p24f, 0x1p54) : x;
+    const int small = x < MP_C(0x1p-126f, 0x1p-1022); /* subnormal: constants are chosen, so that nothing is computed twice */
+    const MP_REAL y = x * (small ? MP_C(0x1p24f, 0x1p54) : 1), bias = small ? MP_ROUND + MP_BIAS + MP_C(24, 54) : MP_ROUND + MP_BIAS;
     const MP_BITS_TYPE k = MP_NAME(mp_log_whole)(y);
-    const MP_REAL n = MP_OF_BITS(MP_TO_BITS(MP_ROUND) + k) - (MP_ROUND + MP_BIAS) - (small ? MP_C(24, 54) : 0);
+    const MP_REAL n = MP_OF_BITS(MP_TO_BITS(MP_ROUND) + k) - bias;
     const MP_REAL z = MP_OF_BITS(MP_TO_BITS(y) - ((k - MP_BIAS) << MP_MANTISSA)) - 1;
     const MP_REAL v = MP_NAME(mp_log_sum)(n, z, one, one_low, two, two_low);
     const MP_REAL bounded = x < INFINITY ? v : x, defined = x < 0 ? NAN : bounded;
