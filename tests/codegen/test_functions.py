@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from monoplan.runtime.machine.cpu_info import machine, read_cpu
 
 from monoplan.driver import build_graph_executable
 from monoplan.ir.builder import build_graph
 from monoplan.ir.graph import Value
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.types import DTYPES, tensor_type
-from monoplan.runtime.machine.features import levels
+from monoplan.runtime.machine.features import levels, machine, read_cpu
 
 Array = np.ndarray[Any, Any]
 UNARY: list[tuple[str, dict[str, Any]]] = [
