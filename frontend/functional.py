@@ -403,8 +403,8 @@ def leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) 
 def prelu(input: Any, weight: Any) -> Tensor:
     """The input, weight times it where it is negative; one weight, or one for each channel (dimension 1)."""
     x, w = as_tensor(input), as_tensor(weight)
-    if w.ndim == 1 and not equal(w.shape[0], 1):
-        w = w.reshape((w.shape[0], *[1] * builtins.max(x.ndim - 2, 0)))
+    if w.ndim == 1:
+        w = w.reshape(() if equal(w.shape[0], 1) else (w.shape[0], *[1] * builtins.max(x.ndim - 2, 0)))
     return where(x > 0, x, x * w)
 
 
@@ -443,8 +443,9 @@ def mish(input: Any, inplace: bool = False) -> Tensor:
 
 
 def hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
-    """The input held between min_val and max_val."""
-    return _activated(clamp(input, min_val, max_val), input, inplace)
+    """The input held between min_val and max_val, in its own element type."""
+    x = as_tensor(input)
+    return _activated(clamp(x, min_val, max_val).to(x.dtype), input, inplace)
 
 
 def relu6(input: Any, inplace: bool = False) -> Tensor:

@@ -529,7 +529,7 @@ class OpMethods:
         """input * hardsigmoid(input)."""
 
     def hardtanh(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
-        """The input held between min_val and max_val."""
+        """The input held between min_val and max_val, in its own element type."""
 
     def leaky_relu(self, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
         """The input, negative_slope times it where it is negative."""

@@ -45,12 +45,22 @@ DOCUMENTED: dict[str, str] = {
     "nn.functional.rms_norm": "eps is 1e-5 unless given",
     "argsort": "equal elements keep their order", "sort": "equal elements keep their order",
     "topk": "equal elements keep their order", "index_put": "the last of several counts", "index_copy": "as index_put",
-    "floor_divide": "integers divided by 0 are 0",
+    "floor_divide": "integers divided by 0 are 0", "nn.functional.dropout": "nothing is dropped",
+    "nn.functional.conv1d": "integers become f32", "nn.functional.conv2d": "integers become f32",
+    "nn.functional.conv_transpose1d": "integers become f32", "nn.functional.avg_pool1d": "integers become f32",
+    "nn.functional.avg_pool2d": "integers become f32", "prod": "of bools i64, also along a dimension",
 }  # fmt: skip
+# OpInfo gives these arguments in another order.
+ORDER: dict[str, Any] = {
+    "einsum": lambda operands, equation: F.einsum(equation, *operands),
+    "where": lambda x, condition, other: F.where(condition, x, other),
+}
 
 
 def function(name: str) -> Any:
     """Our function for an op of PyTorch, if there is one."""
+    if name in ORDER:
+        return ORDER[name]
     own = NAMES.get(name, name.rsplit(".", 1)[-1])
     special = name.startswith(("masked.", "linalg.", "signal.", "fft.", "special.", "_")) and name not in NAMES
     return None if not own or special or own not in F.__all__ else getattr(F, own)
