@@ -32,7 +32,7 @@ from monoplan.ir.opdef import exactly
 
 _TABLES = frozenset(("_parameters", "_buffers", "_modules", "_transient"))
 _IMMUTABLE = (type(None), bool, int, float, complex, str, bytes, np.generic, np.dtype, type, FunctionType)
-_DEPTH = 6  # of objects in objects; below that identity counts
+_DEPTH, _OBJECTS = 6, 2  # of containers in containers, of objects in objects; below that identity counts
 _ABSENT = object()
 _CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time")
 
@@ -99,7 +99,7 @@ def _value(module: Module, name: str) -> Any:
     return found if found is not _ABSENT else getattr(type(module), name, _ABSENT)
 
 
-def snapshot(value: Any, depth: int = 0) -> tuple[Any, bool]:
+def snapshot(value: Any, depth: int = 0, objects: int = 0) -> tuple[Any, bool]:
     """What `same` compares a value with later, and whether it can't change in place."""
     if isinstance(value, _IMMUTABLE) or depth > _DEPTH:
         return value, True
@@ -109,22 +109,22 @@ def snapshot(value: Any, depth: int = 0) -> tuple[Any, bool]:
     if isinstance(value, np.ndarray):
         return _Kept(value, value.copy()), False
     if type(value) in (tuple, frozenset):
-        parts = [snapshot(v, depth + 1) for v in value]
+        parts = [snapshot(v, depth + 1, objects) for v in value]
         return _Kept(value, [p for p, _ in parts] if type(value) is tuple else value), all(fixed for _, fixed in parts)
     if type(value) is list:
-        return _Kept(value, [snapshot(v, depth + 1)[0] for v in value]), False
+        return _Kept(value, [snapshot(v, depth + 1, objects)[0] for v in value]), False
     if type(value) is dict:
-        return _Kept(value, {k: snapshot(v, depth + 1)[0] for k, v in value.items()}), False
+        return _Kept(value, {k: snapshot(v, depth + 1, objects)[0] for k, v in value.items()}), False
     if type(value) is set:
         return _Kept(value, set(value)), False
     if (state := _random_state(value)) is not None:
         return _Kept(value, state), False
-    if isinstance(value, Module) or callable(value) or not hasattr(value, "__dict__"):
+    if isinstance(value, Module) or callable(value) or objects == _OBJECTS or not hasattr(value, "__dict__"):
         return value, True
     frozen = getattr(getattr(type(value), "__dataclass_params__", None), "frozen", False)
     if frozen and type(value).__module__.startswith("monoplan."):
         return value, True  # a configuration: what is in it is not changed either
-    inside = {k: snapshot(v, depth + 1) for k, v in vars(value).items()}
+    inside = {k: snapshot(v, depth + 1, objects + 1) for k, v in _fields(value).items()}
     return _Kept(value, {k: kept for k, (kept, _) in inside.items()}), frozen and all(f for _, f in inside.values())
 
 
@@ -156,8 +156,13 @@ def same(kept: Any, now: Any) -> bool:
         return bool(held == now)
     if (state := _random_state(now)) is not None:
         return kept.value is now and _equal_states(held, state)
-    inside = vars(now)
+    inside = _fields(now)
     return held.keys() == inside.keys() and all(same(held[k], v) for k, v in inside.items())
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """What an object shows: what it keeps to itself (the cache of a logger) may change without a meaning."""
+    return {k: v for k, v in vars(value).items() if not k.startswith("_")}
 
 
 def _equal(a: Any, b: Any) -> bool:

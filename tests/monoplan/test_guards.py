@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 import warnings
@@ -192,6 +193,25 @@ def test_what_is_written_first_is_no_state() -> None:
     fast = mp.compile(Writing())
     for n in (4, 5):
         np.testing.assert_array_equal(fast(np.ones(n, np.float32)), np.full(n, n))
+
+
+class Logging(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.logger = logging.getLogger("monoplan.test")
+        self.me = SimpleNamespace(owner=self)  # a cycle
+        self.me.me = self.me
+
+    def forward(self, x: Any) -> Any:
+        self.logger.debug("called by %s", self.me.owner)
+        return x + 1
+
+
+def test_objects_may_have_private_state_and_cycles() -> None:
+    fast = mp.compile(Logging(), mp.spec(4), target="reference")
+    logging.getLogger("monoplan.test").isEnabledFor(logging.INFO)  # kept in the logger
+    fast(X)
+    assert fast.stats.compiles == 1
 
 
 class Timed(nn.Module):
