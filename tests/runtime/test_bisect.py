@@ -228,6 +228,27 @@ CASES = {
         "graph g(%x: f32[2, 33], %h: i64[2, 4], %n: i32[2], %p: f32[2]) {\n"
         "  %y = repetition_penalty(%x, %h, %n, %p) : f32[2, 33]\n  return %y\n}",
     ),
+    "conv": (
+        "conv",
+        'graph g(%x: f32[1, 16, 9, 9]) {\n  param %w: f32[32, 16, 3, 3] = "w"\n'
+        "  %y = conv2d(%x, %w, _) {stride=(1, 1), padding=(0, 0, 0, 0), dilation=(1, 1), groups=1} : f32[1, 32, 7, 7]\n"
+        "  return %y\n}",
+    ),
+    "_window_strip": (
+        "window",
+        'graph g(%x: f32[1, 3, 8, 8]) {\n  %y = pool2d(%x) {kind="max", kernel=(2, 2), stride=(2, 2), '
+        "padding=(0, 0, 0, 0), dilation=(1, 1), include_pad=True, divisor=None} : f32[1, 3, 4, 4]\n  return %y\n}",
+    ),
+    "_window_even": (
+        "window",
+        'graph g(%x: f32[1, 3, 8, 8]) {\n  %y = adaptive_pool2d(%x) {kind="avg", size=(3, 3)} : f32[1, 3, 3, 3]\n'
+        "  return %y\n}",
+    ),
+    "scatter": (
+        "scatter",
+        "graph g(%x: f32[4, 7], %i: i64[4, 5], %v: f32[4, 5]) {\n"
+        '  %y = scatter(%x, %i, %v) {axis=1, reduce="set"} : f32[4, 7]\n  return %y\n}',
+    ),
 }
 FEW_ON_TILES = """graph g(%x: f32[3, 64]) {
   param %w: bf16[40, 64] = "w"
@@ -250,7 +271,12 @@ TILES = {
         "  %y = linear(%z, %d, _) : f32[50, 40]\n  return %y\n}",
     ),
 }
-ELSEWHERE = {"plan": "the frame of every plan", "collective": "does nothing on one rank"}
+ELSEWHERE = {
+    "plan": "the frame of every plan",
+    "collective": "does nothing on one rank",
+    "window": "the frame of its two ways",
+    "_linear_fits": "computes nothing",
+}
 # What is stored is doubled; where a template stores nothing itself, a sum becomes a difference.
 _STORED = re.compile(r"\{\{ ((?:\w+\.)?(?:\w*statement\w*|finish|store_\w+)) \}\}")
 _OTHER = {

@@ -115,7 +115,7 @@ def test_a_weight_at_an_odd_address() -> None:
     assert pack(odd, Layout("f32", 16, 2)).tobytes() == pack(w, Layout("f32", 16, 2)).tobytes()
 
 
-def weights(kind: str, rows: int, depth: int) -> Any:
+def made(kind: str, rows: int, depth: int) -> Any:
     rng = np.random.default_rng(rows)
     w = rng.standard_normal((rows, depth)).astype(bf16.numpy)
     if kind == "every bit":  # NaN, infinities and subnormal numbers among them
@@ -134,7 +134,7 @@ def test_coded_weights_keep_every_bit(
     layout = Layout("bf16_12", *panels)
     if not native:
         monkeypatch.setattr(packing, "native_library", lambda: None)
-    w = weights(kind, rows, depth)
+    w = made(kind, rows, depth)
     packed = pack(w, layout)
     seen = []
     for number in range(layout.rows(rows).size // 32):
@@ -163,21 +163,21 @@ def test_memory_is_taken_once_where_panels_are_alike() -> None:
             taken.append(shape[0])
             return np.zeros(shape, dtype)
 
-        packed = coded(weights(kind, 320, 96), np.arange(320), make)
+        packed = coded(made(kind, 320, 96), np.arange(320), make)
         assert len(taken) == 1 and packed.nbytes <= taken[0], kind
-    w = weights("usual", 320, 96)
-    w[200:230] = weights("every bit", 30, 96)  # in no panel that is looked at
+    w = made("usual", 320, 96)
+    w[200:230] = made("every bit", 30, 96)  # in no panel that is looked at
     rows = np.arange(320)
     assert coded(w, rows).tobytes() == CODED._pack_slowly(w, rows.reshape(-1, 32)).tobytes()
 
 
 def coded(w: Any, rows: Any, make: Any = aligned) -> Any:
-    return CODED.pack(w, rows, Layout("bf16_12", 32), make, weights._native(CODED.native))
+    return CODED.pack(w, rows, Layout("bf16_12", 32), make, packing._native(CODED.native))
 
 
 def test_coded_weights_of_both_ways_are_the_same() -> None:
     for kind, depth in itertools.product(WEIGHTS, (96, 672)):  # of the longer one a sample is looked at
-        w = weights(kind, 146, depth)
+        w = made(kind, 146, depth)
         rows = np.arange(160)
         rows[146:] = -1
         assert coded(w, rows).tobytes() == CODED._pack_slowly(w, rows.reshape(-1, 32)).tobytes()

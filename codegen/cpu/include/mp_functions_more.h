@@ -88,7 +88,7 @@ MP_FN float mp_powf(float x, float y)
     const int whole = rintf(y) == y, odd = whole & (rintf(half) != half) & (fabsf(y) < 16777216.0f);
     const uint32_t sign = odd ? 0x80000000u : 0u;
     const float z = mp_bits_to_float(mp_float_to_bits(r) ^ (mp_float_to_bits(x) & sign));
-    return (x < 0.0f) & (x > -INFINITY) & !whole ? NAN : z;
+    return ((x < 0.0f) & (x > -INFINITY) & !whole) ? NAN : z;
 }
 
 MP_FN float mp_cbrtf(float x)

@@ -177,7 +177,7 @@ MP_UNSIGNED_DIVISION(u64, uint64_t)
     { \
         if (b == 0) return a / b; \
         const type r = fmod##f(a, b), whole = (a - r) / b - (r != 0 && (r < 0) != (b < 0) ? 1 : 0); \
-        return whole == 0 ? copysign##f(0, a / b) : rint##f(whole); \
+        return whole == 0 ? a / b * 0 : rint##f(whole); \
     }
 MP_FLOAT_DIVISION(f32, float, f)
 MP_FLOAT_DIVISION(f64, double, )
