@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ pytest_plugins = ["monoplan.pytest_plugin"]  # the golden fixture; an installed 
 settings.register_profile("monoplan", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("monoplan")
 
+SLOW = Path(__file__).with_name("slow_tests.txt")  # over two seconds each, beside others of their matter
 WORKERS = 8  # at most: each one imports and collects all tests before it runs the first
 
 
@@ -35,6 +37,15 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if cores > 1:
         option.numprocesses = min(cores, WORKERS)
         option.dist = "worksteal"  # a worker starts with a contiguous part: module fixtures are made once, mostly
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of slow_tests.txt carry the mark `full`."""
+    slow = set(SLOW.read_text("utf-8").splitlines())
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker("full")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

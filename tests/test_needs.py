@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import needs
+from tests.conftest import SLOW
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +38,12 @@ def test_names_that_nobody_knows_are_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_mark_is_one_that_is_known() -> None:
     with pytest.raises(AssertionError, match="klang"):
         needs.needs("klang")
+
+
+def test_the_list_of_slow_tests_is_current() -> None:
+    """A test that was renamed would come back to the README's command unseen."""
+    lines = SLOW.read_text("utf-8").splitlines()
+    assert lines == sorted(set(lines))
+    for line in lines:
+        path, _, name = line.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (SLOW.parents[1] / path).read_text("utf-8"), line
