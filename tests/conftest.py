@@ -21,7 +21,7 @@ pytest_plugins = ["monoplan.pytest_plugin"]  # the golden fixture; an installed 
 settings.register_profile("monoplan", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("monoplan")
 
-SLOW = Path(__file__).with_name("slow_tests.txt")  # over two seconds each, beside others of their matter
+SLOW = Path(__file__).with_name("slow_tests.txt")  # over a second each, beside others of their matter
 WORKERS = 8  # at most: each one imports and collects all tests before it runs the first
 
 
