@@ -61,15 +61,15 @@ typedef struct {
 } mp_order;
 typedef struct {
     int64_t p, k;
-} mp_place;
+} mp_slice_at;
 
-MP_INLINE mp_place mp_after(const mp_place at, const mp_order o)
+MP_INLINE mp_slice_at mp_after(const mp_slice_at at, const mp_order o)
 {
     const int64_t first = at.k / o.strip * o.strip, end = first + o.strip;
-    if (at.k + o.slice < (end < o.K ? end : o.K)) return (mp_place){at.p, at.k + o.slice};
-    if (at.p + 1 < o.p1) return (mp_place){at.p + 1, first};
-    if (end < o.K) return (mp_place){o.p0, end};
-    return (mp_place){o.p1 < o.panels ? o.p1 : 0, 0};
+    if (at.k + o.slice < (end < o.K ? end : o.K)) return (mp_slice_at){at.p, at.k + o.slice};
+    if (at.p + 1 < o.p1) return (mp_slice_at){at.p + 1, first};
+    if (end < o.K) return (mp_slice_at){o.p0, end};
+    return (mp_slice_at){o.p1 < o.panels ? o.p1 : 0, 0};
 }
 
 /* 32 values of a row of x, normed, from column i0 on. */
@@ -229,7 +229,7 @@ MP_INLINE void mp_linear_tiles_many(const mp_linear_tiles *s, mp_run *run, const
              * order of its first block. */
             const int first_way = mp_way(mp_block_of(i0 + (back ? count - 1 : 0), part, parts));
             mp_slice coming = mp_begin_slice(slice, w, p, k1, K, steps, first_way);
-            const mp_place next = mp_after((mp_place){p, k1}, (mp_order){p0, p1, UNITS * UNIT, SLICE, STRIP, K});
+            const mp_slice_at next = mp_after((mp_slice_at){p, k1}, (mp_order){p0, p1, UNITS * UNIT, SLICE, STRIP, K});
             const int next_way = mp_way(mp_block_of(i0 + (turns && !back ? count - 1 : 0), part, parts));
             const uint8_t *ahead = mp_prefetch_from(w, next.p, next.k, K, mp_min(SLICE, K - next.k) / 32, next_way);
             mp_prefetch_head(w, next.p, K);
