@@ -60,6 +60,14 @@ def compile_strictly(
     assert done.returncode == 0, done.stderr[:4000]
 
 
+def test_headers_go_together(tmp_path: Path) -> None:
+    """A plan may need any of them: no name has two meanings."""
+    names = [name for name, _ in headers("cpu") if name != "mp_plan.h"]
+    text = "".join(f'#include "{name}"\n' for name in ["mp_plan.h", *names])
+    flags = ("-DMP_TILES_EMULATED", "-Wno-psabi", "-DMP_LANES=16", "-fwrapv", "-fopenmp-simd")
+    compile_strictly(find_compiler().path, text, tmp_path, "-fsyntax-only", "-Wno-unused-function", target_flags=flags)
+
+
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("name", ["mixed", "rolled", "pointwise"])
 def test_a_plan_builds_without_warnings(compiler: str, name: str, tmp_path: Path) -> None:
