@@ -327,6 +327,6 @@ class _Clock:
     def __call__(self) -> Any:
         frame = sys._getframe(1)
         if current() is not None and not is_internal(frame.f_code.co_filename):
-            text = "forward asks for the time while it is traced: a plan has the time of its trace in every call"
+            text = "forward reads the clock while it is traced: a plan has the time of its trace in every call"
             warnings.warn_explicit(f"monoplan: {text}", RuntimeWarning, frame.f_code.co_filename, frame.f_lineno)
         return self.function()

@@ -59,7 +59,7 @@ def _leaves(x: Any, name: str) -> tuple[Leaves, Tree]:
 
 
 def _length(slices: Leaves, axes: Sequence[int], length: Any) -> Dim:
-    """The number of steps: that of the slices, which must agree with each other and with what was asked for."""
+    """The number of steps: that of the slices, which must agree with each other and with `length`."""
     where = user_location()
     if length is not None:
         length = length.__index__() if isinstance(length, np.integer) else length

@@ -197,7 +197,7 @@ HAS_HUGE_PAGES = hasattr(mmap, "MADV_HUGEPAGE")
 
 class Pages:
     """Makes arrays that live together, in huge pages where the system has them: a core that reads all of a model looks
-    up one page in 2 MB, not one in 4 KB. (numpy asks for them too, but for no array of less than 4 MB.)"""
+    up one page in 2 MB, not one in 4 KB. (numpy requests them too, but for no array of less than 4 MB.)"""
 
     def __init__(self, expected: int) -> None:
         """For about so many bytes in all."""

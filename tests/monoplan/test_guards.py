@@ -222,7 +222,7 @@ class Timed(nn.Module):
 
 def test_the_time_is_mentioned() -> None:
     clock = time.perf_counter
-    with pytest.warns(RuntimeWarning, match="forward asks for the time while it is traced"):
+    with pytest.warns(RuntimeWarning, match="forward reads the clock while it is traced"):
         mp.compile(Timed(), mp.spec(4), target="reference")
     assert time.perf_counter is clock and "__getattribute__" not in vars(nn.Module)
 
