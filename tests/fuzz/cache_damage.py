@@ -151,7 +151,9 @@ def run(cases: int, seed: int, *, show: bool = False) -> tuple[Counter[str], lis
             for number in range(cases):
                 random = Random(f"{seed}/{number}")
                 files = sorted(p for p in (folder / "cache").rglob("*") if p.is_file())
-                path = random.choice(files)
+                # By kinds first: most files are copies of headers, and each packed weight counts more.
+                kind = random.choice(sorted({p.suffix for p in files}))
+                path = random.choice([p for p in files if p.suffix == kind])
                 label = f"case {number} of seed {seed}: {path.relative_to(folder / 'cache')}"
                 way = damage(random, path)
                 counts[f"{path.name.rsplit('-', 1)[0] if path.suffix == '.sealed' else path.name} {way}"] += 1
