@@ -35,7 +35,7 @@ class Parameter(Tensor):
     It may be deferred: then it knows its type, and reads its values from a checkpoint when they are wanted.
     """
 
-    __slots__ = ("tp_dim", "tp_rank", "tp_size", "_stored", "_source", "_deferred_type", "_origin")
+    __slots__ = ("tp_dim", "tp_rank", "tp_size", "_stored", "_source", "_deferred_type", "_origin", "_blocks")
 
     def __init__(self, data: Any, dtype: Any = None, *, tp_dim: int = 0, tp_rank: int = 0, tp_size: int = 1) -> None:
         if tp_size < 1 or not 0 <= tp_rank < tp_size:
@@ -44,6 +44,7 @@ class Parameter(Tensor):
         self._source: Callable[..., Any] | None = None
         self._deferred_type: TensorType | None = None
         self._origin: Callable[[], Any] | None = None
+        self._blocks: Callable[..., Any] | None = None
         super().__init__(data, dtype)
         if not 0 <= tp_dim < max(self.ndim, 1):
             raise LoadError(f"tp_dim {tp_dim} is not a dimension of {self.type}")
@@ -81,14 +82,24 @@ class Parameter(Tensor):
         """Whether its values are still in the checkpoint."""
         return self._stored is None and self._source is not None
 
-    def defer(self, source: Callable[..., Any], origin: Callable[[], Any] | None = None) -> None:
+    def defer(
+        self,
+        source: Callable[..., Any],
+        origin: Callable[[], Any] | None = None,
+        low_bit: DType | None = None,
+        blocks: Callable[..., Any] | None = None,
+    ) -> None:
         """Takes its values from `source()`, a full tensor of any float type, each time they are wanted.
+
+        With `low_bit` it is a weight of that type from now on: `blocks(part)` gives its rows as bytes, for plans, and
+        `source` what they mean.
 
         The array that `source` gives is nobody else's. `source(part)` gives a Part of the full tensor alone. `origin()`
         says which file it is from (models/load/weight_file.py): what was made of it may be found again by that.
         """
-        kept = self.type
+        kept = self.type if low_bit is None else self.type.with_dtype(low_bit)
         self._stored, self._source, self._deferred_type, self._origin = None, source, kept, origin
+        self._blocks = blocks
         note_change()
 
     def read(self, convert: Callable[[Any, Any], Any] | None = None, part: Part | None = None) -> np.ndarray[Any, Any]:
@@ -110,6 +121,17 @@ class Parameter(Tensor):
         if array.dtype == wanted:
             return array
         return array.astype(wanted) if convert is None else convert(array, wanted)  # type: ignore[no-any-return]
+
+    def read_blocks(self, part: Part | None = None) -> np.ndarray[Any, Any]:
+        """A weight of a low-bit type as the file has it: [rows, bytes], or a part of that."""
+        assert self._blocks is not None
+        own = self._own_part() if self.tp_size > 1 else None
+        if own is None or part is None or own.axis == part.axis:
+            inside = (
+                part if own is None else own if part is None else Part(own.axis, own.start + part.start, part.length)
+            )
+            return self._blocks(inside)  # type: ignore[no-any-return]
+        return low_bit_part(self._blocks(own), part, self.type.dtype)
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: Any = "f32", **tp: int) -> Parameter:
@@ -147,6 +169,17 @@ class Parameter(Tensor):
 
     def __repr__(self) -> str:
         return f"Parameter({self.type})"
+
+
+def low_bit_part(rows: np.ndarray[Any, Any], part: Part | None, dtype: DType) -> np.ndarray[Any, Any]:
+    """A part of a weight whose rows are blocks of bytes; along a row it is made of whole blocks."""
+    if part is None or part.axis == 0:
+        return rows if part is None else part.cut(rows)
+    if part.start % dtype.block or part.length % dtype.block:
+        what = f"{part.length} columns from {part.start} are not whole blocks of {dtype.block} of {dtype}"
+        raise ArgumentError(what, fix="use fewer ranks, or load the model in another type (dtype='bfloat16')")
+    size = dtype.block_bytes
+    return Part(1, part.start // dtype.block * size, part.length // dtype.block * size).cut(rows)
 
 
 def from_blob(blob: Any, like: Tensor, name: str = "") -> np.ndarray[Any, Any]:

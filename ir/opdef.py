@@ -48,6 +48,7 @@ class OpDef:
     floats: bool  # the rule takes floats only: functions of the frontend cast integers to f32
     commutative: bool
     own_type: tuple[str, ...]  # operands of a pointwise op that take no part in promotion: the condition of where
+    low_bit: tuple[str, ...]  # operands that may be weights in a low-bit type
     c: CForm | None  # pointwise ops only
     cuda: CForm | None  # where it differs from C
     _inferred: dict[Any, tuple[TensorType, ...]] = field(default_factory=dict, init=False, repr=False)
@@ -86,6 +87,7 @@ class OpDef:
         except TypeError:  # an attribute that has no hash: the rule will say what is wrong with it
             key, known = None, None
         if known is None:
+            self._check_low_bits(types)
             result = self.rule(*types, **attrs)
             known = result if isinstance(result, tuple) else (result,)
             if key is not None and len(self._inferred) < 4096:
@@ -94,6 +96,13 @@ class OpDef:
             if not _ACCEPTED[self.attr_types[name]](v):
                 raise TypeRuleError(f"{self.name}: {name}={v!r} is not of type {self.attr_types[name]}")
         return known
+
+    def _check_low_bits(self, types: Sequence[TensorType | None]) -> None:
+        for i, t in enumerate(types):
+            if t is not None and t.dtype.is_low_bit and self.kind not in NESTED:
+                name = (*self.operand_names, self.variadic)[min(i, len(self.operand_names))]
+                fix = "load the model in another type (dtype='float32'), or use it in a linear or an embedding"
+                require(name in self.low_bit, f"{self.name} takes no low-bit weight, got {t}", fix=fix)
 
     def evaluate(
         self,
@@ -174,6 +183,7 @@ def op(
     floats: bool = False,
     commutative: bool = False,
     own_type: tuple[str, ...] = (),
+    low_bit: tuple[str, ...] = (),
     c: CForm | None = None,
     cuda: CForm | None = None,
 ) -> Callable[[Callable[..., Any]], OpDef]:
@@ -201,6 +211,7 @@ def op(
             floats=floats,
             commutative=commutative,
             own_type=own_type,
+            low_bit=low_bit,
             c=c,
             cuda=cuda,
         )

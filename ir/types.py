@@ -17,11 +17,17 @@ from monoplan.ir.errors import ArgumentError, TypeRuleError
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """An element type; prints as its short name (`f32`)."""
+    """An element type; prints as its short name (`f32`).
+
+    Low-bit types (`q4_k`) are those of weights alone: blocks of `block` numbers, each of `block_bytes` bytes. What they
+    mean is float32, and that is what numpy sees of them.
+    """
 
     name: str
-    kind: str  # "f" float, "i" signed, "u" unsigned, "b" bool
+    kind: str  # "f" float, "i" signed, "u" unsigned, "b" bool, "q" low-bit
     bits: int
+    block: int = 1
+    block_bytes: int = 0
 
     def __str__(self) -> str:
         return self.name
@@ -29,7 +35,7 @@ class DType:
     @property
     def numpy(self) -> np.dtype[Any]:
         """The numpy dtype that holds it (bf16 comes from ml_dtypes)."""
-        return _NUMPY[self.name]
+        return _NUMPY[self.values.name]
 
     @property
     def itemsize(self) -> int:
@@ -39,6 +45,15 @@ class DType:
     @property
     def is_float(self) -> bool:
         return self.kind == "f"
+
+    @property
+    def is_low_bit(self) -> bool:
+        return self.kind == "q"
+
+    @property
+    def values(self) -> DType:
+        """The type of its numbers when they are read: f32 for low-bit types, else itself."""
+        return f32 if self.kind == "q" else self
 
     @property
     def is_integer(self) -> bool:
@@ -58,6 +73,15 @@ i8, i16, i32, i64 = (DType(f"i{n}", "i", n) for n in (8, 16, 32, 64))
 u8, u16, u32, u64 = (DType(f"u{n}", "u", n) for n in (8, 16, 32, 64))
 bool_ = DType("bool", "b", 8)
 
+# The block formats of GGUF files that weights may stay in: numbers and bytes of a block.
+LOW_BITS: dict[str, DType] = {
+    name: DType(name, "q", size * 8 // block, block, size)
+    for name, block, size in (
+        ("q4_0", 32, 18), ("q4_1", 32, 20), ("q5_0", 32, 22), ("q5_1", 32, 24), ("q8_0", 32, 34), ("q2_k", 256, 84),
+        ("q3_k", 256, 110), ("q4_k", 256, 144), ("q5_k", 256, 176), ("q6_k", 256, 210), ("iq4_nl", 32, 18),
+        ("iq4_xs", 256, 136), ("mxfp4", 32, 17),
+    )
+}  # fmt: skip
 DTYPES: dict[str, DType] = {d.name: d for d in (f64, f32, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64, bool_)}
 FLOATS = (f64, f32, f16, bf16)
 INTEGERS = (i8, i16, i32, i64, u8, u16, u32, u64)
@@ -117,7 +141,9 @@ def promote(*dtypes: DType) -> DType:
 
 def _promote2(a: DType, b: DType) -> DType:
     if a == b:
-        return a
+        return a.values
+    if a.is_low_bit or b.is_low_bit:  # a low-bit weight takes the type of what it is multiplied with
+        return b.values if a.is_low_bit else a
     if a.is_float or b.is_float:
         if a.is_float and b.is_float:
             return max(a, b, key=lambda d: d.bits) if a.bits != b.bits else f32

@@ -71,7 +71,7 @@ class AutoLlamaModel:
             _check_fit(shapes, config.tie_word_embeddings, opened.weights)
         with no_init():
             model: LlamaForCausalLM = (LlamaForCausalLM if family is None else family.model)(config)
-        load_weights(model, opened.weights)
+        load_weights(model, opened.weights, keep_blocks=dtype is None and target == "cpu")
         model.device = target
         model.name_or_path = str(model_path)
         model.set_tokenizer(opened.tokenizer)
@@ -82,8 +82,10 @@ class AutoLlamaModel:
         return model
 
 
-def load_weights(model: Module, weights: Weights) -> None:
+def load_weights(model: Module, weights: Weights, *, keep_blocks: bool = False) -> None:
     """Binds every parameter to its tensor of a checkpoint, in its own dtype; nothing changes unless all names fit.
+
+    keep_blocks: a matrix that the file has in a low-bit type is of that type in the model as well.
 
     The tensors are read when they are wanted: once by the compiler, which packs them one at a time, so that the
     weights are never in memory twice; or at the first eager call. What was read is a copy, and nothing that happens to
@@ -105,7 +107,9 @@ def load_weights(model: Module, weights: Weights) -> None:
             )
         names.remove(TIED)
     for name in names:
-        own[name].defer(partial(weights.tensor, name), partial(weights.origin, name))
+        low_bit = weights.low_bit(name) if keep_blocks and own[name].ndim == 2 else None
+        blocks = None if low_bit is None else partial(weights.blocks, name)
+        own[name].defer(partial(weights.tensor, name), partial(weights.origin, name), low_bit, blocks)
 
 
 def _are_equal(weights: Weights, one: str, other: str) -> bool:

@@ -269,8 +269,8 @@ class LlamaForCausalLM(Module, GenerationMixin):
 
     @property
     def dtype(self) -> DType:
-        """The element type of the weights."""
-        return self.model.embed_tokens.weight.dtype
+        """The element type that the model computes in: that of its weights, f32 where these are in a low-bit type."""
+        return self.model.embed_tokens.weight.dtype.values
 
     @property
     def tokenizer(self) -> Any:  # type: ignore[override]

@@ -203,7 +203,12 @@ def module_source(tensors: Mapping[str, Tensor]) -> Source:
     def origin(path: str) -> Any:
         return t.origin if isinstance(t := tensors[path], Parameter) else None
 
-    return Source(read, gives_away, origin)
+    def blocks(path: str, part: Part | None = None) -> Array:
+        t = tensors[path]
+        assert isinstance(t, Parameter)
+        return t.read_blocks(part)
+
+    return Source(read, gives_away, origin, blocks)
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def _fuse(cut: Op, source: Op, facts: _Facts) -> tuple[Op, Op]:
     assert x is not None and weight is not None
     if source.name == "fused_linear" and (source.attrs["gated"] or source.attrs["expr"] != "x0"):
         raise _Refused("the product has another epilogue already")
-    if weight not in facts.fixed or weight.type.dtype not in _FAST or x.type.dtype not in _FAST:
+    if weight not in facts.fixed or weight.type.dtype.values not in _FAST or x.type.dtype not in _FAST:
         raise _Refused("the packed product takes a constant weight and floats up to f32")
     _only(source.result, facts.readers)
     q, k, v = (_follow(part, facts.readers) for part in cut.results)

@@ -22,6 +22,7 @@ NEAR_BYTES, FAR_BYTES = 4096, 32768  # few rows: how far ahead weights are prefe
 NEON_NEAR_BYTES, NEON_FAR_BYTES = 512, 1024  # Neoverse-N1 cores look ahead themselves: f32 is 20 % faster so
 TILE_PIECE = 8  # panels that a thread takes at a time, so that it knows which one to prefetch next
 TILE_LEAST = 4  # panels that a thread takes at a time in the end where x passes in strips, which come from far away
+BLOCK_ROWS = 4  # rows that a pass over a panel of low-bit blocks serves: unpacking its codes is shared by them
 TILE_FEW = (1, 4, 8)  # rows whose three parts are rows of one or two tiles
 TILE_SOME = 2  # rows of heads that are finished at a time between tile steps
 TILE_EVERY = 4  # steps after which the rows of all of them are finished, of other products: in pauses, not in each step
@@ -76,6 +77,11 @@ class LinearSchedule:
         return self.format.for_tiles
 
     @property
+    def loop(self) -> str:
+        """The header whose loop it is, and the template that calls it."""
+        return "tiles" if self.tiles else "blocks" if self.format.blocks else "vectors"
+
+    @property
     def panel(self) -> int:
         """Columns of a panel."""
         return self.layout.panel
@@ -115,7 +121,7 @@ def linear_layout(target: Target, weight: TensorType, epilogue: str, head_dim: i
         return Layout(found.name, panel, wide, order)
     columns, depth = weight.shape
     assert isinstance(columns, int) and isinstance(depth, int)
-    return Layout(found.name, panel, _group(-(-columns // panel), wide, depth * panel * weight.dtype.itemsize))
+    return Layout(found.name, panel, _group(-(-columns // panel), wide, found.panel_bytes(depth, panel)))
 
 
 def _group(panels: int, wide: int, panel_bytes: int) -> int:
@@ -130,6 +136,9 @@ def blocking(target: Target, layout: Layout, depth: int) -> Blocking:
     panel, panels = layout.panel, layout.panels
     if format_of(layout).for_tiles:
         return _tile_blocking(depth, panels if layout.order == "heads" else 1)
+    if format_of(layout).blocks:
+        chunk = max(1, STRIP_BYTES // (depth * 5 // 2) // BLOCK_ROWS) * BLOCK_ROWS
+        return Blocking(BLOCK_ROWS, PART, 1, min(CHUNK, chunk), depth, depth, 1, 0)
     vectors = panel // target.lanes
     fitting = [n for n in range(1, panels + 1) if panels % n == 0 and n * vectors <= max(target.abreast, vectors)]
     abreast = min(fitting, key=lambda n: (abs(4 - n * vectors), -n))  # about as many as rows
@@ -167,6 +176,8 @@ def few_rows(target: Target, layout: Layout) -> tuple[int, ...]:
     """Numbers of rows that a pass over the weights serves: in wider panels fewer, which have as many sums."""
     if format_of(layout).for_tiles:
         return TILE_FEW
+    if format_of(layout).blocks:
+        return (1, BLOCK_ROWS)
     return tuple(max(1, rows * target.panel // layout.panel) for rows in target.row_blocks)
 
 
@@ -180,7 +191,7 @@ def choose_linear(k: Linear, target: Target) -> LinearSchedule:
         groups = -(-(k.columns // 2) // (panel // 2 * panels))
     else:
         groups = -(-k.columns // (panel * panels))
-    row, vectors = panel * packed.bits // 8, panel // target.lanes
+    row, vectors = 1 if packed.blocks else panel * packed.bits // 8, panel // target.lanes
     tiles = packed.for_tiles
     ahead = 1 if tiles else row
     near, far = (NEON_NEAR_BYTES, NEON_FAR_BYTES) if target.isa == "neon" else (NEAR_BYTES, FAR_BYTES)

@@ -154,7 +154,7 @@ def matmul(k: Matmul, column: str = "(n0 + j)", total: str = "acc[j]") -> Variab
 
 def unpacked_element(k: Gather, format: WeightFormat) -> str:
     """An element of a row that was unpacked."""
-    return load(k.operand("x").dtype, "row[i0]")
+    return load(k.operand("x").dtype.values, "row[i0]")
 
 
 def gather(k: Gather, packed: Callable[[Gather, WeightFormat], str] = unpacked_element) -> Variables:
@@ -172,7 +172,8 @@ def gather(k: Gather, packed: Callable[[Gather, WeightFormat], str] = unpacked_e
             "statement": k.operand("y").store(tail, k.body.dtype, *outer, *inner),
             "layout": layout,
             "format": layout and format_of(layout),
-            "ctype": C_TYPES[x.dtype.name],
+            "load_column": layout and format_of(layout).load_column("row", "x", "at", k.depth, layout.panel),
+            "ctype": C_TYPES[x.dtype.values.name],
         }
     }
 
@@ -427,7 +428,8 @@ def linear(k: Linear, s: LinearSchedule) -> Variables:
         normed = f"{normed} + {a['norm_bias'].at('i')}"
     found: Variables = {
         "format": s.format,
-        "loops": "mp_linear_tiles.h" if s.tiles else "mp_linear.h",
+        "loop": s.loop,
+        "loops": "mp_linear.h" if s.loop == "vectors" else f"mp_linear_{s.loop}.h",
         "fields": _filled([f"{kind}{name};" for kind, name in (*args, *(("int64_t ", name) for name in symbols))]),
         # `mine`: the best column of each row, so far
         "given": [{"mine": "mp_no_best(found, t, rows)", "writes": "0"}.get(name, name) for _, name in args],

@@ -8,13 +8,14 @@ from __future__ import annotations
 from monoplan.codegen.formats.base import Array, Layout, Make, Native, Plain, WeightFormat
 from monoplan.codegen.formats.bf16 import BF16
 from monoplan.codegen.formats.bf16_12 import BF16In12Bits
+from monoplan.codegen.formats.blocks import BLOCK_FORMATS
 from monoplan.codegen.formats.f16 import F16
 from monoplan.codegen.formats.f32 import F32
 from monoplan.codegen.target import Target
 from monoplan.ir.types import TensorType
 
 # In the order of preference: the first one that takes a weight keeps it.
-FORMATS: list[WeightFormat] = [BF16In12Bits(), F32(), F16(), BF16()]
+FORMATS: list[WeightFormat] = [BF16In12Bits(), F32(), F16(), BF16(), *BLOCK_FORMATS]
 
 
 def format_of(layout: Layout) -> WeightFormat:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -62,17 +62,18 @@ class Layout:
 class WeightFormat:
     """One way to store the numbers of a weight. Subclass it in a file of its own, and list it in `FORMATS`."""
 
-    name: ClassVar[str]
-    dtype: ClassVar[DType]  # of the values, as the IR and the interpreter see them
-    bits: ClassVar[int]  # of memory for each number
-    c_type: ClassVar[str]  # what pointers to packed weights point to, in C and in CUDA
+    name: str
+    dtype: DType  # of the values, as the IR and the interpreter see them
+    bits: int  # of memory for each number
+    c_type: str  # what pointers to packed weights point to, in C and in CUDA
     # -- C: panels
-    header: ClassVar[str]  # mp_load_row_<name> and mp_load_column_<name>, beside the format's file
-    for_tiles: ClassVar[bool] = False  # panels are made for bf16 tile units
-    native: ClassVar[str] = ""  # the function of the C library that packs it
+    header: str  # mp_load_row_<name> and mp_load_column_<name>, beside the format's file
+    for_tiles: bool = False  # panels are made for bf16 tile units
+    blocks: bool = False  # low-bit codes in blocks: products are sums of integers (mp_linear_blocks.h)
+    native: str = ""  # the function of the C library that packs it
     # -- CUDA: rows of whole bytes, 16 of which mp_widen<c_type> makes floats
-    cuda_header: ClassVar[str] = ""  # where mp_widen (of mp_vec.cuh) and mp_weight of a type of its own are
-    tensor_cores: ClassVar[bool] = False  # rows are half precision as tensor cores and the vendor's library take it
+    cuda_header: str = ""  # where mp_widen (of mp_vec.cuh) and mp_weight of a type of its own are
+    tensor_cores: bool = False  # rows are half precision as tensor cores and the vendor's library take it
 
     def takes(self, weight: TensorType, target: Target) -> bool:
         """Whether a product on this target can keep such a weight in this format."""
@@ -85,6 +86,10 @@ class WeightFormat:
     def panel_bytes(self, depth: int, panel: int) -> int:
         """Bytes of one panel."""
         return depth * panel * self.bits // 8
+
+    def x_floats(self, depth: int) -> int:
+        """Floats that a row of x takes when it is packed for a product by blocks."""
+        raise NotImplementedError
 
     def bytes(self, elements: Dim) -> Dim:
         """Bytes that a kernel reads for so many numbers."""
@@ -105,6 +110,10 @@ class WeightFormat:
     def cuda_value(self, element: str) -> str:
         """The value of one element as a CUDA expression."""
         return f"mp_weight({element})"
+
+    def load_column(self, row: str, table: str, column: str, depth: int, panel: int) -> str:
+        """The call that unpacks a column of a table in panels into `row`: C."""
+        return f"mp_load_column_{self.name}({row}, {table}, {column}, {depth}, {panel})"
 
     def headers(self) -> list[tuple[str, str]]:
         """Names and texts of the C headers."""

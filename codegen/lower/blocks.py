@@ -248,7 +248,7 @@ def _lower_embedding(lo: Lowerer, op: Op) -> None:
     y = lo.destination(op.result)
     outer = ids.shape
     extras = [v for v in op.operands[2:] if v is not None]
-    packed = lo.is_param(weight) and weight in lo.root.packed_tables
+    packed = lo.is_param(weight) and (weight in lo.root.packed_tables or weight.type.dtype.is_low_bit)
     packed = packed and choose_format(weight.type, lo.target) is not None
     if packed:
         buffer = lo.param(weight, linear_layout(lo.target, weight.type, "pointwise"))
@@ -260,7 +260,7 @@ def _lower_embedding(lo: Lowerer, op: Op) -> None:
     operands += [Operand(f"e{i}", lo.read(v).expanded(y.shape)) for i, v in enumerate(extras)]
     operands.append(Operand("y", y, written=True))
     node = parse_expr(op.attrs["expr"]) if op.name == "fused_gather" else Arg(0)
-    body = Body(node, (weight.type.dtype, *(v.type.dtype for v in extras)))
+    body = Body(node, (weight.type.dtype.values, *(v.type.dtype for v in extras)))
     assert isinstance(depth, int)
     lo.emit(
         Gather(

@@ -108,6 +108,12 @@ class Lowerer:
     def read(self, value: Value) -> View:
         """The storage of an operand (a param in row-major order)."""
         if value not in self.views and value in self.root.param_values:
+            if value.type.dtype.is_low_bit:
+                raise CompileError(
+                    f"{value} is {value.type}, which {self.target.name} can't read here",
+                    why="low-bit weights are read by linears (of f32 or half floats) and embeddings, on CPUs",
+                    fix="load the model in another type: dtype='bfloat16'",
+                )
             return whole(self.param(value, None), value.type.shape)
         return self.views[value]
 

@@ -117,6 +117,11 @@ def _scratch(lo: Lowerer, x: Value, weight: View) -> tuple[Operand, ...]:
         return ()
     assert isinstance(depth, int)
     b, few = blocking(lo.target, layout, depth), few_rows(lo.target, layout)[-1]
+    packed = format_of(layout)
+    if packed.blocks:  # rows as integers, and a block of them for each thread when they are few
+        rows = (_rows(x) + (b.block - 1)) // b.block * b.block + lo_threads() * few
+        xt = lo.fresh(f32, (rows, packed.x_floats(depth)), "scratch")
+        return (Operand("xt", xt, written=True),)
     # Floats for each k: on tile units rows are bf16, or a few of them in three parts.
     many, own = (b.block // 2, -(-3 * few // 2)) if format_of(layout).for_tiles else (b.block, few)
     rows = (_rows(x) + (b.block - 1)) // b.block * many + lo_threads() * own

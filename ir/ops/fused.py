@@ -78,7 +78,7 @@ def _fused_linear_type(
     return _with_expr([full] * (2 if gated else 1), extras, expr, "fused_linear")
 
 
-@op(_fused_linear_type, "fused_linear")
+@op(_fused_linear_type, "fused_linear", low_bit=("weight",))
 def fused_linear(
     x: Array,
     weight: Array,
@@ -177,7 +177,7 @@ def _fused_gather_type(ids: TensorType, weight: TensorType, *extras: TensorType,
     return _with_expr([_embedding_type(ids, weight)], extras, expr, "fused_gather")
 
 
-@op(_fused_gather_type, "fused_gather")
+@op(_fused_gather_type, "fused_gather", low_bit=("weight",))
 def fused_gather(ids: Array, weight: Array, *extras: Array, expr: str) -> Array:
     """expr(embedding(ids, weight), extras…)."""
     return evaluate_expr(parse_expr(expr), [embedding.reference(ids, weight), *extras])
@@ -235,7 +235,7 @@ def _argmax_type(
     return TensorType(i64, reduced_shape(full, normalized_axes(-1, full.rank, "linear_argmax"), keepdims))
 
 
-@op(_argmax_type, "linear_argmax")
+@op(_argmax_type, "linear_argmax", low_bit=("weight",))
 def linear_argmax(
     x: Array,
     weight: Array,
@@ -296,7 +296,7 @@ def _qkv_type(
     return q.with_dtype(promote(q.dtype)), k_cache, v_cache
 
 
-@op(_qkv_type, "qkv_rope_cache", inplace={1: "k_cache", 2: "v_cache"})
+@op(_qkv_type, "qkv_rope_cache", inplace={1: "k_cache", 2: "v_cache"}, low_bit=("weight",))
 def qkv_rope_cache(
     x: Array,
     weight: Array,

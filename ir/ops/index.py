@@ -23,10 +23,10 @@ def check_range(index: Array, size: int, what: str) -> None:
 def _embedding_type(ids: TensorType, weight: TensorType) -> TensorType:
     require(ids.dtype.is_integer, f"embedding: ids must be integers, got {ids}")
     require(weight.rank == 2, f"embedding: the weight must be [vocabulary, features], got {weight}")
-    return TensorType(weight.dtype, (*ids.shape, weight.shape[1]))
+    return TensorType(weight.dtype.values, (*ids.shape, weight.shape[1]))
 
 
-@op(_embedding_type, "gather")
+@op(_embedding_type, "gather", low_bit=("weight",))
 def embedding(ids: Array, weight: Array) -> Array:
     """Rows of weight, by token id."""
     check_range(ids, weight.shape[0], "embedding")

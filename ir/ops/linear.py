@@ -14,7 +14,7 @@ def _linear_rule(x: TensorType, weight: TensorType, bias: TensorType | None) -> 
     return linear_type(x, weight, bias)
 
 
-@op(_linear_rule, "linear")
+@op(_linear_rule, "linear", low_bit=("weight",))
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """x @ weight.T + bias, with weight stored [out, in]."""
     y = np.matmul(x, weight.T)

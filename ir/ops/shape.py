@@ -50,10 +50,13 @@ def _slice_type(x: TensorType, *, axis: int, start: Dim, length: Dim, step: int)
             f"slice: {length} elements from {start}{f' in steps of {step}' if step != 1 else ''} go past {size}, "
             f"the size of axis {axis} of {x}",
         )
+    if x.dtype.is_low_bit and axis == x.rank - 1:
+        whole = step == 1 and all(isinstance(d, int) and d % x.dtype.block == 0 for d in (start, length))
+        require(whole, f"slice: {length} elements from {start} are not whole blocks of {x.dtype.block} of {x}")
     return x.with_shape(length if i == axis else d for i, d in enumerate(x.shape))
 
 
-@op(_slice_type, "view", bounded=True)
+@op(_slice_type, "view", bounded=True, low_bit=("x",))
 def slice_(x: Array, *, axis: int, start: Dim, length: Dim, step: int = 1) -> Array:
     """`length` elements of an axis from `start`, every `step`-th; backwards where the step is negative."""
     some = 1 if length else 0
@@ -93,10 +96,14 @@ def _concat_type(*xs: TensorType, axis: int) -> TensorType:
         require(fits, f"concat along {axis}: {xs[0]} and {x} differ in another dimension")
         total = total + x.shape[axis]
     shape = tuple(total if i == axis else d for i, d in enumerate(xs[0].shape))
+    if any(x.dtype.is_low_bit for x in xs):
+        alike = axis == 0 and len({x.dtype for x in xs}) == 1
+        require(alike, f"concat along {axis}: low-bit weights are joined by rows of one type, got {xs[0]} and others")
+        return TensorType(xs[0].dtype, shape)
     return TensorType(promote(*(x.dtype for x in xs)), shape)
 
 
-@op(_concat_type, "copy")
+@op(_concat_type, "copy", low_bit=("xs",))
 def concat(*xs: Array, axis: int = 0) -> Array:
     """Operands joined along an axis."""
     return np.concatenate(xs, axis=axis)

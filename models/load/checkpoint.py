@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monoplan.ir.errors import ArgumentError, LoadError
-from monoplan.ir.types import Part
+from monoplan.ir.types import DType, Part
 from monoplan.models.config import LlamaConfig
 from monoplan.models.load.config_json import DTYPES, read_json
 from monoplan.models.load.hub import local_path
@@ -45,6 +45,14 @@ class Weights(Protocol):
 
     def origin(self, name: str) -> Origin:
         """Return where a tensor comes from."""
+        ...
+
+    def low_bit(self, name: str) -> DType | None:
+        """Return the low-bit type that a matrix is stored in; None for others."""
+        ...
+
+    def blocks(self, name: str, part: Part | None = None) -> NDArray[Any]:
+        """Return the rows of such a matrix as they are stored."""
         ...
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monoplan.ir.errors import LoadError
-from monoplan.ir.types import Part
+from monoplan.frontend.parameter import low_bit_part
+from monoplan.ir.types import LOW_BITS, DType, Part
 from monoplan.models.config import LlamaConfig
 from monoplan.models.load.config_json import changes_numbers
 from monoplan.models.load.safetensors import DTYPES
@@ -63,6 +64,15 @@ class StoredTensor:
             raw = self.file.read(self.begin + part.start * row, part.length * row, what)
             return dequantized(self.kind, part.of(self.shape), raw)
         return np.ascontiguousarray(part.cut(self.values()))
+
+    def blocks(self, part: Part | None = None) -> Array:
+        """The blocks of a matrix as they are, [rows, bytes]; or a part of them."""
+        rows = self.nbytes // self.shape[0]
+        first, count = (0, self.shape[0]) if part is None or part.axis else (part.start, part.length)
+        raw = self.file.read(self.begin + first * rows, count * rows, f"tensor {self.name!r}").reshape(count, rows)
+        if part is None or part.axis == 0:
+            return raw
+        return np.ascontiguousarray(low_bit_part(raw, part, LOW_BITS[self.kind.lower()]))
 
 
 def dequantized(kind: str, shape: tuple[int, ...], raw: Array) -> Array:
@@ -270,15 +280,27 @@ class GGUFCheckpoint:
 
     def tensor(self, name: str, part: Part | None = None) -> Array:
         """Return a copy of a tensor, or of a part of it, with the rows of q and k in Hugging Face order."""
-        stored, heads = self._find(name), self._permuted_heads(name)
+        return self._in_order(name, self._find(name).values, part)
+
+    def low_bit(self, name: str) -> DType | None:
+        """The type of a matrix whose blocks plans can keep as they are; None for others."""
+        stored = self._find(name)
+        return LOW_BITS.get(stored.kind.lower()) if len(stored.shape) == 2 else None
+
+    def blocks(self, name: str, part: Part | None = None) -> Array:
+        """Return the blocks of such a matrix, [rows, bytes], with its rows in the same order as those of `tensor`."""
+        return self._in_order(name, self._find(name).blocks, part)
+
+    def _in_order(self, name: str, read: Callable[[Part | None], Array], part: Part | None) -> Array:
+        heads = self._permuted_heads(name)
         if heads is None:
-            return stored.values(part)
+            return read(part)
         if part is None or part.axis > 0:
-            return _unpermute(stored.values(part), heads)
-        rows = stored.shape[0] // heads  # are permuted within each head
+            return _unpermute(read(part), heads)
+        rows = self._find(name).shape[0] // heads  # are permuted within each head
         if rows and part.start % rows == part.length % rows == 0:
-            return _unpermute(stored.values(part), part.length // rows)
-        return part.cut(_unpermute(stored.values(), heads)).copy()
+            return _unpermute(read(part), part.length // rows)
+        return part.cut(_unpermute(read(None), heads)).copy()
 
     def _permuted_heads(self, name: str) -> int | None:
         if self.metadata["general.architecture"] != "llama":

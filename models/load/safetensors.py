@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monoplan.ir.errors import LoadError, writing
-from monoplan.ir.types import Part
+from monoplan.ir.types import DType, Part
 from monoplan.models.load.config_json import read_json
 from monoplan.models.load.weight_file import Origin, WeightFile
 
@@ -75,6 +75,13 @@ class Checkpoint:
     def origin(self, name: str) -> Origin:
         """Return where a tensor comes from."""
         return Origin(name, self._entry(name).file)
+
+    def low_bit(self, name: str) -> DType | None:
+        """No tensor of these files has blocks."""
+        return None
+
+    def blocks(self, name: str, part: Part | None = None) -> Array:
+        raise LoadError(f"tensor {name!r} has no blocks", where=self.path)
 
     def _entry(self, name: str) -> _Entry:
         if name not in self._entries:

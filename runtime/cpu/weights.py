@@ -18,7 +18,7 @@ import numpy as np
 
 from monoplan.codegen.formats import Array, Layout, Make, Native, format_of
 from monoplan.codegen.lower.lowerer import ParamUse
-from monoplan.ir.errors import MonoplanError
+from monoplan.ir.errors import CompileError, MonoplanError
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import run_op
 from monoplan.ir.types import Part, address, aligned, bf16
@@ -41,6 +41,8 @@ class Source:
     read: Callable[[str, Part | None], Array]  # a tensor, or a part of it
     gives_away: Callable[[str], bool]  # whether what is read is new each time; else a plan that keeps it keeps a copy
     origin: Callable[[str], Any] = lambda path: None  # which file it comes from, where that is known (see packed.py)
+    # A weight of a low-bit type as rows of bytes, or a part of it.
+    blocks: Callable[[str, Part | None], Array] | None = None
 
     @classmethod
     def of(cls, get: Callable[[str], Array]) -> Source:
@@ -66,7 +68,21 @@ def prepare(
     made = {r: op for op in graph.setup for r in op.results}
     shared: dict[Value, Array] = {}
 
+    def get_blocks(value: Value, part: Part | None = None) -> Array:
+        if value in paths:
+            if tensors.blocks is None:
+                raise CompileError(f"{paths[value]} is {types[value]}, and only its values are known here")
+            return tensors.blocks(paths[value], part)
+        op = made[value]
+        if (cut := _slice_of(op)) is not None:
+            return get_blocks(op.reads[0], cut)
+        if op.name != "concat":
+            raise CompileError(f"{op.name} of low-bit weights can't be computed at load")
+        return np.concatenate([get_blocks(v) for v in op.reads])
+
     def get(value: Value, lent: list[Array], part: Part | None = None) -> Array:
+        if value.type.dtype.is_low_bit:
+            return get_blocks(value, part)
         if value in paths:
             array = tensors.read(paths[value], part)
             if not tensors.gives_away(paths[value]):
@@ -85,7 +101,7 @@ def prepare(
     for u in uses:
         counts[u.value] = counts.get(u.value, 0) + 1
     one_at_a_time = threading.Lock()
-    pages = Pages(sum(int(u.value.type.size) * u.value.type.dtype.itemsize for u in uses))
+    pages = Pages(sum(_stored_bytes(u) for u in uses))
 
     def pack_one(u: ParamUse) -> Array:
         lent: list[Array] = []
@@ -101,6 +117,12 @@ def prepare(
 
     # Reading, converting and transposing let go of Python's lock. Few at a time: each holds a tensor meanwhile.
     return side_by_side(pack_one, uses, min(WORKERS, default_threads().count), progress)
+
+
+def _stored_bytes(u: ParamUse) -> int:
+    """About the bytes of a param."""
+    size, dtype = int(u.value.type.size), u.value.type.dtype
+    return size // dtype.block * dtype.block_bytes if dtype.is_low_bit else size * dtype.itemsize
 
 
 def _slice_of(op: Op) -> Part | None:
@@ -123,11 +145,12 @@ def _owned(array: Array, lent: Sequence[Array], pages: Pages) -> Array:
 # Weights into their kernels' layouts by a small C library; by numpy where there is no compiler.
 
 
-ABI = 7
+ABI = 8
 CDEF = """
 void mp_pack_16(const void *, const void *, void *, const void *, int64_t, int64_t, int64_t);
 void mp_pack_32(const void *, const void *, void *, const void *, int64_t, int64_t, int64_t);
 int64_t mp_pack_coded(const void *, const void *, void *, const void *, int64_t, int64_t, void *, int64_t);
+void mp_pack_blocks(const void *, void *, const void *, int64_t, int64_t, int64_t, const void *, int64_t, int64_t);
 void mp_round_bf16(const void *, void *, int64_t);
 """
 

@@ -1,0 +1,211 @@
+/* Weights in low-bit blocks: what every such format is made of.
+ *
+ * A panel has MP_PANEL columns. Its blocks follow each other by k, and a block of all columns lies word by word: the
+ * first 32 bits of every column, then the next. So a vector of words holds four codes, of four neighbouring k, for
+ * each of its columns, as the integer dot products of all instruction sets take them. Numbers of 16 bits (scales) stand
+ * behind the words in the same way.
+ *
+ * A format gives one function, which takes a group of 32 k out of a block:
+ *     void mp_group_<format>(const char *unit, int g, int v, mp_words *codes, mp_vec *scale, mp_vec *offset);
+ * `unit` is one block, or two of 32 numbers; g the group in it; v the vector of columns. codes[i] are the codes of
+ * k = 4 * i .. 4 * i + 3, one in each byte. The value of a code is scale * (code - zero) + offset, with a scale and an
+ * offset for each half of the group (two that are equal where the format has one). */
+#ifndef MP_BLOCKS_H
+#define MP_BLOCKS_H
+
+#include "mp_tile.h"
+
+/* Loops over vectors of a panel and over quads are unrolled; without vectors there would be too much of them. */
+#if MP_LANES > 1
+#define MP_BLOCK_UNROLL MP_FULLY
+#else
+#define MP_BLOCK_UNROLL
+#endif
+
+enum { MP_PANEL = 16, MP_GROUP = 32, MP_QUADS = MP_GROUP / 4 };
+
+#if MP_LANES > 1
+typedef uint32_t mp_words __attribute__((vector_size(4 * MP_LANES), aligned(4), may_alias));
+typedef int32_t mp_ints __attribute__((vector_size(4 * MP_LANES), aligned(4), may_alias));
+MP_FN mp_vec mp_ints_to_floats(mp_ints i) { return __builtin_convertvector(i, mp_vec); }
+MP_FN mp_vec mp_multiply_add(mp_vec a, mp_vec b, mp_vec sum) { return a * b + sum; }
+#else
+typedef uint32_t mp_words;
+typedef int32_t mp_ints;
+MP_FN mp_vec mp_ints_to_floats(mp_ints i) { return (float)i; }
+#if defined(__FP_FAST_FMAF) /* scalars that gcc joins to vectors are not always contracted */
+MP_FN mp_vec mp_multiply_add(mp_vec a, mp_vec b, mp_vec sum) { return __builtin_fmaf(a, b, sum); }
+#else
+MP_FN mp_vec mp_multiply_add(mp_vec a, mp_vec b, mp_vec sum) { return a * b + sum; }
+#endif
+#endif
+
+typedef void (*mp_group)(const char *unit, int g, int v, mp_words *codes, mp_vec *scale, mp_vec *offset);
+
+/* Row i of the words of a unit, and row i of the 16-bit numbers behind `words` rows of words. */
+MP_FN mp_words mp_word_row(const char *unit, const int i, const int v)
+{
+    return *(const mp_words *)(const void *)(unit + i * MP_PANEL * 4 + v * MP_LANES * 4);
+}
+MP_FN mp_vec mp_half_row(const char *unit, const int words, const int i, const int v)
+{
+    return mp_vload_f16((const mp_f16 *)(const void *)(unit + (words * 4 + i * 2) * MP_PANEL) + v * MP_LANES);
+}
+
+/* Byte b of each word as a float. */
+MP_FN mp_vec mp_byte_of(const mp_words w, const int b) { return mp_ints_to_floats((mp_ints)(w >> (8 * b) & 255)); }
+MP_FN mp_vec mp_signed_byte_of(const mp_words w, const int b)
+{
+    return mp_ints_to_floats((mp_ints)(w << (24 - 8 * b)) >> 24);
+}
+
+/* A row of an embedding table: column c of a weight in panels, as floats. `groups` of a unit of `bytes` bytes. */
+MP_FN void mp_block_column(float *to, const void *w, const int64_t c, const int64_t K, const mp_group group,
+                               const int bytes, const int groups, const int zero, const int is_signed)
+{
+    const int64_t all = (K + MP_GROUP - 1) / MP_GROUP, units = (all + groups - 1) / groups;
+    const char *const panel = (const char *)w + c / MP_PANEL * units * bytes;
+    const int v = (int)(c % MP_PANEL / MP_LANES), lane = (int)(c % MP_LANES);
+    for (int64_t n = 0; n < all; ++n) {
+        mp_words codes[MP_QUADS];
+        mp_vec scale[2], offset[2] = {mp_splat(0.0f), mp_splat(0.0f)};
+        group(panel + n / groups * bytes, (int)(n % groups), v, codes, scale, offset);
+        for (int i = 0; i < MP_GROUP && n * MP_GROUP + i < K; ++i) {
+            const mp_words q = codes[i / 4];
+            const mp_vec code = (is_signed ? mp_signed_byte_of(q, i % 4) : mp_byte_of(q, i % 4)) - mp_splat((float)zero);
+            float values[MP_LANES];
+            mp_vstore(values, scale[i / 16] * code + offset[i / 16]);
+            to[n * MP_GROUP + i] = values[lane];
+        }
+    }
+}
+
+/* A group of 32 numbers of x as integers of 15 bits: x = scale * number. Rounding is to 1 / 32512 of the largest. */
+typedef struct {
+#if defined(__ARM_FEATURE_DOTPROD) || defined(__AVX512VNNI__)
+    int8_t high[MP_GROUP], low[MP_GROUP]; /* number = 128 * high + low */
+#else
+    int16_t numbers[MP_GROUP]; /* of four neighbours the first and the third, then the others: see mp_block_dot */
+#endif
+    float scale;
+    int32_t sums[2]; /* of the numbers of each half */
+    int32_t unused;
+} mp_x_group;
+
+enum { MP_X_LARGEST = 127 * 128 };
+
+MP_FN void mp_x_group_make(mp_x_group *to, const float *x)
+{
+    float largest = 0.0f;
+    int bad = 0;
+    for (int i = 0; i < MP_GROUP; ++i) {
+        const float a = fabsf(x[i]);
+        largest = a > largest ? a : largest;
+        bad |= !(a < INFINITY);
+    }
+    to->scale = bad ? NAN : largest / MP_X_LARGEST;
+    const float inverse = largest > 0.0f && !bad ? MP_X_LARGEST / largest : 0.0f;
+    int32_t numbers[MP_GROUP];
+    for (int i = 0; i < MP_GROUP; ++i) {
+        /* The inverse of the smallest floats overflows: their products are too small to count. */
+        const float scaled = inverse < INFINITY ? x[i] * inverse : 0.0f;
+        numbers[i] = bad ? 0 : (int32_t)rintf(scaled);
+    }
+    to->sums[0] = to->sums[1] = to->unused = 0;
+    for (int i = 0; i < MP_GROUP; ++i) to->sums[i / 16] += numbers[i];
+    for (int i = 0; i < MP_GROUP; ++i) {
+#if defined(__ARM_FEATURE_DOTPROD) || defined(__AVX512VNNI__)
+        to->high[i] = (int8_t)((numbers[i] + 64) >> 7);
+        to->low[i] = (int8_t)(numbers[i] - 128 * to->high[i]);
+#else
+        to->numbers[i / 4 * 4 + i % 2 * 2 + i % 4 / 2] = (int16_t)numbers[i];
+#endif
+    }
+}
+
+/* The sum of codes * numbers over `quads` quads from quad `first` on, of every column. VNNI takes unsigned codes: signed
+ * ones are moved by 128, and mp_block_zero says so. */
+#if defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
+#define MP_DOT(lane) \
+    high = vdotq_laneq_s32(high, (int8x16_t)codes[i + lane], h, lane); \
+    low = vdotq_laneq_s32(low, (int8x16_t)codes[i + lane], l, lane);
+MP_FN mp_ints mp_block_dot(const mp_words *codes, const mp_x_group *x, const int first, const int quads,
+                           const int is_signed)
+{
+    (void)is_signed;
+    int32x4_t high = vdupq_n_s32(0), low = vdupq_n_s32(0);
+    MP_BLOCK_UNROLL
+    for (int i = first; i < first + quads; i += 4) {
+        const int8x16_t h = vld1q_s8(x->high + 4 * i), l = vld1q_s8(x->low + 4 * i);
+        MP_DOT(0)
+        MP_DOT(1)
+        MP_DOT(2)
+        MP_DOT(3)
+    }
+    return (mp_ints)vaddq_s32(vshlq_n_s32(high, 7), low);
+}
+#undef MP_DOT
+#define MP_BLOCK_FLIPS 0
+#elif defined(__AVX512VNNI__) && MP_LANES == 16
+MP_FN mp_ints mp_block_dot(const mp_words *codes, const mp_x_group *x, const int first, const int quads,
+                           const int is_signed)
+{
+    __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
+    MP_BLOCK_UNROLL
+    for (int i = first; i < first + quads; ++i) {
+        int32_t h, l;
+        memcpy(&h, x->high + 4 * i, sizeof h);
+        memcpy(&l, x->low + 4 * i, sizeof l);
+        const __m512i q = (__m512i)(is_signed ? codes[i] ^ 0x80808080u : codes[i]);
+        high = _mm512_dpbusd_epi32(high, q, _mm512_set1_epi32(h));
+        low = _mm512_dpbusd_epi32(low, q, _mm512_set1_epi32(l));
+    }
+    return (mp_ints)_mm512_add_epi32(_mm512_slli_epi32(high, 7), low);
+}
+#define MP_BLOCK_FLIPS 128
+#else
+#define MP_BLOCK_FLIPS 0
+#if defined(__AVX512BW__) && MP_LANES == 16
+#define MP_PAIRS(a, b) (mp_ints)_mm512_madd_epi16((__m512i)(a), _mm512_set1_epi32(b))
+#elif defined(__AVX2__) && MP_LANES == 8
+#define MP_PAIRS(a, b) (mp_ints)_mm256_madd_epi16((__m256i)(a), _mm256_set1_epi32(b))
+#elif defined(__SSE2__) && MP_LANES == 4
+#include <emmintrin.h>
+#define MP_PAIRS(a, b) (mp_ints)_mm_madd_epi16((__m128i)(a), _mm_set1_epi32(b))
+#else
+#define MP_PAIRS(a, b) (((mp_ints)((a) << 16) >> 16) * (int16_t)(b) + ((mp_ints)(a) >> 16) * ((b) >> 16))
+#endif
+
+/* Bytes 1 and 3 of each word as pairs of 16 bits. */
+MP_FN mp_words mp_odd_bytes(const mp_words w, const int is_signed)
+{
+#if MP_LANES > 1
+    typedef int16_t shorts __attribute__((vector_size(4 * MP_LANES), aligned(4), may_alias));
+    if (is_signed) return (mp_words)((shorts)w >> 8);
+#endif
+    mp_words pairs = w >> 8 & 0x00ff00ffu;
+    if (is_signed) pairs |= (pairs & 0x00800080u) * 510u; /* the sign fills the byte above */
+    return pairs;
+}
+MP_FN mp_words mp_even_bytes(const mp_words w, const int is_signed)
+{
+    return mp_odd_bytes(w << 8, is_signed);
+}
+
+MP_FN mp_ints mp_block_dot(const mp_words *codes, const mp_x_group *x, const int first, const int quads,
+                           const int is_signed)
+{
+    mp_ints sum = (mp_ints)(codes[0] ^ codes[0]);
+    MP_BLOCK_UNROLL
+    for (int i = first; i < first + quads; ++i) {
+        int32_t b[2];
+        memcpy(b, x->numbers + 4 * i, sizeof b);
+        sum += MP_PAIRS(mp_even_bytes(codes[i], is_signed), b[0]);
+        sum += MP_PAIRS(mp_odd_bytes(codes[i], is_signed), b[1]);
+    }
+    return sum;
+}
+#endif
+
+#endif

@@ -1,0 +1,19 @@
+/* Q4_0: 32 codes of 4 bits, 8 of them zero, and one scale. A unit is two blocks. */
+#ifndef MP_FORMAT_Q4_0_H
+#define MP_FORMAT_Q4_0_H
+
+#include "mp_blocks.h"
+
+MP_FN void mp_group_q4_0(const char *unit, const int g, const int v, mp_words *codes, mp_vec *scale, mp_vec *offset)
+{
+    (void)offset;
+    MP_BLOCK_UNROLL
+    for (int i = 0; i < 4; ++i) {
+        const mp_words both = mp_word_row(unit, 4 * g + i, v);
+        codes[i] = both & 0x0f0f0f0fu;
+        codes[4 + i] = both >> 4 & 0x0f0f0f0fu;
+    }
+    scale[0] = scale[1] = mp_half_row(unit, 8, g, v);
+}
+
+#endif
