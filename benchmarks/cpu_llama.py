@@ -23,7 +23,7 @@ from pathlib import Path
 from cpu_peers.report import as_json, as_text, summary
 from cpu_peers.rounds import Outcome, Plan, run
 from cpu_peers.worker import FAKES, LEVELS, PEERS
-from cpu_peers.workload import SHAPES, Workload
+from cpu_peers.workload import FORMATS, SHAPES, Workload
 
 USUAL = [peer for peer in PEERS if peer not in (*FAKES, *LEVELS, "limits")]
 
@@ -33,6 +33,7 @@ def arguments() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", choices=SHAPES, default="135m", help="the shape; weights are random")
     add("--dtype", choices=("bf16", "f32"), default="bf16")
+    add("--format", choices=FORMATS, help="a GGUF file in a low-bit format instead: random blocks")
     add("--threads", type=int, default=2)
     add("--cpus", type=int, nargs="+", metavar="N", help="CPUs that all peers run on (default: one of each core)")
     add(
@@ -82,7 +83,7 @@ def main(argv: list[str] | None = None) -> None:
         folder = (args.folder or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         plan = Plan(
-            work=Workload(args.model, args.dtype, folder),
+            work=Workload(args.model, args.format or args.dtype, folder),
             peers=args.peers,
             threads=args.threads,
             cpus=cpus,

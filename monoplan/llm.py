@@ -21,7 +21,7 @@ from monoplan.frontend.module import HeldWeights, Module
 from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.types import TensorType, as_dtype, plain_array
+from monoplan.ir.types import DType, TensorType, as_dtype, bf16, plain_array
 from monoplan.models.generate.decoding import Array, Row, Settings, greedy_arrays, pieces, sampling_arrays, whole_rows
 from monoplan.models.generate.generation import (
     GenerationMixin,
@@ -63,8 +63,9 @@ class CompiledLM(GenerationMixin):
             raise ArgumentError(f"CompiledLM needs a LlamaForCausalLM, got {type(model).__name__}")
         self._given, self._wanted = model, None if dtype is None else as_dtype(dtype)
         self._held = HeldWeights(model)
+        self.target = find_target(target, model)
         self.model = self._in_dtype()
-        self.config, self.dtype, self.target = model.config, self.model.dtype, find_target(target, model)
+        self.config, self.dtype = model.config, self.model.dtype
         self.name_or_path = model.name_or_path
         self.last_cache: KVCache | None = None
         self.tp = find_communicator(tp, self.model)
@@ -253,9 +254,12 @@ class CompiledLM(GenerationMixin):
         return self._plan(plan)(past_key_values=cache.without_limit(), **arguments)
 
     def _in_dtype(self) -> LlamaForCausalLM:
-        """The model that was given, or one of its own in another dtype: RoPE's tables stay float32 all the same."""
-        same = self._wanted is None or self._wanted == self._given.dtype
-        return self._given if same else self._given.with_dtype(self._wanted)
+        """The model that was given, or one of its own in another dtype: RoPE's tables stay float32 all the same.
+        Low-bit weights are expanded where a dtype is given, and for a GPU."""
+        low_bit = any(p.type.dtype.is_low_bit for p in self._given.parameters())
+        wanted = bf16 if low_bit and self._wanted is None and self.target == "cuda" else self._wanted
+        same = wanted is None or (wanted == self._given.dtype and not low_bit)
+        return self._given if same else self._given.with_dtype(wanted)
 
     def _plan(self, name: str) -> Compiled:
         if self._held.are_replaced():
@@ -323,8 +327,8 @@ class CompiledLM(GenerationMixin):
 
     @property
     def weight_bytes(self) -> int:
-        """The size of the weights in the plan's dtype."""
-        return self.num_parameters * self.dtype.itemsize
+        """The size of the weights as the model has them."""
+        return sum(_stored_bytes(p.type.dtype, math.prod(p.full_shape)) for p in self.model.parameters())
 
     @property
     def bytes_per_token(self) -> int:
@@ -332,10 +336,19 @@ class CompiledLM(GenerationMixin):
         from monoplan.codegen.formats import choose_format
         from monoplan.runtime.cpu.executable import host_target
 
-        shape = (self.config.vocab_size, self.config.hidden_size)
-        table = 0 if self.config.tie_word_embeddings else math.prod(shape)
-        kept = choose_format(TensorType(self.dtype, shape), host_target()) if self.target == "cpu" else None
-        return (self.num_parameters - table) * (8 * self.dtype.itemsize if kept is None else kept.bits) // 8
+        read, target = 0, host_target() if self.target == "cpu" else None
+        for name, p in self.model.named_parameters():
+            if name.endswith("embed_tokens.weight") and not self.config.tie_word_embeddings:
+                continue
+            count, dtype = math.prod(p.full_shape), p.type.dtype
+            shape = p.full_shape if len(p.full_shape) == 2 else None
+            kept = choose_format(TensorType(dtype, shape), target) if target is not None and shape else None
+            read += _stored_bytes(dtype, count) if kept is None else int(kept.bytes(count))
+        return read
+
+
+def _stored_bytes(dtype: DType, count: int) -> int:
+    return count // dtype.block * dtype.block_bytes if dtype.is_low_bit else count * dtype.itemsize
 
 
 def _whole_numbers(name: str, value: Any, dtype: Any) -> Array:

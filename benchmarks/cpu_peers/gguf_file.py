@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cpu_peers.workload import LONGEST, Workload
+from cpu_peers.workload import BLOCKS, LONGEST, Workload, tensor_shapes
 
 NAMES = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
@@ -73,8 +73,10 @@ def write_gguf(work: Workload) -> None:
     writer.add_token_types(kinds)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
-    weights = open_model(work.checkpoint).weights
-    for name in weights.names():
+    if work.low_bit:
+        _add_blocks(writer, work)
+    weights = None if work.low_bit else open_model(work.checkpoint).weights
+    for name in [] if weights is None else weights.names():
         value = np.asarray(weights.tensor(name))
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             value = interleaved(value, heads if "q_proj" in name else kv_heads)
@@ -90,3 +92,31 @@ def write_gguf(work: Workload) -> None:
     writer.write_tensors_to_file()
     writer.close()
     os.replace(half_done, work.gguf)
+
+
+def _add_blocks(writer: Any, work: Workload) -> None:
+    """Random blocks, turned by another amount for each tensor: codes of every kind, and scales that keep the size of
+    what passes a layer."""
+    import gguf
+
+    random = np.random.default_rng(0)
+    for number, (name, shape) in enumerate(tensor_shapes(work.shape).items()):
+        if len(shape) == 1:
+            writer.add_tensor(gguf_name(name), np.ones(shape, np.float32))
+            continue
+        kind = work.kind(name)
+        block, size = BLOCKS[kind]
+        blocks = random.integers(0, 256, (1 << 12, size), dtype=np.uint8)
+        wanted = 0.02 if "embed" in name else shape[-1] ** -0.5
+        places, spread = SCALES[kind]
+        for place in places:
+            scales = (wanted / spread * random.uniform(0.5, 1.5, len(blocks))).astype(np.float16)
+            blocks[:, place : place + 2] = scales.view(np.uint8).reshape(-1, 2)
+        rows = np.resize(np.roll(blocks, 7919 * number, axis=0), (shape[0] * shape[1] // block, size))
+        raw = rows.reshape(shape[0], -1)
+        writer.add_tensor(gguf_name(name), raw, raw_dtype=gguf.GGMLQuantizationType[kind.upper()])
+
+
+# Where the scales of a block are, and the deviation of values that random codes have when these are 1. (Codes of Q4_K
+# are never negative: its minimum, with a scale of its own, stands for the mean.)
+SCALES = {"q4_0": ([0], 4.6), "q8_0": ([0], 74.0), "q4_k": ([0, 2], 250.0), "q6_k": ([208], 1360.0)}

@@ -50,6 +50,6 @@ def open_engine(job: Job, variant: str) -> MonoplanEngine:
     import monoplan as mp
     from monoplan.models import AutoLlamaModel
 
-    path = job.file or job.work.checkpoint
-    model = AutoLlamaModel.from_pretrained(path, dtype=DTYPES[job.work.dtype], progress=False)
+    path = job.file or (job.work.gguf if job.work.low_bit else job.work.checkpoint)
+    model = AutoLlamaModel.from_pretrained(path, dtype=DTYPES.get(job.work.dtype), progress=False)
     return MonoplanEngine(mp.compile(model, options={"threads": job.threads}).prepare())

@@ -15,11 +15,18 @@ from cpu_peers.workload import Workload, write_files
 NEEDS = {"llama.cpp": "gguf", "llama-cpp-python": "gguf", "openvino": "openvino", "openvino-genai": "openvino"}
 
 
+READ_GGUF = ("monoplan", "monoplan-avx512", "monoplan-avx2", "llama.cpp", "llama-cpp-python", "limits")
+
+
 def prepare(work: Workload, peer: str) -> str | None:
     """Makes the peer's form of the model; a text says why it can't be made."""
     from cpu_peers.client import environment
 
     data = {"model": work.model, "dtype": work.dtype, "folder": str(work.folder), "form": NEEDS.get(peer, "checkpoint")}
+    if work.low_bit:
+        if peer not in READ_GGUF:
+            return "it reads no GGUF file"
+        data["form"] = "gguf"
     done = subprocess.run(
         [sys.executable, "-m", "cpu_peers.prepare"],
         input=json.dumps(data),

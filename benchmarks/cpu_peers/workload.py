@@ -7,6 +7,7 @@ that each peer loads the numbers that the others load, in the way its users load
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,12 @@ SHAPES: dict[str, dict[str, Any]] = {
              "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rope_theta": 10000.0},
 }  # fmt: skip
 DTYPES = {"bf16": "bfloat16", "f32": "float32"}
+# Low-bit files: the type of all matrices, and that of those that llama.cpp's mixtures keep in more bits.
+FORMATS = {
+    "q4_0": ("q4_0", "q4_0"), "q8_0": ("q8_0", "q8_0"), "q4_k": ("q4_k", "q4_k"), "q6_k": ("q6_k", "q6_k"),
+    "q4_k_m": ("q4_k", "q6_k"),
+}  # fmt: skip
+BLOCKS = {"q4_0": (32, 18), "q8_0": (32, 34), "q4_k": (256, 144), "q6_k": (256, 210)}
 LONGEST = 8192  # positions of the models
 CONTEXT, PROMPT, STEPS = 128, 512, 16  # decode after CONTEXT tokens for STEPS steps; prefill of PROMPT
 PROMPTS = 3  # in a turn
@@ -36,7 +43,7 @@ class Workload:
     """A model of a shape in a data type, and the folder where its files are."""
 
     model: str
-    dtype: str  # bf16 or f32
+    dtype: str  # bf16 or f32, or one of FORMATS
     folder: Path
 
     @property
@@ -44,9 +51,24 @@ class Workload:
         return SHAPES[self.model]
 
     @property
+    def low_bit(self) -> bool:
+        return self.dtype in FORMATS
+
+    @property
     def item(self) -> int:
-        """Bytes of a weight."""
+        """Bytes of a number of the cache, and of a weight that is not in a low-bit format."""
         return 2 if self.dtype == "bf16" else 4
+
+    def kind(self, name: str) -> str:
+        """The low-bit type of a matrix: as in llama.cpp's mixtures, the last matrix and half of the values and of the
+        down projections have more bits."""
+        usual, better = FORMATS[self.dtype]
+        if name.endswith("embed_tokens.weight"):
+            return better
+        layers = self.shape["num_hidden_layers"]
+        layer = int(name.split(".")[2])
+        more = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+        return better if more and name.endswith(("v_proj.weight", "down_proj.weight")) else usual
 
     @property
     def checkpoint(self) -> Path:
@@ -76,6 +98,10 @@ class Workload:
         """Bytes of all weights, each of which a token reads once (the embedding is the last matrix as well)."""
         s = self.shape
         norms = s["hidden_size"] * (2 * s["num_hidden_layers"] + 1)
+        if self.low_bit:
+            matrices = {n: math.prod(t) for n, t in tensor_shapes(s).items() if len(t) == 2}
+            blocks = [(count, *BLOCKS[self.kind(name)]) for name, count in matrices.items()]
+            return sum(count // block * size for count, block, size in blocks) + 4 * norms
         return int((self.layer_values + s["vocab_size"] * s["hidden_size"] + norms) * self.item)
 
     @property
@@ -155,6 +181,8 @@ def random_weights(work: Workload) -> dict[str, np.ndarray[Any, Any]]:
 
 def write_files(work: Workload) -> None:
     """Writes the checkpoint, unless an earlier run left it here."""
+    if work.low_bit:  # the GGUF file is all there is
+        return
     done = work.checkpoint / "config.json"  # written last: a folder without it was left half done
     if done.exists():
         return

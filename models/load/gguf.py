@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from monoplan.ir.errors import LoadError
 from monoplan.frontend.parameter import low_bit_part
+from monoplan.ir.errors import LoadError
 from monoplan.ir.types import LOW_BITS, DType, Part
 from monoplan.models.config import LlamaConfig
 from monoplan.models.load.config_json import changes_numbers

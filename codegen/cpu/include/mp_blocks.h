@@ -123,7 +123,7 @@ MP_FN void mp_x_group_make(mp_x_group *to, const float *x)
     }
 }
 
-/* The sum of codes * numbers over `quads` quads from quad `first` on, of every column. VNNI takes unsigned codes: signed
+/* `start` and the sum of codes * numbers over `quads` quads from quad `first` on, of every column. VNNI takes unsigned codes: signed
  * ones are moved by 128, and mp_block_zero says so. */
 #if defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
@@ -131,10 +131,10 @@ MP_FN void mp_x_group_make(mp_x_group *to, const float *x)
     high = vdotq_laneq_s32(high, (int8x16_t)codes[i + lane], h, lane); \
     low = vdotq_laneq_s32(low, (int8x16_t)codes[i + lane], l, lane);
 MP_FN mp_ints mp_block_dot(const mp_words *codes, const mp_x_group *x, const int first, const int quads,
-                           const int is_signed)
+                           const int is_signed, const int32_t start)
 {
     (void)is_signed;
-    int32x4_t high = vdupq_n_s32(0), low = vdupq_n_s32(0);
+    int32x4_t high = vdupq_n_s32(0), low = vdupq_n_s32(start);
     MP_BLOCK_UNROLL
     for (int i = first; i < first + quads; i += 4) {
         const int8x16_t h = vld1q_s8(x->high + 4 * i), l = vld1q_s8(x->low + 4 * i);
@@ -149,9 +149,9 @@ MP_FN mp_ints mp_block_dot(const mp_words *codes, const mp_x_group *x, const int
 #define MP_BLOCK_FLIPS 0
 #elif defined(__AVX512VNNI__) && MP_LANES == 16
 MP_FN mp_ints mp_block_dot(const mp_words *codes, const mp_x_group *x, const int first, const int quads,
-                           const int is_signed)
+                           const int is_signed, const int32_t start)
 {
-    __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
+    __m512i high = _mm512_setzero_si512(), low = _mm512_set1_epi32(start);
     MP_BLOCK_UNROLL
     for (int i = first; i < first + quads; ++i) {
         int32_t h, l;
@@ -194,9 +194,9 @@ MP_FN mp_words mp_even_bytes(const mp_words w, const int is_signed)
 }
 
 MP_FN mp_ints mp_block_dot(const mp_words *codes, const mp_x_group *x, const int first, const int quads,
-                           const int is_signed)
+                           const int is_signed, const int32_t start)
 {
-    mp_ints sum = (mp_ints)(codes[0] ^ codes[0]);
+    mp_ints sum = (mp_ints)(codes[0] ^ codes[0]) + start;
     MP_BLOCK_UNROLL
     for (int i = first; i < first + quads; ++i) {
         int32_t b[2];

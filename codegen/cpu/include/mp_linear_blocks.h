@@ -54,7 +54,7 @@ MP_INLINE void mp_blocks_step(const mp_linear_blocks *s, const mp_x_group *x, co
 {
     enum { V = MP_PANEL / MP_LANES };
     const int parts = s->halves ? 2 : 1, zero = s->zero + (s->is_signed ? MP_BLOCK_FLIPS : 0);
-    MP_BLOCK_UNROLL
+    MP_ONCE /* registers hold the codes of one vector of columns, and the sums of R rows */
     for (int v = 0; v < V; ++v) {
         mp_words codes[MP_QUADS];
         mp_vec scale[2], offset[2];
@@ -64,9 +64,10 @@ MP_INLINE void mp_blocks_step(const mp_linear_blocks *s, const mp_x_group *x, co
             MP_BLOCK_UNROLL
             for (int h = 0; h < parts; ++h) {
                 const int32_t sum = s->halves ? x[r].sums[h] : x[r].sums[0] + x[r].sums[1];
-                const mp_ints dot = mp_block_dot(codes, &x[r], h * MP_QUADS / 2, MP_QUADS / parts, s->is_signed);
+                const int first = h * MP_QUADS / 2, quads = MP_QUADS / parts;
+                const mp_ints dot = mp_block_dot(codes, &x[r], first, quads, s->is_signed, -zero * sum);
                 /* One product for each addition, so that every compiler makes the same multiply-adds of them. */
-                const mp_vec value = scale[h] * mp_ints_to_floats(dot - zero * sum);
+                const mp_vec value = scale[h] * mp_ints_to_floats(dot);
                 mp_vec *const to = &acc[r * V + v];
                 *to = mp_multiply_add(mp_splat(x[r].scale), value, *to);
                 if (s->offsets) *to = mp_multiply_add(offset[h], mp_splat(x[r].scale * (float)sum), *to);
@@ -86,6 +87,7 @@ MP_INLINE void mp_blocks_panel(const mp_linear_blocks *s, const mp_x_group *x, c
     for (int i = 0; i < R * V; ++i) acc[i] = mp_splat(0.0f);
     for (int64_t n = 0; n < groups; n += s->unit, panel += s->unit_bytes) {
         for (int i = 0; i < s->unit_bytes; i += 64) __builtin_prefetch(panel + s->far + i, 0, 2);
+        MP_ONCE
         for (int g = 0; g < s->unit; ++g) mp_blocks_step(s, x + (n + g) * R, panel, g, acc, R);
     }
     MP_BLOCK_UNROLL

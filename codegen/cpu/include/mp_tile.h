@@ -7,11 +7,13 @@
 #if defined(__clang__)
 #define MP_NOCLONE
 #define MP_FULLY _Pragma("clang loop unroll(full)")
+#define MP_ONCE _Pragma("clang loop unroll(disable)")
 #define MP_TWICE _Pragma("clang loop unroll_count(2)")
 #define MP_FOUR _Pragma("clang loop unroll_count(4)")
 #else
 #define MP_NOCLONE __attribute__((noclone))
 #define MP_FULLY _Pragma("GCC unroll 64")
+#define MP_ONCE _Pragma("GCC unroll 1")
 #define MP_TWICE _Pragma("GCC unroll 2")
 #define MP_FOUR _Pragma("GCC unroll 4")
 #endif
