@@ -436,10 +436,11 @@ def _less_one(x: Tensor) -> Tensor:
 def mish(input: Any, inplace: bool = False) -> Tensor:
     """input * tanh(log(1 + exp(input)))."""
     x = floating(as_tensor(input))
+    wide = x.float() if x.dtype.bits == 16 else x  # n is beyond the range of f16
     # tanh(log(1 + e)) is n / (n + 2) with n = e (e + 2); from 20 on it is 1.
-    e = exp(pointwise("minimum", x, 20.0))
+    e = exp(pointwise("minimum", wide, 20.0))
     n = e * (e + 2)
-    return _activated(x * (n / (n + 2)), input, inplace)
+    return _activated((wide * (n / (n + 2))).to(x.dtype), input, inplace)
 
 
 def hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
