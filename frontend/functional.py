@@ -472,6 +472,11 @@ def threshold(input: Any, threshold: float, value: float, inplace: bool = False)
     return _activated(where(x <= threshold, value, x), input, inplace)
 
 
+def logsigmoid(input: Any) -> Tensor:
+    """log(sigmoid(input)), without its underflow."""
+    return -pointwise("softplus", -floating(as_tensor(input)), beta=1.0, threshold=20.0)  # type: ignore[no-any-return]
+
+
 def softsign(input: Any) -> Tensor:
     """input / (1 + |input|)."""
     x = floating(as_tensor(input))
@@ -796,8 +801,8 @@ __all__ = [
     "count_nonzero", "cummax", "cummin", "cumprod", "cumsum", "div", "dropout", "elu", "embedding", "frac", "gelu_tanh",
     "glu", "group_norm", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "instance_norm", "kv_update",
     "layer_norm", "leaky_relu", "lerp", "linear", "log_softmax", "logical_and", "logical_not", "logical_or",
-    "logical_xor", "logsumexp", "matmul", "max", "min", "mish", "nan_to_num", "norm", "normalize", "pow", "prelu",
-    "random_sample", "reciprocal", "relu", "relu6", "repetition_penalty", "rms_norm", "rope", "round",
+    "logical_xor", "logsigmoid", "logsumexp", "matmul", "max", "min", "mish", "nan_to_num", "norm", "normalize", "pow",
+    "prelu", "random_sample", "reciprocal", "relu", "relu6", "repetition_penalty", "rms_norm", "rope", "round",
     "scaled_dot_product_attention", "selu", "silu", "softmax", "softmin", "softshrink", "softsign", "sort",
     "square", "std", "std_mean", "tanhshrink", "threshold", "topk", "var", "var_mean",
 ]  # fmt: skip

@@ -573,6 +573,9 @@ class OpMethods:
     def logical_xor(self, other: Any, *, out: Tensor | None = None) -> Tensor:
         """Either a or b; what is not 0 counts as true."""
 
+    def logsigmoid(self) -> Tensor:
+        """log(sigmoid(input)), without its underflow."""
+
     def logsumexp(self, dim: Any, keepdim: bool = False) -> Tensor:
         """The logarithm of the sum of exponentials over dimensions, without their overflow."""
 

@@ -101,6 +101,7 @@ def test_all_names_exist() -> None:
         "atan",
         "tan",
         "cbrt",
+        "asinh",
         "softplus",
         "silu",
         "gelu",
