@@ -768,8 +768,8 @@ def eye(n: Dim, m: Dim | None = None, *, dtype: Any = f32) -> Tensor:
 def linspace(start: float, end: float, steps: int, *, dtype: Any = f32) -> Tensor:
     """`steps` numbers from start to end, at equal distances; whole numbers are rounded towards 0."""
     kind = as_dtype(dtype)
-    ends = (int(start), int(end)) if kind.is_integer else (float(start), float(end))
-    return Tensor(np.linspace(*ends, steps), kind)
+    number = int if kind.is_integer else float
+    return Tensor(np.linspace(number(start), number(end), steps), kind)
 
 
 __all__ = [

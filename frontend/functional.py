@@ -266,6 +266,8 @@ def count_nonzero(input: Any, dim: Any = None) -> Tensor:
 def norm(input: Any, p: Any = 2.0, dim: Any = None, keepdim: bool = False) -> Tensor:
     """The p-norm of the elements over dimensions: (sum |x|**p)**(1/p)."""
     x = abs(floating(as_tensor(input)))
+    if isinstance(p, str) and p != "fro":
+        raise ArgumentError(f"norm: p={p!r} is neither a number nor 'fro'")
     if p == math.inf or p == -math.inf:
         return (amax if p > 0 else amin)(x, dim, keepdim)
     if p in ("fro", 2):
