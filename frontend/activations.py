@@ -20,15 +20,20 @@ class Activation(Module):
     function: Callable[..., Tensor]
     __signature__: inspect.Signature
 
-    def __init_subclass__(cls, function: Callable[..., Tensor]) -> None:
+    def __init_subclass__(cls, function: Callable[..., Tensor] | None = None) -> None:
         super().__init_subclass__()
+        if function is None:  # a user's subclass of one of these
+            return
         _, *options = inspect.signature(function).parameters.values()
         cls.__signature__ = inspect.Signature([p for p in options if p.kind is p.POSITIONAL_OR_KEYWORD])
         cls.__doc__, cls.function = function.__doc__, staticmethod(function)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__()
-        bound = self.__signature__.bind(*args, **options)
+        try:
+            bound = self.__signature__.bind(*args, **options)
+        except TypeError as error:
+            raise TypeError(f"{type(self).__name__}{self.__signature__}: {error}") from None
         bound.apply_defaults()
         for name, value in bound.arguments.items():
             setattr(self, name, value)

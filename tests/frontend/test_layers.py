@@ -131,6 +131,19 @@ def test_activations(layer: nn.Module, formula: Any, shown: str) -> None:
     assert repr(layer) == shown
 
 
+def test_a_subclass_of_an_activation() -> None:
+    class Slow(nn.ELU):
+        """An activation of a user."""
+
+        def __init__(self) -> None:
+            super().__init__(alpha=0.5)
+
+    assert repr(Slow()) == "Slow(alpha=0.5)" and Slow.__doc__ == "An activation of a user."
+    assert Slow()(np.array([-50.0], np.float32)).tolist() == [-0.5]
+    with pytest.raises(TypeError, match=r"ELU\(alpha.*unexpected keyword argument 'beta'"):
+        nn.ELU(beta=2.0)
+
+
 def test_gelu_of_the_seeds() -> None:
     y = nn.GELU("tanh")(np.array([-2.0, -1.0, 0.0, 1.0, 2.0], np.float32)).tolist()
     assert abs(y[2]) < 1e-6 and y[3] < y[4] and y[2] < y[3]
