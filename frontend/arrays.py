@@ -723,6 +723,8 @@ def ones_like(input: Any, *, dtype: Any = None) -> Tensor:
 def arange(start: Any, end: Any = None, step: Any = 1, *, dtype: Any = None) -> Tensor:
     """start, start + step, … below end; one argument is the end. Ends may be symbolic sizes."""
     start, end = (0, start) if end is None else (start, end)
+    if dtype is not None and as_dtype(dtype).is_integer:
+        start, end, step = (int(v) if isinstance(v, float) else v for v in (start, end, step))
     whole = all(isinstance(v, int | Expr | np.integer) for v in (start, end))
     if whole and isinstance(step, int) and step > 0:
         length = end - start if step == 1 else (end - start + (step - 1)) // step
@@ -764,8 +766,10 @@ def eye(n: Dim, m: Dim | None = None, *, dtype: Any = f32) -> Tensor:
 
 
 def linspace(start: float, end: float, steps: int, *, dtype: Any = f32) -> Tensor:
-    """`steps` numbers from start to end, at equal distances."""
-    return Tensor(np.linspace(start, end, steps), dtype)
+    """`steps` numbers from start to end, at equal distances; whole numbers are rounded towards 0."""
+    kind = as_dtype(dtype)
+    number = int if kind.is_integer else float
+    return Tensor(np.linspace(number(start), number(end), steps), kind)
 
 
 __all__ = [

@@ -266,6 +266,8 @@ def count_nonzero(input: Any, dim: Any = None) -> Tensor:
 def norm(input: Any, p: Any = 2.0, dim: Any = None, keepdim: bool = False) -> Tensor:
     """The p-norm of the elements over dimensions: (sum |x|**p)**(1/p)."""
     x = abs(floating(as_tensor(input)))
+    if isinstance(p, str) and p != "fro":
+        raise ArgumentError(f"norm: p={p!r} is neither a number nor 'fro'")
     if p == math.inf or p == -math.inf:
         return (amax if p > 0 else amin)(x, dim, keepdim)
     if p in ("fro", 2):
@@ -436,10 +438,11 @@ def _less_one(x: Tensor) -> Tensor:
 def mish(input: Any, inplace: bool = False) -> Tensor:
     """input * tanh(log(1 + exp(input)))."""
     x = floating(as_tensor(input))
+    wide = x.float() if x.dtype.bits == 16 else x  # n is beyond the range of f16
     # tanh(log(1 + e)) is n / (n + 2) with n = e (e + 2); from 20 on it is 1.
-    e = exp(pointwise("minimum", x, 20.0))
+    e = exp(pointwise("minimum", wide, 20.0))
     n = e * (e + 2)
-    return _activated(x * (n / (n + 2)), input, inplace)
+    return _activated((wide * (n / (n + 2))).to(x.dtype), input, inplace)
 
 
 def hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
@@ -469,6 +472,11 @@ def threshold(input: Any, threshold: float, value: float, inplace: bool = False)
     """The input where it is above the threshold, else a value."""
     x = as_tensor(input)
     return _activated(where(x <= threshold, value, x), input, inplace)
+
+
+def logsigmoid(input: Any) -> Tensor:
+    """log(sigmoid(input)), without its underflow."""
+    return -pointwise("softplus", -floating(as_tensor(input)), beta=1.0, threshold=20.0)  # type: ignore[no-any-return]
 
 
 def softsign(input: Any) -> Tensor:
@@ -795,8 +803,8 @@ __all__ = [
     "count_nonzero", "cummax", "cummin", "cumprod", "cumsum", "div", "dropout", "elu", "embedding", "frac", "gelu_tanh",
     "glu", "group_norm", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "instance_norm", "kv_update",
     "layer_norm", "leaky_relu", "lerp", "linear", "log_softmax", "logical_and", "logical_not", "logical_or",
-    "logical_xor", "logsumexp", "matmul", "max", "min", "mish", "nan_to_num", "norm", "normalize", "pow", "prelu",
-    "random_sample", "reciprocal", "relu", "relu6", "repetition_penalty", "rms_norm", "rope", "round",
+    "logical_xor", "logsigmoid", "logsumexp", "matmul", "max", "min", "mish", "nan_to_num", "norm", "normalize", "pow",
+    "prelu", "random_sample", "reciprocal", "relu", "relu6", "repetition_penalty", "rms_norm", "rope", "round",
     "scaled_dot_product_attention", "selu", "silu", "softmax", "softmin", "softshrink", "softsign", "sort",
     "square", "std", "std_mean", "tanhshrink", "threshold", "topk", "var", "var_mean",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 
 from monoplan.frontend import functional as F
 from monoplan.frontend.functional import RopeAlgo
-from monoplan.frontend.module import Module, ModuleList
+from monoplan.frontend.module import Module
 from monoplan.frontend.op_functions import write
 from monoplan.frontend.parameter import (
     Parameter,
@@ -142,73 +142,6 @@ class LayerNorm(Module):
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
 
 
-class GELU(Module):
-    """x * Phi(x); `approximate` is "none", "tanh", "fast" or "fast_tanh"."""
-
-    def __init__(self, approximate: str = "none") -> None:
-        super().__init__()
-        self.approximate = approximate
-
-    def forward(self, x: Any) -> Tensor:
-        return F.gelu(x, self.approximate)
-
-    def extra_repr(self) -> str:
-        return f"approximate={self.approximate!r}"
-
-
-class _Inplace(Module):
-    """An activation that may write into its input."""
-
-    def __init__(self, inplace: bool = False) -> None:
-        super().__init__()
-        self.inplace = inplace
-
-    def extra_repr(self) -> str:
-        return "inplace=True" if self.inplace else ""
-
-
-class SiLU(_Inplace):
-    """x * sigmoid(x)."""
-
-    def forward(self, x: Any) -> Tensor:
-        return F.silu(x, self.inplace)
-
-
-class ReLU(_Inplace):
-    """max(x, 0)."""
-
-    def forward(self, x: Any) -> Tensor:
-        return F.relu(x, self.inplace)
-
-
-class Tanh(Module):
-    """The hyperbolic tangent."""
-
-    def forward(self, x: Any) -> Tensor:
-        return F.tanh(x)
-
-
-class Sigmoid(Module):
-    """1 / (1 + exp(-x))."""
-
-    def forward(self, x: Any) -> Tensor:
-        return F.sigmoid(x)
-
-
-class Softmax(Module):
-    """exp(x) / sum(exp(x)) along a dimension."""
-
-    def __init__(self, dim: int = -1) -> None:
-        super().__init__()
-        self.dim = dim
-
-    def forward(self, x: Any) -> Tensor:
-        return F.softmax(x, self.dim)
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}"
-
-
 class Dropout(Module):
     """The input itself: inference drops nothing."""
 
@@ -263,12 +196,6 @@ class Sequential(Module):
 
     def __iter__(self) -> Iterator[Module]:
         return iter(self._modules.values())
-
-
-__all__ = [
-    "Dropout", "Embedding", "GELU", "Identity", "LayerNorm", "Linear", "Module", "ModuleList", "Parameter",
-    "PositionalEmbedding", "RMSNorm", "ReLU", "RoPE", "Sequential", "SiLU", "Sigmoid", "Softmax", "Tanh",
-]  # fmt: skip
 
 
 # Where a token stands: rotary embedding (RoPE), learned and sinusoidal positions.

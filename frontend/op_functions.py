@@ -115,7 +115,8 @@ def _reduce(opdef: OpDef, *, input: Any, dim: Any, keepdim: bool, dtype: Any, **
         over = {"axes": None if axes == () and opdef.name not in _NOT_ALL else axes}
     if x.dtype == bool_ and opdef.name in ("max", "min"):
         opdef = REGISTRY["any" if opdef.name == "max" else "all"]
-    return call(opdef, floating(x) if opdef.floats else x, **over, keepdims=keepdim, **attrs)
+    found = call(opdef, floating(x) if opdef.floats else x, **over, keepdims=keepdim, **attrs)
+    return found if dtype is None else found.to(dtype)  # sums of small integers are i64 unless asked otherwise
 
 
 def _publish(opdef: OpDef) -> None:

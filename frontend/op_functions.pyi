@@ -33,6 +33,9 @@ __all__ = [
     "atan2",
     "sinh",
     "cosh",
+    "asinh",
+    "acosh",
+    "atanh",
     "cbrt",
     "tanh",
     "sigmoid",
@@ -155,6 +158,15 @@ def sinh(input: Any, *, out: Tensor | None = None) -> Tensor:
 
 def cosh(input: Any, *, out: Tensor | None = None) -> Tensor:
     """The hyperbolic cosine."""
+
+def asinh(input: Any, *, out: Tensor | None = None) -> Tensor:
+    """The number whose hyperbolic sine is x."""
+
+def acosh(input: Any, *, out: Tensor | None = None) -> Tensor:
+    """The number of at least 0 whose hyperbolic cosine is x."""
+
+def atanh(input: Any, *, out: Tensor | None = None) -> Tensor:
+    """The number whose hyperbolic tangent is x."""
 
 def cbrt(input: Any, *, out: Tensor | None = None) -> Tensor:
     """The cube root."""
@@ -354,6 +366,15 @@ class OpMethods:
     def cosh(self) -> Tensor:
         """The hyperbolic cosine."""
 
+    def asinh(self) -> Tensor:
+        """The number whose hyperbolic sine is x."""
+
+    def acosh(self) -> Tensor:
+        """The number of at least 0 whose hyperbolic cosine is x."""
+
+    def atanh(self) -> Tensor:
+        """The number whose hyperbolic tangent is x."""
+
     def cbrt(self) -> Tensor:
         """The cube root."""
 
@@ -551,6 +572,9 @@ class OpMethods:
 
     def logical_xor(self, other: Any, *, out: Tensor | None = None) -> Tensor:
         """Either a or b; what is not 0 counts as true."""
+
+    def logsigmoid(self) -> Tensor:
+        """log(sigmoid(input)), without its underflow."""
 
     def logsumexp(self, dim: Any, keepdim: bool = False) -> Tensor:
         """The logarithm of the sum of exponentials over dimensions, without their overflow."""

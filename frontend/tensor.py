@@ -445,7 +445,8 @@ class Tensor(OpMethods):
         raise TypeRuleError(
             "a tensor can't be changed by index",
             why="a traced tensor has no storage of its own",
-            fix="build it with F.where or F.cat, write rows of a cache with F.kv_update",
+            fix="x = F.index_put(x, (i,), v) changes elements by index, x = F.where(mask, v, x) by a mask; "
+            "rows of a cache: F.kv_update",
         )
 
     if not TYPE_CHECKING:

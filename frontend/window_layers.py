@@ -103,10 +103,10 @@ class Conv1d(Conv2d):
     spatial = 1
 
 
-class ConvTranspose1d(_Conv):
-    """The transpose of Conv1d: each element adds its multiple of a weight [in, out / groups, size]; plus bias."""
+class ConvTranspose2d(_Conv):
+    """The transpose of Conv2d: each element adds its multiple of a weight [in, out / groups, h, w]; plus bias."""
 
-    spatial, transposed = 1, True
+    transposed = True
 
     def __init__(
         self,
@@ -126,12 +126,19 @@ class ConvTranspose1d(_Conv):
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, dtype, device
         )
-        self.output_padding = numbers("ConvTranspose1d", "output_padding", output_padding, 1)
+        self.output_padding = numbers(type(self).__name__, "output_padding", output_padding, self.spatial)
 
     def forward(self, input: Any) -> Tensor:
-        return F.conv_transpose1d(
+        conv = F.conv_transpose1d if self.spatial == 1 else F.conv_transpose2d
+        return conv(
             input, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation
         )
+
+
+class ConvTranspose1d(ConvTranspose2d):
+    """The transpose of Conv1d: each element adds its multiple of a weight [in, out / groups, size]; plus bias."""
+
+    spatial = 1
 
 
 class BatchNorm2d(Module):
@@ -169,16 +176,10 @@ class BatchNorm2d(Module):
 
     def forward(self, input: Any) -> Tensor:
         x = as_tensor(input)
-        shape = (self.num_features, *(1,) * self.spatial)
         fits = x.ndim == self.spatial + 2 or (self.spatial == 1 and x.ndim == 2)
         if not fits or not equal(x.shape[1], self.num_features):
             raise ArgumentError(f"{type(self).__name__}: {x.type} has not {self.num_features} channels (dimension 1)")
-        scale = F.rsqrt(self.running_var + self.eps)
-        scale = scale if self.weight is None else scale * self.weight
-        shift = -self.running_mean * scale
-        shift = shift if self.bias is None else shift + self.bias
-        shape = shape[: x.ndim - 1]
-        return (x * scale.reshape(shape) + shift.reshape(shape)).to(x.dtype)  # type: ignore[no-any-return]
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
     def extra_repr(self) -> str:
         return (
@@ -191,6 +192,76 @@ class BatchNorm1d(BatchNorm2d):
     """The same for sequences [batch, channels, length] and rows [batch, channels]."""
 
     spatial = 1
+
+
+class _ChannelNorm(Module):
+    """Weight and bias for each channel."""
+
+    def __init__(self, channels: int, eps: float, affine: bool, device: Any, dtype: Any) -> None:
+        super().__init__()
+        name = type(self).__name__
+        check_size(name, channels=channels)
+        check_device(name, device)
+        self.eps, self.affine = float(eps), affine
+        kind = checked_dtype(name, dtype).numpy
+        self.register_parameter("weight", Parameter(np.ones(channels, kind)) if affine else None)
+        self.register_parameter("bias", Parameter(np.zeros(channels, kind)) if affine else None)
+
+
+class GroupNorm(_ChannelNorm):
+    """Groups of channels (dimension 1) with mean 0 and variance 1, then weight and bias for each channel."""
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: Any = None,
+        dtype: Any = "f32",
+    ) -> None:
+        super().__init__(num_channels, eps, affine, device, dtype)
+        if num_groups < 1 or num_channels % num_groups:
+            raise ArgumentError(f"GroupNorm: {num_groups} groups do not divide {num_channels} channels")
+        self.num_groups, self.num_channels = num_groups, num_channels
+
+    def forward(self, input: Any) -> Tensor:
+        return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"
+
+
+class InstanceNorm2d(_ChannelNorm):
+    """Each channel of each image with mean 0 and variance 1, then weight and bias for each channel."""
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        device: Any = None,
+        dtype: Any = "f32",
+    ) -> None:
+        super().__init__(num_features, eps, affine, device, dtype)
+        if track_running_stats:
+            raise ArgumentError(f"{type(self).__name__}: track_running_stats=True is not supported")
+        self.num_features, self.momentum = num_features, momentum
+
+    def forward(self, input: Any) -> Tensor:
+        return F.instance_norm(input, weight=self.weight, bias=self.bias, eps=self.eps)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"track_running_stats=False"
+        )
+
+
+class InstanceNorm1d(InstanceNorm2d):
+    """The same for sequences [batch, channels, length]."""
 
 
 class MaxPool2d(Module):

@@ -83,6 +83,56 @@ def conv2d(
     return _conv("conv2d", 2, input, weight, bias, stride, padding, dilation, groups)
 
 
+def _conv_transpose(name: str, spatial: int, input: Any, weight: Any, bias: Any, groups: int, *window: Any) -> Tensor:
+    """Outputs whose places leave the same remainder by the stride are one convolution over the input; these are joined
+    as channels of one convolution, and sorted afterwards.
+    """
+    x, batched = _batched(name, input, spatial)
+    w = as_tensor(weight)
+    if w.ndim != spatial + 2 or w.shape[0] % groups:
+        sizes = "height, width" if spatial == 2 else "length"
+        raise ArgumentError(
+            f"{name}: the weight must be [in, out / groups, {sizes}] with groups={groups}, got {w.type}"
+        )
+    names = ("stride", "padding", "output_padding", "dilation")
+    given = [numbers(name, what, v, spatial) for what, v in zip(names, window, strict=True)]
+    for step, before, more, apart in zip(*given, strict=True):
+        if min(step, apart) < 1 or min(before, more) < 0 or more >= max(step, apart):
+            raise ArgumentError(
+                f"{name}: stride={step}, padding={before}, output_padding={more}, dilation={apart} do not fit",
+                why="output_padding must be smaller than the stride or the dilation; none may be negative",
+            )
+    if spatial == 1:
+        x, w, given = x.unsqueeze(2), w.unsqueeze(2), [(n, *v) for n, v in zip((1, 0, 0, 1), given, strict=True)]
+    channels, columns = w.shape[:2]
+    padding: list[int] = []
+    cut: list[tuple[int, int, Dim]] = []
+    sizes_: list[int] = []
+    for axis, (step, before, more, apart) in enumerate(zip(*given, strict=True), 2):
+        reach = apart * (w.shape[axis] - 1) + 1
+        taps = -(-reach // step)  # of each remainder
+        beyond = max(0, -(-(more - before - (taps * step - reach)) // step))  # whole steps that no window reaches
+        padding += [taps - 1, taps - 1 + beyond]
+        cut.append((axis, before, (x.shape[axis] - 1) * step - 2 * before + reach + more))
+        places = [(taps - 1 - u) * step + m for m in range(step) for u in range(taps)]
+        shape = (*w.shape[:axis], 1, *w.shape[axis + 1 :])
+        zeros = call("full", shape=shape, value=0, dtype=w.dtype)
+        parts = [zeros if p % apart or p >= reach else w.narrow(axis, p // apart, 1) for p in places]
+        w, sizes_ = call("concat", *parts, axis=axis), [*sizes_, step, taps]
+    (high, rows, wide, taps), steps = sizes_, sizes_[0] * sizes_[2]
+    joined = w.reshape(groups, channels // groups, columns, high, rows, wide, taps).permute(0, 2, 3, 5, 1, 4, 6)
+    joined = joined.reshape(groups * columns * steps, channels // groups, rows, taps)
+    shift = None if bias is None else call("repeat", bias, repeats=steps, axis=0)
+    y = call("conv2d", floating(x), joined, shift, padding=tuple(padding), groups=groups)
+    images, _, lines, places_ = y.shape
+    y = y.reshape(images, groups * columns, high, wide, lines, places_).permute(0, 1, 4, 2, 5, 3)
+    y = y.reshape(images, groups * columns, lines * high, places_ * wide)
+    for axis, start, length in cut:
+        y = y.narrow(axis, start, length)
+    y = y.squeeze(2) if spatial == 1 else y
+    return y if batched else y.squeeze(0)  # type: ignore[no-any-return]
+
+
 def conv_transpose1d(
     input: Any,
     weight: Any,
@@ -93,48 +143,24 @@ def conv_transpose1d(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Tensor:
-    """The transpose of conv1d: each element of a sequence adds its multiple of a weight [in, out / groups, size].
+    """The transpose of conv1d: each element of a sequence adds its multiple of a weight [in, out / groups, size]."""
+    window = stride, padding, output_padding, dilation
+    return _conv_transpose("conv_transpose1d", 1, input, weight, bias, groups, *window)
 
-    Outputs whose places leave the same remainder by the stride are one convolution over the input; these are joined
-    as channels of one convolution, and sorted afterwards.
-    """
-    name = "conv_transpose1d"
-    x, batched = _batched(name, input, 1)
-    w = as_tensor(weight)
-    if w.ndim != 3 or w.shape[0] % groups:
-        raise ArgumentError(f"{name}: the weight must be [in, out / groups, length] with groups={groups}, got {w.type}")
-    (step,), (before,), (more,), (apart,) = (
-        numbers(name, what, given, 1)
-        for what, given in (
-            ("stride", stride),
-            ("padding", padding),
-            ("output_padding", output_padding),
-            ("dilation", dilation),
-        )
-    )
-    if min(step, apart) < 1 or min(before, more) < 0 or more >= max(step, apart):
-        raise ArgumentError(
-            f"{name}: stride={step}, padding={before}, output_padding={more}, dilation={apart} do not fit",
-            why="output_padding must be smaller than the stride or the dilation; none may be negative",
-        )
-    channels, columns, size = w.shape
-    reach = apart * (size - 1) + 1
-    taps = -(-reach // step)  # of each remainder
-    zeros = call("full", shape=(channels, columns, 1), value=0, dtype=w.dtype)
-    places = [(taps - 1 - u) * step + m for m in range(step) for u in range(taps)]
-    parts = [zeros if p % apart or p >= reach else w.narrow(2, p // apart, 1) for p in places]
-    joined = call("concat", *parts, axis=2).reshape(groups, channels // groups, columns, step, taps)
-    joined = joined.permute(0, 2, 3, 1, 4).reshape(groups * columns * step, channels // groups, 1, taps)
-    shift = None if bias is None else call("repeat", bias, repeats=step, axis=0)
-    length = (x.shape[-1] - 1) * step - 2 * before + reach + more
-    beyond = max(0, -(-(more - before - (taps * step - reach)) // step))  # whole steps that no window reaches
-    y = call(
-        "conv2d", floating(x).unsqueeze(2), joined, shift, padding=(0, 0, taps - 1, taps - 1 + beyond), groups=groups
-    )
-    images, places_ = y.shape[0], y.shape[-1]
-    y = y.reshape(images, groups * columns, step, places_).transpose(2, 3)
-    y = y.reshape(images, groups * columns, places_ * step).narrow(2, before, length)
-    return y if batched else y.squeeze(0)  # type: ignore[no-any-return]
+
+def conv_transpose2d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Tensor:
+    """The transpose of conv2d: each element of an image adds its multiple of a weight [in, out / groups, h, w]."""
+    window = stride, padding, output_padding, dilation
+    return _conv_transpose("conv_transpose2d", 2, input, weight, bias, groups, *window)
 
 
 # -- pools ---------------------------------------------------------------------------------------------
@@ -407,5 +433,5 @@ def _linear(x: Tensor, axis: int, wanted: Dim, factor: float | None, corners: bo
 
 __all__ = [
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool1d", "adaptive_max_pool2d", "avg_pool1d",
-    "avg_pool2d", "conv1d", "conv2d", "conv_transpose1d", "interpolate", "max_pool1d", "max_pool2d",
+    "avg_pool2d", "conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d", "interpolate", "max_pool1d", "max_pool2d",
 ]  # fmt: skip

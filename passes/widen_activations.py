@@ -24,7 +24,7 @@ def widen_activations(graph: Graph, notes: Notes) -> Graph:
     states = _states(graph)
     builder = builder_for(graph)
     new: dict[Value, Value] = {}
-    narrow: dict[Value, Value] = {}  # the same, as scans want it
+    narrow: dict[Value, Value] = {}  # the same, as scans and scatters want it
     ops: list[Op] = []
 
     def widen(value: Value, op: Op | None) -> None:
@@ -37,7 +37,7 @@ def widen_activations(graph: Graph, notes: Notes) -> Graph:
         notes.fired("widen-activations", made)
 
     def as_before(op: Op) -> Op:
-        """A scan, whose operands keep the types that its body has."""
+        """A scan, whose operands keep the types that its body has, or a scatter, whose have one type."""
         defined = {*graph.inputs, *fixed, *(r for o in ops for r in o.results)}
         for v in op.reads:
             if v not in defined and new[v].type != v.type:
@@ -49,13 +49,13 @@ def widen_activations(graph: Graph, notes: Notes) -> Graph:
         if v.type.dtype in HALF and v not in states:
             widen(v, None)
     for old in graph.ops:
-        op = substitute([old], new)[0] if old.opdef.kind != "loop" else as_before(old)
+        op = as_before(old) if old.opdef.kind == "loop" or old.name == "scatter" else substitute([old], new)[0]
         ops.append(op)
         if op.opdef.kind in ("view", "copy") and fixed.issuperset(op.reads):
             fixed.update(op.results)  # a weight in another shape stays half
             continue
         for before, after in zip(old.results, op.results, strict=True):
-            source = op.name in ("embedding", "gather", "select_rows", "scan") or fixed.issuperset(op.reads)
+            source = op.name in ("embedding", "gather", "select_rows", "scan", "scatter") or fixed.issuperset(op.reads)
             if after.type.dtype in HALF and source and after not in states and op.name != "cast":
                 new[before] = after
                 widen(before, op)

@@ -175,6 +175,24 @@ def cosh(x: Array) -> Array:
     return np.cosh(x)
 
 
+@pointwise("mp_asinh{f}({0})", floats=True)
+def asinh(x: Array) -> Array:
+    """The number whose hyperbolic sine is x."""
+    return np.arcsinh(x)
+
+
+@pointwise("mp_acosh{f}({0})", floats=True)
+def acosh(x: Array) -> Array:
+    """The number of at least 0 whose hyperbolic cosine is x."""
+    return np.arccosh(x)
+
+
+@pointwise("mp_atanh{f}({0})", floats=True)
+def atanh(x: Array) -> Array:
+    """The number whose hyperbolic tangent is x."""
+    return np.arctanh(x)
+
+
 @pointwise("mp_cbrt{f}({0})", floats=True)
 def cbrt(x: Array) -> Array:
     """The cube root."""

@@ -151,10 +151,11 @@ for _name in ("left_shift", "right_shift"):
 for _name in ("exp", "exp2", "expm1", "sin", "cos", "tanh", "sigmoid", "erf", "erfc", "silu", "softplus", "atan"):
     case(_name, arg("T[b, s, 7]", -6, 6))
     case(_name, arg("T[]", -1, 1))
-for _name in ("sinh", "cosh", "cbrt"):
+for _name in ("sinh", "cosh", "cbrt", "asinh"):
     case(_name, arg("T[b, s, 7]", -3, 3), scale=10)
-for _name in ("asin", "acos", "tan"):
+for _name in ("asin", "acos", "tan", "atanh"):
     case(_name, arg("T[b, s, 7]", -1, 1))
+case("acosh", arg("T[b, s, 7]", 1.05, 9))
 for _name in ("log", "log2", "log10", "log1p", "sqrt", "rsqrt"):
     case(_name, arg("T[b, s, 7]", 0.05, 9))
 case("softplus", arg("T[b, 5]", -3, 3), beta=2.0, threshold=4.0)

@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 UNARY: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in (
         "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh",
-        "cosh", "tanh", "cbrt", "sigmoid", "erf", "erfc", "silu", "softplus",
+        "cosh", "tanh", "asinh", "acosh", "atanh", "cbrt", "sigmoid", "erf", "erfc", "silu", "softplus",
     )),
     *(("gelu", {"approximate": kind}) for kind in ("none", "tanh", "fast", "fast_tanh")),
 ]  # fmt: skip

@@ -24,7 +24,8 @@ from tests.tolerances import check
 
 UNARY = (
     "neg", "abs", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan",
-    "asin", "acos", "atan", "tanh", "cbrt", "sigmoid", "erf", "erfc", "relu", "silu", "softplus",
+    "asin", "acos", "atan", "tanh", "asinh", "acosh", "atanh", "cbrt", "sigmoid", "erf", "erfc", "relu", "silu",
+    "softplus",
 )  # fmt: skip
 BINARY = ("add", "sub", "mul", "div", "pow", "atan2", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge")
 

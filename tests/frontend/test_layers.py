@@ -113,6 +113,14 @@ ACTIVATIONS: list[tuple[nn.Module, Any, str]] = [
     (nn.ReLU(), lambda x: max(x, 0.0), "ReLU()"),
     (nn.Tanh(), math.tanh, "Tanh()"),
     (nn.Sigmoid(), lambda x: 1 / (1 + math.exp(-x)), "Sigmoid()"),
+    (nn.LogSigmoid(), lambda x: -math.log1p(math.exp(-x)), "LogSigmoid()"),
+    (nn.ELU(2.0), lambda x: x if x > 0 else 2 * math.expm1(x), "ELU(alpha=2.0)"),
+    (nn.LeakyReLU(negative_slope=0.5, inplace=False), lambda x: max(x, x / 2), "LeakyReLU(negative_slope=0.5)"),
+    (nn.PReLU(), lambda x: max(x, x / 4), "PReLU(num_parameters=1)"),
+    (nn.Hardtanh(), lambda x: min(max(x, -1.0), 1.0), "Hardtanh(min_val=-1.0, max_val=1.0)"),
+    (nn.Mish(), lambda x: x * math.tanh(math.log1p(math.exp(x))), "Mish()"),
+    (nn.Softplus(2.0), lambda x: math.log1p(math.exp(2 * x)) / 2, "Softplus(beta=2.0, threshold=20.0)"),
+    (nn.Threshold(0.1, 7.0), lambda x: x if x > 0.1 else 7.0, "Threshold(threshold=0.1, value=7.0)"),
 ]  # fmt: skip
 
 
@@ -121,6 +129,19 @@ def test_activations(layer: nn.Module, formula: Any, shown: str) -> None:
     x = np.array([-2.0, -0.5, 0.0, 0.3, 4.0], np.float32)
     check(layer(x).numpy(), np.array([formula(float(v)) for v in x]), "f32", "pointwise")
     assert repr(layer) == shown
+
+
+def test_a_subclass_of_an_activation() -> None:
+    class Slow(nn.ELU):
+        """An activation of a user."""
+
+        def __init__(self) -> None:
+            super().__init__(alpha=0.5)
+
+    assert repr(Slow()) == "Slow(alpha=0.5)" and Slow.__doc__ == "An activation of a user."
+    assert Slow()(np.array([-50.0], np.float32)).tolist() == [-0.5]
+    with pytest.raises(TypeError, match=r"ELU\(alpha.*unexpected keyword argument 'beta'"):
+        nn.ELU(beta=2.0)
 
 
 def test_gelu_of_the_seeds() -> None:

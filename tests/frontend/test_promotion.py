@@ -44,6 +44,7 @@ TYPES: dict[str, tuple[Any, str]] = {
     "masked_fill by a tensor": (F.masked_fill(HALF, FLAGS, ONE), "f16"),
     "sum of bools": (FLAGS.sum(), "i64"),
     "prod of i32": (SMALL.prod(), "i64"),
+    "prod as i32": (LONG.prod(dtype="i32"), "i32"),
     "cumsum of i32": (F.cumsum(SMALL, 0), "i64"),
     "cumprod of bools": (F.cumprod(FLAGS, 0), "i64"),
     "max of bools": (FLAGS.max(), "bool"),
@@ -73,6 +74,7 @@ def test_values() -> None:
         F.masked_fill(SMALL, FLAGS, -math.inf)
     with pytest.raises(TypeRuleError, match="linear needs floating point operands"):
         F.linear(FLAGS, FLAGS.reshape(1, 3))
+    assert F.mish(Tensor([9.0], "f16")).tolist() == [9.0]  # exp(9)**2 is beyond f16
     assert F.logsumexp(Tensor([-math.inf, -math.inf]), 0).item() == -math.inf
     assert F.var(Tensor([1.0])).numpy().item() != F.var(Tensor([1.0])).numpy().item()  # NaN
     assert F.cummax(Tensor([1.0, 3.0, 3.0, math.nan, 5.0]), 0).indices.tolist() == [0, 1, 2, 3, 3]

@@ -79,7 +79,7 @@ CASES: list[tuple[str, Any, str, str]] = [
     ("iterate", lambda m, x: [r for r in x], "`n` is a size that is known only at the call", "fixed number"),  # HERE
     ("len", lambda m, x: x * len(x), "`n` is a size that is known only at the call", "x * x.shape[0]"),  # HERE
     ("count", lambda m, x: [x for _ in range(x.shape[0] + 1)], "`n+1` is a size that is known", "loop over"),  # HERE
-    ("setitem", lambda m, x: x.__setitem__(0, 1.0), "can't be changed by index", "F.where"),  # HERE
+    ("setitem", lambda m, x: x.__setitem__(0, 1.0), "can't be changed by index", "F.index_put"),  # HERE
     ("type", lambda m, x: x @ F.ones(5, 2), "matmul: f32[n, 3] has 3 columns", ""),  # HERE
     ("attribute", lambda m, x: x.cuda(), "AttributeError: a Tensor has no attribute 'cuda'", ""),  # HERE
     ("missing argument", lambda m, x: nn.Linear(3, 3)(), "TypeError", ""),  # HERE

@@ -116,10 +116,15 @@ def test_batch_norm(rng: np.random.Generator) -> None:
 def test_layers_are_their_functions(rng: np.random.Generator) -> None:
     image, row = rng.standard_normal((2, 4, 9, 8), np.float32), rng.standard_normal((2, 4, 9), np.float32)
     conv, short, back = nn.Conv2d(4, 6, 3, 2, 1), nn.Conv1d(4, 6, 3, padding="same"), nn.ConvTranspose1d(4, 2, 3, 2)
+    wide = nn.ConvTranspose2d(4, 2, (3, 2), (2, 3), groups=2)
     pairs = [
         (conv(image), F.conv2d(image, conv.weight, conv.bias, 2, 1)),
         (short(row), F.conv1d(row, short.weight, short.bias, padding=1)),
         (back(row), F.conv_transpose1d(row, back.weight, back.bias, 2)),
+        (wide(image), F.conv_transpose2d(image, wide.weight, wide.bias, (2, 3), groups=2)),
+        (nn.GroupNorm(2, 4)(image), F.group_norm(image, 2)),
+        (nn.InstanceNorm2d(4, affine=True)(image), F.instance_norm(image)),
+        (nn.InstanceNorm1d(4)(row), F.instance_norm(row)),
         (nn.MaxPool2d(2, ceil_mode=True)(image), F.max_pool2d(image, 2, ceil_mode=True)),
         (nn.MaxPool1d(3, 1, 1, 2)(row), F.max_pool1d(row, 3, 1, 1, 2)),
         (nn.AvgPool2d(2, divisor_override=3)(image), F.avg_pool2d(image, 2, divisor_override=3)),

@@ -46,17 +46,16 @@ def conv() -> tuple[str, dict[str, Any], list[Any]]:
 
 
 def transposed() -> tuple[str, dict[str, Any], list[Any]]:
-    groups, size, stride, dilation = pick(1, 2), number(1, 4), number(1, 4), number(1, 3)
+    n, groups = pick(1, 2), pick(1, 2)
+    size, stride, dilation = ([number(1, most) for _ in range(n)] for most in (4, 4, 3))
     options = {
-        "stride": stride, "padding": number(0, (size - 1) * dilation // 2),
-        "output_padding": number(0, max(stride, dilation) - 1), "groups": groups, "dilation": dilation,
+        "stride": stride, "padding": [number(0, (k - 1) * d // 2) for k, d in zip(size, dilation, strict=True)],
+        "output_padding": [number(0, max(s, d) - 1) for s, d in zip(stride, dilation, strict=True)], "groups": groups,
+        "dilation": dilation,
     }  # fmt: skip
     channels, columns = groups * number(1, 2), number(1, 3)
-    return (
-        "conv_transpose1d",
-        options,
-        [array(2, channels, number(2, 7)), array(channels, columns, size), array(columns * groups)],
-    )
+    x, w = array(2, channels, *(number(2, 7) for _ in range(n))), array(channels, columns, *size)
+    return f"conv_transpose{n}d", options, [x, w, array(columns * groups)]
 
 
 def pool() -> tuple[str, dict[str, Any], list[Any]]:

@@ -236,6 +236,11 @@ for _name, _own in _REDUCE.items():
         if not dims and a.get("noop_with_empty_axes"):
             return _pointwise_part(own, x)
         dims = tuple(dims) if dims else tuple(range(x.ndim))
+        if 0 in x.shape and a["op_type"] in ("ReduceMax", "ReduceMin"):  # PyTorch and we have no answer
+            shape = [1 if d in dims or d - x.ndim in dims else n for d, n in enumerate(x.shape)]
+            least = a["op_type"] == "ReduceMax"
+            value = not least if x.dtype.name == "bool" else -math.inf if least else math.inf
+            return F.full(shape, value, dtype=x.dtype)
         return own(x, dims, bool(a.get("keepdims", 1))).to(x.dtype)
 
     OPS[_name] = _reduce
@@ -422,9 +427,12 @@ def _gemm(a: dict[str, Any], x: Any, y: Any, c: Any = None) -> Any:
 
 @op("BatchNormalization")
 def _batch_norm(a: dict[str, Any], x: Any, scale: Any, bias: Any, mean: Any, variance: Any) -> Any:
-    if a.get("training_mode"):
-        raise LeftOut("training")
-    return F.batch_norm(x, mean, variance, scale, bias, eps=a.get("epsilon", 1e-5))
+    eps, keep = a.get("epsilon", 1e-5), a.get("momentum", 0.9)
+    if not a.get("training_mode"):
+        return F.batch_norm(x, mean, variance, scale, bias, eps=eps)
+    now = F.var_mean(x, (0, *range(2, x.ndim)), correction=0)
+    running = [before * keep + new * (1 - keep) for before, new in ((mean, now[1]), (variance, now[0]))]
+    return [F.batch_norm(x, now[1], now[0], scale, bias, eps=eps), *running]
 
 
 @op("InstanceNormalization")
@@ -504,17 +512,21 @@ def _conv(a: dict[str, Any], x: Any, weight: Any, bias: Any = None) -> Any:
 @op("MaxPool")
 def _max_pool(a: dict[str, Any], x: Any) -> Any:
     function, strides, dilations, pads = _window(a, x, "max_pool")
-    if a["outputs"] > 1 or a.get("ceil_mode") or not x.dtype.is_float:
-        raise LeftOut("MaxPool with indices, ceil_mode or integers")
-    return function(_padded(x, pads, -math.inf), tuple(a["kernel_shape"]), tuple(strides), 0, tuple(dilations))
+    if a["outputs"] > 1:
+        raise LeftOut("MaxPool with indices")
+    y = _padded(x.float() if x.dtype.bits == 8 else x, pads, -math.inf)
+    y = function(y, tuple(a["kernel_shape"]), tuple(strides), 0, tuple(dilations), bool(a.get("ceil_mode")))
+    return y.to(x.dtype)
 
 
 @op("AveragePool")
 def _average_pool(a: dict[str, Any], x: Any) -> Any:
     function, strides, dilations, pads = _window(a, x, "avg_pool")
-    if a.get("ceil_mode") or any(d != 1 for d in dilations):
-        raise LeftOut("AveragePool with ceil_mode or dilations")
-    kernel = tuple(a["kernel_shape"])
+    kernel, n = tuple(a["kernel_shape"]), x.ndim - 2
+    if any(d != 1 for d in dilations):
+        raise LeftOut("AveragePool with dilations")
+    if a.get("ceil_mode") and pads[:n] == pads[n:]:
+        return function(x, kernel, tuple(strides), tuple(pads[:n]), True, bool(a.get("count_include_pad")))
     y = function(_padded(x, pads, 0.0), kernel, tuple(strides))
     if any(pads) and not a.get("count_include_pad"):
         y = y / function(_padded(F.ones_like(x), pads, 0.0), kernel, tuple(strides))
@@ -605,6 +617,380 @@ def _center(a: dict[str, Any], x: Any, shape: Any) -> Any:
     return x
 
 
+def _coordinates(kind: str, n: int, m: int, scale: float, roi: list[float]) -> Any:
+    """Where the elements of a resized axis lie in the given one."""
+    i, width = np.arange(m, dtype=np.float64), scale * n
+    if kind == "align_corners":
+        return i * 0 if width == 1 else i * (n - 1) / (width - 1)
+    if kind == "asymmetric":
+        return i / scale
+    if kind == "tf_crop_and_resize":
+        part = (roi[1] - roi[0]) * (n - 1)
+        return roi[0] * (n - 1) + (i * 0 + part / 2 if width == 1 else i * part / (width - 1))
+    if kind == "pytorch_half_pixel" and width == 1:
+        return i * 0 - 0.5
+    shift = n / 2 * (1 - m / width) if kind == "half_pixel_symmetric" else 0.0
+    return shift + (i + 0.5) / scale - 0.5
+
+
+def _filter(a: dict[str, Any], at: Any, n: int, scale: float) -> Any:
+    """What each of n elements counts for elements at some coordinates: a matrix."""
+    narrow, cubic = min(scale, 1.0) if a.get("antialias") else 1.0, a["mode"] == "cubic"
+    edge = int(2 / narrow) + 2
+    k = np.arange(-edge, n + edge)
+    d = np.abs(at[:, None] - k) * narrow
+    c = a.get("cubic_coeff_a", -0.75)
+    near, far = ((c + 2) * d - (c + 3)) * d * d + 1, ((c * d - 5 * c) * d + 8 * c) * d - 4 * c
+    weights = np.where(d <= 1, near, np.where(d < 2, far, 0)) if cubic else np.clip(1 - d, 0, 1)
+    if a.get("exclude_outside"):
+        weights = weights * ((k >= 0) & (k < n))
+    total = weights.sum(1, keepdims=True)
+    matrix = np.zeros((len(at), n))
+    for j, column in zip(np.clip(k, 0, n - 1), (weights / np.where(total == 0, 1, total)).T, strict=True):
+        matrix[:, j] += column
+    return matrix
+
+
+@op("Resize", "Upsample")
+def _resize(a: dict[str, Any], x: Any, *rest: Any) -> Any:
+    """Interpolation as a lookup, or as a product with a constant matrix, along each axis."""
+    roi, scales, sizes = (*rest, None, None)[:3] if a["op_type"] == "Resize" else (None, rest[0], None)
+    axes = [d % x.ndim for d in a.get("axes", range(x.ndim))]
+    given = [float(v) for v in scales.numpy()] if scales is not None and scales.shape[0] else None
+    region = [float(v) for v in roi.numpy()] if roi is not None and roi.shape[0] else [0.0, 1.0] * len(axes)
+    if given is None:
+        wanted = ints(sizes)
+        given = [m / x.shape[d] for m, d in zip(wanted, axes, strict=True)]
+        policy = a.get("keep_aspect_ratio_policy", "stretch")
+        if policy != "stretch":
+            given = [(min if policy == "not_larger" else max)(given)] * len(axes)
+            wanted = [int(s * x.shape[d] + 0.5) for s, d in zip(given, axes, strict=True)]
+    else:
+        wanted = [int(s * x.shape[d]) for s, d in zip(given, axes, strict=True)]
+    kind = a.get("coordinate_transformation_mode", "half_pixel" if a["op_type"] == "Resize" else "asymmetric")
+    a = {"mode": "nearest", **a}
+    for i, (d, m, scale) in enumerate(zip(axes, wanted, given, strict=True)):
+        n = x.shape[d]
+        at = _coordinates(kind, n, m, scale, [region[i], region[i + len(axes)]] if len(region) > 2 else region)
+        if m == n and np.array_equal(at, np.arange(n)):
+            continue
+        if a["mode"] == "nearest":
+            default = "round_prefer_floor" if a["op_type"] == "Resize" else "floor"
+            by = {
+                "round_prefer_floor": lambda v: np.ceil(v - 0.5), "round_prefer_ceil": lambda v: np.floor(v + 0.5),
+                "floor": np.floor, "ceil": np.ceil,
+            }[a.get("nearest_mode", default)]  # fmt: skip
+            y = F.index_select(x, d, Tensor(np.clip(by(at), 0, n - 1).astype(np.int64)))
+        else:
+            matrix = Tensor(_filter(a, at, n, scale).astype(np.float32))
+            y = F.movedim(F.matmul(F.movedim(x, d, -1), matrix.T), -1, d)
+        if kind == "tf_crop_and_resize":
+            outside = Tensor((at < 0) | (at > n - 1)).reshape((m, *[1] * (x.ndim - 1 - d)))
+            y = F.where(outside, a.get("extrapolation_value", 0.0), y)
+        x = y
+    return x
+
+
+@op("RNN", "GRU", "LSTM")
+def _recurrent(
+    a: dict[str, Any],
+    x: Any,
+    w: Any,
+    r: Any,
+    b: Any = None,
+    lengths: Any = None,
+    h0: Any = None,
+    c0: Any = None,
+    peepholes: Any = None,
+) -> Any:
+    if a.get("layout"):
+        x = x.transpose(0, 1)
+    if lengths is not None and set(ints(lengths)) != {x.shape[0]}:
+        raise LeftOut("sequences of different lengths")
+    kind, hidden = a["op_type"], a["hidden_size"]
+    zeros = F.zeros((x.shape[1], hidden))
+    outputs = []
+    for d in range(w.shape[0]):
+        wd, rd = w[d], r[d]
+        wb, rb = (None, None) if b is None else b[d].chunk(2)
+        p = None if peepholes is None else peepholes[d].chunk(3)
+
+        def cell(state: Any, step: Any, wd: Any = wd, rd: Any = rd, wb: Any = wb, rb: Any = rb, p: Any = p) -> Any:
+            h, c = state
+            if kind == "RNN":
+                h = F.tanh(F.linear(step, wd, wb) + F.linear(h, rd, rb))
+            elif kind == "GRU":
+                xz, xr, xh = F.linear(step, wd, wb).chunk(3, -1)
+                hz, hr = F.linear(h, rd[: 2 * hidden], None if rb is None else rb[: 2 * hidden]).chunk(2, -1)
+                z, reset = F.sigmoid(xz + hz), F.sigmoid(xr + hr)
+                new = F.linear(reset * h, rd[2 * hidden :], None if rb is None else rb[2 * hidden :])
+                h = (1 - z) * F.tanh(xh + new) + z * h
+            else:
+                i, o, f, g = (F.linear(step, wd, wb) + F.linear(h, rd, rb)).chunk(4, -1)
+                i, f = (i, f) if p is None else (i + p[0] * c, f + p[2] * c)
+                c = F.sigmoid(f) * c + F.sigmoid(i) * F.tanh(g)
+                o = o if p is None else o + p[1] * c
+                h = F.sigmoid(o) * F.tanh(c)
+            return (h, c), h
+
+        start = (zeros if h0 is None else h0[d], zeros if c0 is None else c0[d])
+        (h, c), y = mp.scan(cell, start, x, reverse=d == 1 or a.get("direction") == "reverse")
+        outputs.append((y, h, c))
+    y, h, c = F.stack([o[0] for o in outputs], 1), *(F.stack([o[n] for o in outputs]) for n in (1, 2))
+    return [y.permute(2, 0, 1, 3), h.transpose(0, 1), c.transpose(0, 1)] if a.get("layout") else [y, h, c]
+
+
+def _per_axis(a: dict[str, Any], x: Any, p: Any) -> Any:
+    """A scale or a zero point, one for each index of an axis, or for each block of it, in the shape of x."""
+    axis = a.get("axis", 1) % max(x.ndim, 1)
+    if a.get("block_size"):
+        return F.repeat_interleave(p, a["block_size"], axis)
+    return p.reshape(()) if math.prod(p.shape) == 1 else p.reshape((p.shape[0], *[1] * (x.ndim - 1 - axis)))
+
+
+def _saturated(x: Any, dtype: Any) -> Any:
+    limits = np.iinfo(dtype.numpy)
+    return F.clamp(x, float(limits.min), float(limits.max)).to(dtype)
+
+
+@op("QuantizeLinear")
+def _quantize(a: dict[str, Any], x: Any, scale: Any, zero: Any = None) -> Any:
+    dtype = zero.dtype if zero is not None else element_type(a.get("output_dtype") or 2)
+    y = F.round(x / _per_axis(a, x, scale))
+    return _saturated(y if zero is None else y + _per_axis(a, x, zero).float(), dtype)
+
+
+@op("DequantizeLinear")
+def _dequantize(a: dict[str, Any], x: Any, scale: Any, zero: Any = None) -> Any:
+    y = x.to("i32") if zero is None else x.to("i32") - _per_axis(a, x, zero).to("i32")
+    return (y.float() * _per_axis(a, x, scale).float()).to(scale.dtype)
+
+
+@op("DynamicQuantizeLinear")
+def _dynamic_quantize(a: dict[str, Any], x: Any) -> Any:
+    low, high = F.clamp(F.amin(x), max=0.0), F.clamp(F.amax(x), min=0.0)
+    scale = (high - low) / 255
+    zero = _saturated(F.round(-low / scale), as_dtype("u8"))
+    return [_saturated(F.round(x / scale) + zero.float(), as_dtype("u8")), scale, zero]
+
+
+def _less(x: Any, zero: Any) -> Any:
+    return x.to("i32") if zero is None else x.to("i32") - zero.to("i32")
+
+
+@op("MatMulInteger")
+def _matmul_integer(a: dict[str, Any], x: Any, y: Any, x_zero: Any = None, y_zero: Any = None) -> Any:
+    return F.matmul(_less(x, x_zero), _less(y, y_zero))
+
+
+@op("QLinearMatMul")
+def _quantized_matmul(
+    a: dict[str, Any], x: Any, xs: Any, xz: Any, y: Any, ys: Any, yz: Any, scale: Any, zero: Any
+) -> Any:
+    product = F.matmul(_less(x, xz), _less(y, yz)).float() * (xs.float() * ys.float() / scale.float())
+    return _saturated(F.round(product) + zero.float(), zero.dtype)
+
+
+@op("ConvInteger")
+def _conv_integer(a: dict[str, Any], x: Any, w: Any, xz: Any = None, wz: Any = None) -> Any:
+    if wz is not None and wz.ndim:
+        wz = wz.reshape((wz.shape[0], 1, 1, 1))
+    return _conv(a, _less(x, xz).float(), _less(w, wz).float()).to("i32")
+
+
+@op("QLinearConv")
+def _quantized_conv(
+    a: dict[str, Any], x: Any, xs: Any, xz: Any, w: Any, ws: Any, wz: Any, scale: Any, zero: Any
+) -> Any:
+    product = _conv_integer(a, x, w, xz, wz).float() * (xs * ws / scale).reshape((-1, 1, 1))
+    return _saturated(F.round(product) + zero.float(), zero.dtype)
+
+
+@op("ConvTranspose")
+def _conv_transpose(a: dict[str, Any], x: Any, weight: Any, bias: Any = None) -> Any:
+    """Without padding, then cut: ONNX has other sizes before and after."""
+    kernel = weight.shape[2:]
+    a.setdefault("kernel_shape", list(kernel))
+    given, kind = a.get("output_shape"), a.get("auto_pad", "NOTSET")
+    function, strides, dilations, pads = _window({**a, "auto_pad": "NOTSET"}, x, "conv_transpose")
+    n = len(kernel)
+    more = a.get("output_padding", [0] * n)
+    y = function(x, weight, None, tuple(strides), 0, 0, a.get("group", 1), tuple(dilations))
+    for i in range(n):
+        whole = y.shape[2 + i] + more[i]
+        size = given[i] if given else x.shape[2 + i] * strides[i] if kind.startswith("SAME") else None
+        total = pads[i] + pads[n + i] if size is None else max(whole - size, 0)
+        before = pads[i] if size is None else total // 2 if kind == "SAME_UPPER" else total - total // 2
+        size = whole - total if size is None else size
+        y = F.pad(y, [*[0] * (2 * (n - 1 - i)), 0, max(0, before + size - y.shape[2 + i])])
+        y = y.narrow(2 + i, before, size)
+    return y if bias is None else y + bias.reshape((-1, *[1] * n))
+
+
+@op("LpPool")
+def _lp_pool(a: dict[str, Any], x: Any) -> Any:
+    function, strides, dilations, pads = _window(a, x, "avg_pool")
+    if a.get("ceil_mode") or any(d != 1 for d in dilations):
+        raise LeftOut("LpPool with ceil_mode or dilations")
+    p, kernel = a.get("p", 2), tuple(a["kernel_shape"])
+    sums = function(_padded(F.abs(x) ** p, pads, 0.0), kernel, tuple(strides)) * math.prod(kernel)
+    return sums ** (1.0 / p)
+
+
+@op("LRN")
+def _lrn(a: dict[str, Any], x: Any) -> Any:
+    size, channels = a["size"], x.shape[1]
+    squares = F.pad(x * x, [*[0] * (2 * (x.ndim - 2)), (size - 1) // 2, size // 2])
+    sums = _join(F.add, [squares.narrow(1, i, channels) for i in range(size)])
+    return x / (a.get("bias", 1.0) + a.get("alpha", 1e-4) / size * sums) ** a.get("beta", 0.75)
+
+
+@op("Col2Im")
+def _col2im(a: dict[str, Any], x: Any, image: Any, block: Any) -> Any:
+    size, kernel = ints(image), ints(block)
+    n = len(size)
+    strides, dilations, pads = a.get("strides", [1] * n), a.get("dilations", [1] * n), a.get("pads", [0] * 2 * n)
+    places: Any = 0
+    for i in range(n):  # the place of each element of a block in an image with padding, axis by axis
+        wide = size[i] + pads[i] + pads[n + i]
+        steps = (wide - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1
+        at = np.arange(kernel[i])[:, None] * dilations[i] + np.arange(steps) * strides[i]
+        shape = [1] * 2 * n
+        shape[i], shape[n + i] = at.shape
+        places = places * wide + at.reshape(shape)
+    rows = x.reshape((x.shape[0] * x.shape[1] // math.prod(kernel), -1))
+    padded = [size[i] + pads[i] + pads[n + i] for i in range(n)]
+    index = Tensor(np.broadcast_to(np.asarray(places).reshape(-1), rows.shape).copy())
+    y = F.scatter_add(F.zeros((rows.shape[0], math.prod(padded))), 1, index, rows)
+    y = y.reshape((x.shape[0], -1, *padded))
+    for i in range(n):
+        y = y.narrow(2 + i, pads[i], size[i])
+    return y
+
+
+@op("ReverseSequence")
+def _reverse(a: dict[str, Any], x: Any, lengths: Any) -> Any:
+    time, batch = a.get("time_axis", 0), a.get("batch_axis", 1)
+    place, shape = F.arange(x.shape[time]), [1] * x.ndim
+    shape[time] = x.shape[time]
+    place = place.reshape(tuple(shape))
+    shape[time], shape[batch] = 1, x.shape[batch]
+    last = lengths.reshape(tuple(shape))
+    return F.gather(x, time, F.where(place < last, last - 1 - place, place).expand(x.shape))
+
+
+@op("Compress")
+def _compress(a: dict[str, Any], x: Any, condition: Any) -> Any:
+    x, axis = (x, a["axis"]) if "axis" in a else (x.flatten(), 0)
+    return F.index_select(x, axis, Tensor(np.flatnonzero(ints(condition))))
+
+
+@op("AffineGrid")
+def _affine_grid(a: dict[str, Any], theta: Any, size: Any) -> Any:
+    batch, _, *sizes = ints(size)
+    lines = [np.linspace(-1, 1, n) if a.get("align_corners") else (2 * np.arange(n) + 1) / n - 1 for n in sizes]
+    grid = np.stack([*np.meshgrid(*lines, indexing="ij")[::-1], np.ones(sizes)], -1).astype(np.float32)
+    points = F.matmul(Tensor(grid.reshape(-1, len(sizes) + 1)), theta.mT)
+    return points.reshape((batch, *sizes, len(sizes)))
+
+
+@op("TensorScatter")
+def _tensor_scatter(a: dict[str, Any], past: Any, update: Any, start: Any = None) -> Any:
+    axis = a.get("axis", -2) % past.ndim
+    first = F.zeros((past.shape[0],), dtype="i64") if start is None else start
+    index = first.reshape((-1, *[1] * (past.ndim - 1))) + F.arange(update.shape[axis]).reshape(
+        (-1, *[1] * (past.ndim - 1 - axis))
+    )
+    index = F.remainder(index, past.shape[axis]) if a.get("mode") == "circular" else index
+    return F.scatter(past, axis, index.expand(update.shape), update)
+
+
+@op("HannWindow", "HammingWindow", "BlackmanWindow")
+def _wave(a: dict[str, Any], size: Any) -> Any:
+    n = ints(size)[0]
+    turn = F.arange(n).float() * (2 * math.pi / (n if a.get("periodic", 1) else n - 1))
+    parts = {"HannWindow": (0.5, 0.5, 0.0), "HammingWindow": (25 / 46, 21 / 46, 0.0)}
+    first, second, third = parts.get(a["op_type"], (0.42, 0.5, 0.08))
+    return (first - second * F.cos(turn) + third * F.cos(2 * turn)).to(element_type(a.get("output_datatype", 1)))
+
+
+@op("DFT")
+def _dft(a: dict[str, Any], x: Any, length: Any = None, axis: Any = None) -> Any:
+    """A product with a constant matrix of cosines and sines."""
+    d = (a.get("axis", 1) if axis is None and "axis" in a else -2 if axis is None else ints(axis)[0]) % x.ndim
+    inverse, half = a.get("inverse"), a.get("onesided")
+    n = x.shape[d] if length is None else ints(length)[0]
+    given = x.shape[d]
+    if inverse and half and length is None:
+        n = 2 * (given - 1)
+    k = np.arange(n // 2 + 1 if half and not inverse else n)
+    turn = 2 * math.pi / n * np.outer(k, np.arange(given)) * (1 if inverse else -1)
+    both = np.ones(given)  # the other half of a spectrum of real numbers
+    both[1 : (n + 1) // 2] = 2 if inverse and half else 1
+    factor = both / n if inverse else both
+    cos, sin = (Tensor((f(turn) * factor).astype(np.float32)).T for f in (np.cos, np.sin))
+    parts = [F.movedim(p, d, -1) for p in x.unbind(-1)]
+    real = parts[0] @ cos if len(parts) == 1 else parts[0] @ cos - parts[1] @ sin
+    imaginary = parts[0] @ sin if len(parts) == 1 else parts[0] @ sin + parts[1] @ cos
+    found = [F.movedim(p, -1, d) for p in ((real,) if inverse and half else (real, imaginary))]
+    return F.stack(found, -1)
+
+
+@op("RotaryEmbedding")
+def _rotary(a: dict[str, Any], x: Any, cos: Any, sin: Any, places: Any = None) -> Any:
+    y = x.transpose(1, 2) if x.ndim == 4 else x.reshape((*x.shape[:2], a["num_heads"], -1))
+    if places is None:
+        places = F.arange(y.shape[0] * y.shape[1]).reshape(y.shape[:2])
+        cos, sin = (t.reshape((-1, t.shape[-1])) for t in (cos, sin))
+    y = F.rope(y, places, sin, cos, "gpt_j" if a.get("interleaved") else "gpt_neox")
+    return y.transpose(1, 2) if x.ndim == 4 else y.reshape(x.shape)
+
+
+@op("SwiGLU")
+def _swiglu(a: dict[str, Any], x: Any, y: Any) -> Any:
+    return x * F.sigmoid(x * a.get("alpha", 1.0)) * y
+
+
+@op("CausalConvWithState")
+def _causal_conv(a: dict[str, Any], x: Any, weight: Any, bias: Any = None, past: Any = None) -> Any:
+    more = weight.shape[2] - 1
+    joined = F.pad(x, (more, 0)) if past is None else F.cat([past, x], 2)
+    y = F.conv1d(joined, weight, bias, groups=x.shape[1])
+    y = F.silu(y) if a.get("activation", "none") != "none" else y
+    return [y, joined.narrow(2, joined.shape[2] - more, more)]
+
+
+@op("LinearAttention")
+def _linear_attention(
+    a: dict[str, Any], q: Any, k: Any, v: Any, past: Any = None, decay: Any = None, beta: Any = None
+) -> Any:
+    """A scan over the tokens: the state is [batch, heads, key, value]."""
+    heads, shared, (b, t, _) = a["q_num_heads"], a["kv_num_heads"], q.shape
+    dtype, kept = q.dtype, q.dtype if past is None else past.dtype
+
+    def split(x: Any, n: int) -> Any:
+        return x.float().reshape((b, t, n, -1)).transpose(0, 1)  # tokens first
+
+    key, value = split(k, shared), split(v, shared)
+    xs = {"q": split(q, heads), "k": key, "v": value}
+    xs |= {} if decay is None else {"decay": split(decay, shared)}
+    xs |= {} if beta is None else {"beta": split(beta, beta.shape[-1])}
+    scale = a.get("scale") or xs["q"].shape[-1] ** -0.5
+    state = F.zeros((b, shared, key.shape[-1], value.shape[-1])) if past is None else past.float()
+
+    def cell(state: Any, x: Any) -> Any:
+        state = state if "decay" not in x else state * F.exp(x["decay"]).unsqueeze(-1)
+        new = x["v"]
+        if "beta" in x:
+            new = x["beta"] * (new - (x["k"].unsqueeze(-2) @ state).squeeze(-2))
+        state = state + x["k"].unsqueeze(-1) * new.unsqueeze(-2)
+        read = F.repeat_interleave(state, heads // shared, 1) if heads != shared else state
+        return state, (x["q"].unsqueeze(-2) @ read).squeeze(-2) * scale
+
+    state, y = mp.scan(cell, state, xs)
+    return [y.transpose(0, 1).flatten(2).to(dtype), state.to(kept)]
+
+
 class Many(nn.Module):
     """The graphs of many tests in one forward."""
 
@@ -661,6 +1047,10 @@ def _attribute(a: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else list(value) if a.type in (6, 7) else value
 
 
+def _is_flat(x: Any) -> bool:
+    return bool(np.ndim(x) <= 1)
+
+
 def prepared(case: Any, inputs: list[Any]) -> Run:
     """The test as a function; inputs that decide shapes become constants, fewest first."""
     import onnx
@@ -677,7 +1067,8 @@ def prepared(case: Any, inputs: list[Any]) -> Run:
             raise LeftOut(error.what) from error
     short = {i for i, x in enumerate(inputs) if np.asarray(x).dtype.kind in "iub" and np.ndim(x) <= 1}
     reason: Exception | None = None
-    for constant in (set(), short, short | {i for i, x in enumerate(inputs) if np.size(x) == 1}):
+    single, flat = ({i for i, x in enumerate(inputs) if test(x)} for test in (lambda x: np.size(x) == 1, _is_flat))
+    for constant in (set(), short, short | single, flat):
         run = Run(case.model, inputs, constant)
         try:
             trace(Many([(run, len(run.given))]), *(mp.spec(*x.shape, dtype=x.dtype) for x in run.given))

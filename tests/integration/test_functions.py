@@ -143,6 +143,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda x, i: 1.0507009873554805 * np.where(x > 0, x * 1e-4, 1.6732632423543772 * np.expm1(x * 1e-4)),
     ),
     "mish": (lambda x, i: F.mish(x * 20), lambda x, i: x * 20 * np.tanh(np.logaddexp(x * 20, 0))),
+    "logsigmoid": (lambda x, i: F.logsigmoid(x * 20), lambda x, i: -np.logaddexp(-x * 20, 0)),
     "hardswish": (lambda x, i: F.hardswish(x * 4), lambda x, i: x * 4 * np.clip(x * 4 + 3, 0, 6) / 6),
     "hardsigmoid": (lambda x, i: F.hardsigmoid(x * 4), lambda x, i: np.clip(x * 4 + 3, 0, 6) / 6),
     "softshrink": (lambda x, i: F.softshrink(x), lambda x, i: np.sign(x) * np.maximum(abs(x) - 0.5, 0)),

@@ -104,3 +104,20 @@ graph g(%rows: i64[2]) {
 """
     after = fires(WIDEN_ACTIVATIONS, text, count=1)
     assert [str(op.results[0].type.dtype) for op in after.ops] == ["bf16", "f32", "f32", "bf16"]
+
+
+def test_a_scatter_keeps_its_type() -> None:
+    """Both of its tensors have one type, of which only one may be a weight or a cast."""
+    text = """\
+graph g(%x: bf16[n, 4], %i: i64[n, 4], %y: f32[n, 4]) {
+  %c = cast(%y) {dtype=bf16} : bf16[n, 4]
+  %a = add(%x, %x) : bf16[n, 4]
+  %s = scatter(%a, %i, %c) {axis=1, reduce="add"} : bf16[n, 4]
+  %z = add(%s, %s) : bf16[n, 4]
+  return %z
+}
+"""
+    after, _ = run(WIDEN_ACTIVATIONS, parse(text))
+    types = {op.name: op.results[0].type.dtype.name for op in after.ops if op.name != "cast"}
+    assert types == {"add": "f32", "scatter": "bf16"}
+    assert after.outputs[0].type.dtype.name == "bf16"

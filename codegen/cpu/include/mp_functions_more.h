@@ -278,6 +278,28 @@ static __attribute__((noinline, unused)) double mp_sinh(double x) { return sinh(
 static __attribute__((noinline, unused)) double mp_cosh(double x) { return cosh(x); }
 static __attribute__((noinline, unused)) double mp_erf(double x) { return erf(x); }
 static __attribute__((noinline, unused)) double mp_pow(double x, double y) { return pow(x, y); }
+static __attribute__((noinline, unused)) double mp_asinh(double x) { return asinh(x); }
+static __attribute__((noinline, unused)) double mp_acosh(double x) { return acosh(x); }
+static __attribute__((noinline, unused)) double mp_atanh(double x) { return atanh(x); }
+
+/* Inverse hyperbolic functions of float by log1p of double, whose argument loses nothing near 0. */
+MP_FN float mp_asinhf(float x)
+{
+    const double a = fabs((double)x), s = a * a;
+    const float y = (float)mp_log1p(a + s / (1.0 + sqrt(s + 1.0)));
+    return a < INFINITY ? mp_with_signf(y, x) : x;
+}
+MP_FN float mp_acoshf(float x)
+{
+    const double t = (double)x - 1.0;
+    const float y = (float)mp_log1p(t + sqrt(t * (t + 2.0)));
+    return x < 1.0f ? NAN : y;
+}
+MP_FN float mp_atanhf(float x)
+{
+    const double a = fabs((double)x);
+    return mp_with_signf((float)(0.5 * mp_log1p(2.0 * a / (1.0 - a))), x);
+}
 
 /* The library's is within 3 units; a step of Newton's makes it nearly exact. */
 static __attribute__((noinline, unused)) double mp_cbrt(double x)
