@@ -272,7 +272,7 @@ class Module:
         for module in self.modules():
             for table in (module._parameters, module._buffers):
                 for name, t in table.items():
-                    if t is not None and t.dtype.is_float and name not in module._transient:
+                    if t is not None and t.dtype.values.is_float and name not in module._transient:
                         replace_values(t, t.numpy().astype(target.numpy))
         return self
 

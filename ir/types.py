@@ -15,7 +15,7 @@ from monoplan.ir.dims import LARGEST, Dim, as_dim, equal, format_dim
 from monoplan.ir.errors import ArgumentError, TypeRuleError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class DType:
     """An element type; prints as its short name (`f32`).
 
@@ -31,6 +31,8 @@ class DType:
 
     def __str__(self) -> str:
         return self.name
+
+    __repr__ = __str__
 
     @property
     def numpy(self) -> np.dtype[Any]:

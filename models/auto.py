@@ -53,7 +53,9 @@ class AutoLlamaModel:
     ) -> LlamaForCausalLM:
         """The model with its weights in `dtype` (float32, bfloat16, float16; None: the checkpoint's own).
 
-        The checkpoint's own is what config.json says, or else the dtype of most weights. Headers are read now, each
+        The checkpoint's own is what config.json says, or else the dtype of most weights; matrices of a GGUF file in one
+        of its low-bit types stay so on CPUs, and the model computes in float32. "auto" is that for low-bit files, and
+        bfloat16 for others. Headers are read now, each
         weight when it is wanted, as a copy: see load_weights. Loading that takes over a second shows a bar on stderr
         (progress=False: never); `verbose` says there what was loaded. The tokenizer is made when it is used first.
         `device` (cpu, cuda or reference) is where mp.compile(model) runs it unless told otherwise.
@@ -63,6 +65,9 @@ class AutoLlamaModel:
         place = local_path(model_path) if isinstance(model_path, str | Path) else model_path
         family = family_of(place)
         opened = open_model(place) if family is None else family.open(place.expanduser())
+        low_bit = target == "cpu" and any(map(opened.weights.low_bit, opened.weights.names()))
+        if dtype == "auto":
+            dtype = None if low_bit else "bfloat16"
         config = opened.config if dtype is None else dataclasses.replace(opened.config, dtype=dtype)
         if family is None:
             # The model itself may be too large for any memory where the configuration does not belong to the weights.
@@ -71,7 +76,7 @@ class AutoLlamaModel:
             _check_fit(shapes, config.tie_word_embeddings, opened.weights)
         with no_init():
             model: LlamaForCausalLM = (LlamaForCausalLM if family is None else family.model)(config)
-        load_weights(model, opened.weights, keep_blocks=dtype is None and target == "cpu")
+        load_weights(model, opened.weights, keep_blocks=dtype is None and low_bit)
         model.device = target
         model.name_or_path = str(model_path)
         model.set_tokenizer(opened.tokenizer)

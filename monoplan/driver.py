@@ -274,7 +274,8 @@ def with_param_dtype(graph: Graph, dtype: DType) -> Graph:
     new: dict[Value, Value] = {}
     params = []
     for p in graph.params:
-        if p.value.type.dtype.is_float and p.value.type.dtype != dtype:
+        own = p.value.type.dtype
+        if (own.is_float or own.is_low_bit) and own != dtype:
             new[p.value] = Value(p.value.type.with_dtype(dtype), p.value.name)
         params.append(Param(new.get(p.value, p.value), p.path))
     changed = replace_values(graph.replace(params=tuple(params)), new)

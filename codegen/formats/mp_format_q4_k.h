@@ -12,7 +12,10 @@ MP_FN void mp_group_q4_k(const char *unit, const int g, const int v, mp_words *c
     const mp_words s = low ? a >> at & 63 : (c >> at & 15) | (a >> (at + 6) & 3) << 4;
     const mp_words m = low ? b >> at & 63 : (c >> (at + 4) & 15) | (b >> (at + 6) & 3) << 4;
     MP_BLOCK_UNROLL
-    for (int i = 0; i < 8; ++i) codes[i] = mp_word_row(unit, 3 + g / 2 * 8 + i, v) >> (g % 2 * 4) & 0x0f0f0f0fu;
+    for (int i = 0; i < 8; ++i) {
+        const mp_words both = mp_word_row(unit, 3 + g / 2 * 8 + i, v);
+        codes[i] = g % 2 ? mp_high_nibbles(both) : mp_low_nibbles(both);
+    }
     scale[0] = scale[1] = mp_half_row(unit, 35, 0, v) * mp_ints_to_floats((mp_ints)s);
     offset[0] = offset[1] = -(mp_half_row(unit, 35, 1, v) * mp_ints_to_floats((mp_ints)m));
 }

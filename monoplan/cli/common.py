@@ -21,7 +21,7 @@ EXTRAS = {
     "safetensors": "llm", "tokenizers": "llm", "gguf": "llm", "cupy": "cuda", "mpi4py": "mpi", "huggingface_hub": "hub",
 }  # fmt: skip
 TARGETS = ("cpu", "cuda", "reference")  # those of monoplan.ir.types, which needs numpy
-DTYPES = ("bfloat16", "float16", "float32")
+DTYPES = ("auto", "bfloat16", "float16", "float32")
 _SHORT = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 DEFAULT_PROMPT = "Once upon a time"
 CHECKPOINT = "a Hugging Face directory, a GGUF file, or org/name at the hub"
@@ -66,13 +66,13 @@ def add_model_options(parser: argparse.ArgumentParser, *, positional: bool = Fal
         add("model_path", nargs="?", metavar="MODEL", help="the same as --model")
     add("-m", "--model", metavar="MODEL", help=f"{OWN_MODEL if own else CHECKPOINT} {DEFAULT_MODEL}")
     dtypes = (*DTYPES, "float64") if own else DTYPES
-    chosen = "(default: the Module's own; bfloat16 for checkpoints)" if own else default
+    chosen = "(default: the Module's own; auto for checkpoints)" if own else default
     add(
         "--dtype",
         type=lambda text: _SHORT.get(text, text),
         choices=dtypes,
         default=None if own else DTYPES[0],
-        help=f"of the weights {chosen}",
+        help=f"of the weights; auto: a file's own low-bit types, else bfloat16 {chosen}",
     )
     add_target(parser)
     add("-t", "--threads", type=whole(1), metavar="N", help="on the CPU (default: as many as run at once)")

@@ -65,7 +65,7 @@ def _checkpoint(path: str, args: argparse.Namespace, settings: dict[str, Any]) -
     import monoplan
     from monoplan.models.auto import AutoLlamaModel
 
-    model = AutoLlamaModel.from_pretrained(path, dtype=args.dtype or "bfloat16")
+    model = AutoLlamaModel.from_pretrained(path, dtype=args.dtype or "auto")
     llm = monoplan.compile(model, target=args.target, options=settings)
 
     def prompt() -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _own(module: ModuleType, name: str, args: argparse.Namespace, settings: dict
         given = specs()
     positional = () if isinstance(given, dict) else tuple(given) if isinstance(given, tuple | list) else (given,)
     by_name = given if isinstance(given, dict) else {}
-    compiled = monoplan.compile(made, *positional, target=args.target, dtype=args.dtype, options=settings, **by_name)
+    compiled = monoplan.compile(made, *positional, target=args.target, dtype=_module_dtype(args), options=settings, **by_name)
 
     def arguments() -> dict[str, Any]:
         return _own_arguments(module, made, compiled, args)
@@ -277,3 +277,8 @@ def _place(error: Exception) -> Loc:
             place = Loc("", name, tb.tb_lineno)
         tb = tb.tb_next
     return place
+
+
+def _module_dtype(args: argparse.Namespace) -> str | None:
+    """A Module of the user's own keeps its types unless one is asked for."""
+    return None if args.dtype == "auto" else args.dtype

@@ -52,6 +52,18 @@ MP_FN mp_vec mp_half_row(const char *unit, const int words, const int i, const i
     return mp_vload_f16((const mp_f16 *)(const void *)(unit + (words * 4 + i * 2) * MP_PANEL) + v * MP_LANES);
 }
 
+/* The lower and the upper four bits of each byte. */
+MP_FN mp_words mp_low_nibbles(const mp_words w) { return w & 0x0f0f0f0fu; }
+MP_FN mp_words mp_high_nibbles(const mp_words w)
+{
+#if MP_LANES > 1 && defined(__ARM_NEON)
+    typedef uint8_t bytes __attribute__((vector_size(4 * MP_LANES), aligned(4), may_alias));
+    return (mp_words)((bytes)w >> 4); /* one instruction; x86 shifts no bytes */
+#else
+    return w >> 4 & 0x0f0f0f0fu;
+#endif
+}
+
 /* Byte b of each word as a float. */
 MP_FN mp_vec mp_byte_of(const mp_words w, const int b) { return mp_ints_to_floats((mp_ints)(w >> (8 * b) & 255)); }
 MP_FN mp_vec mp_signed_byte_of(const mp_words w, const int b)
@@ -123,49 +135,73 @@ MP_FN void mp_x_group_make(mp_x_group *to, const float *x)
     }
 }
 
-/* `start` and the sum of codes * numbers over `quads` quads from quad `first` on, of every column. VNNI takes unsigned codes: signed
- * ones are moved by 128, and mp_block_zero says so. */
+/* sums[r], which begin as they are given, += codes * numbers over `quads` quads from quad `first` on, of every column and
+ * of R rows, which take turns so that no sum waits for itself. VNNI takes unsigned codes: signed ones are moved by 128,
+ * which MP_BLOCK_MOVED says. */
+enum { MP_MOST_BLOCK_ROWS = 8 };
 #if defined(__ARM_FEATURE_DOTPROD)
-#include <arm_neon.h>
+#define MP_BLOCK_MOVED 0
 #define MP_DOT(lane) \
-    high = vdotq_laneq_s32(high, (int8x16_t)codes[i + lane], h, lane); \
-    low = vdotq_laneq_s32(low, (int8x16_t)codes[i + lane], l, lane);
-MP_FN mp_ints mp_block_dot(const mp_words *codes, const mp_x_group *x, const int first, const int quads,
-                           const int is_signed, const int32_t start)
+    MP_BLOCK_UNROLL \
+    for (int r = 0; r < R; ++r) { \
+        high[r] = vdotq_laneq_s32(high[r], (int8x16_t)codes[i + lane], h[r], lane); \
+        low[r] = vdotq_laneq_s32(low[r], (int8x16_t)codes[i + lane], l[r], lane); \
+    }
+MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int R, const int first,
+                         const int quads, const int is_signed)
 {
+    int32x4_t high[MP_MOST_BLOCK_ROWS], low[MP_MOST_BLOCK_ROWS];
     (void)is_signed;
-    int32x4_t high = vdupq_n_s32(0), low = vdupq_n_s32(start);
+    MP_BLOCK_UNROLL
+    for (int r = 0; r < R; ++r) {
+        high[r] = vdupq_n_s32(0);
+        low[r] = (int32x4_t)sums[r];
+    }
     MP_BLOCK_UNROLL
     for (int i = first; i < first + quads; i += 4) {
-        const int8x16_t h = vld1q_s8(x->high + 4 * i), l = vld1q_s8(x->low + 4 * i);
+        int8x16_t h[MP_MOST_BLOCK_ROWS], l[MP_MOST_BLOCK_ROWS];
+        MP_BLOCK_UNROLL
+        for (int r = 0; r < R; ++r) {
+            h[r] = vld1q_s8(x[r].high + 4 * i);
+            l[r] = vld1q_s8(x[r].low + 4 * i);
+        }
         MP_DOT(0)
         MP_DOT(1)
         MP_DOT(2)
         MP_DOT(3)
     }
-    return (mp_ints)vaddq_s32(vshlq_n_s32(high, 7), low);
+    MP_BLOCK_UNROLL
+    for (int r = 0; r < R; ++r) sums[r] = (mp_ints)vaddq_s32(vshlq_n_s32(high[r], 7), low[r]);
 }
 #undef MP_DOT
-#define MP_BLOCK_FLIPS 0
 #elif defined(__AVX512VNNI__) && MP_LANES == 16
-MP_FN mp_ints mp_block_dot(const mp_words *codes, const mp_x_group *x, const int first, const int quads,
-                           const int is_signed, const int32_t start)
+#define MP_BLOCK_MOVED 128
+MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int R, const int first,
+                         const int quads, const int is_signed)
 {
-    __m512i high = _mm512_setzero_si512(), low = _mm512_set1_epi32(start);
+    __m512i high[MP_MOST_BLOCK_ROWS], low[MP_MOST_BLOCK_ROWS];
+    MP_BLOCK_UNROLL
+    for (int r = 0; r < R; ++r) {
+        high[r] = _mm512_setzero_si512();
+        low[r] = (__m512i)sums[r];
+    }
     MP_BLOCK_UNROLL
     for (int i = first; i < first + quads; ++i) {
-        int32_t h, l;
-        memcpy(&h, x->high + 4 * i, sizeof h);
-        memcpy(&l, x->low + 4 * i, sizeof l);
         const __m512i q = (__m512i)(is_signed ? codes[i] ^ 0x80808080u : codes[i]);
-        high = _mm512_dpbusd_epi32(high, q, _mm512_set1_epi32(h));
-        low = _mm512_dpbusd_epi32(low, q, _mm512_set1_epi32(l));
+        MP_BLOCK_UNROLL
+        for (int r = 0; r < R; ++r) {
+            int32_t h, l;
+            memcpy(&h, x[r].high + 4 * i, sizeof h);
+            memcpy(&l, x[r].low + 4 * i, sizeof l);
+            high[r] = _mm512_dpbusd_epi32(high[r], q, _mm512_set1_epi32(h));
+            low[r] = _mm512_dpbusd_epi32(low[r], q, _mm512_set1_epi32(l));
+        }
     }
-    return (mp_ints)_mm512_add_epi32(_mm512_slli_epi32(high, 7), low);
+    MP_BLOCK_UNROLL
+    for (int r = 0; r < R; ++r) sums[r] = (mp_ints)_mm512_add_epi32(_mm512_slli_epi32(high[r], 7), low[r]);
 }
-#define MP_BLOCK_FLIPS 128
 #else
-#define MP_BLOCK_FLIPS 0
+#define MP_BLOCK_MOVED 0
 #if defined(__AVX512BW__) && MP_LANES == 16
 #define MP_PAIRS(a, b) (mp_ints)_mm512_madd_epi16((__m512i)(a), _mm512_set1_epi32(b))
 #elif defined(__AVX2__) && MP_LANES == 8
@@ -193,18 +229,19 @@ MP_FN mp_words mp_even_bytes(const mp_words w, const int is_signed)
     return mp_odd_bytes(w << 8, is_signed);
 }
 
-MP_FN mp_ints mp_block_dot(const mp_words *codes, const mp_x_group *x, const int first, const int quads,
-                           const int is_signed, const int32_t start)
+MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int R, const int first,
+                         const int quads, const int is_signed)
 {
-    mp_ints sum = (mp_ints)(codes[0] ^ codes[0]) + start;
     MP_BLOCK_UNROLL
     for (int i = first; i < first + quads; ++i) {
-        int32_t b[2];
-        memcpy(b, x->numbers + 4 * i, sizeof b);
-        sum += MP_PAIRS(mp_even_bytes(codes[i], is_signed), b[0]);
-        sum += MP_PAIRS(mp_odd_bytes(codes[i], is_signed), b[1]);
+        const mp_words even = mp_even_bytes(codes[i], is_signed), odd = mp_odd_bytes(codes[i], is_signed);
+        MP_BLOCK_UNROLL
+        for (int r = 0; r < R; ++r) {
+            int32_t b[2];
+            memcpy(b, x[r].numbers + 4 * i, sizeof b);
+            sums[r] += MP_PAIRS(even, b[0]) + MP_PAIRS(odd, b[1]);
+        }
     }
-    return sum;
 }
 #endif
 

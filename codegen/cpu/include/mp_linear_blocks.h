@@ -9,8 +9,6 @@
 #include "mp_blocks.h"
 #include "mp_linear_row.h"
 
-enum { MP_MOST_BLOCK_ROWS = 8 };
-
 typedef struct {
     int64_t K;             /* depth: columns of x */
     int panels, groups;    /* panels that one epilogue finishes, and how many such groups there are */
@@ -53,25 +51,30 @@ MP_INLINE void mp_blocks_step(const mp_linear_blocks *s, const mp_x_group *x, co
                               const int R)
 {
     enum { V = MP_PANEL / MP_LANES };
-    const int parts = s->halves ? 2 : 1, zero = s->zero + (s->is_signed ? MP_BLOCK_FLIPS : 0);
+    const int parts = s->halves ? 2 : 1, zero = s->zero + (s->is_signed ? MP_BLOCK_MOVED : 0);
     MP_ONCE /* registers hold the codes of one vector of columns, and the sums of R rows */
     for (int v = 0; v < V; ++v) {
         mp_words codes[MP_QUADS];
         mp_vec scale[2], offset[2];
         s->group(unit, g, v, codes, scale, offset);
         MP_BLOCK_UNROLL
-        for (int r = 0; r < R; ++r)
+        for (int h = 0; h < parts; ++h) {
+            mp_ints dots[MP_MOST_BLOCK_ROWS];
+            int32_t sums[MP_MOST_BLOCK_ROWS];
             MP_BLOCK_UNROLL
-            for (int h = 0; h < parts; ++h) {
-                const int32_t sum = s->halves ? x[r].sums[h] : x[r].sums[0] + x[r].sums[1];
-                const int first = h * MP_QUADS / 2, quads = MP_QUADS / parts;
-                const mp_ints dot = mp_block_dot(codes, &x[r], first, quads, s->is_signed, -zero * sum);
-                /* One product for each addition, so that every compiler makes the same multiply-adds of them. */
-                const mp_vec value = scale[h] * mp_ints_to_floats(dot);
-                mp_vec *const to = &acc[r * V + v];
-                *to = mp_multiply_add(mp_splat(x[r].scale), value, *to);
-                if (s->offsets) *to = mp_multiply_add(offset[h], mp_splat(x[r].scale * (float)sum), *to);
+            for (int r = 0; r < R; ++r) {
+                sums[r] = s->halves ? x[r].sums[h] : x[r].sums[0] + x[r].sums[1];
+                dots[r] = (mp_ints)(codes[0] ^ codes[0]) - zero * sums[r];
             }
+            mp_block_dots(codes, x, dots, R, h * MP_QUADS / 2, MP_QUADS / parts, s->is_signed);
+            MP_BLOCK_UNROLL
+            for (int r = 0; r < R; ++r) {
+                /* One product for each addition, so that every compiler makes the same multiply-adds of them. */
+                mp_vec *const to = &acc[r * V + v];
+                *to = mp_multiply_add(mp_splat(x[r].scale), scale[h] * mp_ints_to_floats(dots[r]), *to);
+                if (s->offsets) *to = mp_multiply_add(offset[h], mp_splat(x[r].scale * (float)sums[r]), *to);
+            }
+        }
     }
 }
 
