@@ -1,13 +1,14 @@
 """What low-bit formats have in common: codes of a few bits in blocks along k, each with scales of its own.
 
-A format is described by data: the words of a block, the numbers of 16 bits behind them, and how a code becomes a value.
+A format is described by data: the words of a block, what is narrower, and how a code becomes a value.
 The panels of all of them are packed alike, block by block and word by word (mp_blocks.h has the picture), so that a
 packed weight has the bytes of the file in another order, and no more of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -30,7 +31,8 @@ class Blocks(WeightFormat):
         self,
         name: str,
         words: Iterable[int],
-        halves: Iterable[int],
+        halves: Iterable[int] = (),
+        singles: Iterable[int] = (),
         *,
         zero: int = 0,
         signed: bool = False,
@@ -39,7 +41,7 @@ class Blocks(WeightFormat):
     ) -> None:
         self.name, self.dtype, self.header = name, LOW_BITS[name], f"mp_format_{name}.h"
         self.bits = self.dtype.bits  # without scales: `bytes` counts all
-        self.words, self.halves = list(words), list(halves)  # where in a block its parts of 32 and of 16 bits are
+        self.places = {4: list(words), 2: list(halves), 1: list(singles)}  # where in a block its parts of n bytes are
         self.zero = zero  # the code that stands for 0, where there are no offsets
         self.signed = signed  # codes are signed bytes
         self.half_scales = half_scales  # each 16 numbers of a group have a scale (and an offset) of their own
@@ -47,8 +49,8 @@ class Blocks(WeightFormat):
 
     @property
     def unit(self) -> int:
-        """Blocks that lie together in a panel: two of those of 32 numbers, which makes whole cache lines."""
-        return max(1, 64 // self.dtype.block)
+        """Blocks that lie together in a panel: of those of 32 numbers as many as make whole cache lines."""
+        return 1 if self.dtype.block > GROUP else max(2, 64 // math.gcd(64, self.dtype.block_bytes * PANEL))
 
     @property
     def unit_bytes(self) -> int:
@@ -86,50 +88,42 @@ class Blocks(WeightFormat):
     def bytes(self, elements: Dim) -> Dim:
         return elements * self.dtype.block_bytes // self.dtype.block
 
-    def _places(self) -> tuple[list[int], list[int]]:
-        """Words and halves of a unit."""
-        begins = [b * self.dtype.block_bytes for b in range(self.unit)]
-        return [b + w for b in begins for w in self.words], [b + h for b in begins for h in self.halves]
+    def _rows(self) -> Iterator[tuple[int, int, int]]:
+        """The rows of a unit of a panel: bytes of each column, where the row begins, and where they are in the blocks."""
+        at = 0
+        for n, places in self.places.items():
+            for place in (b * self.dtype.block_bytes + p for b in range(self.unit) for p in places):
+                yield n, at, place
+                at += n * PANEL
 
     def pack(self, w: Array, rows: Array, layout: Layout, make: Make, native: Native | None) -> Array:
-        words, halves = self._places()
-        size = self.unit * self.dtype.block_bytes
+        size, table = self.unit * self.dtype.block_bytes, list(self._rows())
         units = -(-w.shape[1] // size)
-        if units * size != w.shape[1]:  # the last unit has one block: the other one is zeros
+        if units * size != w.shape[1]:  # blocks that the last unit lacks are zeros
             w = np.concatenate([w, np.zeros((len(w), units * size - w.shape[1]), np.uint8)], axis=1)
         panels = np.ascontiguousarray(rows.reshape(-1, PANEL), np.int64)
         out = make((len(panels), units * size * PANEL), np.uint8)
-        if (panels < 0).any():
-            out[:] = 0
         if native is not None:
-            places = np.array([*words, *halves], np.int64)
-            source = np.require(w, None, ["C", "A"])
-            native(source, out, panels, len(panels), units, size, places, len(words), len(halves))
+            if (panels < 0).any():
+                out[:] = 0
+            places = np.array([place for _, _, place in table], np.int64)
+            counts = [self.unit * len(found) for found in self.places.values()]
+            native(np.require(w, None, ["C", "A"]), out, panels, len(panels), units, size, places, *counts)
             return out
-        blocks = np.concatenate([w, np.zeros((1, w.shape[1]), np.uint8)])[panels].reshape(
-            len(panels), PANEL, units, size
-        )
-        wide, narrow = (
-            np.stack([blocks[..., p : p + n] for p in places], axis=2) if places else None
-            for places, n in ((words, 4), (halves, 2))
-        )
-        parts = [p.transpose(0, 3, 2, 1, 4).reshape(len(panels), units, -1) for p in (wide, narrow) if p is not None]
-        out[:] = np.concatenate(parts, axis=2).reshape(len(panels), -1)
+        blocks = np.concatenate([w, np.zeros((1, w.shape[1]), np.uint8)])[panels].reshape(-1, PANEL, units, size)
+        for n, at, place in table:
+            found = blocks[..., place : place + n].swapaxes(1, 2)
+            out.reshape(-1, units, size * PANEL)[..., at : at + n * PANEL] = found.reshape(len(panels), units, -1)
         return out
 
     def unpack(self, packed: Array, depth: int, layout: Layout) -> Array:
         """The blocks of all columns, [columns, bytes]."""
-        words, halves = self._places()
         size = self.unit * self.dtype.block_bytes
         units = packed.reshape(-1, self.units(depth), size * PANEL)
         made = np.empty((len(units), PANEL, units.shape[1], size), np.uint8)
-        at = 0
-        for places, n in ((words, 4), (halves, 2)):
-            for p in places:
-                made[..., p : p + n] = (
-                    units[..., at : at + n * PANEL].reshape(*units.shape[:2], PANEL, n).swapaxes(1, 2)
-                )
-                at += n * PANEL
+        for n, at, place in self._rows():
+            found = units[..., at : at + n * PANEL].reshape(*units.shape[:2], PANEL, n)
+            made[..., place : place + n] = found.swapaxes(1, 2)
         return made.reshape(len(units) * PANEL, -1)[:, : depth // self.dtype.block * self.dtype.block_bytes]
 
     def values(self, blocks: Array) -> Array:
@@ -145,7 +139,16 @@ class Blocks(WeightFormat):
 
 BLOCK_FORMATS: list[WeightFormat] = [
     Blocks("q4_0", range(2, 18, 4), [0], zero=8),
+    Blocks("q4_1", range(4, 20, 4), [0, 2], offsets=True),
+    Blocks("q5_0", range(2, 22, 4), [0], zero=16),
+    Blocks("q5_1", range(4, 24, 4), [0, 2], offsets=True),
     Blocks("q8_0", range(2, 34, 4), [0], signed=True),
+    Blocks("q2_k", range(0, 80, 4), [80, 82], half_scales=True, offsets=True),
+    Blocks("q3_k", range(0, 108, 4), [108], zero=4, half_scales=True),
     Blocks("q4_k", range(4, 144, 4), [0, 2], offsets=True),
+    Blocks("q5_k", range(4, 176, 4), [0, 2], offsets=True),
     Blocks("q6_k", range(0, 208, 4), [208], zero=32, half_scales=True),
+    Blocks("iq4_nl", range(2, 18, 4), [0], signed=True),
+    Blocks("iq4_xs", range(4, 136, 4), [0], [2, 3], signed=True),
+    Blocks("mxfp4", range(1, 17, 4), (), [0], signed=True),
 ]

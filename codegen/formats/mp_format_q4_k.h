@@ -5,19 +5,25 @@
 
 #include "mp_blocks.h"
 
-MP_FN void mp_group_q4_k(const char *unit, const int g, const int v, mp_words *codes, mp_vec *scale, mp_vec *offset)
+/* A group's scale and minimum; a block has `words` words. */
+MP_FN void mp_scales_q4_k(const char *unit, const int words, const int g, const int v, mp_vec *scale, mp_vec *offset)
 {
     const int low = g < 4, at = 8 * (g % 4);
     const mp_words a = mp_word_row(unit, 0, v), b = mp_word_row(unit, 1, v), c = mp_word_row(unit, 2, v);
     const mp_words s = low ? a >> at & 63 : (c >> at & 15) | (a >> (at + 6) & 3) << 4;
     const mp_words m = low ? b >> at & 63 : (c >> (at + 4) & 15) | (b >> (at + 6) & 3) << 4;
+    scale[0] = scale[1] = mp_half_row(unit, words, 0, v) * mp_ints_to_floats((mp_ints)s);
+    offset[0] = offset[1] = -(mp_half_row(unit, words, 1, v) * mp_ints_to_floats((mp_ints)m));
+}
+
+MP_FN void mp_group_q4_k(const char *unit, const int g, const int v, mp_words *codes, mp_vec *scale, mp_vec *offset)
+{
     MP_BLOCK_UNROLL
     for (int i = 0; i < 8; ++i) {
         const mp_words both = mp_word_row(unit, 3 + g / 2 * 8 + i, v);
         codes[i] = g % 2 ? mp_high_nibbles(both) : mp_low_nibbles(both);
     }
-    scale[0] = scale[1] = mp_half_row(unit, 35, 0, v) * mp_ints_to_floats((mp_ints)s);
-    offset[0] = offset[1] = -(mp_half_row(unit, 35, 1, v) * mp_ints_to_floats((mp_ints)m));
+    mp_scales_q4_k(unit, 35, g, v, scale, offset);
 }
 
 #endif

@@ -73,9 +73,9 @@ void mp_pack_16(const uint16_t *in, const uint16_t *none, uint16_t *out, const i
 }
 
 /* Low-bit blocks: out[p][unit][word][c] = the word at places[word] of that unit of row rows[p][c], for `words` words of 32
- * bits, then for `halves` numbers of 16 bits. A panel has 16 columns; a negative row is zeros. */
+ * bits, then for `halves` numbers of 16 bits and `singles` bytes. A panel has 16 columns; a negative row is zeros. */
 void mp_pack_blocks(const uint8_t *in, uint8_t *out, const int64_t *rows, int64_t panels, int64_t units, int64_t size,
-                    const int64_t *places, int64_t words, int64_t halves)
+                    const int64_t *places, int64_t words, int64_t halves, int64_t singles)
 {
     enum { COLUMNS = 16 };
     for (int64_t p = 0; p < panels; ++p, rows += COLUMNS)
@@ -84,8 +84,10 @@ void mp_pack_blocks(const uint8_t *in, uint8_t *out, const int64_t *rows, int64_
                 if (rows[c] < 0) continue; /* the memory is zeros */
                 const uint8_t *const from = in + (rows[c] * units + u) * size;
                 for (int64_t i = 0; i < words; ++i) memcpy(out + (i * COLUMNS + c) * 4, from + places[i], 4);
-                uint8_t *const behind = out + words * COLUMNS * 4;
-                for (int64_t i = 0; i < halves; ++i) memcpy(behind + (i * COLUMNS + c) * 2, from + places[words + i], 2);
+                uint8_t *const narrow = out + words * COLUMNS * 4, *const last = narrow + halves * COLUMNS * 2;
+                const int64_t *const after = places + words;
+                for (int64_t i = 0; i < halves; ++i) memcpy(narrow + (i * COLUMNS + c) * 2, from + after[i], 2);
+                for (int64_t i = 0; i < singles; ++i) last[i * COLUMNS + c] = from[after[halves + i]];
             }
 }
 

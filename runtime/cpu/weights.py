@@ -145,12 +145,13 @@ def _owned(array: Array, lent: Sequence[Array], pages: Pages) -> Array:
 # Weights into their kernels' layouts by a small C library; by numpy where there is no compiler.
 
 
-ABI = 8
+ABI = 9
 CDEF = """
 void mp_pack_16(const void *, const void *, void *, const void *, int64_t, int64_t, int64_t);
 void mp_pack_32(const void *, const void *, void *, const void *, int64_t, int64_t, int64_t);
 int64_t mp_pack_coded(const void *, const void *, void *, const void *, int64_t, int64_t, void *, int64_t);
-void mp_pack_blocks(const void *, void *, const void *, int64_t, int64_t, int64_t, const void *, int64_t, int64_t);
+void mp_pack_blocks(
+    const void *, void *, const void *, int64_t, int64_t, int64_t, const void *, int64_t, int64_t, int64_t);
 void mp_round_bf16(const void *, void *, int64_t);
 """
 

@@ -2,12 +2,12 @@
  *
  * A panel has MP_PANEL columns. Its blocks follow each other by k, and a block of all columns lies word by word: the
  * first 32 bits of every column, then the next. So a vector of words holds four codes, of four neighbouring k, for
- * each of its columns, as the integer dot products of all instruction sets take them. Numbers of 16 bits (scales) stand
- * behind the words in the same way.
+ * each of its columns, as the integer dot products of all instruction sets take them. Numbers of 16 bits (scales), then
+ * single bytes, stand behind the words in the same way.
  *
  * A format gives one function, which takes a group of 32 k out of a block:
  *     void mp_group_<format>(const char *unit, int g, int v, mp_words *codes, mp_vec *scale, mp_vec *offset);
- * `unit` is one block, or two of 32 numbers; g the group in it; v the vector of columns. codes[i] are the codes of
+ * `unit` is one block, or some of 32 numbers (two or four); g the group in it; v the vector of columns. codes[i] are the codes of
  * k = 4 * i .. 4 * i + 3, one in each byte. The value of a code is scale * (code - zero) + offset, with a scale and an
  * offset for each half of the group (two that are equal where the format has one). */
 #ifndef MP_BLOCKS_H
@@ -28,11 +28,13 @@ enum { MP_PANEL = 16, MP_GROUP = 32, MP_QUADS = MP_GROUP / 4 };
 typedef uint32_t mp_words __attribute__((vector_size(4 * MP_LANES), aligned(4), may_alias));
 typedef int32_t mp_ints __attribute__((vector_size(4 * MP_LANES), aligned(4), may_alias));
 MP_FN mp_vec mp_ints_to_floats(mp_ints i) { return __builtin_convertvector(i, mp_vec); }
+MP_FN mp_vec mp_bits_to_floats(mp_words w) { return (mp_vec)w; }
 MP_FN mp_vec mp_multiply_add(mp_vec a, mp_vec b, mp_vec sum) { return a * b + sum; }
 #else
 typedef uint32_t mp_words;
 typedef int32_t mp_ints;
 MP_FN mp_vec mp_ints_to_floats(mp_ints i) { return (float)i; }
+MP_FN mp_vec mp_bits_to_floats(mp_words w) { return mp_bits_to_float(w); }
 #if defined(__FP_FAST_FMAF) /* scalars that gcc joins to vectors are not always contracted */
 MP_FN mp_vec mp_multiply_add(mp_vec a, mp_vec b, mp_vec sum) { return __builtin_fmaf(a, b, sum); }
 #else
@@ -42,7 +44,8 @@ MP_FN mp_vec mp_multiply_add(mp_vec a, mp_vec b, mp_vec sum) { return a * b + su
 
 typedef void (*mp_group)(const char *unit, int g, int v, mp_words *codes, mp_vec *scale, mp_vec *offset);
 
-/* Row i of the words of a unit, and row i of the 16-bit numbers behind `words` rows of words. */
+/* Row i of the words of a unit; row i of the 16-bit numbers behind `words` rows of words; row i of the bytes behind both,
+ * each in a word. */
 MP_FN mp_words mp_word_row(const char *unit, const int i, const int v)
 {
     return *(const mp_words *)(const void *)(unit + i * MP_PANEL * 4 + v * MP_LANES * 4);
@@ -64,6 +67,56 @@ MP_FN mp_words mp_high_nibbles(const mp_words w)
 #endif
 }
 
+MP_FN mp_words mp_byte_row(const char *unit, const int words, const int halves, const int i, const int v)
+{
+    const uint8_t *const row = (const uint8_t *)unit + (words * 4 + halves * 2 + i) * MP_PANEL + v * MP_LANES;
+#if MP_LANES > 1
+    typedef uint8_t bytes __attribute__((vector_size(MP_LANES), aligned(1), may_alias));
+    return __builtin_convertvector(*(const bytes *)row, mp_words);
+#else
+    return *row;
+#endif
+}
+
+/* table[n] for each of the bytes n < 16. */
+#if defined(__aarch64__) && MP_LANES == 4
+#include <arm_neon.h>
+MP_FN mp_words mp_lookup16(const int8_t *table, const mp_words n)
+{
+    return (mp_words)vqtbl1q_s8(vld1q_s8(table), (uint8x16_t)n);
+}
+#elif defined(__AVX512BW__) && MP_LANES == 16
+MP_FN mp_words mp_lookup16(const int8_t *table, const mp_words n)
+{
+    const __m128i all = _mm_loadu_si128((const __m128i_u *)table);
+    return (mp_words)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(all), (__m512i)n);
+}
+#elif defined(__AVX2__) && MP_LANES == 8
+MP_FN mp_words mp_lookup16(const int8_t *table, const mp_words n)
+{
+    const __m128i all = _mm_loadu_si128((const __m128i_u *)table);
+    return (mp_words)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(all), (__m256i)n);
+}
+#elif defined(__SSSE3__) && MP_LANES == 4
+#include <tmmintrin.h>
+MP_FN mp_words mp_lookup16(const int8_t *table, const mp_words n)
+{
+    return (mp_words)_mm_shuffle_epi8(_mm_loadu_si128((const __m128i_u *)table), (__m128i)n);
+}
+#else
+MP_FN mp_words mp_lookup16(const int8_t *table, mp_words n)
+{
+    uint8_t bytes[sizeof n];
+    memcpy(bytes, &n, sizeof n);
+    for (size_t i = 0; i < sizeof n; ++i) bytes[i] = (uint8_t)table[bytes[i]];
+    memcpy(&n, bytes, sizeof n);
+    return n;
+}
+#endif
+
+/* Bits 4 * i .. 4 * i + 3 of each word, each as the fifth bit of a byte. */
+MP_FN mp_words mp_fifth_bits(const mp_words w, const int i) { return (w >> (4 * i) & 15) * 0x02040810u & 0x10101010u; }
+
 /* Byte b of each word as a float. */
 MP_FN mp_vec mp_byte_of(const mp_words w, const int b) { return mp_ints_to_floats((mp_ints)(w >> (8 * b) & 255)); }
 MP_FN mp_vec mp_signed_byte_of(const mp_words w, const int b)
@@ -80,7 +133,7 @@ MP_FN void mp_block_column(float *to, const void *w, const int64_t c, const int6
     const int v = (int)(c % MP_PANEL / MP_LANES), lane = (int)(c % MP_LANES);
     for (int64_t n = 0; n < all; ++n) {
         mp_words codes[MP_QUADS];
-        mp_vec scale[2], offset[2] = {mp_splat(0.0f), mp_splat(0.0f)};
+        mp_vec scale[2], offset[2] = {mp_splat(-0.0f), mp_splat(-0.0f)}; /* keeps the sign of a zero */
         group(panel + n / groups * bytes, (int)(n % groups), v, codes, scale, offset);
         for (int i = 0; i < MP_GROUP && n * MP_GROUP + i < K; ++i) {
             const mp_words q = codes[i / 4];
