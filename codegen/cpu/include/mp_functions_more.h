@@ -128,6 +128,58 @@ MP_FN float mp_gelu_tanhf(float x)
 MP_FN float mp_gelu_fastf(float x) { return mp_gatedf(x, 1.702 * (double)x); }
 MP_FN float mp_gelu_fast_tanhf(float x) { return mp_gatedf(x, 3.404 * (double)x); }
 
+#if MP_FUSED
+/* e^(s + low) for -110 <= s <= 0 is (1 + q) power 2^-64, so that it may be subnormal: q. */
+MP_FN float mp_exp_partsf(float s, float low, float *power)
+{
+    const float magic = 12582912.0f + 191.0f, whole = mp_fmaf(s, 1.44269504f, magic), n = whole - magic;
+    *power = mp_bits_to_float(mp_float_to_bits(whole) << 23);
+    return mp_exp_nearf(mp_fmaf(n, -0.693359375f, s), mp_fmaf(n, 2.12194440e-4f, low));
+}
+/* 1 / (a + 2) is u (1 + off) of this u. */
+MP_FN float mp_reciprocalf(float a, float *off)
+{
+    const float d = a + 2.0f, u = 1.0f / d, lost = a - (d - 2.0f);
+    *off = mp_fmaf(-u, lost, mp_fmaf(-u, d, 1.0f));
+    return u;
+}
+/* e^(-x^2) / (|x| + 2) times a polynomial of 1 / (|x| + 2); 1 - x p(x^2) near 0. The polynomial's constant is added last,
+ * so that few roundings count. */
+MP_FN float mp_erfcf(float x)
+{
+    const float a = mp_abs_belowf(x, 10.25f);
+    float off, power;
+    const float s = -a * a, low = mp_fmaf(-a, a, -s);
+    const float u = mp_reciprocalf(a, &off), w = mp_fmaf(u, off, u - 0.201013759f), v = w * w;
+    const float odd = MP_P3(mp_fmaf, v, 3.22572446f, -9.3802681f, 25.5668392f);
+    const float even = MP_P4(mp_fmaf, v, 4.05832195f, -3.50304818f, 5.70013332f, -31.7815037f);
+    const float slope = mp_fmaf(mp_fmaf(odd, w, even), w, 2.32972217f), constant = 0.897363365f, first = constant * u;
+    const float q = mp_exp_partsf(s, low, &power), rest = mp_fmaf(slope, w, mp_fmaf(w, 2.32972217f, constant) * off);
+    const float sum = mp_fmaf(mp_fmaf(q, rest + constant, rest), u, mp_fmaf(constant, u, -first)) + first;
+    const float tail = sum * power * 0x1p-64f;
+    const float near = MP_P6(mp_fmaf, s, 1.12837923f, 0.376130670f, 0.112925768f, 0.0276030190f, 0.00792528223f,
+                             0.00442250951f);
+    const float far = mp_float_to_bits(x) >> 31 ? 2.0f - tail : tail;
+    return mp_or_nanf(mp_float_to_bits(a) < 0x3ef00000u ? mp_fmaf(-x, near, 1.0f) : far, x); /* 0.46875 */
+}
+/* x Phi(x): beyond |x| = 0.75 by the tail, e^(-x^2 / 2) times a polynomial, so that nothing cancels. */
+MP_FN float mp_gelu_nonef(float x)
+{
+    const float a = mp_abs_belowf(x, 14.5f);
+    float off, power;
+    const float b = -0.5f * a, s = b * a, low = mp_fmaf(b, a, -s);
+    const float d = mp_reciprocalf(a, &off), u = mp_fmaf(d, off, d - 0.21875f), v = u * u;
+    const float odd = MP_P4(mp_fmaf, v, -0.537391186f, -2.62952375f, 7.12224007f, -10.0529308f);
+    const float even = MP_P4(mp_fmaf, v, -2.19849944f, 3.79549670f, -17.7722626f, mp_fmaf(u, -45.2364960f, 75.2653809f));
+    const float q = mp_exp_partsf(s, low, &power), scaled = mp_fmaf(mp_fmaf(even, u, odd), u, 0.355220884f) * power;
+    const float tail = mp_fmaf(q, scaled, scaled) * 0x1p-64f;
+    const float near = MP_P5(mp_fmaf, s, 0.398942292f, 0.132980973f, 0.0398922376f, 0.00945577957f, 0.00164534594f);
+    const int32_t i = (int32_t)mp_float_to_bits(x);
+    const float far = mp_bits_to_float(i > 0 ? (uint32_t)i : 0u) - tail;
+    const uint32_t above = (mp_float_to_bits(x) & 0x7fffffffu) - 0x3f400000u; /* in units of the last place */
+    return above <= 0x40400000u ? far : x * mp_fmaf(x, near, 0.5f); /* NaN too */
+}
+#else /* what rounding takes from x^2 is not known: in double */
 /* erfc(t) for 0 <= t <= 12, relative error 2^-28: e^(-t^2) / (t + 3) times a polynomial of (t - 3) / (t + 3). */
 MP_FN double mp_erfc_wide(double t)
 {
@@ -148,6 +200,7 @@ MP_FN float mp_gelu_nonef(float x)
     const double a = fabs((double)x), b = a > 15.0 ? 15.0 : a, y = b * (0.5 * mp_erfc_wide(b * 0.70710678118654752));
     return (float)(x < 0.0f ? -y : a - y);
 }
+#endif
 MP_FN float mp_erff(float x)
 {
     const float a = fabsf(x), b = a > 4.0f ? 4.0f : a, t = b * b;
@@ -242,10 +295,7 @@ MP_FN double mp_asin_poly(double t)
         0.012290482405051324, -0.0039051890168075734, 0.050478891024297166, -0.10080645515934658,
         0.1863429248090423, -0.18306879372442059, 0.10092807569524401);
 }
-MP_FN double mp_tanh_poly(double t)
-{
-    return MP_P11(mp_fma, t, -0.33333333333333298, 0.13333333333326611, -0.053968253963744432, 0.021869488385138618, -0.0088632325858089486, 0.0035920918357123604, -0.0014555413678563887, 0.00058843752982412297, -0.00023336173840317518, 8.3285108550922428e-05, -1.9473607277325213e-05);
-}
+MP_FN double mp_exp_near_poly(double r) { return mp_exp_poly(r); }
 
 #define MP_FIRST
 #define MP_REAL double
@@ -299,7 +349,8 @@ static __attribute__((noinline, unused)) double mp_gelu_none(double x)
 /* x / (1 + e^-w) for w = high + low. */
 MP_FN double mp_gated(double x, double high, double low)
 {
-    return mp_logistic(high, low, x < -1e3 ? -1e3 : x);
+    const double z = (x < -1e3 ? -1e3 : x) / mp_logistic(high, low) * 0x1p-512;
+    return high > 40.0 ? x : z;
 }
 MP_FN double mp_gelu_fast_by(double x, double factor)
 {
