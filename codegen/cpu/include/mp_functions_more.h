@@ -4,16 +4,67 @@
 
 #include "mp_math.h"
 
-/* (2^r - 1) / r for |r| <= 1/2. */
-MP_FN float mp_exp2_polyf(float r)
-{
-    return MP_P6(mp_fmaf, r, 0.693147182f, 0.240226477f, 0.0555033237f, 0.00961843692f, 0.0013398875f, 0.000153533663f);
-}
 /* (log(1 + z) - z + z^2 / 2) / z^3 for 1 + z between the roots of 1/2 and 2. */
 MP_FN float mp_log_polyf(float z)
 {
     return MP_P8(mp_fmaf, z, 0.333333313f, -0.250008196f, 0.200012267f, -0.166233569f, 0.142017603f, -0.1316019f,
                  0.127615675f, -0.0763447136f);
+}
+/* x = 2^k (1 + z) for 0 < x < infinity: z. Constants are chosen for subnormal x, so that nothing is computed twice. */
+MP_FN float mp_log_partsf(float x, float *k)
+{
+    const int small = mp_float_to_bits(x) < 0x00800000u;
+    const float factor = small ? 0x1p24f : 1.0f, less = small ? 24.0f : 0.0f;
+    const uint32_t u = mp_float_to_bits(x * factor), above = u - 0x3f3504f3u; /* root of 1/2 */
+    *k = (float)((int32_t)above >> 23) - less;
+    return mp_bits_to_float(u - (above & 0xff800000u)) - 1.0f;
+}
+/* y = log(x), or what it is of 0, negative numbers, infinity and NaN. */
+MP_FN float mp_log_endf(float y, float x)
+{
+    const float bounded = mp_float_to_bits(x) < 0x7f800000u ? y : x, defined = mp_float_to_bits(x) >> 31 ? NAN : bounded;
+    return x == 0.0f ? -INFINITY : defined;
+}
+/* c0 + … + c7 z^7 by pairs of terms, which do not wait for each other. */
+MP_FN float mp_pairsf(float z, float c0, float c1, float c2, float c3, float c4, float c5, float c6, float c7)
+{
+    const float w = z * z, high = mp_fmaf(w, mp_fmaf(z, c7, c6), mp_fmaf(z, c5, c4));
+    return mp_fmaf(w, mp_fmaf(w, high, mp_fmaf(z, c3, c2)), mp_fmaf(z, c1, c0));
+}
+/* By 4^n 2^r, as mp_expf. */
+MP_FN float mp_exp2f(float x)
+{
+    const float y = mp_boundedf(x, -152.0f, 129.0f), magic = 12582912.0f + 127.0f, whole = mp_fmaf(y, 0.5f, magic);
+    const float r = mp_fmaf(whole - magic, -2.0f, y), power = mp_bits_to_float(mp_float_to_bits(whole) << 23);
+    const float p = mp_pairsf(r, 0.693147182f, 0.240226522f, 0.0555041209f, 0.0096180439f, 0.0013332474f, 0.000154171721f,
+                              1.5448446e-05f, 1.26162831e-06f);
+    return mp_or_nanf(mp_fmaf(p * r, power, power) * power, x);
+}
+MP_FN float mp_logf(float x)
+{
+    float k;
+    const float z = mp_log_partsf(x, &k);
+    const float p = mp_pairsf(z, -0.5f, 0.333339095f, -0.250013351f, 0.199631006f, -0.165776551f, 0.149145141f, -0.142668962f,
+                              0.0870032161f);
+    return mp_log_endf(mp_fmaf(k, 0.693147182f, mp_fmaf(z * z, p, z)), x); /* ln(2) is a float but for 2e-9 */
+}
+/* Other bases: log(1 + z) is one product with 1 / ln(base), whose second part is with the rest. */
+MP_FN float mp_log2f(float x)
+{
+    float k;
+    const float z = mp_log_partsf(x, &k);
+    const float p = mp_pairsf(z, -0.721347392f, 0.480907232f, -0.360699564f, 0.287992686f, -0.239053309f, 0.215204775f,
+                              -0.206460908f, 0.126113161f);
+    return mp_log_endf(k + mp_fmaf(z, 1.44269502f, z * mp_fmaf(z, p, 1.92596303e-8f)), x);
+}
+MP_FN float mp_log10f(float x)
+{
+    float k;
+    const float z = mp_log_partsf(x, &k);
+    const float p = mp_pairsf(z, -0.217147201f, 0.144767508f, -0.108581454f, 0.0866942927f, -0.0719608217f, 0.0647830293f,
+                              -0.0621598810f, 0.0379748382f);
+    const float rest = mp_fmaf(k, -1.43209888e-8f, z * mp_fmaf(z, p, -1.010305e-8f));
+    return mp_log_endf(mp_fmaf(k, 0.301030010f, mp_fmaf(z, 0.434294492f, rest)), x);
 }
 /* (atan(x) - x) / x^3 over x^2 <= 1, asin over x^2 <= 0.36. */
 MP_FN float mp_atan_polyf(float t)

@@ -93,6 +93,7 @@ MP_FN MP_REAL MP_NAME(mp_swiglu)(MP_REAL gate, MP_REAL up) { return MP_NAME(mp_s
 #endif
 #if defined(MP_MORE)
 
+#if MP_MANTISSA == 52
 MP_FN MP_REAL MP_NAME(mp_exp2)(MP_REAL x)
 {
     const MP_REAL above = x < MP_C(-152.0f, -1080.0) ? MP_C(-152.0f, -1080.0) : x;
@@ -100,7 +101,7 @@ MP_FN MP_REAL MP_NAME(mp_exp2)(MP_REAL x)
     const MP_REAL r = y - (whole - MP_ROUND), p = F(MP_NAME(mp_exp2_poly)(r), r, 1);
     return p * MP_NAME(mp_power_half)(whole) * MP_NAME(mp_power_rest)(whole);
 }
-
+#endif
 MP_FN MP_REAL MP_NAME(mp_expm1)(MP_REAL x)
 {
     const MP_REAL above = x < MP_C(-20.0f, -40.0) ? MP_C(-20.0f, -40.0) : x;
@@ -121,6 +122,7 @@ MP_FN MP_REAL MP_NAME(mp_log_sum)(MP_REAL k, MP_REAL z, MP_REAL one, MP_REAL one
     const MP_REAL s = z + rest, e = (z - s) + rest;
     return F(k, two, F(s, one, F(k, two_low, F(s, one_low, e * one))));
 }
+#if MP_MANTISSA == 52
 MP_FN MP_REAL MP_NAME(mp_log_by)(MP_REAL x, MP_REAL one, MP_REAL one_low, MP_REAL two, MP_REAL two_low)
 {
     const int small = x < MP_C(0x1p-126f, 0x1p-1022); /* subnormal: constants are chosen, so that nothing is computed twice */
@@ -145,6 +147,7 @@ MP_FN MP_REAL MP_NAME(mp_log10)(MP_REAL x)
     return MP_NAME(mp_log_by)(x, MP_C(0.434294492f, 0.43429448190325182), MP_C(-1.01030500e-08f, 1.098319650216765e-17),
                               MP_C(0.301025391f, 0.301029995663157), MP_C(4.60503898e-06f, 8.241712586023572e-13));
 }
+#endif
 
 /* log(1 + x): what rounding took from 1 + x is given back to z. */
 MP_FN MP_REAL MP_NAME(mp_log1p)(MP_REAL x)
