@@ -222,8 +222,8 @@ MP_FN float mp_gelu_nonef(float x)
     const float d = mp_reciprocalf(a, &off), u = mp_fmaf(d, off, d - 0.21875f), v = u * u;
     const float odd = MP_P4(mp_fmaf, v, -0.537391186f, -2.62952375f, 7.12224007f, -10.0529308f);
     const float even = MP_P4(mp_fmaf, v, -2.19849944f, 3.79549670f, -17.7722626f, mp_fmaf(u, -45.2364960f, 75.2653809f));
-    const float q = mp_exp_partsf(s, low, &power), scaled = mp_fmaf(mp_fmaf(even, u, odd), u, 0.355220884f) * power;
-    const float tail = mp_fmaf(q, scaled, scaled) * 0x1p-64f;
+    const float q = mp_exp_partsf(s, low, &power), rest = mp_fmaf(even, u, odd) * u, constant = 0.355220884f;
+    const float tail = (mp_fmaf(q, rest + constant, rest) + constant) * power * 0x1p-64f;
     const float near = MP_P5(mp_fmaf, s, 0.398942292f, 0.132980973f, 0.0398922376f, 0.00945577957f, 0.00164534594f);
     const int32_t i = (int32_t)mp_float_to_bits(x);
     const float far = mp_bits_to_float(i > 0 ? (uint32_t)i : 0u) - tail;
