@@ -10,12 +10,37 @@ MP_FN uint64_t mp_double_to_bits(double f) { uint64_t u; memcpy(&u, &f, 8); retu
 
 /* a * b + c, rounded once where the machine does that. */
 #if defined(__FMA__) || defined(__aarch64__)
+#define MP_FUSED 1
 MP_FN float mp_fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 MP_FN double mp_fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 #else
+#define MP_FUSED 0
 MP_FN float mp_fmaf(float a, float b, float c) { return a * b + c; }
 MP_FN double mp_fma(double a, double b, double c) { return a * b + c; }
 #endif
+
+/* x between bounds below and above 0. NaN becomes one of them in float, and mp_or_nan gives it back at the end: compilers
+ * make one instruction of a test of bits, and of a test of floats up to seven, since NaN has to come out right. */
+MP_FN float mp_boundedf(float x, float least, float most)
+{
+    const int32_t i = (int32_t)mp_float_to_bits(x), top = (int32_t)mp_float_to_bits(most);
+    const uint32_t u = (uint32_t)(i < top ? i : top), bottom = mp_float_to_bits(least);
+    return mp_bits_to_float(u < bottom ? u : bottom);
+}
+MP_FN double mp_bounded(double x, double least, double most)
+{
+    const double y = x < least ? least : x;
+    return x > most ? most : y;
+}
+/* |x|, at most a bound. */
+MP_FN float mp_abs_belowf(float x, float most)
+{
+    const uint32_t u = mp_float_to_bits(x) & 0x7fffffffu, top = mp_float_to_bits(most);
+    return mp_bits_to_float(u < top ? u : top);
+}
+MP_FN double mp_abs_below(double x, double most) { return fabs(x) > most ? most : fabs(x); }
+MP_FN float mp_or_nanf(float y, float x) { return x == x ? y : x; }
+MP_FN double mp_or_nan(double y, double x) { return x == x ? y : x; }
 
 /* Polynomials, the coefficient of the lowest power first; F is mp_fmaf or mp_fma. */
 #define MP_P2(F, x, a, b) F(b, x, a)
@@ -38,14 +63,16 @@ MP_FN double mp_fma(double a, double b, double c) { return a * b + c; }
 #define MP_P19(F, x, a, ...) F(MP_P18(F, x, __VA_ARGS__), x, a)
 #define MP_P20(F, x, a, ...) F(MP_P19(F, x, __VA_ARGS__), x, a)
 
-/* (e^r - 1 - r) / r^2 for |r| <= ln(2), (tanh(x) - x) / x^3 over x^2 <= 0.303. */
+/* (e^r - 1 - r) / r^2 for |r| <= ln(2), and for |r| <= ln(2) / 2. By pairs of terms, which do not wait for each other. */
 MP_FN float mp_exp_polyf(float r)
 {
-    return MP_P7(mp_fmaf, r, 0.5f, 0.166666746f, 0.0416665226f, 0.00833252165f, 0.00138937403f, 0.000201108618f, 2.4438732e-05f);
+    const float t = r * r, high = mp_fmaf(t, 2.4438732e-05f, mp_fmaf(r, 0.000201108618f, 0.00138937403f));
+    return mp_fmaf(t, mp_fmaf(t, high, mp_fmaf(r, 0.00833252165f, 0.0416665226f)), mp_fmaf(r, 0.166666746f, 0.5f));
 }
-MP_FN float mp_tanh_polyf(float t)
+MP_FN float mp_exp_near_polyf(float r)
 {
-    return MP_P5(mp_fmaf, t, -0.333333164f, 0.133325756f, -0.0538511686f, 0.021066647f, -0.00626668567f);
+    const float t = r * r, high = mp_fmaf(t, 0.00138979522f, mp_fmaf(r, 0.00836896803f, 0.0416671485f));
+    return mp_fmaf(t, high, mp_fmaf(r, 0.166665182f, 0.499999970f));
 }
 
 #define MP_FIRST

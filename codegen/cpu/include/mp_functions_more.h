@@ -4,16 +4,67 @@
 
 #include "mp_math.h"
 
-/* (2^r - 1) / r for |r| <= 1/2. */
-MP_FN float mp_exp2_polyf(float r)
-{
-    return MP_P6(mp_fmaf, r, 0.693147182f, 0.240226477f, 0.0555033237f, 0.00961843692f, 0.0013398875f, 0.000153533663f);
-}
 /* (log(1 + z) - z + z^2 / 2) / z^3 for 1 + z between the roots of 1/2 and 2. */
 MP_FN float mp_log_polyf(float z)
 {
     return MP_P8(mp_fmaf, z, 0.333333313f, -0.250008196f, 0.200012267f, -0.166233569f, 0.142017603f, -0.1316019f,
                  0.127615675f, -0.0763447136f);
+}
+/* x = 2^k (1 + z) for 0 < x < infinity: z. Constants are chosen for subnormal x, so that nothing is computed twice. */
+MP_FN float mp_log_partsf(float x, float *k)
+{
+    const int small = mp_float_to_bits(x) < 0x00800000u;
+    const float factor = small ? 0x1p24f : 1.0f, less = small ? 24.0f : 0.0f;
+    const uint32_t u = mp_float_to_bits(x * factor), above = u - 0x3f3504f3u; /* root of 1/2 */
+    *k = (float)((int32_t)above >> 23) - less;
+    return mp_bits_to_float(u - (above & 0xff800000u)) - 1.0f;
+}
+/* y = log(x), or what it is of 0, negative numbers, infinity and NaN. */
+MP_FN float mp_log_endf(float y, float x)
+{
+    const float bounded = mp_float_to_bits(x) < 0x7f800000u ? y : x, defined = mp_float_to_bits(x) >> 31 ? NAN : bounded;
+    return x == 0.0f ? -INFINITY : defined;
+}
+/* c0 + … + c7 z^7 by pairs of terms, which do not wait for each other. */
+MP_FN float mp_pairsf(float z, float c0, float c1, float c2, float c3, float c4, float c5, float c6, float c7)
+{
+    const float w = z * z, high = mp_fmaf(w, mp_fmaf(z, c7, c6), mp_fmaf(z, c5, c4));
+    return mp_fmaf(w, mp_fmaf(w, high, mp_fmaf(z, c3, c2)), mp_fmaf(z, c1, c0));
+}
+/* By 4^n 2^r, as mp_expf. */
+MP_FN float mp_exp2f(float x)
+{
+    const float y = mp_boundedf(x, -152.0f, 129.0f), magic = 12582912.0f + 127.0f, whole = mp_fmaf(y, 0.5f, magic);
+    const float r = mp_fmaf(whole - magic, -2.0f, y), power = mp_bits_to_float(mp_float_to_bits(whole) << 23);
+    const float p = mp_pairsf(r, 0.693147182f, 0.240226522f, 0.0555041209f, 0.0096180439f, 0.0013332474f, 0.000154171721f,
+                              1.5448446e-05f, 1.26162831e-06f);
+    return mp_or_nanf(mp_fmaf(p * r, power, power) * power, x);
+}
+MP_FN float mp_logf(float x)
+{
+    float k;
+    const float z = mp_log_partsf(x, &k);
+    const float p = mp_pairsf(z, -0.5f, 0.333339095f, -0.250013351f, 0.199631006f, -0.165776551f, 0.149145141f, -0.142668962f,
+                              0.0870032161f);
+    return mp_log_endf(mp_fmaf(k, 0.693147182f, mp_fmaf(z * z, p, z)), x); /* ln(2) is a float but for 2e-9 */
+}
+/* Other bases: log(1 + z) is one product with 1 / ln(base), whose second part is with the rest. */
+MP_FN float mp_log2f(float x)
+{
+    float k;
+    const float z = mp_log_partsf(x, &k);
+    const float p = mp_pairsf(z, -0.721347392f, 0.480907232f, -0.360699564f, 0.287992686f, -0.239053309f, 0.215204775f,
+                              -0.206460908f, 0.126113161f);
+    return mp_log_endf(k + mp_fmaf(z, 1.44269502f, z * mp_fmaf(z, p, 1.92596303e-8f)), x);
+}
+MP_FN float mp_log10f(float x)
+{
+    float k;
+    const float z = mp_log_partsf(x, &k);
+    const float p = mp_pairsf(z, -0.217147201f, 0.144767508f, -0.108581454f, 0.0866942927f, -0.0719608217f, 0.0647830293f,
+                              -0.0621598810f, 0.0379748382f);
+    const float rest = mp_fmaf(k, -1.43209888e-8f, z * mp_fmaf(z, p, -1.010305e-8f));
+    return mp_log_endf(mp_fmaf(k, 0.301030010f, mp_fmaf(z, 0.434294492f, rest)), x);
 }
 /* (atan(x) - x) / x^3 over x^2 <= 1, asin over x^2 <= 0.36. */
 MP_FN float mp_atan_polyf(float t)
@@ -128,6 +179,58 @@ MP_FN float mp_gelu_tanhf(float x)
 MP_FN float mp_gelu_fastf(float x) { return mp_gatedf(x, 1.702 * (double)x); }
 MP_FN float mp_gelu_fast_tanhf(float x) { return mp_gatedf(x, 3.404 * (double)x); }
 
+#if MP_FUSED
+/* e^(s + low) for -110 <= s <= 0 is (1 + q) power 2^-64, so that it may be subnormal: q. */
+MP_FN float mp_exp_partsf(float s, float low, float *power)
+{
+    const float magic = 12582912.0f + 191.0f, whole = mp_fmaf(s, 1.44269504f, magic), n = whole - magic;
+    *power = mp_bits_to_float(mp_float_to_bits(whole) << 23);
+    return mp_exp_nearf(mp_fmaf(n, -0.693359375f, s), mp_fmaf(n, 2.12194440e-4f, low));
+}
+/* 1 / (a + 2) is u (1 + off) of this u. */
+MP_FN float mp_reciprocalf(float a, float *off)
+{
+    const float d = a + 2.0f, u = 1.0f / d, lost = a - (d - 2.0f);
+    *off = mp_fmaf(-u, lost, mp_fmaf(-u, d, 1.0f));
+    return u;
+}
+/* e^(-x^2) / (|x| + 2) times a polynomial of 1 / (|x| + 2); 1 - x p(x^2) near 0. The polynomial's constant is added last,
+ * so that few roundings count. */
+MP_FN float mp_erfcf(float x)
+{
+    const float a = mp_abs_belowf(x, 10.25f);
+    float off, power;
+    const float s = -a * a, low = mp_fmaf(-a, a, -s);
+    const float u = mp_reciprocalf(a, &off), w = mp_fmaf(u, off, u - 0.201013759f), v = w * w;
+    const float odd = MP_P3(mp_fmaf, v, 3.22572446f, -9.3802681f, 25.5668392f);
+    const float even = MP_P4(mp_fmaf, v, 4.05832195f, -3.50304818f, 5.70013332f, -31.7815037f);
+    const float slope = mp_fmaf(mp_fmaf(odd, w, even), w, 2.32972217f), constant = 0.897363365f, first = constant * u;
+    const float q = mp_exp_partsf(s, low, &power), rest = mp_fmaf(slope, w, mp_fmaf(w, 2.32972217f, constant) * off);
+    const float sum = mp_fmaf(mp_fmaf(q, rest + constant, rest), u, mp_fmaf(constant, u, -first)) + first;
+    const float tail = sum * power * 0x1p-64f;
+    const float near = MP_P6(mp_fmaf, s, 1.12837923f, 0.376130670f, 0.112925768f, 0.0276030190f, 0.00792528223f,
+                             0.00442250951f);
+    const float far = mp_float_to_bits(x) >> 31 ? 2.0f - tail : tail;
+    return mp_or_nanf(mp_float_to_bits(a) < 0x3ef00000u ? mp_fmaf(-x, near, 1.0f) : far, x); /* 0.46875 */
+}
+/* x Phi(x): beyond |x| = 0.75 by the tail, e^(-x^2 / 2) times a polynomial, so that nothing cancels. */
+MP_FN float mp_gelu_nonef(float x)
+{
+    const float a = mp_abs_belowf(x, 14.5f);
+    float off, power;
+    const float b = -0.5f * a, s = b * a, low = mp_fmaf(b, a, -s);
+    const float d = mp_reciprocalf(a, &off), u = mp_fmaf(d, off, d - 0.21875f), v = u * u;
+    const float odd = MP_P4(mp_fmaf, v, -0.537391186f, -2.62952375f, 7.12224007f, -10.0529308f);
+    const float even = MP_P4(mp_fmaf, v, -2.19849944f, 3.79549670f, -17.7722626f, mp_fmaf(u, -45.2364960f, 75.2653809f));
+    const float q = mp_exp_partsf(s, low, &power), rest = mp_fmaf(even, u, odd) * u, constant = 0.355220884f;
+    const float tail = (mp_fmaf(q, rest + constant, rest) + constant) * power * 0x1p-64f;
+    const float near = MP_P5(mp_fmaf, s, 0.398942292f, 0.132980973f, 0.0398922376f, 0.00945577957f, 0.00164534594f);
+    const int32_t i = (int32_t)mp_float_to_bits(x);
+    const float far = mp_bits_to_float(i > 0 ? (uint32_t)i : 0u) - tail;
+    const uint32_t above = (mp_float_to_bits(x) & 0x7fffffffu) - 0x3f400000u; /* in units of the last place */
+    return above <= 0x40400000u ? far : x * mp_fmaf(x, near, 0.5f); /* NaN too */
+}
+#else /* what rounding takes from x^2 is not known: in double */
 /* erfc(t) for 0 <= t <= 12, relative error 2^-28: e^(-t^2) / (t + 3) times a polynomial of (t - 3) / (t + 3). */
 MP_FN double mp_erfc_wide(double t)
 {
@@ -148,6 +251,7 @@ MP_FN float mp_gelu_nonef(float x)
     const double a = fabs((double)x), b = a > 15.0 ? 15.0 : a, y = b * (0.5 * mp_erfc_wide(b * 0.70710678118654752));
     return (float)(x < 0.0f ? -y : a - y);
 }
+#endif
 MP_FN float mp_erff(float x)
 {
     const float a = fabsf(x), b = a > 4.0f ? 4.0f : a, t = b * b;
@@ -242,10 +346,7 @@ MP_FN double mp_asin_poly(double t)
         0.012290482405051324, -0.0039051890168075734, 0.050478891024297166, -0.10080645515934658,
         0.1863429248090423, -0.18306879372442059, 0.10092807569524401);
 }
-MP_FN double mp_tanh_poly(double t)
-{
-    return MP_P11(mp_fma, t, -0.33333333333333298, 0.13333333333326611, -0.053968253963744432, 0.021869488385138618, -0.0088632325858089486, 0.0035920918357123604, -0.0014555413678563887, 0.00058843752982412297, -0.00023336173840317518, 8.3285108550922428e-05, -1.9473607277325213e-05);
-}
+MP_FN double mp_exp_near_poly(double r) { return mp_exp_poly(r); }
 
 #define MP_FIRST
 #define MP_REAL double
@@ -321,7 +422,8 @@ static __attribute__((noinline, unused)) double mp_gelu_none(double x)
 /* x / (1 + e^-w) for w = high + low. */
 MP_FN double mp_gated(double x, double high, double low)
 {
-    return mp_logistic(high, low, x < -1e3 ? -1e3 : x);
+    const double z = (x < -1e3 ? -1e3 : x) / mp_logistic(high, low) * 0x1p-512;
+    return high > 40.0 ? x : z;
 }
 MP_FN double mp_gelu_fast_by(double x, double factor)
 {

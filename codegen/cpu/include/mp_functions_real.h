@@ -29,16 +29,15 @@ MP_FN MP_REAL MP_NAME(mp_exp_rest)(MP_REAL x, MP_REAL n)
     return F(n, MP_C(2.12194440e-4f, -1.9082149292705877e-10), F(n, MP_C(-0.693359375f, -0.69314718036912382), x));
 }
 /* e^r - 1 for |r| <= ln(2). */
-MP_FN MP_REAL MP_NAME(mp_exp_minus_one)(MP_REAL r) { return F(MP_NAME(mp_exp_poly)(r) * r, r, r); }
+MP_FN MP_REAL MP_NAME(mp_exp_minus_one)(MP_REAL r) { return F(MP_NAME(mp_exp_poly)(r), r * r, r); }
 /* By 4^n e^r: one power serves twice, and the result may be subnormal or overflow. */
 MP_FN MP_REAL MP_NAME(mp_exp)(MP_REAL x)
 {
-    const MP_REAL magic = MP_ROUND + MP_BIAS, whole = F(x, MP_C(0.72134752f, 0.72134752044448170), magic), n = whole - magic;
+    const MP_REAL y = MP_NAME(mp_bounded)(x, MP_C(-104.0f, -746.0), MP_C(89.0f, 710.0)), magic = MP_ROUND + MP_BIAS;
+    const MP_REAL whole = F(y, MP_C(0.72134752f, 0.72134752044448170), magic), n = whole - magic;
     const MP_REAL power = MP_OF_BITS(MP_TO_BITS(whole) << MP_MANTISSA);
-    const MP_REAL r = F(n, MP_C(4.2438888e-4f, -3.8164298585411754e-10), F(n, MP_C(-1.38671875f, -1.3862943607382476), x));
-    const MP_REAL y = F(MP_NAME(mp_exp_minus_one)(r), power, power) * power;
-    const MP_REAL z = x > MP_C(89.0f, 710.0) ? INFINITY : y;
-    return x < MP_C(-104.0f, -746.0) ? 0 : z; /* NaN stays */
+    const MP_REAL r = F(n, MP_C(4.2438888e-4f, -3.8164298585411754e-10), F(n, MP_C(-1.38671875f, -1.3862943607382476), y));
+    return MP_NAME(mp_or_nan)(F(MP_NAME(mp_exp_minus_one)(r), power, power) * power, x);
 }
 
 /* e^x - 1 as 2 (2^(n-1) (e^r - 1) + (2^(n-1) - 1/2)): the largest n has no power of its own. x <= 89 or 710. */
@@ -48,40 +47,53 @@ MP_FN MP_REAL MP_NAME(mp_minus_one)(MP_REAL x)
     const MP_REAL power = MP_OF_BITS((MP_TO_BITS(whole) - MP_TO_BITS(MP_ROUND) + MP_BIAS - 1) << MP_MANTISSA);
     return F(q, power, power - MP_C(0.5f, 0.5)) * 2;
 }
+/* e^r - 1 for |r| <= ln(2) / 2, where `first` + `rest` is r to more places. */
+MP_FN MP_REAL MP_NAME(mp_exp_near)(MP_REAL first, MP_REAL rest)
+{
+    const MP_REAL r = first + rest;
+    return F(MP_NAME(mp_exp_near_poly)(r), r * r, rest) + first;
+}
+/* With E = e^(-2 |x|): (1 - E) / (1 + E) near 0, 1 - 2 E / (1 + E) beyond. */
 MP_FN MP_REAL MP_NAME(mp_tanh)(MP_REAL x)
 {
-    const MP_REAL a = MP_NAME(fabs)(x), b = a > MP_C(10.0f, 20.0) ? MP_C(10.0f, 20.0) : a, t = b * b;
-    const MP_REAL small = F(b * t, MP_NAME(mp_tanh_poly)(t), b), whole = MP_NAME(mp_exp_whole)(2 * b);
-    const MP_REAL q = MP_NAME(mp_exp_minus_one)(MP_NAME(mp_exp_rest)(2 * b, whole - MP_ROUND));
-    const MP_REAL power = MP_OF_BITS((MP_TO_BITS(whole) - MP_TO_BITS(MP_ROUND) + MP_BIAS) << MP_MANTISSA);
-    const MP_REAL large = 1 - 2 / F(q, power, power + 1); /* 1 - 2 / (1 + e^(2 |x|)) */
-    return MP_NAME(mp_with_sign)(b < MP_C(0.55f, 0.55) ? small : large, x);
+    const MP_REAL a = MP_NAME(mp_abs_below)(x, MP_C(10.0f, 20.0)), b = -2 * a, magic = MP_ROUND + MP_BIAS;
+    const MP_REAL whole = F(b, MP_C(1.44269504f, 1.4426950408889634), magic), n = whole - magic;
+    const MP_REAL power = MP_OF_BITS(MP_TO_BITS(whole) << MP_MANTISSA), rest = n * MP_C(2.12194440e-4f, -1.9082149292705877e-10);
+    const MP_REAL q = MP_NAME(mp_exp_near)(F(n, MP_C(-0.693359375f, -0.69314718036912382), b), rest);
+    const int near_zero = MP_TO_BITS(a) < MP_C(0x3f0ccccdu, 0x3fe199999999999aull); /* 0.55 */
+    const MP_REAL base = near_zero ? 0 : 1, top = F(q, power, near_zero ? power - 1 : power);
+    const MP_REAL y = base - (near_zero ? top : 2 * top) / F(q, power, power + 1);
+    return MP_NAME(mp_or_nan)(MP_NAME(mp_with_sign)(y, x), x);
 }
 
-/* value / (1 + e^-(x + low)). Where x is negative, both sides of the fraction are divided by about the root of e^-x, which may be
- * larger than the largest number while the result is not 0 yet. |x| may be infinite, the value must not. */
-MP_FN MP_REAL MP_NAME(mp_logistic)(MP_REAL x, MP_REAL low, MP_REAL value)
+/* (1 + e^-(x + low)) times 2^-64, or 2^-512: e^-x may be larger than the largest number while what is divided by it is not
+ * 0 yet. */
+#define MP_SMALL MP_C(0x1p-64f, 0x1p-512)
+MP_FN MP_REAL MP_NAME(mp_logistic)(MP_REAL x, MP_REAL low)
 {
-    const MP_REAL limit = MP_C(110.0f, 760.0), above = x < -limit ? -limit : x, w = above > limit ? -limit : -above; /* NaN stays */
-    const MP_REAL whole = MP_NAME(mp_exp_whole)(w), half = MP_NAME(mp_power_half)(whole), rest = MP_NAME(mp_power_rest)(whole);
-    const MP_REAL q = MP_NAME(mp_exp_minus_one)(MP_NAME(mp_exp_rest)(w, whole - MP_ROUND) - low); /* e^-x = (1 + q) half rest */
-    const MP_REAL by = x < 0 ? MP_OF_BITS(((MP_BITS_TYPE)(2 * MP_BIAS) << MP_MANTISSA) - MP_TO_BITS(half)) : 1; /* 1 / half */
-    const MP_REAL power = x < 0 ? rest : half * rest;
-    /* (1 + q) power + by: the sum of both powers first where it is exact, else the smaller ones */
-    const int near_zero = x > -8;
-    const MP_REAL first = x < 0 ? (near_zero ? power + by : by) : power, last = x < 0 ? (near_zero ? 0 : power) : by;
-    return value * by / (F(q, power, first) + last);
+    const MP_REAL y = MP_NAME(mp_bounded)(x, MP_C(-110.0f, -760.0), MP_C(18.0f, 40.0));
+    const MP_REAL magic = MP_ROUND + MP_BIAS - MP_C(64, 512), whole = F(y, MP_C(-1.44269504f, -1.4426950408889634), magic);
+    const MP_REAL power = MP_OF_BITS(MP_TO_BITS(whole) << MP_MANTISSA), n = whole - magic;
+    const MP_REAL rest = F(n, MP_C(2.12194440e-4f, -1.9082149292705877e-10), -low);
+    const MP_REAL q = MP_NAME(mp_exp_near)(F(n, MP_C(-0.693359375f, -0.69314718036912382), -y), rest);
+    /* (1 + q) power + small: the sum of both powers first where it is exact, else the smaller ones */
+    const int exact = MP_TO_BITS(whole) < MP_TO_BITS(magic) + MP_C(12, 26);
+    const MP_REAL first = exact ? MP_SMALL : 0, last = exact ? 0 : MP_SMALL;
+    return F(q, power, last) + (power + first);
 }
-MP_FN MP_REAL MP_NAME(mp_sigmoid)(MP_REAL x) { return MP_NAME(mp_logistic)(x, 0, 1); }
+MP_FN MP_REAL MP_NAME(mp_sigmoid)(MP_REAL x) { return MP_NAME(mp_or_nan)(MP_SMALL / MP_NAME(mp_logistic)(x, 0), x); }
 MP_FN MP_REAL MP_NAME(mp_silu)(MP_REAL x)
 {
-    return MP_NAME(mp_logistic)(x, 0, x < MP_C(-110.0f, -760.0) ? MP_C(-110.0f, -760.0) : x);
+    const MP_REAL y = MP_NAME(mp_bounded)(x, MP_C(-110.0f, -760.0), MP_C(18.0f, 40.0));
+    const MP_REAL z = MP_NAME(mp_or_nan)(y, x) / MP_NAME(mp_logistic)(x, 0) * MP_SMALL;
+    return x > MP_C(18.0f, 40.0) ? x : z;
 }
 MP_FN MP_REAL MP_NAME(mp_swiglu)(MP_REAL gate, MP_REAL up) { return MP_NAME(mp_silu)(gate) * up; }
 
 #endif
 #if defined(MP_MORE)
 
+#if MP_MANTISSA == 52
 MP_FN MP_REAL MP_NAME(mp_exp2)(MP_REAL x)
 {
     const MP_REAL above = x < MP_C(-152.0f, -1080.0) ? MP_C(-152.0f, -1080.0) : x;
@@ -89,7 +101,7 @@ MP_FN MP_REAL MP_NAME(mp_exp2)(MP_REAL x)
     const MP_REAL r = y - (whole - MP_ROUND), p = F(MP_NAME(mp_exp2_poly)(r), r, 1);
     return p * MP_NAME(mp_power_half)(whole) * MP_NAME(mp_power_rest)(whole);
 }
-
+#endif
 MP_FN MP_REAL MP_NAME(mp_expm1)(MP_REAL x)
 {
     const MP_REAL above = x < MP_C(-20.0f, -40.0) ? MP_C(-20.0f, -40.0) : x;
@@ -110,6 +122,7 @@ MP_FN MP_REAL MP_NAME(mp_log_sum)(MP_REAL k, MP_REAL z, MP_REAL one, MP_REAL one
     const MP_REAL s = z + rest, e = (z - s) + rest;
     return F(k, two, F(s, one, F(k, two_low, F(s, one_low, e * one))));
 }
+#if MP_MANTISSA == 52
 MP_FN MP_REAL MP_NAME(mp_log_by)(MP_REAL x, MP_REAL one, MP_REAL one_low, MP_REAL two, MP_REAL two_low)
 {
     const int small = x < MP_C(0x1p-126f, 0x1p-1022); /* subnormal: constants are chosen, so that nothing is computed twice */
@@ -134,6 +147,7 @@ MP_FN MP_REAL MP_NAME(mp_log10)(MP_REAL x)
     return MP_NAME(mp_log_by)(x, MP_C(0.434294492f, 0.43429448190325182), MP_C(-1.01030500e-08f, 1.098319650216765e-17),
                               MP_C(0.301025391f, 0.301029995663157), MP_C(4.60503898e-06f, 8.241712586023572e-13));
 }
+#endif
 
 /* log(1 + x): what rounding took from 1 + x is given back to z. */
 MP_FN MP_REAL MP_NAME(mp_log1p)(MP_REAL x)
