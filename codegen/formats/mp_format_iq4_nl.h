@@ -12,8 +12,8 @@ MP_FN void mp_group_iq4_nl(const char *unit, const int g, const int v, mp_words 
     MP_BLOCK_UNROLL
     for (int i = 0; i < 4; ++i) {
         const mp_words both = mp_word_row(unit, 4 * g + i, v);
-        codes[i] = mp_lookup16(mp_table_iq4, both & 0x0f0f0f0fu);
-        codes[4 + i] = mp_lookup16(mp_table_iq4, both >> 4 & 0x0f0f0f0fu);
+        codes[i] = mp_lookup16(mp_table_iq4, mp_low_nibbles(both));
+        codes[4 + i] = mp_lookup16(mp_table_iq4, mp_high_nibbles(both));
     }
     scale[0] = scale[1] = mp_half_row(unit, 8, g, v);
 }

@@ -12,8 +12,8 @@ MP_FN void mp_group_iq4_xs(const char *unit, const int g, const int v, mp_words 
     MP_BLOCK_UNROLL
     for (int i = 0; i < 4; ++i) {
         const mp_words both = mp_word_row(unit, 1 + g * 4 + i, v);
-        codes[i] = mp_lookup16(mp_table_iq4, both & 0x0f0f0f0fu);
-        codes[4 + i] = mp_lookup16(mp_table_iq4, both >> 4 & 0x0f0f0f0fu);
+        codes[i] = mp_lookup16(mp_table_iq4, mp_low_nibbles(both));
+        codes[4 + i] = mp_lookup16(mp_table_iq4, mp_high_nibbles(both));
     }
     const mp_words s = (mp_word_row(unit, 0, v) >> (4 * g) & 15)
                        | (mp_byte_row(unit, 33, 1, g / 4, v) >> (g % 4 * 2) & 3) << 4;

@@ -13,8 +13,8 @@ MP_FN void mp_group_mxfp4(const char *unit, const int g, const int v, mp_words *
     MP_BLOCK_UNROLL
     for (int i = 0; i < 4; ++i) {
         const mp_words both = mp_word_row(unit, 4 * g + i, v);
-        codes[i] = mp_lookup16(mp_table_mxfp4, both & 0x0f0f0f0fu);
-        codes[4 + i] = mp_lookup16(mp_table_mxfp4, both >> 4 & 0x0f0f0f0fu);
+        codes[i] = mp_lookup16(mp_table_mxfp4, mp_low_nibbles(both));
+        codes[4 + i] = mp_lookup16(mp_table_mxfp4, mp_high_nibbles(both));
     }
     /* 2^(e - 128) may be subnormal: it is made of two powers of about half its exponent. */
     const mp_words e = mp_byte_row(unit, 16, 0, g, v), half = e >> 1;

@@ -13,8 +13,8 @@ MP_FN void mp_group_q2_k(const char *unit, const int g, const int v, mp_words *c
     const mp_vec d = mp_half_row(unit, 20, 0, v), least = mp_half_row(unit, 20, 1, v);
     MP_BLOCK_UNROLL
     for (int h = 0; h < 2; ++h) {
-        scale[h] = d * mp_byte_of(both & 0x0f0f0f0fu, g % 2 * 2 + h);
-        offset[h] = -(least * mp_byte_of(both >> 4 & 0x0f0f0f0fu, g % 2 * 2 + h));
+        scale[h] = d * mp_byte_of(mp_low_nibbles(both), g % 2 * 2 + h);
+        offset[h] = -(least * mp_byte_of(mp_high_nibbles(both), g % 2 * 2 + h));
     }
 }
 

@@ -10,8 +10,8 @@ MP_FN void mp_group_q5_1(const char *unit, const int g, const int v, mp_words *c
     MP_BLOCK_UNROLL
     for (int i = 0; i < 4; ++i) {
         const mp_words both = mp_word_row(unit, 5 * g + 1 + i, v);
-        codes[i] = (both & 0x0f0f0f0fu) | mp_fifth_bits(high, i);
-        codes[4 + i] = (both >> 4 & 0x0f0f0f0fu) | mp_fifth_bits(high, 4 + i);
+        codes[i] = mp_low_nibbles(both) | mp_fifth_bits(high, i);
+        codes[4 + i] = mp_high_nibbles(both) | mp_fifth_bits(high, 4 + i);
     }
     scale[0] = scale[1] = mp_half_row(unit, 10, 2 * g, v);
     offset[0] = offset[1] = mp_half_row(unit, 10, 2 * g + 1, v);
