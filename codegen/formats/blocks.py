@@ -89,7 +89,7 @@ class Blocks(WeightFormat):
         return elements * self.dtype.block_bytes // self.dtype.block
 
     def _rows(self) -> Iterator[tuple[int, int, int]]:
-        """The rows of a unit of a panel: bytes of each column, where the row begins, and where they are in the blocks."""
+        """The rows of a unit of a panel: bytes of each column, where the row begins, where in the blocks they are."""
         at = 0
         for n, places in self.places.items():
             for place in (b * self.dtype.block_bytes + p for b in range(self.unit) for p in places):

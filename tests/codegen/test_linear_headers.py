@@ -119,7 +119,7 @@ def rows_of(x: Any, norm: str) -> Any:
 
 
 @pytest.mark.parametrize(("norm", "level"), [("MP_NO_NORM", "-O3"), ("MP_RMS_NORM", "-O1"), ("MP_LAYER_NORM", "-O0")])
-@pytest.mark.parametrize("packed", [f for f in FORMATS if not f.for_tiles], ids=lambda f: f.name)
+@pytest.mark.parametrize("packed", [f for f in FORMATS if not f.for_tiles and not f.blocks], ids=lambda f: f.name)
 def test_vectors(packed: WeightFormat, norm: str, level: str, tmp_path: Path) -> None:
     target, depth, columns = host_target(), 41, 300
     panel = packed.panel(target)
@@ -205,7 +205,7 @@ def test_every_register_tile_that_a_schedule_wants_is_there() -> None:
     text = dict(headers("cpu"))["mp_linear.h"]
     for isa in ISAS:
         target = cpu_target(isa, vector_bytes(isa))
-        for packed in (f for f in FORMATS if not f.for_tiles):
+        for packed in (f for f in FORMATS if not f.for_tiles and not f.blocks):
             panel = packed.panel(target)
             for panels in range(1, 9):
                 nest = blocking(target, Layout(packed.name, panel, panels), 4096)

@@ -240,7 +240,7 @@ MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *su
     }
     MP_BLOCK_UNROLL
     for (int i = first; i < first + quads; ++i) {
-        const __m512i q = (__m512i)(is_signed ? codes[i] ^ 0x80808080u : codes[i]);
+        const __m512i q = (__m512i)(codes[i] ^ (is_signed ? 0x80808080u : 0u));
         MP_BLOCK_UNROLL
         for (int r = 0; r < R; ++r) {
             int32_t h, l;

@@ -1,0 +1,199 @@
+"""Low-bit formats of GGUF files: packing, lookups that give the file's values, products by every instruction set."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import monoplan as mp
+from monoplan import nn
+from monoplan.codegen.cpu.render import render_cpu
+from monoplan.codegen.formats import Layout
+from monoplan.codegen.formats.blocks import BLOCK_FORMATS, Blocks
+from monoplan.codegen.plan import make_plan
+from monoplan.codegen.target import cpu_target
+from monoplan.frontend.parameter import Parameter, low_bit_part
+from monoplan.frontend.tensor import Tensor
+from monoplan.ir.builder import build_graph
+from monoplan.ir.opdef import REGISTRY
+from monoplan.ir.tolerances import LOW_BIT_EPSILON, compare
+from monoplan.ir.types import LOW_BITS, TensorType, tensor_type
+from monoplan.nn import functional as F
+from monoplan.runtime.cpu import weights
+from monoplan.runtime.cpu.executable import flags_for, host_target
+from monoplan.runtime.machine.features import (
+    CpuFeatures,
+    compile_flags,
+    detect,
+    levels,
+    machine,
+    read_cpu,
+    vector_bytes,
+)
+from tests.codegen.test_source import compile_strictly
+from tests.matrices import partly
+from tests.needs import COMPILERS, needs
+
+FORMATS = {f.name: f for f in BLOCK_FORMATS if isinstance(f, Blocks)}
+ISAS = [isa for isa in levels(machine(), read_cpu()[1]) if isa != "amx"]  # whose products by blocks are avx512's
+USUAL, WILD = 40, 16  # rows of a weight: with scales of a usual size, and of any bits
+QUICK = ("q4_k", "mxfp4")  # scales and minima of one block; a table, four blocks with scales of a byte
+OTHERS = (*QUICK, "q5_0", "q6_k")  # by other instruction sets, whose plans gcc needs long for; the rest is nightly
+
+
+def matrix() -> list[Any]:
+    def mark(name: str, isa: str) -> Any:
+        if isa == detect().isa:
+            return () if name in QUICK else pytest.mark.full
+        return pytest.mark.full if name in OTHERS else pytest.mark.nightly
+
+    return [pytest.param(name, isa, marks=mark(name, isa)) for name in FORMATS for isa in ISAS]
+
+
+MATRIX = matrix()
+
+
+def depth_of(name: str) -> int:
+    """Blocks of 32 are odd in number: the last unit is not full."""
+    return 2 * 256 if FORMATS[name].dtype.block == 256 else 11 * 32
+
+
+def blocks_of(name: str, seed: int = 0) -> Any:
+    """Random blocks: rows of usual scales, then rows of random bits, with scales that are infinite or no numbers."""
+    f, rng = FORMATS[name], np.random.default_rng(seed)
+    shape = USUAL + WILD, depth_of(name) // f.dtype.block
+    raw = rng.integers(0, 256, (*shape, f.dtype.block_bytes), np.uint8)
+    for place in f.places[2]:
+        scales = rng.standard_normal((USUAL, shape[1], 1)).astype(np.float16)
+        raw[:USUAL, :, place : place + 2] = scales.view(np.uint8)
+    if name == "mxfp4":  # whose exponents are single bytes
+        raw[:USUAL, :, 0] = rng.integers(120, 131, (USUAL, shape[1]))
+    return raw.reshape(len(raw), -1)
+
+
+class Table(nn.Module):
+    """A product with a low-bit weight, and a lookup of its rows."""
+
+    def __init__(self, name: str, raw: Any) -> None:
+        super().__init__()
+        values, dtype = FORMATS[name].values(raw), LOW_BITS[name]
+        self.weight = Parameter.empty(values.shape)
+        self.weight.defer(
+            lambda part=None: values if part is None else part.cut(values),
+            None,
+            dtype,
+            lambda part=None: low_bit_part(raw, part, dtype),
+        )
+
+    def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return F.linear(x, self.weight), F.embedding(ids, self.weight)
+
+
+@functools.cache
+def plan_of(name: str, isa: str, threads: int) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MONOPLAN_ISA", isa)
+        sizes = mp.spec("rows", depth_of(name)), mp.spec("ids", dtype="i64")
+        fast = mp.compile(Table(name, blocks_of(name)), *sizes, options={"threads": threads})
+        fast(np.zeros((1, depth_of(name)), np.float32), np.zeros(1, np.int64))  # it is built here
+        assert f"mp_group_{name}" in fast.source()
+        return fast
+
+
+def product(name: str, isa: str, x: Any, threads: int = 1) -> Any:
+    return np.asarray(plan_of(name, isa, threads)(x, np.zeros(1, np.int64))[0])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("native", [False, True])
+def test_packed_blocks_are_the_blocks(name: str, native: bool) -> None:
+    """Also where a panel is not full and the last unit is not: the memory that was given is not zeros."""
+    f, raw = FORMATS[name], blocks_of(name)
+    for layout in (Layout(name, 16, 3), Layout(name, 16, 1, "heads", 7), Layout(name, 16, 2, "gated")):
+        rows = layout.rows(len(raw))
+        assert (rows < 0).any()
+        if native:
+            packed = weights.pack(raw, layout, lambda shape, dtype: np.full(shape, 165, dtype))
+        else:
+            packed = f.pack(raw, rows, layout, lambda shape, dtype: np.full(shape, 165, dtype), None)
+        assert packed.nbytes == rows.size // 16 * f.panel_bytes(depth_of(name), 16)
+        found = f.unpack(packed, depth_of(name), layout)
+        assert np.array_equal(found[rows >= 0], raw[rows[rows >= 0]])
+        assert not found[rows < 0].any()
+
+
+@pytest.mark.parametrize(("name", "isa"), MATRIX)
+def test_a_lookup_gives_the_values_of_the_file(name: str, isa: str) -> None:
+    """Bit for bit, signs of zeros and all; any NaN is as good as another."""
+    ids, x = np.arange(USUAL + WILD)[::-1].copy(), np.zeros((1, depth_of(name)), np.float32)
+    got = np.asarray(plan_of(name, isa, 1)(x, ids)[1])
+    want = FORMATS[name].values(blocks_of(name))[ids]
+    same = (got.view(np.uint32) == want.view(np.uint32)) | (np.isnan(got) & np.isnan(want))
+    assert same.all(), np.argwhere(~same)[:10]
+
+
+@pytest.mark.parametrize(("name", "isa"), MATRIX)
+def test_a_product_is_close_and_its_bits_depend_on_nothing_else(name: str, isa: str) -> None:
+    rng = np.random.default_rng(1)
+    exact = FORMATS[name].values(blocks_of(name))[:USUAL].astype(np.float64)
+    for rows in (1, 3, 9):
+        x = (rng.standard_normal((rows, depth_of(name))) * np.geomspace(1e-3, 1e3, rows)[:, None]).astype(np.float32)
+        got = product(name, isa, x)
+        for one, row in zip(got[:, :USUAL], x.astype(np.float64) @ exact.T, strict=True):
+            difference = compare(one, row, "f32", "matmul", epsilon=LOW_BIT_EPSILON)
+            assert difference.ok, difference
+        assert product(name, isa, x, threads=2).tobytes() == got.tobytes()
+        assert np.concatenate([product(name, isa, row[None]) for row in x]).tobytes() == got.tobytes()
+
+
+@pytest.mark.parametrize(("name", "isa"), MATRIX)
+def test_rows_of_strange_numbers_harm_no_others(name: str, isa: str) -> None:
+    x = np.random.default_rng(2).standard_normal((6, depth_of(name))).astype(np.float32)
+    usual = product(name, isa, x)[:, :USUAL]
+    x[0, 5], x[2, -1], x[3], x[4] = np.nan, -np.inf, 0.0, np.float32(1e-40)
+    got = product(name, isa, x)[:, :USUAL]
+    assert np.isnan(got[[0, 2]]).all() and not got[3].any()
+    assert np.abs(got[4]).max() < 1e-30
+    assert got[[1, 5]].tobytes() == usual[[1, 5]].tobytes()
+    for row, one in zip(x, got, strict=True):
+        assert product(name, isa, row[None])[0, :USUAL].tobytes() == one.tobytes()
+
+
+def source_of(target: Any) -> str:
+    """The plan of a product and a lookup of every format."""
+    params = {f"w_{name}": TensorType(LOW_BITS[name], (USUAL, depth_of(name))) for name in FORMATS}
+
+    def forward(short: Any, long: Any, ids: Any, **tables: Any) -> Any:
+        inputs = {depth: x for x in (short, long) for depth in x.type.shape[1:]}
+        products = [REGISTRY["linear"](inputs[w.type.shape[1]], w) for w in tables.values()]
+        return [*products, *(REGISTRY["embedding"](ids, w) for w in tables.values())]
+
+    types = {"short": tensor_type("f32", "n", 352), "long": tensor_type("f32", "n", 512), "ids": tensor_type("i64", 3)}
+    return render_cpu(make_plan(build_graph("tables", forward, types, params), target), "test").text
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("level", partly(["-fsyntax-only", "-O2"], lambda level: level == "-fsyntax-only"))
+def test_plans_build_without_warnings(compiler: str, level: str, tmp_path: Path) -> None:
+    openmp = ("-fopenmp",) if compiler == "gcc" else ()
+    compile_strictly(
+        compiler, source_of(host_target()), tmp_path, level, *openmp, target_flags=flags_for(host_target())
+    )
+
+
+@pytest.mark.full
+@needs("x86_64-linux-gnu-gcc")
+@pytest.mark.parametrize(
+    ("isa", "options", "used"),
+    [("avx2", (), "vpmaddwd"), ("avx512", (), "vpmaddwd"), ("avx512", ("avx512_vnni",), "vpdpbusd")],
+)
+def test_plans_for_x86_build_without_warnings(isa: str, options: tuple[str, ...], used: str, tmp_path: Path) -> None:
+    target = cpu_target(isa, vector_bytes(isa))
+    flags = (*compile_flags(CpuFeatures("x86_64", isa, options)), f"-DMP_LANES={target.lanes}", "-fopenmp")
+    compile_strictly("x86_64-linux-gnu-gcc", source_of(target), tmp_path, "-O1", "-S", target_flags=flags)
+    text = (tmp_path / "plan.o").read_text()
+    assert used in text and "vpshufb" in text
