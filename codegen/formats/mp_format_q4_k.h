@@ -8,12 +8,13 @@
 /* A group's scale and minimum; a block has `words` words. */
 MP_FN void mp_scales_q4_k(const char *unit, const int words, const int g, const int v, mp_vec *scale, mp_vec *offset)
 {
-    const int low = g < 4, at = 8 * (g % 4);
+    /* All scales and minima at once, four in each word: groups 0 to 3 and groups 4 to 7. */
     const mp_words a = mp_word_row(unit, 0, v), b = mp_word_row(unit, 1, v), c = mp_word_row(unit, 2, v);
-    const mp_words s = low ? a >> at & 63 : (c >> at & 15) | (a >> (at + 6) & 3) << 4;
-    const mp_words m = low ? b >> at & 63 : (c >> (at + 4) & 15) | (b >> (at + 6) & 3) << 4;
-    scale[0] = scale[1] = mp_half_row(unit, words, 0, v) * mp_ints_to_floats((mp_ints)s);
-    offset[0] = offset[1] = -(mp_half_row(unit, words, 1, v) * mp_ints_to_floats((mp_ints)m));
+    const mp_words first[2] = {a & 0x3f3f3f3fu, b & 0x3f3f3f3fu};
+    const mp_words last[2] = {mp_low_nibbles(c) | (a >> 2 & 0x30303030u), mp_high_nibbles(c) | (b >> 2 & 0x30303030u)};
+    const mp_vec s = mp_byte_of(g < 4 ? first[0] : last[0], g % 4), m = mp_byte_of(g < 4 ? first[1] : last[1], g % 4);
+    scale[0] = scale[1] = mp_half_row(unit, words, 0, v) * s;
+    offset[0] = offset[1] = -(mp_half_row(unit, words, 1, v) * m);
 }
 
 MP_FN void mp_group_q4_k(const char *unit, const int g, const int v, mp_words *codes, mp_vec *scale, mp_vec *offset)

@@ -46,39 +46,35 @@ MP_INLINE void mp_blocks_pack(const mp_linear_blocks *s, const void *c, const in
     }
 }
 
-/* acc[r][v] += a group of x, of R rows, times the same group of a panel. */
-MP_INLINE void mp_blocks_step(const mp_linear_blocks *s, const mp_x_group *x, const char *unit, const int g, mp_vec *acc,
-                              const int R)
+/* acc[r] += group g of x, of R rows, times the same group of a vector of columns. */
+MP_INLINE void mp_blocks_step(const mp_linear_blocks *s, const mp_x_group *x, const char *unit, const int g, const int v,
+                              mp_vec *acc, const int R)
 {
-    enum { V = MP_PANEL / MP_LANES };
     const int parts = s->halves ? 2 : 1, zero = s->zero + (s->is_signed ? MP_BLOCK_MOVED : 0);
-    MP_ONCE /* registers hold the codes of one vector of columns, and the sums of R rows */
-    for (int v = 0; v < V; ++v) {
-        mp_words codes[MP_QUADS];
-        mp_vec scale[2], offset[2];
-        s->group(unit, g, v, codes, scale, offset);
+    mp_words codes[MP_QUADS];
+    mp_vec scale[2], offset[2];
+    s->group(unit, g, v, codes, scale, offset);
+    MP_BLOCK_UNROLL
+    for (int h = 0; h < parts; ++h) {
+        mp_ints dots[MP_MOST_BLOCK_ROWS];
+        int32_t sums[MP_MOST_BLOCK_ROWS];
         MP_BLOCK_UNROLL
-        for (int h = 0; h < parts; ++h) {
-            mp_ints dots[MP_MOST_BLOCK_ROWS];
-            int32_t sums[MP_MOST_BLOCK_ROWS];
-            MP_BLOCK_UNROLL
-            for (int r = 0; r < R; ++r) {
-                sums[r] = s->halves ? x[r].sums[h] : x[r].sums[0] + x[r].sums[1];
-                dots[r] = (mp_ints)(codes[0] ^ codes[0]) - zero * sums[r];
-            }
-            mp_block_dots(codes, x, dots, R, h * MP_QUADS / 2, MP_QUADS / parts, s->is_signed);
-            MP_BLOCK_UNROLL
-            for (int r = 0; r < R; ++r) {
-                /* One product for each addition, so that every compiler makes the same multiply-adds of them. */
-                mp_vec *const to = &acc[r * V + v];
-                *to = mp_multiply_add(mp_splat(x[r].scale), scale[h] * mp_ints_to_floats(dots[r]), *to);
-                if (s->offsets) *to = mp_multiply_add(offset[h], mp_splat(x[r].scale * (float)sums[r]), *to);
-            }
+        for (int r = 0; r < R; ++r) {
+            sums[r] = s->halves ? x[r].sums[h] : x[r].sums[0] + x[r].sums[1];
+            dots[r] = (mp_ints)(codes[0] ^ codes[0]) - zero * sums[r];
+        }
+        mp_block_dots(codes, x, dots, R, h * MP_QUADS / 2, MP_QUADS / parts, s->is_signed);
+        MP_BLOCK_UNROLL
+        for (int r = 0; r < R; ++r) {
+            /* One product for each addition, so that every compiler makes the same multiply-adds of them. */
+            acc[r] = mp_multiply_add(mp_splat(x[r].scale), scale[h] * mp_ints_to_floats(dots[r]), acc[r]);
+            if (s->offsets) acc[r] = mp_multiply_add(offset[h], mp_splat(x[r].scale * (float)sums[r]), acc[r]);
         }
     }
 }
 
-/* sums[R][width] = R rows times a panel. */
+/* sums[R][width] = R rows times a panel. Within a unit one vector of columns follows the other: registers hold its codes
+ * and the sums of R rows, and what all groups of a unit have in common is computed once. */
 MP_INLINE void mp_blocks_panel(const mp_linear_blocks *s, const mp_x_group *x, const char *panel, float *sums,
                                const int R)
 {
@@ -91,10 +87,18 @@ MP_INLINE void mp_blocks_panel(const mp_linear_blocks *s, const mp_x_group *x, c
     for (int64_t n = 0; n < groups; n += s->unit, panel += s->unit_bytes) {
         for (int i = 0; i < s->unit_bytes; i += 64) __builtin_prefetch(panel + s->far + i, 0, 2);
         MP_ONCE
-        for (int g = 0; g < s->unit; ++g) mp_blocks_step(s, x + (n + g) * R, panel, g, acc, R);
+        for (int v = 0; v < V; ++v) {
+            mp_vec own[MP_MOST_BLOCK_ROWS];
+            MP_BLOCK_UNROLL
+            for (int r = 0; r < R; ++r) own[r] = acc[v * R + r];
+            MP_ONCE
+            for (int g = 0; g < s->unit; ++g) mp_blocks_step(s, x + (n + g) * R, panel, g, v, own, R);
+            MP_BLOCK_UNROLL
+            for (int r = 0; r < R; ++r) acc[v * R + r] = own[r];
+        }
     }
     MP_BLOCK_UNROLL
-    for (int i = 0; i < R * V; ++i) mp_vstore(sums + i / V * width + i % V * MP_LANES, acc[i]);
+    for (int i = 0; i < R * V; ++i) mp_vstore(sums + i % R * width + i / R * MP_LANES, acc[i]);
 }
 
 /* Group g of the columns for rows [first, first + count), which lie in blocks of R. */
