@@ -69,7 +69,7 @@ def _functions_more() -> frozenset[str]:
     return frozenset(names) | frozenset(_DEFINED.findall(texts["mp_functions_more.h"]))
 
 
-_DEFINED = re.compile(r"(?:MP_REAL MP_NAME\(|float |double )(mp_\w+)\)?\(")  # the name that a definition gives
+_DEFINED = re.compile(r"(?:MP_REAL MP_NAME\(|float |double |#define )(mp_\w+)\)?\(")  # the name that a definition gives
 
 
 def needs_more(text: str) -> bool:

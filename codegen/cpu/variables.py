@@ -65,6 +65,12 @@ class Loop:
     def outer_size(self) -> Dim:
         return product(self.outer)
 
+    @property
+    def quick(self) -> bool:
+        """Whether it is for MP_QUICKLY: functions that are slow for rare arguments, and one dense output."""
+        calls = any(f"mp_{name}f(" in self.statement for name in ("sin", "cos", "tan"))
+        return self.flat and calls and self.statement.startswith("y[i] = ")
+
 
 def _merged(operands: Sequence[Operand]) -> tuple[tuple[Dim, ...], list[Operand]]:
     shape, strides = merge_dims([o.view for o in operands])

@@ -194,7 +194,7 @@ MP_FN float mp_reciprocalf(float a, float *off)
     *off = mp_fmaf(-u, lost, mp_fmaf(-u, d, 1.0f));
     return u;
 }
-/* e^(-x^2) / (|x| + 2) times a polynomial of 1 / (|x| + 2); 1 - x p(x^2) near 0. The polynomial's constant is added last,
+/* e^(-x^2) / (|x| + 2) times a polynomial of 1 / (|x| + 2); 1 - x - x p(x^2) near 0. The constant is added last,
  * so that few roundings count. */
 MP_FN float mp_erfcf(float x)
 {
@@ -208,10 +208,10 @@ MP_FN float mp_erfcf(float x)
     const float q = mp_exp_partsf(s, low, &power), rest = mp_fmaf(slope, w, mp_fmaf(w, 2.32972217f, constant) * off);
     const float sum = mp_fmaf(mp_fmaf(q, rest + constant, rest), u, mp_fmaf(constant, u, -first)) + first;
     const float tail = sum * power * 0x1p-64f;
-    const float near = MP_P6(mp_fmaf, s, 1.12837923f, 0.376130670f, 0.112925768f, 0.0276030190f, 0.00792528223f,
-                             0.00442250951f);
+    const float near = MP_P6(mp_fmaf, s, 0.128379166f, 0.376125574f, 0.11282555f, 0.0267956052f, 0.00503912009f,
+                             0.000624354347f);
     const float far = mp_float_to_bits(x) >> 31 ? 2.0f - tail : tail;
-    return mp_or_nanf(mp_float_to_bits(a) < 0x3ef00000u ? mp_fmaf(-x, near, 1.0f) : far, x); /* 0.46875 */
+    return mp_or_nanf(mp_float_to_bits(a) < 0x3f400000u ? mp_fmaf(-x, near, 1.0f - x) : far, x); /* 0.75 */
 }
 /* x Phi(x): beyond |x| = 0.75 by the tail, e^(-x^2 / 2) times a polynomial, so that nothing cancels. */
 MP_FN float mp_gelu_nonef(float x)
@@ -283,27 +283,93 @@ MP_FN double mp_turnf(float x, uint32_t *quarter)
     *quarter = (uint32_t)mp_double_to_bits(whole);
     return mp_fma(a, low, sum - (whole - round));
 }
+#if MP_FUSED
+/* The same of |x| <= 2^15 in float: what is left, in radians, and *low more. pi/2 is three parts. */
+MP_FN float mp_turn_nearf(float x, uint32_t *quarter, float *low)
+{
+    const float a = fabsf(x), whole = mp_fmaf(a, 0.636619747f, 12582912.0f), n = whole - 12582912.0f;
+    *low = n * 1.71512451e-15f;
+    *quarter = mp_float_to_bits(whole);
+    return mp_fmaf(n, 4.37113883e-8f, mp_fmaf(n, -1.57079637f, a)); /* the inner one is exact */
+}
+MP_FN float mp_turn_anyf(float x, uint32_t *quarter, float *low, int quick)
+{
+    const float near = mp_turn_nearf(x, quarter, low);
+    if (quick) return near;
+    uint32_t far_quarter;
+    const double far = mp_turnf(x, &far_quarter) * 1.5707963267948966;
+    const int is_near = (mp_float_to_bits(x) & 0x7fffffffu) <= 0x47000000u;
+    *quarter = is_near ? *quarter : far_quarter;
+    *low = is_near ? *low : (float)(far - (double)(float)far);
+    return is_near ? near : (float)far;
+}
+#else
+MP_FN float mp_turn_anyf(float x, uint32_t *quarter, float *low, int quick)
+{
+    const double far = mp_turnf(x, quarter) * 1.5707963267948966;
+    (void)quick;
+    *low = (float)(far - (double)(float)far);
+    return (float)far;
+}
+#endif
 /* sin(x + start quarter turns), of the sign of `sign` for the first half turn. */
-MP_FN float mp_wavef(float x, uint32_t start, uint32_t sign)
+MP_FN float mp_wavef(float x, uint32_t start, uint32_t sign, int quick)
 {
     uint32_t quarter;
-    const float r = (float)(mp_turnf(x, &quarter) * 1.5707963267948966), t = r * r;
-    const float sine = mp_fmaf(r * t, MP_P3(mp_fmaf, t, -0.166666538f, 0.00833213143f, -0.000195108383f), r);
+    float low;
+    const float r = mp_turn_anyf(x, &quarter, &low, quick), t = r * r;
+    const float sine = mp_fmaf(r * t, MP_P3(mp_fmaf, t, -0.166666538f, 0.00833213143f, -0.000195108383f), low) + r;
     const float cosine = MP_P5(mp_fmaf, t, 1.0f, -0.5f, 0.0416666195f, -0.00138866785f, 2.43822506e-05f);
     const uint32_t q = quarter + start;
-    return mp_bits_to_float(mp_float_to_bits(q & 1u ? cosine : sine) ^ ((q & 2u) << 30) ^ sign);
+    return mp_bits_to_float(mp_float_to_bits(q & 1u ? cosine : sine) ^ ((q << 30 ^ sign) & 0x80000000u));
 }
-MP_FN float mp_sinf(float x) { return mp_wavef(x, 0, mp_float_to_bits(x) & 0x80000000u); }
-MP_FN float mp_cosf(float x) { return mp_wavef(x, 1, 0); }
-MP_FN float mp_tanf(float x)
+MP_FN float mp_sin_anyf(float x, int quick) { return mp_wavef(x, 0, mp_float_to_bits(x), quick); }
+MP_FN float mp_cos_anyf(float x, int quick) { return mp_wavef(x, 1, 0, quick); }
+MP_FN float mp_tan_anyf(float x, int quick)
 {
     uint32_t quarter;
-    const double f = mp_turnf(x, &quarter), t = f * f;
-    const float y = (float)(f * MP_P8(mp_fma, t, 1.5707963245787175, 1.2919292991290636, 1.2749924069958827, 1.276183624349494,
-                                      1.2324398748845118, 1.5960274357427251, -0.085654857979749338, 3.9654341442472956));
-    const float z = quarter & 1u ? -1.0f / y : y;
+    float low;
+    const float r = mp_turn_anyf(x, &quarter, &low, quick), t = r * r;
+    const float even = MP_P3(mp_fmaf, t * t, 0.0540597439f, 0.0108442176f, 0.00438558916f);
+    const float odd = MP_P3(mp_fmaf, t * t, 0.133326709f, 0.0212806985f, 7.43613418e-5f);
+    const float p = mp_fmaf(mp_fmaf(even, t, odd), t, 0.333333492f);
+    const float rest = mp_fmaf(r * t, p, low), y = rest + r, inverse = -1.0f / y, lost = rest - (y - r);
+    const float off = mp_fmaf(inverse, lost, mp_fmaf(inverse, y, 1.0f)), z = quarter & 1u ? mp_fmaf(inverse, off, inverse) : y;
     return mp_bits_to_float(mp_float_to_bits(z) ^ (mp_float_to_bits(x) & 0x80000000u));
 }
+/* Large arguments of sin, cos and tan are rare and take three times as long. A loop by MP_QUICKLY has mp_quick = 1: it leaves
+ * them out and notes the largest argument in mp_rare; what is stored is thrown away and made anew where there was one.
+ * y may be the memory of an operand, so that a chunk of it is made elsewhere first. */
+enum { mp_quick = 0, MP_QUICK_CHUNK = 512, MP_QUICK_MOST = 0x47000000 }; /* bits of 2^15 */
+static uint32_t mp_rare __attribute__((unused));
+#define MP_RANGED(function, x) __extension__ ({ \
+    const float mp_x = (x); \
+    const uint32_t mp_size = mp_float_to_bits(mp_x) & 0x7fffffffu; \
+    if (mp_quick) mp_rare = mp_rare > mp_size ? mp_rare : mp_size; \
+    function(mp_x, mp_quick); })
+#define mp_sinf(x) MP_RANGED(mp_sin_anyf, x)
+#define mp_cosf(x) MP_RANGED(mp_cos_anyf, x)
+#define mp_tanf(x) MP_RANGED(mp_tan_anyf, x)
+#define MP_QUICKLY(begin, end, y, ...) \
+    for (int64_t mp_from = (begin), mp_end = (end), mp_to; mp_from < mp_end; mp_from = mp_to) { \
+        _Alignas(64) __typeof__(*y) mp_chunk[MP_QUICK_CHUNK]; \
+        __typeof__(*y) *const mp_place = y + mp_from; \
+        __typeof__(*y) *const mp_shifted = (void *)((uintptr_t)mp_chunk - (uintptr_t)mp_from * sizeof *y); \
+        mp_to = mp_end - mp_from < MP_QUICK_CHUNK ? mp_end : mp_from + MP_QUICK_CHUNK; \
+        __typeof__(*y) *const y = mp_shifted; \
+        uint32_t mp_rare = 0; \
+        { \
+            enum { mp_quick = MP_FUSED }; \
+            _Pragma("omp simd reduction(max : mp_rare)") \
+            for (int64_t i = mp_from; i < mp_to; ++i) __VA_ARGS__ \
+        } \
+        if (!MP_FUSED || mp_rare > MP_QUICK_MOST) { \
+            _Pragma("omp simd") \
+            for (int64_t i = mp_from; i < mp_to; ++i) __VA_ARGS__ \
+        } \
+        memcpy(mp_place, mp_chunk, (size_t)(mp_to - mp_from) * sizeof *y); \
+    }
+
 /* ---- double ---- */
 
 MP_FN double mp_exp_poly(double r)
