@@ -254,12 +254,15 @@ MP_FN float mp_gelu_nonef(float x)
 #endif
 MP_FN float mp_erff(float x)
 {
-    const float a = fabsf(x), b = a > 4.0f ? 4.0f : a, t = b * b;
+    const float b = mp_abs_belowf(x, 4.0f), t = b * b, magic = 12582912.0f + 127.0f;
     const float small = mp_fmaf(b, MP_P6(mp_fmaf, t, 0.128379166f, -0.376125574f, 0.11282555f, -0.0267956052f, 0.00503912009f,
                                            -0.000624354347f), b);
-    const float rest = MP_P8(mp_fmaf, b, 0.000158615614f, -1.12943673f, -0.633506596f, -0.108103f, 0.025004359f,
-                             -0.00412728591f, 0.000425441045f, -2.03187556e-05f); /* log(erfc(b)) */
-    return mp_with_signf(b < 0.86f ? small : 1.0f - mp_expf(rest), x);
+    const float rest = mp_pairsf(b, 0.000158615614f, -1.12943673f, -0.633506596f, -0.108103f, 0.025004359f, -0.00412728591f,
+                                 0.000425441045f, -2.03187556e-05f); /* log(erfc(b)) */
+    const float whole = mp_fmaf(rest, 1.44269504f, magic), n = whole - magic;
+    const float power = mp_bits_to_float(mp_float_to_bits(whole) << 23);
+    const float q = mp_exp_nearf(mp_fmaf(n, -0.693359375f, rest), n * 2.12194440e-4f), large = mp_fmaf(-q, power, 1.0f - power);
+    return mp_or_nanf(mp_with_signf(mp_float_to_bits(b) < 0x3f5c28f6u ? small : large, x), x); /* 0.86 */
 }
 
 /* |x| as quarter turns: the nearest whole number of them, by its lowest bits, and what is left, between -0.505 and 0.505. 2/pi
@@ -284,17 +287,20 @@ MP_FN double mp_turnf(float x, uint32_t *quarter)
     return mp_fma(a, low, sum - (whole - round));
 }
 #if MP_FUSED
-/* The same of |x| <= 2^15 in float: what is left, in radians, and *low more. pi/2 is three parts. */
-MP_FN float mp_turn_nearf(float x, uint32_t *quarter, float *low)
+/* The same of |x| <= 2^15 in float: what is left, in radians, and *low more. pi/2 is three parts. With `exact`, *low has also
+ * what rounding took from the rest, unless that is below 2^-9: there the difference is not exact, and not needed. */
+MP_FN float mp_turn_nearf(float x, uint32_t *quarter, float *low, int exact)
 {
     const float a = fabsf(x), whole = mp_fmaf(a, 0.636619747f, 12582912.0f), n = whole - 12582912.0f;
-    *low = n * 1.71512451e-15f;
+    const float first = mp_fmaf(n, -1.57079637f, a), r = mp_fmaf(n, 4.37113883e-8f, first); /* the first is exact */
+    const float lost = mp_fmaf(n, 4.37113883e-8f, first - r);
     *quarter = mp_float_to_bits(whole);
-    return mp_fmaf(n, 4.37113883e-8f, mp_fmaf(n, -1.57079637f, a)); /* the inner one is exact */
+    *low = mp_fmaf(n, 1.71512451e-15f, exact && mp_float_to_bits(r * r) >= 0x36800000u ? lost : 0.0f);
+    return r;
 }
-MP_FN float mp_turn_anyf(float x, uint32_t *quarter, float *low, int quick)
+MP_FN float mp_turn_anyf(float x, uint32_t *quarter, float *low, int quick, int exact)
 {
-    const float near = mp_turn_nearf(x, quarter, low);
+    const float near = mp_turn_nearf(x, quarter, low, exact);
     if (quick) return near;
     uint32_t far_quarter;
     const double far = mp_turnf(x, &far_quarter) * 1.5707963267948966;
@@ -304,10 +310,10 @@ MP_FN float mp_turn_anyf(float x, uint32_t *quarter, float *low, int quick)
     return is_near ? near : (float)far;
 }
 #else
-MP_FN float mp_turn_anyf(float x, uint32_t *quarter, float *low, int quick)
+MP_FN float mp_turn_anyf(float x, uint32_t *quarter, float *low, int quick, int exact)
 {
     const double far = mp_turnf(x, quarter) * 1.5707963267948966;
-    (void)quick;
+    (void)quick, (void)exact;
     *low = (float)(far - (double)(float)far);
     return (float)far;
 }
@@ -317,7 +323,7 @@ MP_FN float mp_wavef(float x, uint32_t start, uint32_t sign, int quick)
 {
     uint32_t quarter;
     float low;
-    const float r = mp_turn_anyf(x, &quarter, &low, quick), t = r * r;
+    const float r = mp_turn_anyf(x, &quarter, &low, quick, 0), t = r * r;
     const float sine = mp_fmaf(r * t, MP_P3(mp_fmaf, t, -0.166666538f, 0.00833213143f, -0.000195108383f), low) + r;
     const float cosine = MP_P5(mp_fmaf, t, 1.0f, -0.5f, 0.0416666195f, -0.00138866785f, 2.43822506e-05f);
     const uint32_t q = quarter + start;
@@ -329,7 +335,7 @@ MP_FN float mp_tan_anyf(float x, int quick)
 {
     uint32_t quarter;
     float low;
-    const float r = mp_turn_anyf(x, &quarter, &low, quick), t = r * r;
+    const float r = mp_turn_anyf(x, &quarter, &low, quick, 1), t = r * r;
     const float even = MP_P3(mp_fmaf, t * t, 0.0540597439f, 0.0108442176f, 0.00438558916f);
     const float odd = MP_P3(mp_fmaf, t * t, 0.133326709f, 0.0212806985f, 7.43613418e-5f);
     const float p = mp_fmaf(mp_fmaf(even, t, odd), t, 0.333333492f);
