@@ -201,11 +201,11 @@ MP_FN float mp_erfcf(float x)
     const float a = mp_abs_belowf(x, 10.25f);
     float off, power;
     const float s = -a * a, low = mp_fmaf(-a, a, -s);
-    const float u = mp_reciprocalf(a, &off), w = mp_fmaf(u, off, u - 0.201013759f), v = w * w;
-    const float odd = MP_P3(mp_fmaf, v, 3.22572446f, -9.3802681f, 25.5668392f);
-    const float even = MP_P4(mp_fmaf, v, 4.05832195f, -3.50304818f, 5.70013332f, -31.7815037f);
-    const float slope = mp_fmaf(mp_fmaf(odd, w, even), w, 2.32972217f), constant = 0.897363365f, first = constant * u;
-    const float q = mp_exp_partsf(s, low, &power), rest = mp_fmaf(slope, w, mp_fmaf(w, 2.32972217f, constant) * off);
+    const float u = mp_reciprocalf(a, &off), w = mp_fmaf(u, off, u - 0.190829694f), v = w * w;
+    const float odd = MP_P3(mp_fmaf, v, 3.35848999f, -9.65459538f, 27.4323406f);
+    const float even = MP_P4(mp_fmaf, v, 3.95768499f, -3.01647639f, 3.68238139f, -27.7357941f);
+    const float slope = mp_fmaf(mp_fmaf(odd, w, even), w, 2.24807978f), constant = 0.87405479f, first = constant * u;
+    const float q = mp_exp_partsf(s, low, &power), rest = mp_fmaf(slope, w, mp_fmaf(w, 2.24807978f, constant) * off);
     const float sum = mp_fmaf(mp_fmaf(q, rest + constant, rest), u, mp_fmaf(constant, u, -first)) + first;
     const float tail = sum * power * 0x1p-64f;
     const float near = MP_P6(mp_fmaf, s, 0.128379166f, 0.376125574f, 0.11282555f, 0.0267956052f, 0.00503912009f,
