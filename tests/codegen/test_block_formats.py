@@ -108,6 +108,10 @@ def product(name: str, isa: str, x: Any, threads: int = 1) -> Any:
     return np.asarray(plan_of(name, isa, threads)(x, np.zeros(1, np.int64))[0])
 
 
+def test_every_low_bit_type_has_a_format() -> None:
+    assert FORMATS.keys() == LOW_BITS.keys()
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("native", [False, True])
 def test_packed_blocks_are_the_blocks(name: str, native: bool) -> None:
