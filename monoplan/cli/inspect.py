@@ -154,14 +154,14 @@ def inspect(args: argparse.Namespace) -> int:
         sys.stdout.write(fast.source())
         shown = True
     if not shown:
-        print(_summary(fast, opened.label))
+        print(_summary(fast, opened))
     return 0
 
 
-def _summary(fast: Any, label: str) -> str:
+def _summary(fast: Any, opened: Opened) -> str:
     built = fast._latest()
     lines = [
-        f"{label}: {built.graph.name} for {fast.target}",
+        f"{opened.label}: {built.graph.name} for {fast.target}",
         "",
         "stage                    ops  rewrites      ms  rule",
     ]
@@ -170,8 +170,32 @@ def _summary(fast: Any, label: str) -> str:
         lines.append(f"{s.name:<22} {_count(s.graph):5d}  {mark}  {s.seconds * 1e3:6.1f}  {s.rule}")
     if built.plan is not None:
         lines += ["", built.plan.summary]
+    if opened.model is not None:
+        lines += _stored_types(opened.model)
     lines += ["", "more: --diff, --stage NAME, --ir, --plan, --source, --explain, --dot"]
     return "\n".join(lines)
+
+
+def _stored_types(model: Any) -> list[str]:
+    """A line on the weights of a GGUF file: how many stay in their types, which are expanded, and why."""
+    from collections import Counter
+
+    from monoplan.ir.types import LOW_BITS
+    from monoplan.models.load.checkpoint import open_model
+    from monoplan.models.load.gguf import FLOATS, GGUFCheckpoint
+
+    weights, own = open_model(model.name_or_path).weights, model.state_dict()
+    if not isinstance(weights, GGUFCheckpoint):
+        return []
+    counts: Counter[str] = Counter()
+    for name in weights.names():
+        kind, dtype = weights.stored_type(name), own[name].type.dtype if name in own else None
+        if dtype is None or kind in FLOATS or dtype.is_low_bit:
+            counts[kind + " kept" * (kind not in FLOATS)] += 1
+        else:
+            why = "as asked for" if kind.lower() in LOW_BITS else "plans have no such format"
+            counts[f"{kind} expanded to {dtype} ({why})"] += 1
+    return ["weights: " + ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))]
 
 
 def _count(graph: Any) -> int:

@@ -43,6 +43,7 @@ class Opened:
     arguments: Callable[[], dict[str, Any]]  # of one call, by name
     more: dict[str, Callable[[], dict[str, Any]]]  # further calls worth a profile, by what they are
     label: str
+    model: Any = None  # of a checkpoint
 
 
 def open_model(args: argparse.Namespace, **options: Any) -> Opened:
@@ -74,7 +75,7 @@ def _checkpoint(path: str, args: argparse.Namespace, settings: dict[str, Any]) -
     def token() -> dict[str, Any]:
         return step_arguments(llm, _prompt_ids(llm, getattr(args, "prompt", DEFAULT_PROMPT)), past=True)
 
-    return Opened(llm.compiled, prompt, {"prompt": prompt, "one token": token}, Path(path).name)
+    return Opened(llm.compiled, prompt, {"prompt": prompt, "one token": token}, Path(path).name, llm.model)
 
 
 def step_arguments(llm: Any, ids: Any, *, past: bool = False) -> dict[str, Any]:
@@ -133,7 +134,9 @@ def _own(module: ModuleType, name: str, args: argparse.Namespace, settings: dict
         given = specs()
     positional = () if isinstance(given, dict) else tuple(given) if isinstance(given, tuple | list) else (given,)
     by_name = given if isinstance(given, dict) else {}
-    compiled = monoplan.compile(made, *positional, target=args.target, dtype=_module_dtype(args), options=settings, **by_name)
+    compiled = monoplan.compile(
+        made, *positional, target=args.target, dtype=_module_dtype(args), options=settings, **by_name
+    )
 
     def arguments() -> dict[str, Any]:
         return _own_arguments(module, made, compiled, args)

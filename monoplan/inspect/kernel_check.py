@@ -23,7 +23,7 @@ from monoplan.ir.expr import Arg
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import concrete
 from monoplan.ir.opdef import REGISTRY
-from monoplan.ir.tolerances import EPSILON, Difference, compare, kind_of
+from monoplan.ir.tolerances import EPSILON, LOW_BIT_EPSILON, Difference, compare, kind_of
 from monoplan.ir.types import TensorType, as_dtype, f64, product
 
 _CURVATURE = 16.0  # inside a function such as gelu, terms may be this many times larger than its result
@@ -145,7 +145,9 @@ def _judge(
     """Compares by the table, and where that fails with the error of the plain reference as well."""
     op = node.op
     dtype, kind = as_dtype(got.dtype), kind_of(op.opdef.kind)  # the storage's own type, which may be narrower
-    difference = compare(got, want, dtype, kind)
+    low_bit = kind == "matmul" and any(v.type.dtype.is_low_bit for v in op.reads)
+    epsilon = LOW_BIT_EPSILON if low_bit else None
+    difference = compare(got, want, dtype, kind, epsilon=epsilon)
     if difference.ok:
         return difference
     if op.name == "linear_argmax":
@@ -154,7 +156,8 @@ def _judge(
     # What becomes f64 at the end of an expression was f32 before.
     narrow = dtype == f64 and any(v.type.dtype.is_float and v.type.dtype != f64 for v in op.reads)
     plain = _plain(op, operands, watched)[number]
-    return compare(got, want, dtype, kind, scale=scale, plain=plain, epsilon=EPSILON["f32"] if narrow else None)
+    epsilon = epsilon or (EPSILON["f32"] if narrow else None)
+    return compare(got, want, dtype, kind, scale=scale, plain=plain, epsilon=epsilon)
 
 
 def _plain(op: Op, operands: Sequence[Array | None], watched: Watched) -> tuple[Array, ...]:

@@ -18,7 +18,7 @@ from monoplan.ir.dims import Dim, evaluate, symbols_of
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph, Loc, Op, Value, bodies
 from monoplan.ir.interpreter import bind_symbols, concrete, run_op, stacked, turn_order
-from monoplan.ir.tolerances import EPSILON
+from monoplan.ir.tolerances import EPSILON, LOW_BIT_EPSILON
 from monoplan.ir.types import TensorType, f64
 
 Array = np.ndarray[Any, Any]
@@ -268,7 +268,8 @@ def roundings(graph: Graph) -> dict[Value, float]:
                 moved = op.opdef.kind in ("view", "copy", "gather")
                 own = EPSILON[r.type.dtype.name] if r.type.dtype.is_float and not moved else 0.0
                 inner = [EPSILON[d] for k in _EXPRESSIONS for d in _CAST.findall(str(op.attrs.get(k, "")))]
-                own = max([own, *inner])
+                rounded = any(v.type.dtype.is_low_bit for v in op.reads) and not moved
+                own = max([own, *inner, LOW_BIT_EPSILON if rounded else 0.0])
                 found[r] = max(before, own)
 
     run((*graph.setup, *graph.ops))

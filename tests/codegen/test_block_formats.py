@@ -42,19 +42,9 @@ FORMATS = {f.name: f for f in BLOCK_FORMATS if isinstance(f, Blocks)}
 ISAS = [isa for isa in levels(machine(), read_cpu()[1]) if isa != "amx"]  # whose products by blocks are avx512's
 USUAL, WILD = 40, 16  # rows of a weight: with scales of a usual size, and of any bits
 QUICK = ("q4_k", "mxfp4")  # scales and minima of one block; a table, four blocks with scales of a byte
-OTHERS = (*QUICK, "q5_0", "q6_k")  # by other instruction sets, whose plans gcc needs long for; the rest is nightly
-
-
-def matrix() -> list[Any]:
-    def mark(name: str, isa: str) -> Any:
-        if isa == detect().isa:
-            return () if name in QUICK else pytest.mark.full
-        return pytest.mark.full if name in OTHERS else pytest.mark.nightly
-
-    return [pytest.param(name, isa, marks=mark(name, isa)) for name in FORMATS for isa in ISAS]
-
-
-MATRIX = matrix()
+MATRIX = partly(
+    [(name, isa) for name in FORMATS for isa in ISAS], lambda pair: pair[0] in QUICK and pair[1] == detect().isa
+)
 
 
 def depth_of(name: str) -> int:
@@ -106,6 +96,10 @@ def plan_of(name: str, isa: str, threads: int) -> Any:
 
 def product(name: str, isa: str, x: Any, threads: int = 1) -> Any:
     return np.asarray(plan_of(name, isa, threads)(x, np.zeros(1, np.int64))[0])
+
+
+def test_every_low_bit_type_has_a_format() -> None:
+    assert FORMATS.keys() == LOW_BITS.keys()
 
 
 @pytest.mark.parametrize("name", FORMATS)

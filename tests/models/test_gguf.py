@@ -12,8 +12,10 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
+from monoplan.cli.inspect import _stored_types
 from monoplan.ir.errors import LoadError
 from monoplan.ir.types import Part
+from monoplan.models.auto import AutoLlamaModel
 from monoplan.models.config import LlamaConfig
 from monoplan.models.load import gguf as gguf_files
 from monoplan.models.load.checkpoint import open_model
@@ -216,6 +218,27 @@ def test_formats_that_the_library_only_reads(kind: str) -> None:
         expected = gguf.quants.dequantize(raw, Kind[kind])
     found = dequantized(kind, (rows, columns), raw.reshape(-1))
     np.testing.assert_array_equal(found, expected)
+
+
+def test_matrices_stay_in_the_types_that_plans_have(tmp_path: Path) -> None:
+    """Others are expanded, and `monoplan inspect` says which and why."""
+    state, inner, random = weights(), 256, np.random.default_rng(5)
+    for layer in (0, 1):
+        for name, shape in (("gate", (inner, HIDDEN)), ("up", (inner, HIDDEN)), ("down", (HIDDEN, inner))):
+            state[f"model.layers.{layer}.mlp.{name}_proj.weight"] = random.standard_normal(shape).astype(np.float32)
+    kinds = {
+        n: Kind.TQ2_0 if "down" in n else Kind.MXFP4 if "mlp" in n else Kind.Q5_1 for n in state if "norm" not in n
+    }
+    path = write(tmp_path / "m.gguf", state, metadata={"feed_forward_length": inner}, kinds=kinds)
+    model = AutoLlamaModel.from_pretrained(path)
+    for name, p in model.state_dict().items():
+        kind = kinds.get(name, Kind.F32)
+        assert str(p.type.dtype) == {Kind.TQ2_0: "f32", Kind.F32: "f32"}.get(kind, kind.name.lower())
+    expanded = "2 TQ2_0 expanded to f32 (plans have no such format)"
+    assert _stored_types(model) == [f"weights: 5 F32, 4 MXFP4 kept, 10 Q5_1 kept, {expanded}"]
+    wide = AutoLlamaModel.from_pretrained(path, dtype="bfloat16")
+    assert {str(p.type.dtype) for p in wide.parameters()} == {"bf16"}
+    assert "10 Q5_1 expanded to bf16 (as asked for)" in _stored_types(wide)[0]
 
 
 def test_per_layer_numbers_and_key_length(tmp_path: Path) -> None:
