@@ -36,6 +36,7 @@ from monoplan.runtime.ranks.comm import Communicator
 # a dead one is not mistaken for it, and numpy does not let an array be resized while there is one.
 
 
+ALIGNED_FROM = 16 << 10  # bytes of a result from which it pays that its vectors cross no cache line
 LONG = 50_000_000  # operations and bytes: below, a run ends in milliseconds; above, two system calls are nothing
 _referent = weakref.ref.__call__
 
@@ -60,7 +61,7 @@ class Layout:
     threads: int
     long: bool  # whether a run takes long enough to be interrupted
     aliases: tuple[int, ...]  # for each output the input that it is, or 0 if it is none
-    fresh: tuple[tuple[int, tuple[int, ...], Any], ...]  # number, shape and dtype of the other outputs
+    fresh: tuple[tuple[int, tuple[int, ...], Any, Any], ...]  # number, shape, dtype and maker of the other outputs
 
     @classmethod
     def of(cls, ffi: Any, plan: Plan, values: Mapping[str, int]) -> Layout:
@@ -70,7 +71,9 @@ class Layout:
         for number, (where, v) in enumerate(zip(plan.outputs, plan.graph.outputs, strict=True)):
             aliases.append(0 if isinstance(where, Buffer) else where)
             if isinstance(where, Buffer):
-                fresh.append((number, tuple(evaluate(d, values) for d in v.type.shape), v.type.dtype.numpy))
+                shape, dtype = tuple(evaluate(d, values) for d in v.type.shape), v.type.dtype.numpy
+                small = evaluate(v.type.size, values) * dtype.itemsize < ALIGNED_FROM
+                fresh.append((number, shape, dtype, np.empty if small else aligned))
         work = sum(evaluate(n * (s.kernel.flops + s.kernel.bytes), values) for s, n in plan.steps())
         numbers = [values[name] for name in plan.symbols]
         return cls(
@@ -86,8 +89,8 @@ class Layout:
     def outputs(self, inputs: Sequence[Array]) -> list[Array]:
         """Arrays for the results; one that aliases an input is that input."""
         found: list[Any] = list(map(inputs.__getitem__, self.aliases)) if inputs else [None] * len(self.aliases)
-        for number, shape, dtype in self.fresh:
-            found[number] = np.empty(shape, dtype)
+        for number, shape, dtype, make in self.fresh:
+            found[number] = make(shape, dtype)
         return found
 
 
@@ -116,7 +119,7 @@ class Frame:
                 if self._seen[number]() is not a:
                     self._inputs[number] = pointer(self.ffi, a)
                     self._seen[number] = weakref.ref(a)
-        for number, _, _ in layout.fresh:
+        for number, *_ in layout.fresh:
             self._outputs[number] = pointer(self.ffi, outputs[number])
 
     def _arrange(self, layout: Layout) -> None:

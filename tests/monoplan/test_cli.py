@@ -148,7 +148,7 @@ def test_other_shells(completion: str) -> None:
     assert all(
         line.startswith("complete -c monoplan -n '") and line.replace("\\'", "").count("'") % 2 == 0 for line in fish
     )
-    options = "__fish_seen_subcommand_from chat' -l dtype -xa 'bfloat16 float16 float32' -d 'of the weights (default"
+    options = "__fish_seen_subcommand_from chat' -l dtype -xa 'auto bfloat16 float16 float32' -d 'of the weights; auto: a file"
     assert any(options in line for line in fish)
 
 
@@ -323,7 +323,7 @@ HI = ("generate", "Hi", "-m", "/nowhere")
         ((*HI, "--treads=3"), "there is no option --treads\n  to do: did you mean --threads?"),
         (("golden", "check", "--sourec", "x"), "there is no option --sourec\n  to do: did you mean --source?"),
         ((*HI, "--dtype", "bfloat"), "got 'bfloat'\n  to do: did you mean bfloat16?"),
-        ((*HI, "--dtype", "float64"), "--dtype must be one of bfloat16, float16, float32, got 'float64'"),
+        ((*HI, "--dtype", "float64"), "--dtype must be one of auto, bfloat16, float16, float32, got 'float64'"),
         (("cache", "prun"), "ACTION must be one of info, clear, prune, got 'prun'\n  to do: did you mean prune?"),
         ((*HI, "there"), "'there' is one word too many"),
     ],
@@ -338,7 +338,7 @@ def test_wrong_options_are_found_before_anything_is_loaded(
 
 def test_the_options_are_those_of_the_library() -> None:
     assert common.TARGETS == TARGETS
-    assert {as_weight_dtype(name) for name in (*common.DTYPES, "float64")} == set(FLOATS)
+    assert {as_weight_dtype(name) for name in (*common.DTYPES[1:], "float64")} == set(FLOATS)
     for name, (module, _) in COMMANDS.items():
         assert (Path(common.__file__).parent / f"{module}.py").is_file(), name
 

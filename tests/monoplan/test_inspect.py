@@ -103,7 +103,7 @@ def test_what_is_wrong_with_a_request_is_said(own: Path, run: Any, tmp_path: Pat
     assert "has no Missing" in run("inspect", f"{own}:Missing", status=1)
     assert "there is no file" in run("inspect", tmp_path / "no.py", status=1)
     assert "there is no Python module no.such" in run("inspect", "no.such:thing", status=1)
-    assert "--dtype must be one of bfloat16, float16, float32" in run("verify", own, "--dtype", "int8", status=2)
+    assert "--dtype must be one of auto, bfloat16, float16, float32" in run("verify", own, "--dtype", "int8", status=2)
     empty = tmp_path / "empty_one.py"
     empty.write_text("from monoplan import nn\ndef model(): return nn.Linear(2, 2)\n")
     assert "has no specs()" in run("inspect", empty, status=1)
