@@ -14,7 +14,7 @@ from monoplan.ir.dims import LARGEST, Dim, parse_dim
 from monoplan.ir.errors import MonoplanError, ParseError
 from monoplan.ir.graph import Graph, Loc, Op, Param, Value
 from monoplan.ir.opdef import REGISTRY, OpDef
-from monoplan.ir.types import DTYPES, LOW_BITS, TensorType, unfit
+from monoplan.ir.types import ALL_TYPES, DTYPES, TensorType, unfit
 
 _NUMBER = re.compile(r"-?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _DEEPEST = 16  # tuples in tuples, graphs in graphs
@@ -197,9 +197,9 @@ class _Parser:
 
     def type(self, text: str) -> TensorType:
         m = _TYPE.fullmatch(text.strip())
-        if m is None or m[1] not in {**DTYPES, **LOW_BITS}:
+        if m is None or m[1] not in ALL_TYPES:
             raise self.fail(f"{text.strip()!r} is not a tensor type such as f32[2, n]", text.strip())
-        found = TensorType({**DTYPES, **LOW_BITS}[m[1]], tuple(self.dim(d) for d in _pieces(m[2])))
+        found = TensorType(ALL_TYPES[m[1]], tuple(self.dim(d) for d in _pieces(m[2])))
         if why := unfit(found):
             raise self.fail(f"{text.strip():.60} is no type: {why}", text.strip())
         return found

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from monoplan.ir.opdef import REGISTRY, OpDef
-from monoplan.ir.types import DTYPES, DType
+from monoplan.ir.types import ALL_TYPES, DType
 
 _SCALARS = (str, int, float, bool, type(None))
 _CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {
@@ -21,7 +21,7 @@ _CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {
     "list": list,
     "set": frozenset,
     "dict": lambda parts: dict(zip(parts[::2], parts[1::2], strict=True)),
-    "dtype": lambda parts: DTYPES[parts[0]],
+    "dtype": lambda parts: ALL_TYPES[parts[0]],
     "op": lambda parts: REGISTRY[parts[0]],
 }
 

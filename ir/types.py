@@ -85,6 +85,7 @@ LOW_BITS: dict[str, DType] = {
     )
 }  # fmt: skip
 DTYPES: dict[str, DType] = {d.name: d for d in (f64, f32, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64, bool_)}
+ALL_TYPES = DTYPES | LOW_BITS  # by the names that IR text and stored plans have
 FLOATS = (f64, f32, f16, bf16)
 INTEGERS = (i8, i16, i32, i64, u8, u16, u32, u64)
 

@@ -218,7 +218,7 @@ def fenced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def outputs(layout: Any, inputs: Any) -> list[Any]:
         found = made(layout, inputs)
-        for number, shape, dtype in layout.fresh:
+        for number, shape, dtype, _ in layout.fresh:
             found[number] = allocate(shape, dtype)
         return found
 
