@@ -8,15 +8,20 @@ after that. What blocks mean is `Blocks.values` (codegen/formats/blocks.py).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from monoplan.codegen.formats.blocks import BLOCK_FORMATS
+from monoplan.frontend.parameter import low_bit_part
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.types import LOW_BITS
+from monoplan.ir.types import LOW_BITS, DType, Part
 
 Array = NDArray[Any]
 
@@ -69,6 +74,47 @@ def quantize(rows: Array, kind: str, importance: Array | None = None) -> Array:
         w = None if weights is None else weights[np.arange(begin, begin + len(x)) % len(weights)]
         out[begin : begin + step] = _quantize(x, w, scheme)
     return out.reshape(len(rows), -1)
+
+
+class Rounded:
+    """A matrix in floats as a weight of a low-bit type, for `Parameter.defer`: it is rounded each time it is read."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], read: Callable[..., Array], dtype: DType) -> None:
+        if dtype.name not in SCHEMES or shape[1] % dtype.block:
+            what, near = f"{name} of the shape {list(shape)} can't be of type {dtype.name}", "q8_0, q5_0 or q4_0"
+            why = (
+                f"its rows are not whole blocks of {dtype.block} numbers"
+                if dtype.name in SCHEMES
+                else "it is only read"
+            )
+            raise ArgumentError(what, why=why, fix=f"use {near if shape[1] % 32 == 0 else 'bfloat16 or float16'}")
+        self.name, self.read, self.dtype = name, read, dtype
+
+    def blocks(self, part: Part | None = None) -> Array:
+        """Its rows as blocks, or a part of them."""
+        try:
+            if part is None or part.axis == 0:
+                return quantize(self.read() if part is None else self.read(part), self.dtype.name)
+            return low_bit_part(quantize(self.read(), self.dtype.name), part, self.dtype)
+        except ArgumentError as error:
+            raise ArgumentError(error.what, where=self.name, why=error.why, fix=error.fix) from None
+
+    def values(self, part: Part | None = None) -> Array:
+        """What the blocks mean, or a part of that."""
+        codec = next(found for found in BLOCK_FORMATS if found.name == self.dtype.name)
+        if part is None or part.axis == 0:
+            return codec.values(self.blocks(part))  # type: ignore[attr-defined, no-any-return]
+        return part.cut(codec.values(self.blocks()))  # type: ignore[attr-defined, no-any-return]
+
+    def origin(self, find: Callable[[], Any]) -> Any:
+        """Where it comes from: other code here may round in another way."""
+        found = find()
+        return None if found is None else replace(found, name=f"{found.name} rounded to {self.dtype.name} by {_code()}")
+
+
+@cache
+def _code() -> str:
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
 
 
 def _checked(importance: Array, depth: int) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import monoplan as mp
 from monoplan.codegen.formats.blocks import BLOCK_FORMATS, Blocks
 from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.ir.types import LOW_BITS
@@ -139,6 +141,36 @@ def test_shapes_types_and_importance_are_checked() -> None:
         quantize(np.zeros((2, 256), np.float32), "q9")
     with pytest.raises(ArgumentError, match="importance must be 32 numbers"):
         quantize(np.zeros((2, 32), np.float32), "q4_0", np.full(32, -1.0))
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("q4_k", "q4_k"), ("int8", "q8_0"), ("int4", "q4_0")])
+def test_a_model_is_compiled_with_rounded_matrices(dtype: str, kind: str) -> None:
+    config = tiny_config(hidden_size=256, intermediate_size=256, tie_word_embeddings=kind == "q4_k")
+    model = LlamaForCausalLM.from_config(dataclasses.replace(config, initializer_range=0.05), seed=3)
+    fast = mp.compile(model, dtype=dtype)
+    rounded = LlamaForCausalLM.from_config(model.config, seed=3)
+    for parameter in rounded.parameters():
+        if parameter.ndim == 2:
+            parameter.load(FORMATS[kind].values(quantize(parameter.numpy(), kind)))
+    ids = np.arange(7)[None]
+    expected, found = (np.asarray(m(ids, all_logits=True)) for m in (rounded, fast))
+    assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()  # activations are rounded to 8 bits
+    assert {str(p.type.dtype) for p in fast.model.parameters()} == {"f32", kind}
+    assert model.dtype.name == "f32" and fast.model.lm_head.weight.type.dtype.name == kind
+
+
+def test_what_a_compiled_model_cannot_be_rounded_to() -> None:
+    model = LlamaForCausalLM.from_config(tiny_config())
+    with pytest.raises(
+        ArgumentError, match=r"embed_tokens.weight of the shape \[100, 32\] can't be of type q4_k[^$]*q4_0"
+    ):
+        mp.compile(model, dtype="q4_k")
+    with pytest.raises(ArgumentError, match=r"\[32, 48\] can't be of type q8_0[^$]*bfloat16"):
+        mp.compile(model, dtype="int8")
+    with pytest.raises(ArgumentError, match="can't be of type mxfp4"):
+        mp.compile(model, dtype="mxfp4")
+    with pytest.raises(ArgumentError, match="weights must be of a floating point type"):
+        mp.compile(mp.nn.Linear(32, 32), mp.spec("n", 32), dtype="int8")
 
 
 # GGUF files.
