@@ -121,9 +121,16 @@ def as_dtype(spec: Any) -> DType:
     raise TypeRuleError(f"{spec!r} is not an element type", fix="use one of " + ", ".join(DTYPES))
 
 
-def as_weight_dtype(spec: Any) -> DType:
-    """A DType that weights may be converted to: a floating point one, since an integer type would round them away."""
-    fix = "use one of " + ", ".join(d.name for d in FLOATS)
+def as_weight_dtype(spec: Any, *, low_bits: bool = False) -> DType:
+    """A DType that weights may be converted to: a floating point one, since an integer type would round them away.
+
+    low_bits: or one of blocks with scales, by its name; int8 and int4 are the plain ones of that width.
+    """
+    fix = "use one of " + ", ".join(d.name for d in FLOATS) + (", q8_0, q4_0 or q4_k" if low_bits else "")
+    if low_bits and isinstance(spec, str | DType):
+        name = {"int8": "q8_0", "int4": "q4_0"}.get(str(spec), str(spec))
+        if name in LOW_BITS:
+            return LOW_BITS[name]
     try:
         found = as_dtype(spec)
     except TypeRuleError as error:

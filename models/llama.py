@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from monoplan.frontend.module import Module, ModuleList
 from monoplan.frontend.parameter import Parameter, no_init
 from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.types import DType, Part, as_dtype
+from monoplan.ir.types import DType, Part, as_weight_dtype
 from monoplan.models.config import LlamaConfig
 from monoplan.models.generate.generation import GenerationMixin, GenerationStep, make_room
 from monoplan.models.rotary import LlamaRotaryEmbedding, RopeRows
@@ -323,12 +324,23 @@ class LlamaForCausalLM(Module, GenerationMixin):
         return model
 
     def with_dtype(self, dtype: Any) -> LlamaForCausalLM:
-        """The same model with its weights in another element type; this one keeps its own."""
+        """The same model with its weights in another element type; this one keeps its own.
+
+        A low-bit type is that of the matrices, which are rounded when they are read; the rest is float32.
+        """
+        from monoplan.models.quantize import Rounded
+
+        wanted = as_weight_dtype(dtype, low_bits=True)
         with no_init():
-            made = type(self)(dataclasses.replace(self.config, dtype=as_dtype(dtype).numpy.name))
+            made = type(self)(dataclasses.replace(self.config, dtype=wanted.numpy.name))
         sources = self.state_dict()
         for name, parameter in made.named_parameters():
-            parameter.defer(_reader(sources[name]), _origin(sources[name]))
+            read, origin = _reader(sources[name]), _origin(sources[name])
+            if wanted.is_low_bit and parameter.ndim == 2:
+                rounded = Rounded(name, parameter.full_shape, read, wanted)
+                parameter.defer(rounded.values, partial(rounded.origin, origin), wanted, rounded.blocks)
+            else:
+                parameter.defer(read, origin)
         made.device, made.name_or_path, made._tokenizer = self.device, self.name_or_path, self._tokenizer
         return made
 

@@ -376,7 +376,8 @@ def compile(  # noqa: A001  (the public name)
     """A compiled form of a Module: traced now if specs are given, else at the first call.
 
     `target`: cpu, cuda or reference; None: the device that a model was loaded for, and for other modules the CPU.
-    `dtype`: of the weights, None: their own. `options`: see docs/options.md. `source`: an edited plan.c to build in
+    `dtype`: of the weights, None: their own; for a language model on a CPU also q8_0 (int8), q4_0 (int4), q4_k and others
+    of GGUF files, to which matrices are rounded when they are packed. `options`: see docs/options.md. `source`: an edited plan.c to build in
     place of the generated one. `tp`: a communicator (or "mpi"), for a model that is divided between several ranks: see
     docs/parallel.md.
     """
@@ -386,7 +387,7 @@ def compile(  # noqa: A001  (the public name)
         if hasattr(module, "generation_step") and not specs and not kw_specs:
             from monoplan.llm import CompiledLM
 
-            dtype = None if dtype is None else as_weight_dtype(dtype)
+            dtype = None if dtype is None else as_weight_dtype(dtype, low_bits=True)
             return CompiledLM(module, target=target, dtype=dtype, options=options, tp=tp)
         return Compiled(module, *specs, target=target, dtype=dtype, options=options, tp=tp, **kw_specs)
     except MonoplanError as error:

@@ -21,7 +21,7 @@ from monoplan.frontend.module import HeldWeights, Module
 from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.types import DType, TensorType, as_dtype, bf16, plain_array
+from monoplan.ir.types import DType, TensorType, as_weight_dtype, bf16, plain_array
 from monoplan.models.generate.decoding import Array, Row, Settings, greedy_arrays, pieces, sampling_arrays, whole_rows
 from monoplan.models.generate.generation import (
     GenerationMixin,
@@ -61,7 +61,7 @@ class CompiledLM(GenerationMixin):
     ) -> None:
         if not isinstance(model, LlamaForCausalLM):
             raise ArgumentError(f"CompiledLM needs a LlamaForCausalLM, got {type(model).__name__}")
-        self._given, self._wanted = model, None if dtype is None else as_dtype(dtype)
+        self._given, self._wanted = model, None if dtype is None else as_weight_dtype(dtype, low_bits=True)
         self._held = HeldWeights(model)
         self.target = find_target(target, model)
         self.model = self._in_dtype()
@@ -258,6 +258,8 @@ class CompiledLM(GenerationMixin):
         Low-bit weights are expanded where a dtype is given, and for a GPU."""
         low_bit = any(p.type.dtype.is_low_bit for p in self._given.parameters())
         wanted = bf16 if low_bit and self._wanted is None and self.target == "cuda" else self._wanted
+        if wanted is not None and wanted.is_low_bit and self.target == "cuda":
+            raise ArgumentError(f"dtype={wanted.name!r} is for CPUs", fix="use bfloat16 or float16 on a GPU")
         same = wanted is None or (wanted == self._given.dtype and not low_bit)
         return self._given if same else self._given.with_dtype(wanted)
 

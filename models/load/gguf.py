@@ -124,11 +124,13 @@ class Header:
         if tensors * 24 + pairs * 13 > self.size:
             raise self.damaged(f"{tensors} tensors and {pairs} metadata entries can't fit into the file")
         self.metadata: dict[str, Any] = {}
+        self.kinds: dict[str, int] = {}  # of metadata, as the file numbers them
         for _ in range(pairs):
             key = self.string()
             if key in self.metadata:
                 raise self.damaged(f"the key {key!r} is there twice")
-            self.metadata[key] = self.value(self.number("I"))
+            self.kinds[key] = self.number("I")
+            self.metadata[key] = self.value(self.kinds[key])
         infos = [self._tensor_info() for _ in range(tensors)]
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
@@ -336,6 +338,21 @@ def _unpermute(array: Array, heads: int) -> Array:
         raise LoadError(f"{array.shape[0]} rows of q or k can't be split into {heads} heads")
     pairs = array.reshape(heads, array.shape[0] // heads // 2, 2, *array.shape[1:])
     return pairs.swapaxes(1, 2).reshape(array.shape)
+
+
+def permute(array: Array, heads: int) -> Array:
+    """The row order of llama files."""
+    pairs = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(array.shape)
+
+
+def gguf_name(name: str) -> str:
+    """The name that a GGUF file has for a Hugging Face name."""
+    match = re.fullmatch(r"(?:model\.layers\.(\d+)\.)?(.+)\.(weight|bias)", name)
+    own = {hf: short for short, hf in _NAMES.items()}
+    if match is None or match[2] not in own:
+        raise LoadError(f"GGUF files have no name for the tensor {name!r}")
+    return f"{f'blk.{match[1]}.' if match[1] else ''}{own[match[2]]}.{match[3]}"
 
 
 # What a GGUF file says of its model: metadata and shapes of tensors become a `LlamaConfig`.

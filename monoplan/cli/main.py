@@ -22,6 +22,7 @@ COMMANDS = {
     "generate": ("run", "continue a prompt, streamed"),
     "chat": ("run", "talk with a model"),
     "bench": ("bench", "tokens per second of prompt processing and generation"),
+    "quantize": ("quantize", "write a model as a GGUF file with weights of a few bits"),
     "compile": ("inspect", "compile a model and write the IR, the source and the plan"),
     "inspect": ("inspect", "IR at any stage, a diff for each pass, the plan, the source"),
     "verify": ("inspect", "compare the compiled model with the float64 interpreter"),
