@@ -589,7 +589,7 @@ def meeting(opdef: OpDef, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     ]
 
 
-_RANK = {"b": 0, "i": 1, "u": 1, "f": 2}
+_RANK = {"b": 0, "i": 1, "u": 1, "f": 2, "q": 2}
 
 
 def binary(op: str, a: Any, b: Any) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from monoplan.runtime.machine.threads import default_threads
 
 Progress = Callable[[int, int], None]
 WORKERS = 4
+PIECE = 4 << 20  # bytes of a large low-bit weight that are read at a time
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,8 @@ def prepare(
 
     def pack_one(u: ParamUse) -> Array:
         lent: list[Array] = []
+        if u.layout is not None and _in_pieces(u, u.value in paths):
+            return _packed_in_pieces(u, u.layout, partial(get_blocks, u.value), pages.take)
         if counts[u.value] > 1 and u.value in made:
             with one_at_a_time:  # several params are packed from it: made once
                 if u.value not in shared:
@@ -117,6 +121,27 @@ def prepare(
 
     # Reading, converting and transposing let go of Python's lock. Few at a time: each holds a tensor meanwhile.
     return side_by_side(pack_one, uses, min(WORKERS, default_threads().count), progress)
+
+
+def _in_pieces(u: ParamUse, is_tensor: bool) -> bool:
+    """Whether a weight is read a few rows at a time: a large one in blocks, whose rows keep their order."""
+    plain = is_tensor and u.layout is not None and u.layout.order == "plain" and u.layout.panel > 0
+    return plain and u.value.type.dtype.is_low_bit and _stored_bytes(u) > 2 * PIECE
+
+
+def _packed_in_pieces(u: ParamUse, layout: Layout, read: Callable[[Part], Array], make: Make) -> Array:
+    """The panels of a weight of which never more than a piece is in memory as the file has it."""
+    count, depth = (int(n) for n in u.value.type.shape)
+    rows, packed = layout.rows(count), format_of(layout)
+    out = make((rows.size // layout.panel, packed.panel_bytes(depth, layout.panel)), np.uint8)
+    step = max(1, PIECE * layout.panel // out.shape[1] // layout.panel) * layout.panel  # rows
+    for first in range(0, count, step):
+        part = Part(0, first, min(step, count - first))
+        here = rows[first : first + step] if first + step < count else rows[first:]
+        own = out[first // layout.panel : first // layout.panel + here.size // layout.panel]
+        moved = np.where(here < 0, -1, here - first)
+        packed.pack(read(part), moved, layout, lambda shape, dtype, own=own: own.reshape(shape), _native(packed.native))
+    return out
 
 
 def _stored_bytes(u: ParamUse) -> int:
