@@ -22,7 +22,7 @@ from monoplan.frontend.module import Module, ModuleList
 from monoplan.frontend.parameter import Parameter, no_init
 from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.types import DType, Part, as_weight_dtype
+from monoplan.ir.types import LOW_BITS, DType, Part, as_weight_dtype
 from monoplan.models.config import LlamaConfig
 from monoplan.models.generate.generation import GenerationMixin, GenerationStep, make_room
 from monoplan.models.rotary import LlamaRotaryEmbedding, RopeRows
@@ -326,9 +326,10 @@ class LlamaForCausalLM(Module, GenerationMixin):
     def with_dtype(self, dtype: Any) -> LlamaForCausalLM:
         """The same model with its weights in another element type; this one keeps its own.
 
-        A low-bit type is that of the matrices, which are rounded when they are read; the rest is float32.
+        A low-bit type is that of the matrices, which are rounded when they are read; that of the head has 6 bits or
+        more, and the rest is float32.
         """
-        from monoplan.models.quantize import Rounded
+        from monoplan.models.quantize import Rounded, head_kind
 
         wanted = as_weight_dtype(dtype, low_bits=True)
         with no_init():
@@ -337,8 +338,10 @@ class LlamaForCausalLM(Module, GenerationMixin):
         for name, parameter in made.named_parameters():
             read, origin = _reader(sources[name]), _origin(sources[name])
             if wanted.is_low_bit and parameter.ndim == 2:
-                rounded = Rounded(name, parameter.full_shape, read, wanted)
-                parameter.defer(rounded.values, partial(rounded.origin, origin), wanted, rounded.blocks)
+                shape, is_head = parameter.full_shape, parameter is made.lm_head.weight
+                kind = LOW_BITS[head_kind(wanted.name, shape[1])] if is_head else wanted
+                rounded = Rounded(name, shape, read, kind)
+                parameter.defer(rounded.values, partial(rounded.origin, origin), kind, rounded.blocks)
             else:
                 parameter.defer(read, origin)
         made.device, made.name_or_path, made._tokenizer = self.device, self.name_or_path, self._tokenizer

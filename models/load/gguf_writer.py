@@ -21,7 +21,7 @@ from monoplan.ir.types import LOW_BITS, Part
 from monoplan.models.config import LlamaConfig
 from monoplan.models.load.checkpoint import OpenModel, open_model
 from monoplan.models.load.gguf import KINDS, GGUFCheckpoint, Header, StoredTensor, gguf_name, permute
-from monoplan.models.quantize import quantize
+from monoplan.models.quantize import head_kind, quantize
 from monoplan.models.rope_scaling import inverse_frequencies
 from monoplan.models.text.gguf_tokenizer import PRE_TOKENIZERS
 from monoplan.models.text.tokenizer import Tokenizer
@@ -110,11 +110,11 @@ def _kind(tensor: Written, file_type: str, layers: int, tied: bool) -> str:
     if len(tensor.shape) != 2:
         return "f32"
     kind = FILE_TYPES[file_type][0]
-    if file_type == "q4_k_m":  # llama.cpp's mixture: more bits for what the text depends on most
-        first = int(tensor.name.split(".")[1]) if tensor.name.startswith("blk.") else 0
-        many = first < layers // 8 or first >= 7 * layers // 8 or (first - layers // 8) % 3 == 2
-        head = tensor.name == ("token_embd.weight" if tied else "output.weight")
-        if head or (many and tensor.label in ("attn_v", "ffn_down")):
+    if tensor.name == ("token_embd.weight" if tied else "output.weight"):
+        kind = head_kind(kind, tensor.shape[1])
+    elif file_type == "q4_k_m" and tensor.label in ("attn_v", "ffn_down"):  # llama.cpp's mixture
+        layer = int(tensor.name.split(".")[1])
+        if layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2:
             kind = "q6_k"
     if tensor.shape[1] % LOW_BITS[kind].block:
         kind = _SMALLER_BLOCKS.get(kind, kind)

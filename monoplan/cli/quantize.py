@@ -21,7 +21,7 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("source", metavar="SRC", help=CHECKPOINT)
     add("output", metavar="DST", help="the GGUF file to write")
-    mixed = "of the matrices; q4_k_m: q4_k, and q6_k for the head and half of the value and down projections"
+    mixed = "of the matrices, but q6_k for the head (q8_0: all); q4_k_m: and for half of the value and down projections"
     add("--type", required=True, choices=TYPES, help=mixed)
     add("--force", action="store_true", help="replace DST where it exists")
     add("--check", metavar="FILE", help=f"compare with SRC in float32 on the first {TOKENS} tokens of a text")
@@ -29,7 +29,8 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
 
 def quantize(args: argparse.Namespace) -> int:
     """Writes the file, and prints what it cost."""
-    from monoplan.models.load.gguf_writer import write_quantized
+    from monoplan.ir.types import LOW_BITS
+    from monoplan.models.load.gguf_writer import FILE_TYPES, write_quantized
     from monoplan.progress import progress
 
     text = None
@@ -37,9 +38,8 @@ def quantize(args: argparse.Namespace) -> int:
         text = decoded(Path(args.check).read_bytes(), f"the text in {args.check}")
     source = find_model(args.source)
     tensors = write_quantized(source, args.output, args.type, force=args.force, progress=progress("quantizing"))
-    wanted = "q4_k" if args.type == "q4_k_m" else args.type
-    others = {t.kind for t in tensors if len(t.shape) == 2} - {wanted} - ({"q6_k"} if args.type == "q4_k_m" else set())
-    if others:
+    wanted = LOW_BITS[FILE_TYPES[args.type][0]]
+    if others := {t.kind for t in tensors if len(t.shape) == 2 and t.shape[1] % wanted.block}:
         what = f"matrices whose rows are not whole blocks of {wanted} are {' and '.join(sorted(others))}"
         print(f"monoplan: {what}", file=sys.stderr)
     if any(t.blocks is not None and t.was != t.kind for t in tensors):

@@ -151,12 +151,14 @@ def test_a_model_is_compiled_with_rounded_matrices(dtype: str, kind: str) -> Non
     rounded = LlamaForCausalLM.from_config(model.config, seed=3)
     for parameter in rounded.parameters():
         if parameter.ndim == 2:
-            parameter.load(FORMATS[kind].values(quantize(parameter.numpy(), kind)))
+            own = kind if parameter is not rounded.lm_head.weight or kind == "q8_0" else "q6_k"
+            parameter.load(FORMATS[own].values(quantize(parameter.numpy(), own)))
     ids = np.arange(7)[None]
     expected, found = (np.asarray(m(ids, all_logits=True)) for m in (rounded, fast))
     assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()  # activations are rounded to 8 bits
-    assert {str(p.type.dtype) for p in fast.model.parameters()} == {"f32", kind}
-    assert model.dtype.name == "f32" and fast.model.lm_head.weight.type.dtype.name == kind
+    head = "q8_0" if kind == "q8_0" else "q6_k"
+    assert {str(p.type.dtype) for p in fast.model.parameters()} == {"f32", kind, head}
+    assert model.dtype.name == "f32" and fast.model.lm_head.weight.type.dtype.name == head
 
 
 def test_what_a_compiled_model_cannot_be_rounded_to() -> None:
@@ -207,7 +209,9 @@ def test_a_directory_becomes_a_file_with_the_same_rows(tmp_path: Path, model_typ
         else:
             kinds.add(low_bit.name)
             assert np.array_equal(new.weights.blocks(name), quantize(numbers, low_bit.name)), name
-    assert kinds == {"q4_k", "q5_0"}  # rows of 64 are no blocks of 256
+    assert kinds == {"q4_k", "q5_0", "q8_0"}  # rows of 64 are no blocks of 256; the last is the head's
+    head = new.weights.low_bit("lm_head.weight")
+    assert head is not None and head.name == "q8_0"
     assert {t.kind for t in tensors} == {"f32", *kinds}
     for key in ("hidden_size", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta", "model_type"):
         assert getattr(new.config, key) == getattr(old.config, key), key
