@@ -140,8 +140,13 @@ def _packed_in_pieces(u: ParamUse, layout: Layout, read: Callable[[Part], Array]
         here = rows[first : first + step] if first + step < count else rows[first:]
         own = out[first // layout.panel : first // layout.panel + here.size // layout.panel]
         moved = np.where(here < 0, -1, here - first)
-        packed.pack(read(part), moved, layout, lambda shape, dtype, own=own: own.reshape(shape), _native(packed.native))
+        packed.pack(read(part), moved, layout, partial(_here, own), _native(packed.native))
     return out
+
+
+def _here(place: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Memory for a part of what is made: its place."""
+    return place.reshape(shape)
 
 
 def _stored_bytes(u: ParamUse) -> int:

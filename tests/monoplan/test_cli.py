@@ -148,7 +148,7 @@ def test_other_shells(completion: str) -> None:
     assert all(
         line.startswith("complete -c monoplan -n '") and line.replace("\\'", "").count("'") % 2 == 0 for line in fish
     )
-    options = "__fish_seen_subcommand_from chat' -l dtype -xa 'auto bfloat16 float16 float32' -d 'of the weights; auto: a file"
+    options = "__fish_seen_subcommand_from chat' -l dtype -xa 'auto bfloat16 float16 float32' -d 'of the weights; "
     assert any(options in line for line in fish)
 
 
