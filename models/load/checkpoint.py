@@ -43,8 +43,8 @@ class Weights(Protocol):
         """Return a tensor, or a part of it, read now: the caller's own copy."""
         ...
 
-    def origin(self, name: str) -> Origin:
-        """Return where a tensor comes from."""
+    def origin(self, name: str) -> Origin | None:
+        """Return where a tensor comes from; None if that is more than one place."""
         ...
 
     def low_bit(self, name: str) -> DType | None:
@@ -126,10 +126,16 @@ def _open_gguf(path: Path) -> OpenModel:
 
 
 def _open_directory(path: Path) -> OpenModel:
+    from monoplan.models.load.quantized import open_quantized
     from monoplan.models.load.safetensors import open_checkpoint
 
     data = read_json(path / "config.json")
-    config, weights = LlamaConfig.from_dict(data, where=path / "config.json"), open_checkpoint(path)
+    quantization = data.pop("quantization_config", None)
+    config, stored = LlamaConfig.from_dict(data, where=path / "config.json"), open_checkpoint(path)
+    weights: Weights = stored
+    if quantization:
+        names = parameter_shapes(config, most_layers=len(stored.names()) + 1)
+        weights = open_quantized(stored, quantization, names)
     if data.get("dtype", data.get("torch_dtype")) is None:
         config = dataclasses.replace(config, dtype=_own_dtype(weights))
 

@@ -32,7 +32,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype(ml_dtypes.bfloat16), "BOOL": np.dtype(np.bool_),
     "I64": np.dtype(np.int64), "I32": np.dtype(np.int32), "I16": np.dtype(np.int16), "I8": np.dtype(np.int8),
     "U64": np.dtype(np.uint64), "U32": np.dtype(np.uint32), "U16": np.dtype(np.uint16),
-    "U8": np.dtype(np.uint8),
+    "U8": np.dtype(np.uint8), "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
 }  # fmt: skip
 _LONGEST_HEADER = 100_000_000  # bytes, as in the safetensors library
 FLOATS = frozenset(DTYPES[kind] for kind in ("F64", "F32", "F16", "BF16"))  # what weights may be
@@ -58,6 +58,9 @@ class Checkpoint:
     def names(self) -> list[str]:
         """Return the names of all tensors."""
         return list(self._entries)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor."""
