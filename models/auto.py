@@ -54,9 +54,10 @@ class AutoLlamaModel:
         """The model with its weights in `dtype` (float32, bfloat16, float16; None: the checkpoint's own).
 
         The checkpoint's own is what config.json says, or else the dtype of most weights; matrices of a GGUF file in one
-        of its low-bit types stay so on CPUs, and the model computes in float32. "auto" is that for low-bit files, and
-        bfloat16 for others. Headers are read now, each
-        weight when it is wanted, as a copy: see load_weights. Loading that takes over a second shows a bar on stderr
+        of its low-bit types stay so on CPUs, and the model computes in float32. So do 4-bit matrices of a quantized
+        Hugging Face checkpoint that are exactly q4_0, in a model of the dtype that config.json says. "auto" is that for
+        low-bit files, and bfloat16 for others. Headers are read now, each weight when it is wanted, as a copy: see
+        load_weights. Loading that takes over a second shows a bar on stderr
         (progress=False: never); `verbose` says there what was loaded. The tokenizer is made when it is used first.
         `device` (cpu, cuda or reference) is where mp.compile(model) runs it unless told otherwise.
         """
