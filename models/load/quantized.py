@@ -12,7 +12,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ _SUPPORTED = (
 _INT32, _INT8, _FP8 = frozenset([DTYPES["I32"]]), frozenset([DTYPES["I8"]]), frozenset([DTYPES["F8_E4M3"]])
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # which nibble of a word has each of its 8 columns
 _ACTIVATIONS = ("input_scale", "input_zero_point", "activation_scale")  # what layers with static activations have
+_FP8_VALUES = np.arange(256, dtype=np.uint8).view(DTYPES["F8_E4M3"]).astype(np.float32)  # by code
 _Q4_0 = LOW_BITS["q4_0"]
 
 
@@ -88,15 +89,24 @@ class _Matrix:
 
     def values(self, rows: Part) -> Array:
         """What some rows stand for, in float32."""
-        values, groups = self.codes(rows).astype(np.float32), self.groups()
+        codes, groups, columns = self.codes(rows), self.groups(), self.shape[1]
+        values = (_FP8_VALUES[codes.view(np.uint8)] if codes.dtype in _FP8 else codes).astype(np.float32, copy=False)
+        found = values
+        place: tuple[Any, ...] = (slice(None), groups)
+        if columns % self.group == 0 and np.array_equal(groups, np.arange(columns) // self.group):
+            # A view with an axis of groups: a copy of the scales for each column takes most of the time.
+            found, place = values.reshape(rows.length, -1, self.group), (..., None)
         zeros = self.zeros(rows)
-        values -= zeros if isinstance(zeros, int) else zeros.astype(np.float32)[:, groups]
-        values *= self.scales(rows).astype(np.float32)[:, groups]
+        if not isinstance(zeros, int):
+            found -= zeros.astype(np.float32)[place]
+        elif zeros:
+            found -= zeros
+        found *= self.scales(rows).astype(np.float32)[place]
         return values
 
     def is_q4_0(self) -> bool:
         """Whether blocks of q4_0 hold the same numbers: the zero point is 8, and 32 columns share a scale of f16."""
-        if self.bits != 4 or self.shape[1] % _Q4_0.block or not isinstance(self, (_Gptq, _Packed)):
+        if self.bits != 4 or self.shape[1] % _Q4_0.block:
             return False
         rows, groups = Part(0, 0, self.shape[0]), self.groups().reshape(-1, _Q4_0.block)
         if (groups != groups[:, :1]).any() or np.any(self.zeros(rows) != np.int64(8)):
@@ -147,7 +157,12 @@ class _Awq(_Gptq):
     """qweight [in, out / 8], else as gptq; columns of a word are interleaved."""
 
     def codes(self, rows: Part) -> Array:
-        return np.ascontiguousarray(self._across("qweight", rows))
+        words, skipped = _words(rows, 8)
+        found = np.ascontiguousarray(self.stored.tensor(f"{self.layer}.qweight", words._replace(axis=1)).T)
+        codes = np.empty((len(found), 8, self.shape[1]), np.uint8)
+        for column, nibble in enumerate(_AWQ_ORDER):
+            codes[:, column] = found >> 4 * nibble & 15
+        return codes.reshape(-1, self.shape[1])[skipped : skipped + rows.length]
 
     def _in_order(self, codes: Array) -> Array:
         return codes.reshape(len(codes), -1, 8)[:, :, _AWQ_ORDER].reshape(codes.shape)
@@ -177,12 +192,9 @@ class _Plain(_Matrix):
         return self.stored.tensor(f"{self.layer}.weight", rows)
 
     def zeros(self, rows: Part) -> Array | int:
-        zeros = f"{self.layer}.weight_zero_point"
-        if zeros not in self.stored:
+        if f"{self.layer}.weight_zero_point" not in self.stored:
             return 0
-        return _Plain(self.stored, self.layer, self.shape, 8, self.group, "weight_zero_point", tall=self.tall).scales(
-            rows
-        )
+        return replace(self, scale="weight_zero_point").scales(rows)  # of the same shape
 
 
 def _codes(words: Array, bits: int) -> Array:
