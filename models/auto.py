@@ -53,13 +53,12 @@ class AutoLlamaModel:
     ) -> LlamaForCausalLM:
         """The model with its weights in `dtype` (float32, bfloat16, float16; None: the checkpoint's own).
 
-        The checkpoint's own is what config.json says, or else the dtype of most weights; matrices of a GGUF file in one
-        of its low-bit types stay so on CPUs, and the model computes in float32. So do 4-bit matrices of a quantized
-        Hugging Face checkpoint that are exactly q4_0, in a model of the dtype that config.json says. "auto" is that for
-        low-bit files, and bfloat16 for others. Headers are read now, each weight when it is wanted, as a copy: see
-        load_weights. Loading that takes over a second shows a bar on stderr
-        (progress=False: never); `verbose` says there what was loaded. The tokenizer is made when it is used first.
-        `device` (cpu, cuda or reference) is where mp.compile(model) runs it unless told otherwise.
+        The checkpoint's own is what config.json says, or else the dtype of most weights. Matrices of a GGUF file in one
+        of its low-bit types stay so on CPUs, as do 4-bit ones of a quantized Hugging Face checkpoint that are exactly
+        q4_0, and the model computes in float32. "auto" is that for such files, and bfloat16 for others. Headers are
+        read now, each weight when it is wanted, as a copy: see load_weights. Loading that takes over a second shows a
+        bar on stderr (progress=False: never); `verbose` says there what was loaded. The tokenizer is made when it is
+        used first. `device` (cpu, cuda or reference) is where mp.compile(model) runs it unless told otherwise.
         """
         target = known_target(str(device))
         begin = time.perf_counter()
@@ -69,7 +68,9 @@ class AutoLlamaModel:
         low_bit = target == "cpu" and any(map(opened.weights.low_bit, opened.weights.names()))
         if dtype == "auto":
             dtype = None if low_bit else "bfloat16"
-        config = opened.config if dtype is None else dataclasses.replace(opened.config, dtype=dtype)
+        keep_blocks = dtype is None and low_bit
+        wanted = "float32" if keep_blocks else dtype
+        config = opened.config if wanted is None else dataclasses.replace(opened.config, dtype=wanted)
         if family is None:
             # The model itself may be too large for any memory where the configuration does not belong to the weights.
             # No checkpoint has more layers than tensors.
@@ -77,7 +78,7 @@ class AutoLlamaModel:
             _check_fit(shapes, config.tie_word_embeddings, opened.weights)
         with no_init():
             model: LlamaForCausalLM = (LlamaForCausalLM if family is None else family.model)(config)
-        load_weights(model, opened.weights, keep_blocks=dtype is None and low_bit)
+        load_weights(model, opened.weights, keep_blocks=keep_blocks)
         model.device = target
         model.name_or_path = str(model_path)
         model.set_tokenizer(opened.tokenizer)
