@@ -44,6 +44,10 @@ class DType:
         """Bytes of one element."""
         return max(self.bits // 8, 1)
 
+    def stored_bytes(self, count: int) -> int:
+        """Bytes of so many numbers; low-bit ones come in whole blocks."""
+        return count // self.block * self.block_bytes if self.is_low_bit else count * self.itemsize
+
     @property
     def is_float(self) -> bool:
         return self.kind == "f"

@@ -115,8 +115,8 @@ class Rounded:
         """What the blocks mean, or a part of that."""
         codec = next(found for found in BLOCK_FORMATS if found.name == self.dtype.name)
         if part is None or part.axis == 0:
-            return codec.values(self.blocks(part))  # type: ignore[attr-defined, no-any-return]
-        return part.cut(codec.values(self.blocks()))  # type: ignore[attr-defined, no-any-return]
+            return codec.values(self.blocks(part))
+        return part.cut(codec.values(self.blocks()))
 
     def origin(self, find: Callable[[], Any]) -> Any:
         """Where it comes from: other code here may round in another way."""

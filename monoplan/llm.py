@@ -21,7 +21,7 @@ from monoplan.frontend.module import HeldWeights, Module
 from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.types import DType, TensorType, as_weight_dtype, bf16, plain_array
+from monoplan.ir.types import TensorType, as_weight_dtype, bf16, plain_array
 from monoplan.models.generate.decoding import Array, Row, Settings, greedy_arrays, pieces, sampling_arrays, whole_rows
 from monoplan.models.generate.generation import (
     GenerationMixin,
@@ -330,7 +330,7 @@ class CompiledLM(GenerationMixin):
     @property
     def weight_bytes(self) -> int:
         """The size of the weights as the model has them."""
-        return sum(_stored_bytes(p.type.dtype, math.prod(p.full_shape)) for p in self.model.parameters())
+        return sum(p.type.dtype.stored_bytes(math.prod(p.full_shape)) for p in self.model.parameters())
 
     @property
     def bytes_per_token(self) -> int:
@@ -345,12 +345,8 @@ class CompiledLM(GenerationMixin):
             count, dtype = math.prod(p.full_shape), p.type.dtype
             shape = p.full_shape if len(p.full_shape) == 2 else None
             kept = choose_format(TensorType(dtype, shape), target) if target is not None and shape else None
-            read += _stored_bytes(dtype, count) if kept is None else int(kept.bytes(count))
+            read += dtype.stored_bytes(count) if kept is None else int(kept.bytes(count))
         return read
-
-
-def _stored_bytes(dtype: DType, count: int) -> int:
-    return count // dtype.block * dtype.block_bytes if dtype.is_low_bit else count * dtype.itemsize
 
 
 def _whole_numbers(name: str, value: Any, dtype: Any) -> Array:

@@ -137,7 +137,7 @@ class Blocks(WeightFormat):
         return found.reshape(len(blocks), -1)
 
 
-BLOCK_FORMATS: list[WeightFormat] = [
+BLOCK_FORMATS: list[Blocks] = [
     Blocks("q4_0", range(2, 18, 4), [0], zero=8),
     Blocks("q4_1", range(4, 20, 4), [0, 2], offsets=True),
     Blocks("q5_0", range(2, 22, 4), [0], zero=16),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from monoplan.codegen.formats.blocks import BLOCK_FORMATS, Blocks
+from monoplan.codegen.formats.blocks import BLOCK_FORMATS
 from monoplan.ir.errors import ArgumentError, LoadError, writing
 from monoplan.ir.types import LOW_BITS, Part
 from monoplan.models.config import LlamaConfig
@@ -39,7 +39,7 @@ FILE_TYPES = {
 _SMALLER_BLOCKS = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
 _FLOATS: dict[str, Any] = {"f32": np.float32, "f16": np.float16}
 _NUMBERS = {name.lower(): number for number, (name, _, _) in KINDS.items()}
-_FORMATS = {found.name: found for found in BLOCK_FORMATS if isinstance(found, Blocks)}
+_FORMATS = {found.name: found for found in BLOCK_FORMATS}
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 
 
@@ -70,7 +70,7 @@ class Written:
         count = math.prod(self.shape)
         if self.kind in _FLOATS:
             return count * int(np.dtype(_FLOATS[self.kind]).itemsize)
-        return count // LOW_BITS[self.kind].block * LOW_BITS[self.kind].block_bytes
+        return LOW_BITS[self.kind].stored_bytes(count)
 
 
 def write_quantized(

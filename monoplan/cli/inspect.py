@@ -193,7 +193,7 @@ def _stored_types(model: Any) -> list[str]:
         if dtype is None or kind in FLOATS or dtype.is_low_bit:
             counts[kind + " kept" * (kind not in FLOATS)] += 1
         else:
-            why = "as asked for" if kind.lower() in LOW_BITS else "plans have no such format"
+            why = "as requested" if kind.lower() in LOW_BITS else "plans have no such format"
             counts[f"{kind} expanded to {dtype} ({why})"] += 1
     return ["weights: " + ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))]
 

@@ -283,5 +283,5 @@ def _place(error: Exception) -> Loc:
 
 
 def _module_dtype(args: argparse.Namespace) -> str | None:
-    """A Module of the user's own keeps its types unless one is asked for."""
+    """A Module of the user's own keeps its types unless one is given."""
     return None if args.dtype == "auto" else args.dtype

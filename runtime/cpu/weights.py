@@ -151,8 +151,7 @@ def _here(place: Array, shape: tuple[int, ...], dtype: Any) -> Array:
 
 def _stored_bytes(u: ParamUse) -> int:
     """About the bytes of a param."""
-    size, dtype = int(u.value.type.size), u.value.type.dtype
-    return size // dtype.block * dtype.block_bytes if dtype.is_low_bit else size * dtype.itemsize
+    return u.value.type.dtype.stored_bytes(int(u.value.type.size))
 
 
 def _slice_of(op: Op) -> Part | None:

@@ -13,7 +13,7 @@ import monoplan as mp
 from monoplan import nn
 from monoplan.codegen.cpu.render import render_cpu
 from monoplan.codegen.formats import Layout
-from monoplan.codegen.formats.blocks import BLOCK_FORMATS, Blocks
+from monoplan.codegen.formats.blocks import BLOCK_FORMATS
 from monoplan.codegen.plan import make_plan
 from monoplan.codegen.target import cpu_target
 from monoplan.frontend.parameter import Parameter, low_bit_part
@@ -38,7 +38,7 @@ from tests.codegen.test_source import compile_strictly
 from tests.matrices import partly
 from tests.needs import COMPILERS, needs
 
-FORMATS = {f.name: f for f in BLOCK_FORMATS if isinstance(f, Blocks)}
+FORMATS = {f.name: f for f in BLOCK_FORMATS}
 ISAS = [isa for isa in levels(machine(), read_cpu()[1]) if isa != "amx"]  # whose products by blocks are avx512's
 USUAL, WILD = 40, 16  # rows of a weight: with scales of a usual size, and of any bits
 QUICK = ("q4_k", "mxfp4")  # scales and minima of one block; a table, four blocks with scales of a byte

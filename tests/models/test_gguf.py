@@ -238,7 +238,7 @@ def test_matrices_stay_in_the_types_that_plans_have(tmp_path: Path) -> None:
     assert _stored_types(model) == [f"weights: 5 F32, 4 MXFP4 kept, 10 Q5_1 kept, {expanded}"]
     wide = AutoLlamaModel.from_pretrained(path, dtype="bfloat16")
     assert {str(p.type.dtype) for p in wide.parameters()} == {"bf16"}
-    assert "10 Q5_1 expanded to bf16 (as asked for)" in _stored_types(wide)[0]
+    assert "10 Q5_1 expanded to bf16 (as requested)" in _stored_types(wide)[0]
 
 
 def test_per_layer_numbers_and_key_length(tmp_path: Path) -> None:

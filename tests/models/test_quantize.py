@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 import monoplan as mp
-from monoplan.codegen.formats.blocks import BLOCK_FORMATS, Blocks
+from monoplan.codegen.formats.blocks import BLOCK_FORMATS
 from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.ir.types import LOW_BITS
 from monoplan.models import AutoLlamaModel, LlamaForCausalLM
@@ -26,7 +26,7 @@ from tests.models.support import tiny_config, tiny_tokenizer_files
 from tests.models.vocabularies import byte_level, pieces
 
 Array = NDArray[Any]
-FORMATS = {found.name: found for found in BLOCK_FORMATS if isinstance(found, Blocks)}
+FORMATS = {found.name: found for found in BLOCK_FORMATS}
 
 
 def samples() -> dict[str, Array]:
