@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,7 +86,7 @@ def plan_stages(request: Request, traced: Traced) -> Planned:
         return Planned(stages[first].graph, constraints, stages=stages)
     if request.target == "cpu":
         _begin_packing(request.module)
-    plan = plan_stage(stages[-1].graph, request.target, request.tp)
+    plan = plan_stage(stages[-1].graph, request.target, request.options, request.tp)
     source = source_stage(plan)
     request.clock.lap("codegen")
     return Planned(plan.graph, constraints, plan, source, stages)
@@ -100,7 +100,7 @@ def pass_stage(request: Request, traced: Traced) -> list[Stage]:
     return run_passes(traced.graph, request.pipeline, request.options.stop_after)
 
 
-def plan_stage(graph: Graph, target: str, tp: Communicator | None = None) -> Plan:
+def plan_stage(graph: Graph, target: str, options: Options, tp: Communicator | None = None) -> Plan:
     """Kernels, schedules and memory of a graph, for this machine."""
     from monoplan.codegen.plan import make_plan
 
@@ -112,7 +112,7 @@ def plan_stage(graph: Graph, target: str, tp: Communicator | None = None) -> Pla
 
     if tp is not None:
         take_turns(tp)
-    return make_plan(graph, gpu().target)
+    return make_plan(graph, replace(gpu().target, compact=options.compact))
 
 
 def source_stage(plan: Plan) -> Any:
@@ -248,7 +248,7 @@ def build_graph_executable(
         if arrays[p.path].shape != p.value.type.shape:
             got = list(arrays[p.path].shape)
             raise ArgumentError(f"parameter {p.path}: expected {p.value.type}, got shape {got}")
-    plan = plan_stage(graph, target)
+    plan = plan_stage(graph, target, Options.make(options))
     planned = Planned(graph, shape_constraints(graph), plan, source_stage(plan))
     made = build_stage(planned, lambda path: arrays[path], options or Options(), None, Clock())
     return GraphExecutable(graph, made, planned.shape_constraints)

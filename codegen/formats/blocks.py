@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from monoplan.codegen.formats.base import Array, Layout, Make, Native, WeightFormat
+from monoplan.codegen.formats.tiles import TILES
 from monoplan.codegen.target import Target
 from monoplan.ir.dims import Dim
 from monoplan.ir.types import LOW_BITS, TensorType
@@ -46,6 +47,7 @@ class Blocks(WeightFormat):
         self.signed = signed  # codes are signed bytes
         self.half_scales = half_scales  # each 16 numbers of a group have a scale (and an offset) of their own
         self.offsets = offsets
+        self.tile, self.tile_bytes = TILES[name].c_type, TILES[name].bytes
 
     @property
     def unit(self) -> int:
@@ -77,7 +79,10 @@ class Blocks(WeightFormat):
         return f"mp_block_column({row}, {table}, {column}, {depth}, {rest})"
 
     def takes(self, weight: TensorType, target: Target) -> bool:
-        return weight.dtype == self.dtype and target.is_cpu
+        return weight.dtype == self.dtype and (target.is_cpu or target.capability >= 80)
+
+    def pack_rows(self, w: Array) -> Array:
+        return TILES[self.name].pack(w)
 
     def panel(self, target: Target) -> int:
         return PANEL
