@@ -404,28 +404,26 @@ def _row(k: Linear, target: Target) -> RowSchedule | None:
 
 
 def _tile_row(k: Linear, target: Target) -> RowSchedule | None:
-    """Few tiles for a warp, so that x stays in registers until it lies in shared memory; 160 KB of a large matrix in
-    flight on each SM, of a small one all that a block has."""
+    """Few tiles for a warp; 200 KB of a large matrix in flight on each SM, and of low-bit ones half of them before the
+    dependency; of a small one two tiles of each warp, so that the next kernel's blocks have room beside this one's."""
     strips, tiles = _tiles(k)
-    size = strips * tiles * k.format.tile_bytes
-    large = size > 8 << 20
+    large = strips * tiles * k.format.tile_bytes > 32 << 20
     even = not large and target.cores >= 96 and target.cores % 32 <= 8
     grid = min(target.cores // 32 * 32 if even else target.cores, strips)
-    for warps in (16, 8) if k.format.tile_bytes < 5000 else (8, 16):
-        fitting = [s for s in (8, 16, 4, 2, 1) if s <= warps and -(-tiles // s) <= 8]
-        if not fitting:
-            continue
-        # No warp idle, then the fewest tiles for each.
-        slices = min(fitting, key=lambda s: (-(-tiles // s) * s - tiles, -(-tiles // s)))
-        slice_ = -(-tiles // slices)
-        units = -(-strips // grid) * slices // warps * slice_ or 1  # tiles of a warp
+    # No warp idle, then many of them unless their tiles are large, then the fewest tiles for each. Warps of one slice
+    # have x twice: that must be little.
+    wide = k.format.tile_bytes > 5000
+    order = (8, 16) if wide else (16, 8)
+    ways = [(w, s) for w, s in product(order, (16, 8, 4, 2, 1)) if s <= w and (s == w or -(-tiles // s) <= 2)]
+    ways.sort(key=lambda way: (-(-tiles // way[1]) * way[1] - tiles, order.index(way[0]), -way[1]))
+    for warps, slices in ways:
         one = RowSchedule(grid, warps, slices, 1, 1, 1)
         rest, each = row_shared(k, one), warps * k.format.tile_bytes
-        room = min((208 if large else 112) << 10, target.shared - 1024) - rest + each
-        ring = max(1, min(8, units, room // each))
-        if rest + (ring - 1) * each > target.shared - 1024:
-            continue
-        return RowSchedule(grid, warps, slices, 1, ring, max(1, ring // 2) if target.capability >= 90 else ring)
+        units = max(1, -(-strips // grid) * slices // warps * -(-tiles // slices))  # tiles of a warp
+        room = min((208 if large else 144 if wide else 112) << 10, target.shared - 1024) - rest + each
+        ring = max(1, min(8 if large or wide else 2, units, room // each))
+        if -(-tiles // slices) <= 8 and rest + (ring - 1) * each <= target.shared - 1024:
+            return replace(one, ring=ring, early=ring if wide or target.capability < 90 else max(1, ring // 2))
     return None
 
 
