@@ -119,6 +119,10 @@ class WeightFormat:
         """The value of one element of rows (of tiles: expanded to bf16) as a CUDA expression."""
         return load(bf16, element) if self.tile else f"mp_weight({element})"
 
+    def c_fields(self, panel: int, vectors: int) -> str:
+        """Fields of mp_panel_format (of mp_block_format, for blocks) that the format decides."""
+        return f".load = mp_load_row_{self.name}, .vectors = {vectors}, .bytes = {panel * self.bits // 8}"
+
     def load_column(self, row: str, table: str, column: str, depth: int, panel: int) -> str:
         """The call that unpacks a column of a table in panels into `row`: C."""
         return f"mp_load_column_{self.name}({row}, {table}, {column}, {depth}, {panel})"

@@ -67,11 +67,14 @@ class Blocks(WeightFormat):
         return self.units(depth) * self.unit * self.dtype.block // GROUP * (X_GROUP // 4)
 
     @property
-    def c_constants(self) -> str:
-        """Fields of mp_linear_blocks that the format decides."""
+    def c_unit(self) -> str:
+        """Fields of mp_linear_blocks and mp_block_format: the size of a unit."""
+        return f".unit_bytes = {self.unit_bytes}, .unit = {self.unit * self.dtype.block // GROUP}"
+
+    def c_fields(self, panel: int, vectors: int) -> str:
         flags = {"is_signed": self.signed, "halves": self.half_scales, "offsets": self.offsets}
-        unit = {"unit_bytes": self.unit_bytes, "unit": self.unit * self.dtype.block // GROUP, "zero": self.zero}
-        return ", ".join(f".{name} = {int(value)}" for name, value in (unit | flags).items())
+        codes = ", ".join(f".{name} = {int(value)}" for name, value in ({"zero": self.zero} | flags).items())
+        return f".group = mp_group_{self.name}, {self.c_unit}, {codes}"
 
     def load_column(self, row: str, table: str, column: str, depth: int, panel: int) -> str:
         groups = self.unit * self.dtype.block // GROUP

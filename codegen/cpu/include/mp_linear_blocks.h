@@ -10,17 +10,25 @@
 #include "mp_linear_row.h"
 
 typedef struct {
+    int unit_bytes, unit; /* of a unit of all columns of a panel; groups of 32 k in it */
+    int zero, is_signed;  /* what is taken off the codes; whether their bytes have signs */
+    int halves, offsets;  /* whether both halves of a group have scales of their own; whether there are offsets */
+    int far;              /* bytes by which a panel is prefetched before it is read */
+    mp_group group;
+} mp_block_format;
+
+/* What MP_BLOCKS_FUNCTION makes. */
+typedef void (*mp_block_panel)(const mp_x_group *x, const char *panel, int64_t groups, float *sums, int width);
+
+typedef struct {
     int64_t K;             /* depth: columns of x */
     int panels, groups;    /* panels that one epilogue finishes, and how many such groups there are */
-    int unit_bytes, unit;  /* of a unit of all columns of a panel; groups of 32 k in it */
-    int zero, is_signed;   /* what is taken off the codes; whether their bytes have signs */
-    int halves, offsets;   /* whether both halves of a group have scales of their own; whether there are offsets */
+    int unit_bytes, unit;  /* as in mp_block_format */
     int many;              /* rows that a pass over a panel serves; fewer are padded, but for one */
     int chunk;             /* rows that share a pass over the weights */
     int tail;              /* groups that are not assigned beforehand when rows are few */
-    int far;               /* bytes by which a panel is prefetched before it is read */
-    mp_group group;
-    mp_prologue x;
+    mp_block_panel by_panel[2]; /* for one row, and for `many` */
+    mp_read_row row;
     mp_finish finish;
 } mp_linear_blocks;
 
@@ -31,68 +39,65 @@ MP_INLINE int64_t mp_blocks_groups(const mp_linear_blocks *s)
 }
 
 /* Row `row` of x, normed, as every R-th of the groups `to`. Zeros follow its end. */
-MP_INLINE void mp_blocks_pack(const mp_linear_blocks *s, const void *c, const int64_t row, const int R, mp_x_group *to)
+static void mp_blocks_pack(const mp_linear_blocks *s, const void *c, const int64_t row, const int R, mp_x_group *to)
 {
-    const mp_stats stats = mp_row_stats(&s->x, c, row, s->K);
-    for (int64_t n = 0; n < mp_blocks_groups(s); ++n) {
-        float values[MP_GROUP];
-        const int64_t k0 = n * MP_GROUP, end = mp_min(s->K - k0, MP_GROUP);
-        if (end == MP_GROUP)
-            MP_SIMD
-            for (int i = 0; i < MP_GROUP; ++i) values[i] = mp_row_value(&s->x, c, row, k0 + i, stats);
-        else
-            for (int i = 0; i < MP_GROUP; ++i) values[i] = i < end ? mp_row_value(&s->x, c, row, k0 + i, stats) : 0.0f;
-        mp_x_group_make(to + n * R, values);
+    const int64_t groups = mp_blocks_groups(s);
+    mp_stats stats;
+    for (int64_t n = 0; n < groups;) {
+        float values[MP_SOME_COLUMNS];
+        const int64_t k0 = n * MP_GROUP, end = mp_max(k0, mp_min(s->K, k0 + MP_SOME_COLUMNS));
+        if (k0 < end) s->row(c, row, k0, end, &stats, values);
+        for (int64_t i = end - k0; i < MP_SOME_COLUMNS; ++i) values[i] = 0.0f;
+        for (int i = 0; i < MP_SOME_COLUMNS / MP_GROUP && n < groups; ++i, ++n)
+            mp_x_group_make(to + n * R, values + i * MP_GROUP);
     }
 }
 
 /* acc[r] += group g of x, of R rows, times the same group of a vector of columns. */
-MP_INLINE void mp_blocks_step(const mp_linear_blocks *s, const mp_x_group *x, const char *unit, const int g, const int v,
+MP_INLINE void mp_blocks_step(const mp_block_format *f, const mp_x_group *x, const char *unit, const int g, const int v,
                               mp_vec *acc, const int R)
 {
-    const int parts = s->halves ? 2 : 1, zero = s->zero + (s->is_signed ? MP_BLOCK_MOVED : 0);
+    const int parts = f->halves ? 2 : 1, zero = f->zero + (f->is_signed ? MP_BLOCK_MOVED : 0);
     mp_words codes[MP_QUADS];
     mp_vec scale[2], offset[2];
-    s->group(unit, g, v, codes, scale, offset);
+    f->group(unit, g, v, codes, scale, offset);
     MP_BLOCK_UNROLL
     for (int h = 0; h < parts; ++h) {
         mp_ints dots[MP_MOST_BLOCK_ROWS];
         int32_t sums[MP_MOST_BLOCK_ROWS];
         MP_BLOCK_UNROLL
         for (int r = 0; r < R; ++r) {
-            sums[r] = s->halves ? x[r].sums[h] : x[r].sums[0] + x[r].sums[1];
+            sums[r] = f->halves ? x[r].sums[h] : x[r].sums[0] + x[r].sums[1];
             dots[r] = (mp_ints)(codes[0] ^ codes[0]) - zero * sums[r];
         }
-        mp_block_dots(codes, x, dots, R, h * MP_QUADS / 2, MP_QUADS / parts, s->is_signed);
+        mp_block_dots(codes, x, dots, R, h * MP_QUADS / 2, MP_QUADS / parts, f->is_signed);
         MP_BLOCK_UNROLL
         for (int r = 0; r < R; ++r) {
             /* One product for each addition, so that every compiler makes the same multiply-adds of them. */
             acc[r] = mp_multiply_add(mp_splat(x[r].scale), scale[h] * mp_ints_to_floats(dots[r]), acc[r]);
-            if (s->offsets) acc[r] = mp_multiply_add(offset[h], mp_splat(x[r].scale * (float)sums[r]), acc[r]);
+            if (f->offsets) acc[r] = mp_multiply_add(offset[h], mp_splat(x[r].scale * (float)sums[r]), acc[r]);
         }
     }
 }
 
 /* sums[R][width] = R rows times a panel. Within a unit one vector of columns follows the other: registers hold its codes
  * and the sums of R rows, and what all groups of a unit have in common is computed once. */
-MP_INLINE void mp_blocks_panel(const mp_linear_blocks *s, const mp_x_group *x, const char *panel, float *sums,
-                               const int R)
+MP_INLINE void mp_blocks_panel(const mp_block_format *f, const mp_x_group *x, const char *panel, const int64_t groups,
+                               float *sums, const int width, const int R)
 {
     enum { V = MP_PANEL / MP_LANES };
-    const int width = s->panels * MP_PANEL;
-    const int64_t groups = mp_blocks_groups(s);
     mp_vec acc[MP_MOST_BLOCK_ROWS * V];
     MP_BLOCK_UNROLL
     for (int i = 0; i < R * V; ++i) acc[i] = mp_splat(0.0f);
-    for (int64_t n = 0; n < groups; n += s->unit, panel += s->unit_bytes) {
-        for (int i = 0; i < s->unit_bytes; i += 64) __builtin_prefetch(panel + s->far + i, 0, 2);
+    for (int64_t n = 0; n < groups; n += f->unit, panel += f->unit_bytes) {
+        for (int i = 0; i < f->unit_bytes; i += 64) __builtin_prefetch(panel + f->far + i, 0, 2);
         MP_ONCE
         for (int v = 0; v < V; ++v) {
             mp_vec own[MP_MOST_BLOCK_ROWS];
             MP_BLOCK_UNROLL
             for (int r = 0; r < R; ++r) own[r] = acc[v * R + r];
             MP_ONCE
-            for (int g = 0; g < s->unit; ++g) mp_blocks_step(s, x + (n + g) * R, panel, g, v, own, R);
+            for (int g = 0; g < f->unit; ++g) mp_blocks_step(f, x + (n + g) * R, panel, g, v, own, R);
             MP_BLOCK_UNROLL
             for (int r = 0; r < R; ++r) acc[v * R + r] = own[r];
         }
@@ -101,23 +106,32 @@ MP_INLINE void mp_blocks_panel(const mp_linear_blocks *s, const mp_x_group *x, c
     for (int i = 0; i < R * V; ++i) mp_vstore(sums + i % R * width + i / R * MP_LANES, acc[i]);
 }
 
+/* mp_blocks_panel for R rows and panels of a format, whose fields follow: all products of a plan share it. */
+#define MP_BLOCKS_FUNCTION(name, R, ...) \
+    MP_SHARED name(const mp_x_group *x, const char *panel, const int64_t groups, float *sums, const int width) \
+    { \
+        const mp_block_format f = {__VA_ARGS__}; \
+        mp_blocks_panel(&f, x, panel, groups, sums, width, R); \
+    }
+
 /* Group g of the columns for rows [first, first + count), which lie in blocks of R. */
-MP_INLINE void mp_blocks_group(const mp_linear_blocks *s, const mp_x_group *x, const char *w, const int64_t g,
-                               const int64_t first, const int64_t count, const int R, float *sums, const void *c)
+static void mp_blocks_group(const mp_linear_blocks *s, const mp_x_group *x, const char *w, const int64_t g,
+                            const int64_t first, const int64_t count, const int R, float *sums, const void *c)
 {
     const int64_t groups = mp_blocks_groups(s), panel_bytes = groups / s->unit * s->unit_bytes;
+    const mp_block_panel by_panel = s->by_panel[R > 1];
     const int width = s->panels * MP_PANEL;
     for (int64_t b = 0; b < count; b += R) {
         for (int p = 0; p < s->panels; ++p)
-            mp_blocks_panel(s, x + b * groups, w + (g * s->panels + p) * panel_bytes, sums + p * MP_PANEL, R);
+            by_panel(x + b * groups, w + (g * s->panels + p) * panel_bytes, groups, sums + p * MP_PANEL, width);
         for (int64_t r = b; r < mp_min(count, b + R); ++r) s->finish(c, g, first + r, sums + (r - b) * width);
     }
 }
 
 /* Few rows: the weights stream past them. Each thread has a share of the groups; the last ones go to whoever is done
  * first. Many rows: chunks of them, whose groups of columns are taken one by one. */
-MP_INLINE void mp_linear_blocks_run(const mp_linear_blocks *s, mp_run *run, const int t, const int T,
-                                    const int64_t rows, const void *weights, float *xt, float *sums, const void *c)
+MP_SHARED mp_linear_blocks_run(const mp_linear_blocks *s, mp_run *run, const int t, const int T, const int64_t rows,
+                               const void *weights, float *xt, float *sums, const void *c)
 {
     const char *const w = (const char *)weights;
     const int64_t groups = mp_blocks_groups(s);
@@ -131,8 +145,7 @@ MP_INLINE void mp_linear_blocks_run(const mp_linear_blocks *s, mp_run *run, cons
         int64_t g = mp_share(assigned, t, T), end = mp_share(assigned, t + 1, T);
         for (;; ++g) {
             if (g >= end && (g = assigned + mp_take(run)) >= s->groups) return;
-            if (R == 1) mp_blocks_group(s, own, w, g, 0, 1, 1, sums, c);
-            else mp_blocks_group(s, own, w, g, 0, rows, s->many, sums, c);
+            mp_blocks_group(s, own, w, g, 0, rows, R, sums, c);
         }
     }
     mp_x_group *const x = (mp_x_group *)(void *)xt;
