@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -23,16 +24,13 @@ from monoplan.ir.types import DType, Part
 from monoplan.ir.verifier import verify
 from monoplan.options import Options
 from monoplan.parallel import check_ranks, check_world, in_turn, tp_plan
-from monoplan.passes.manager import Pass, Stage, run_passes
-from monoplan.passes.pipeline import PIPELINE, UNFUSED
-from monoplan.passes.rebuild import replace_values
-from monoplan.passes.shard.rewrite import shard_pass
 from monoplan.progress import progress
 from monoplan.runtime.build.background import begin, stoppable
 from monoplan.runtime.ranks.comm import Communicator
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # passes are imported by the functions that run them: a plan from the cache needs none
     from monoplan.codegen.plan import Plan
+    from monoplan.passes.manager import Pass, Stage
     from monoplan.runtime.cpu.weights import Source
 
 Array = np.ndarray[Any, Any]
@@ -47,7 +45,10 @@ def build(
     tp: Communicator | None = None,
 ) -> Built:
     """Compiles one signature of a module."""
-    request = Request(module, arguments, target, dtype, options, _pipeline(module, options, tp), tp)
+    passes = functools.cache(lambda: _pipeline(module, options, tp))
+    if options.passes is not None or options.stop_after:
+        passes()  # raises where it does not know a name
+    request = Request(module, arguments, target, dtype, options, passes, tp)
     clock = request.clock
     tracing: Tracing = trace_stage
     planning: Planning = plan_stages
@@ -94,10 +95,12 @@ def plan_stages(request: Request, traced: Traced) -> Planned:
 
 def pass_stage(request: Request, traced: Traced) -> list[Stage]:
     """The graph after each pass; ranks make sure first that all of them compile the same."""
+    from monoplan.passes.manager import run_passes
+
     if request.tp is not None and _is_sharded(request.tp):
         divided = tp_plan(request.module, request.options)
         check_ranks(request.tp, traced.graph, traced.tensors, request.options, divided, request.target, __version__)
-    return run_passes(traced.graph, request.pipeline, request.options.stop_after)
+    return run_passes(traced.graph, request.passes(), request.options.stop_after)
 
 
 def plan_stage(graph: Graph, target: str, options: Options, tp: Communicator | None = None) -> Plan:
@@ -260,8 +263,14 @@ def _is_sharded(tp: Communicator | None) -> bool:
 
 def _pipeline(module: Module, options: Options, tp: Communicator | None) -> Sequence[Pass]:
     """The passes that run; on several ranks the one that takes a rank's part of the graph comes first."""
-    first = [shard_pass(tp_plan(module, options), tp.rank, tp.size)] if tp is not None and tp.size > 1 else []
-    pipeline = PIPELINE if options.fuse else UNFUSED
+    from monoplan.passes import pipeline as passes
+
+    first = []
+    if tp is not None and tp.size > 1:
+        from monoplan.passes.shard.rewrite import shard_pass
+
+        first = [shard_pass(tp_plan(module, options), tp.rank, tp.size)]
+    pipeline = passes.PIPELINE if options.fuse else passes.UNFUSED
     known = [p.name for p in (*first, *pipeline)]
     for name in (*(options.passes or ()), *([options.stop_after] if options.stop_after else [])):
         if name not in known:
@@ -271,6 +280,8 @@ def _pipeline(module: Module, options: Options, tp: Communicator | None) -> Sequ
 
 def with_param_dtype(graph: Graph, dtype: DType) -> Graph:
     """The graph with floating point params in another element type; results are inferred again."""
+    from monoplan.passes.rebuild import replace_values
+
     new: dict[Value, Value] = {}
     params = []
     for p in graph.params:
