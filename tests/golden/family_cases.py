@@ -1,0 +1,99 @@
+"""Random small configurations of model families: every key of the transformers class that changes numbers.
+
+`config(kind, seed)` gives the arguments of the configuration class. Sizes are small, vocabularies odd, windows shorter
+than the prompts.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tests.golden.weights import random_state_dict
+
+Config = dict[str, Any]
+VOCABULARY = 67
+
+
+def config(kind: str, seed: int) -> Config:
+    """The arguments of the configuration class of a model_type, the same ones for a seed."""
+    pick = random.Random(f"{kind} {seed}")
+    made: Config = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    made["initializer_range"] = 0.02
+    return {**made, **KINDS[kind](pick)}
+
+
+def weights(kind: str, shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Any]:
+    """Random weights of a model. Gemma's norms multiply by 1 + weight: with weights near 1, scores would be so large
+    that float32 does not decide between two tokens."""
+    made = random_state_dict(shapes, seed)
+    if kind.startswith("gemma"):
+        made |= {name: made[name] - 1 for name in made if name.endswith("norm.weight")}
+    return dict(made)
+
+
+def _llama_like(pick: random.Random, head_dims: tuple[int, ...] = (8, 16, 32), positions: int = 512) -> Config:
+    """Sizes under LLaMA's names."""
+    kv_heads, groups, dim = pick.choice((1, 2, 3)), pick.choice((1, 2, 4)), pick.choice(head_dims)
+    return {
+        "hidden_size": kv_heads * groups * dim,
+        "intermediate_size": pick.choice((48, 83, 112)),
+        "num_hidden_layers": pick.choice((2, 3, 4)),
+        "num_attention_heads": kv_heads * groups,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": positions,
+        "rms_norm_eps": pick.choice((1e-6, 1e-5, 1e-2)),
+        "tie_word_embeddings": pick.random() < 0.5,
+    }
+
+
+def _scaled(pick: random.Random, theta: float = 10000.0) -> Config:
+    """rope_parameters of a random kind."""
+    kinds: list[Config] = [
+        {"rope_type": "default"},
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 128,
+        },
+    ]
+    return {**pick.choice(kinds), "rope_theta": pick.choice((theta, 500000.0))}
+
+
+def _windows(pick: random.Random, layers: int) -> Config:
+    kinds = [pick.choice(("sliding_attention", "full_attention")) for _ in range(layers)]
+    return {"sliding_window": pick.choice((5, 16, 100)), "layer_types": pick.choice((None, kinds))}
+
+
+def _gemma(pick: random.Random) -> Config:
+    free = {"head_dim": pick.choice((8, 32)), "attention_bias": pick.random() < 0.3}
+    return {**_llama_like(pick), **free, "hidden_act": pick.choice(("gelu", "gelu_pytorch_tanh", "silu"))}
+
+
+def _gemma2(pick: random.Random) -> Config:
+    made = {**_gemma(pick), "hidden_activation": pick.choice(("gelu_pytorch_tanh", "gelu", "silu"))}
+    del made["hidden_act"]
+    made |= _windows(pick, made["num_hidden_layers"])
+    made["query_pre_attn_scalar"] = pick.choice((8, 16, 144))
+    made["final_logit_softcapping"] = pick.choice((None, 2.0, 30.0))
+    made["attn_logit_softcapping"] = pick.choice((None, 1.5, 50.0))
+    return made
+
+
+def _gemma3(pick: random.Random) -> Config:
+    made = _gemma2(pick)
+    del made["attn_logit_softcapping"]
+    made["num_hidden_layers"] = pick.choice((3, 7))
+    made |= _windows(pick, made["num_hidden_layers"])
+    wide = pick.choice(({"rope_type": "default"}, {"rope_type": "linear", "factor": 8.0}))
+    local = {"rope_type": "default", "rope_theta": pick.choice((10000.0, 2000.0))}
+    ropes = {"full_attention": {**wide, "rope_theta": 1e6}, "sliding_attention": local}
+    return {**made, "rope_parameters": pick.choice((None, ropes))}
+
+
+KINDS: dict[str, Callable[[random.Random], Config]] = {"gemma": _gemma, "gemma2": _gemma2, "gemma3_text": _gemma3}

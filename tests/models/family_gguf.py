@@ -1,0 +1,117 @@
+"""GGUF files of the families, with the names, metadata and changes of values of llama.cpp's converter.
+
+Names of tensors are those of the gguf package (TensorNameMap), which the converter takes; nothing here reads monoplan's
+own tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.models.vocabularies import byte_level
+
+Array = NDArray[Any]
+VOCABULARY = 96
+WORDS = ["<|end|>", "<|start|>", "a", "b", "ab", *(f"w{i}" for i in range(5, VOCABULARY))]
+# llama.cpp wants a merge, and its server holds back tokens that are not whole characters.
+TOKENS = byte_level(merges=("a b",)) | {
+    "tokenizer.ggml.tokens": WORDS,
+    "tokenizer.ggml.token_type": np.array([3, 3] + [1] * (VOCABULARY - 2), np.int32),
+}
+SIZES = {
+    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 0, "torch_dtype": "float32",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Written:
+    """How the converter writes a family: a config.json, metadata beside the common ones, what becomes of a tensor."""
+
+    arch: str
+    config: dict[str, Any]
+    metadata: dict[str, Any] = field(default_factory=dict)
+    change: Callable[[str, Array, Mapping[str, Any]], Array] = lambda name, values, config: values
+
+
+def _plus_one(name: str, values: Array, config: Mapping[str, Any]) -> Array:
+    return values + 1 if name.endswith("norm.weight") else values
+
+
+_GEMMA = {**SIZES, "head_dim": 32, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 7}
+FILES = {
+    "gemma": Written("gemma", {**SIZES, "head_dim": 32, "hidden_act": "gelu_pytorch_tanh"}, {}, _plus_one),
+    "gemma2": Written(
+        "gemma2",
+        {**_GEMMA, "query_pre_attn_scalar": 32, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+        {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "attention.sliding_window": 7},
+        _plus_one,
+    ),
+    "gemma3_text": Written(
+        "gemma3",
+        {
+            **_GEMMA,
+            "num_hidden_layers": 7,
+            "query_pre_attn_scalar": 32,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+        {
+            "attention.sliding_window": 7,
+            "rope.freq_base": 1e6,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 8.0,
+        },
+        _plus_one,
+    ),
+}
+
+
+def write(path: Path, written: Written, state: Mapping[str, Array]) -> None:
+    """Writes a GGUF file of the state of a checkpoint, in float32."""
+    import gguf
+
+    c = {**written.config, **{mine: written.config[key] for key, mine in OTHER_NAMES.items() if key in written.config}}
+    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == written.arch)
+    names = gguf.get_tensor_name_map(arch, c["num_hidden_layers"])
+    file = gguf.GGUFWriter(path, written.arch)
+    head_dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+    metadata = {
+        "context_length": c["max_position_embeddings"],
+        "embedding_length": c["hidden_size"],
+        "block_count": c["num_hidden_layers"],
+        "feed_forward_length": c["intermediate_size"],
+        "attention.head_count": c["num_attention_heads"],
+        "attention.head_count_kv": c.get("num_key_value_heads", c["num_attention_heads"]),
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        **written.metadata,
+    }
+    if "rms_norm_eps" in c:
+        metadata["attention.layer_norm_rms_epsilon"] = c["rms_norm_eps"]
+    else:
+        metadata["attention.layer_norm_epsilon"] = c["layer_norm_eps"]
+    whole = {f"{written.arch}.{key}": value for key, value in metadata.items()} | TOKENS
+    for key, value in whole.items():
+        put = {bool: file.add_bool, int: file.add_uint32, float: file.add_float32, str: file.add_string}
+        put.get(type(value), file.add_array)(key, value.tolist() if isinstance(value, np.ndarray) else value)
+    for name, values in state.items():
+        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert found is not None, f"llama.cpp has no name for {name}"
+        file.add_tensor(found, np.ascontiguousarray(written.change(name, values, c), np.float32))
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+
+
+OTHER_NAMES = {
+    "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings", "layer_norm_epsilon": "layer_norm_eps", "n_inner": "intermediate_size",
+}  # fmt: skip
