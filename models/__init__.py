@@ -27,8 +27,8 @@ _HOMES = {
     "AutoLlamaModel": "auto", "AutoModel": "auto", "LlamaConfig": "config", "LlamaForCausalLM": "llama",
     "LlamaModel": "llama", "LlamaDecoderLayer": "llama", "LlamaAttention": "llama", "LlamaMLP": "llama",
     "LlamaRMSNorm": "llama", "LlamaRotaryEmbedding": "llama", "Tokenizer": "text.tokenizer",
-    "Generation": "generate.decoding", "GenerationMixin": "generate.generation", "GenerationStep": "generate.generation",
-    "Session": "generate.generation",
+    "Generation": "generate.decoding", "GenerationMixin": "generate.generation",
+    "GenerationStep": "generate.generation", "Session": "generate.generation",
     "open_model": "load.checkpoint", "default_model_path": "load.default_model",
 }  # fmt: skip
 __all__ = [

@@ -86,7 +86,7 @@ class LlamaConfig:
     rope_algo: ClassVar[str] = "gpt_neox"  # gpt_j: pairs lie side by side
     local_rope: ClassVar[Mapping[str, Any] | None] = None  # rope_scaling of layers with a window, where it is another
     trained_rope: ClassVar[bool] = False  # max_position_embeddings is the context already, whatever the scaling
-    joined_qkv: ClassVar[bool] = False  # q, k and v are one matrix, qkv_proj
+    joined: ClassVar[bool] = False  # q, k and v are one matrix, qkv_proj; gate and up are gate_up_proj
     embedding_scale: ClassVar[float] = 1.0
     residual_scale: ClassVar[float] = 1.0  # of what a layer adds
     logit_scale: ClassVar[float] = 1.0

@@ -41,8 +41,12 @@ class Family:
 
 # By model_type: a Family, or the file here that has it in its own FAMILIES. LLaMA, Mistral, Qwen2, Qwen3 and SmolLM
 # differ in their configuration only: load/config_json.py.
-FAMILIES: dict[str, Family | str] = {"gemma": "gemma", "gemma2": "gemma", "gemma3_text": "gemma"}
-ARCHITECTURES = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3_text"}  # of GGUF files
+FAMILIES: dict[str, Family | str] = {
+    "gemma": "gemma", "gemma2": "gemma", "gemma3_text": "gemma", "phi3": "phi3", "olmo2": "olmo", "olmo3": "olmo",
+    "granite": "granite", "smollm3": "smollm3",
+}  # fmt: skip
+# By the architecture that a GGUF file names, where it is not the model_type.
+ARCHITECTURES = {name: name for name in FAMILIES} | {"gemma3": "gemma3_text", "olmo2": "olmo3"}
 
 
 def family_of(kind: Any) -> Family | None:

@@ -72,13 +72,18 @@ class LlamaMLP(Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = Linear(hidden, inner, bias=bias, dtype=config.dtype)
-        self.up_proj = Linear(hidden, inner, bias=bias, dtype=config.dtype)
+        self.joined = config.joined
+        if config.joined:
+            self.gate_up_proj = Linear(hidden, 2 * inner, bias=bias, dtype=config.dtype)
+        else:
+            self.gate_proj = Linear(hidden, inner, bias=bias, dtype=config.dtype)
+            self.up_proj = Linear(hidden, inner, bias=bias, dtype=config.dtype)
         self.down_proj = Linear(inner, hidden, bias=bias, dtype=config.dtype)
         self.act_fn = getattr(F, config.activation)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self.gate_up_proj(x).chunk(2, -1) if self.joined else (self.gate_proj(x), self.up_proj(x))
+        return self.down_proj(self.act_fn(gate) * up)
 
 
 class LlamaAttention(Module):
@@ -94,8 +99,8 @@ class LlamaAttention(Module):
         self.window, self.rope_algo = config.layer_window(layer_idx), config.rope_algo
         hidden, bias, out_bias = config.hidden_size, config.attention_bias, config.attention_out_bias
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        self.joined = config.joined_qkv
-        if config.joined_qkv:
+        self.joined = config.joined
+        if config.joined:
             self.sizes = (queries, keys, keys)
             self.qkv_proj = Linear(hidden, queries + 2 * keys, bias=bias, dtype=config.dtype)
         else:

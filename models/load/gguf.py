@@ -452,7 +452,7 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
     turned = keys.number("rope.dimension_count", head_dim)
     if keys.arch == "llama" and turned != head_dim:
         raise LoadError(f"rope.dimension_count is {turned}, but a head has {head_dim} values")
-    stored = tensors["blk.0.attn_q.weight"].kind if "blk.0.attn_q.weight" in tensors else "F32"
+    stored = next((tensors[n].kind for n in ("blk.0.attn_q.weight", "blk.0.attn_qkv.weight") if n in tensors), "F32")
     arguments: dict[str, Any] = dict(
         vocab_size=tensors["token_embd.weight"].shape[0],
         hidden_size=keys.number("embedding_length"),
@@ -523,7 +523,7 @@ def _rope(keys: _Keys, tensors: Mapping[str, StoredTensor]) -> dict[str, Any] | 
             # llama.cpp multiplies this key with the factor that other formats mean by attention_factor.
             values["attention_factor"] = attention * (1.0 + 0.1 * math.log(max(factor, 1.0)))
         return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **values}
-    if kind == "longrope" and found.keys() == set(ROPE_TENSORS[1:]):
+    if kind in ("none", "linear", "longrope") and found.keys() == set(ROPE_TENSORS[1:]):  # Phi files name no kind
         long, short = found["rope_factors_long.weight"], found["rope_factors_short.weight"]
     elif kind in ("none", "linear") and found.keys() == {"rope_freqs.weight"}:
         # Llama 3's scaling comes as one divisor for each frequency: longrope with equal factors is just that.

@@ -96,4 +96,54 @@ def _gemma3(pick: random.Random) -> Config:
     return {**made, "rope_parameters": pick.choice((None, ropes))}
 
 
-KINDS: dict[str, Callable[[random.Random], Config]] = {"gemma": _gemma, "gemma2": _gemma2, "gemma3_text": _gemma3}
+def _phi3(pick: random.Random) -> Config:
+    made = _llama_like(pick, head_dims=(16, 32))
+    part = pick.choice((1.0, 0.75, 0.5))
+    pairs = int(made["hidden_size"] // made["num_attention_heads"] * part) // 2
+    longrope = {
+        "rope_type": "longrope",
+        "short_factor": [1.0 + 0.05 * i for i in range(pairs)],
+        "long_factor": [1.0 + 0.5 * i for i in range(pairs)],
+    }
+    rope = pick.choice(({"rope_type": "default"}, longrope, longrope))
+    made["rope_parameters"] = {**rope, "rope_theta": pick.choice((10000.0, 250000.0)), "partial_rotary_factor": part}
+    # Beyond it keys in a cache keep the short factors, here as in transformers.
+    made["original_max_position_embeddings"] = pick.choice((32, 400))
+    return {**made, "sliding_window": pick.choice((None, 9, 100))}
+
+
+def _olmo2(pick: random.Random) -> Config:
+    return {**_llama_like(pick), "attention_bias": pick.random() < 0.3, "rope_parameters": _scaled(pick)}
+
+
+def _olmo3(pick: random.Random) -> Config:
+    made = {**_olmo2(pick), "num_hidden_layers": pick.choice((3, 5))}
+    made |= _windows(pick, made["num_hidden_layers"])
+    local = {"rope_type": "default", "rope_theta": pick.choice((10000.0, 500000.0))}
+    ropes = {"full_attention": made["rope_parameters"], "sliding_attention": local}
+    return {**made, "rope_parameters": pick.choice((None, ropes))}
+
+
+def _granite(pick: random.Random) -> Config:
+    made = {**_olmo2(pick), "mlp_bias": pick.random() < 0.3, "attention_multiplier": pick.choice((0.1, 0.3))}
+    made |= {"embedding_multiplier": pick.choice((1.0, 12.0)), "residual_multiplier": pick.choice((1.0, 0.22))}
+    return {**made, "logits_scaling": pick.choice((1.0, 8.0))}
+
+
+def _smollm3(pick: random.Random) -> Config:
+    made = {**_olmo2(pick), "mlp_bias": pick.random() < 0.3, "num_hidden_layers": pick.choice((3, 5))}
+    layers = [pick.choice((0, 1)) for _ in range(made["num_hidden_layers"])]
+    made |= {"no_rope_layers": pick.choice((None, layers)), "no_rope_layer_interval": pick.choice((2, 4))}
+    return {**made, "use_sliding_window": pick.random() < 0.5, "sliding_window": pick.choice((None, 7, 60))}
+
+
+KINDS: dict[str, Callable[[random.Random], Config]] = {
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+    "phi3": _phi3,
+    "olmo2": _olmo2,
+    "olmo3": _olmo3,
+    "granite": _granite,
+    "smollm3": _smollm3,
+}

@@ -6,6 +6,7 @@ own tables.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,12 +40,25 @@ class Written:
     config: dict[str, Any]
     metadata: dict[str, Any] = field(default_factory=dict)
     change: Callable[[str, Array, Mapping[str, Any]], Array] = lambda name, values, config: values
+    tensors: dict[str, Any] = field(default_factory=dict)  # more of them
 
 
 def _plus_one(name: str, values: Array, config: Mapping[str, Any]) -> Array:
     return values + 1 if name.endswith("norm.weight") else values
 
 
+def _permuted(name: str, values: Array, config: Mapping[str, Any]) -> Array:
+    """LLaMA's order of the rows of q and k."""
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+    if heads is None:
+        return values
+    pairs = values.reshape(config[heads], 2, values.shape[0] // config[heads] // 2, *values.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(values.shape)
+
+
+_SHORT, _LONG = [1.0 + 0.1 * i for i in range(6)], [1.0 + i for i in range(6)]
+_LONGROPE = {"rope_type": "longrope", "short_factor": _SHORT, "long_factor": _LONG}
+_FACTORS = {"residual": 0.22, "embedding": 12.0, "attention": 0.3}
 _GEMMA = {**SIZES, "head_dim": 32, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 7}
 FILES = {
     "gemma": Written("gemma", {**SIZES, "head_dim": 32, "hidden_act": "gelu_pytorch_tanh"}, {}, _plus_one),
@@ -69,6 +83,44 @@ FILES = {
             "rope.scaling.factor": 8.0,
         },
         _plus_one,
+    ),
+    "phi3": Written(
+        "phi3",
+        {
+            **SIZES,
+            "max_position_embeddings": 1024,
+            "original_max_position_embeddings": 512,
+            "partial_rotary_factor": 0.75,
+            "rope_scaling": _LONGROPE,
+        },
+        {
+            "rope.dimension_count": 12,
+            "rope.scaling.original_context_length": 512,
+            "rope.scaling.attn_factor": math.sqrt(1 + math.log(2) / math.log(512)),
+            "attention.sliding_window": 0,
+        },
+        tensors={"rope_factors_long.weight": _LONG, "rope_factors_short.weight": _SHORT},
+    ),
+    "olmo3": Written(
+        "olmo2",
+        {**SIZES, "sliding_window": 7, "num_hidden_layers": 5, "rope_theta": 500000.0, "tie_word_embeddings": False},
+        {
+            "attention.sliding_window": 7,
+            "attention.sliding_window_pattern": [True, True, True, False, True],
+            "rope.freq_base": 500000.0,
+        },
+    ),
+    "granite": Written(
+        "granite",
+        {**SIZES, **{f"{name}_multiplier": value for name, value in _FACTORS.items()}, "logits_scaling": 4.0},
+        {"residual_scale": 0.22, "embedding_scale": 12.0, "attention.scale": 0.3, "logit_scale": 4.0},
+        _permuted,
+    ),
+    "smollm3": Written(
+        "smollm3",
+        {**SIZES, "num_hidden_layers": 5, "rope_theta": 5e6},
+        {"rope.freq_base": 5e6, "rope.dimension_count": 16},
+        _permuted,
     ),
 }
 
@@ -105,6 +157,8 @@ def write(path: Path, written: Written, state: Mapping[str, Array]) -> None:
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, f"llama.cpp has no name for {name}"
         file.add_tensor(found, np.ascontiguousarray(written.change(name, values, c), np.float32))
+    for name, values in written.tensors.items():
+        file.add_tensor(name, np.array(values, np.float32))
     file.write_header_to_file()
     file.write_kv_data_to_file()
     file.write_tensors_to_file()
