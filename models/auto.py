@@ -20,6 +20,7 @@ from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import Parameter, no_init
 from monoplan.ir.errors import LoadError, writing
 from monoplan.ir.types import Part, known_target
+from monoplan.models.families import family_of
 from monoplan.models.llama import LlamaForCausalLM
 from monoplan.models.load.checkpoint import Weights, open_model, parameter_shapes
 from monoplan.models.load.hub import local_path
@@ -169,6 +170,9 @@ def save_model(model: LlamaForCausalLM, directory: str | Path, **options: Any) -
         del state[TIED]  # stored once, as transformers does
     dtype = next(iter(state.values())).dtype
     config = dataclasses.replace(model.config, dtype=dtype.name)
+    family = family_of(config.model_type)
+    if family is not None and family.layout is not None:
+        state = family.layout(config).stored(state, config)
     save_checkpoint(directory, state, config.to_dict(), **options)
     with writing("the tokenizer", directory):
         _save_tokenizer(model, Path(directory))

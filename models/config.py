@@ -87,6 +87,9 @@ class LlamaConfig:
     local_rope: ClassVar[Mapping[str, Any] | None] = None  # rope_scaling of layers with a window, where it is another
     trained_rope: ClassVar[bool] = False  # max_position_embeddings is the context already, whatever the scaling
     joined: ClassVar[bool] = False  # q, k and v are one matrix, qkv_proj; gate and up are gate_up_proj
+    gated: ClassVar[bool] = True  # MLP: act(gate(x)) * up(x), else act(up(x))
+    parallel: ClassVar[int] = 0  # norms in front of attention and MLP where they stand side by side
+    head_bias: ClassVar[bool] = False
     embedding_scale: ClassVar[float] = 1.0
     residual_scale: ClassVar[float] = 1.0  # of what a layer adds
     logit_scale: ClassVar[float] = 1.0
@@ -223,6 +226,10 @@ class LlamaConfig:
     def attention_scale(self) -> float:
         """What the scores of attention are multiplied with."""
         return float(self.head_dim**-0.5)
+
+    def layer_scale(self, layer: int) -> float:
+        """What the scores of a layer are multiplied with."""
+        return self.attention_scale
 
     @property
     def activation(self) -> str:

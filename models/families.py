@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -20,7 +20,7 @@ class GGUF:
     config: Any  # LlamaConfig or a subclass
     complete: Callable[[Any, dict[str, Any]], None] = lambda keys, arguments: None
     keys: tuple[str, ...] = ()
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Callable[[Any], Mapping[str, str]] = lambda config: {}
     permuted: bool = False  # rows of q and k: the pairs that RoPE turns lie side by side
     offset_norms: bool = False  # the weights of norms are 1 + those of the checkpoint
 
@@ -30,23 +30,27 @@ class Family:
     """What a checkpoint becomes whose config.json has this family's model_type, or whose GGUF file its architecture.
 
     `config` reads the contents of config.json into a LlamaConfig or a subclass. `model` makes the module of a
-    configuration; its parameters have the names of the checkpoint. A model that generates text is a GenerationMixin, as
-    LlamaForCausalLM is; a subclass of that has all of it.
+    configuration; its parameters have the names of the checkpoint, or `layout` translates. A model that generates text
+    is a GenerationMixin, as LlamaForCausalLM is; a subclass of that has all of it.
     """
 
     config: Callable[[Mapping[str, Any]], Any]
     model: Callable[[Any], Any]
     gguf: GGUF | None = None
+    layout: Callable[[Any], Any] | None = None  # of a configuration: the load.renamed.Layout of Hugging Face files
 
 
 # By model_type: a Family, or the file here that has it in its own FAMILIES. LLaMA, Mistral, Qwen2, Qwen3 and SmolLM
 # differ in their configuration only: load/config_json.py.
 FAMILIES: dict[str, Family | str] = {
     "gemma": "gemma", "gemma2": "gemma", "gemma3_text": "gemma", "phi3": "phi3", "olmo2": "olmo", "olmo3": "olmo",
-    "granite": "granite", "smollm3": "smollm3",
+    "granite": "granite", "smollm3": "smollm3", "gpt2": "gpt2", "gpt_neox": "gpt_neox", "stablelm": "stablelm",
+    "cohere": "cohere", "cohere2": "cohere", "gptj": "gptj", "falcon": "falcon",
 }  # fmt: skip
 # By the architecture that a GGUF file names, where it is not the model_type.
-ARCHITECTURES = {name: name for name in FAMILIES} | {"gemma3": "gemma3_text", "olmo2": "olmo3"}
+ARCHITECTURES = {name: name for name in FAMILIES} | {
+    "gemma3": "gemma3_text", "olmo2": "olmo3", "gptneox": "gpt_neox", "command-r": "cohere",
+}  # fmt: skip
 
 
 def family_of(kind: Any) -> Family | None:

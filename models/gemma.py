@@ -168,11 +168,11 @@ FAMILIES = {
     "gemma2": Family(
         Gemma2Config.from_dict,
         Gemma2ForCausalLM,
-        GGUF("gemma2", Gemma2Config, _gemma2_gguf, _CAPS, _NAMES, offset_norms=True),
+        GGUF("gemma2", Gemma2Config, _gemma2_gguf, _CAPS, lambda config: _NAMES, offset_norms=True),
     ),
     "gemma3_text": Family(
         Gemma3Config.from_dict,
         Gemma2ForCausalLM,
-        GGUF("gemma3", Gemma3Config, _gemma3_gguf, _CAPS, _NAMES, offset_norms=True),
+        GGUF("gemma3", Gemma3Config, _gemma3_gguf, _CAPS, lambda config: _NAMES, offset_norms=True),
     ),
 }

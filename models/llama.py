@@ -25,7 +25,8 @@ from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import LOW_BITS, DType, Part, as_weight_dtype
 from monoplan.models.config import LlamaConfig
 from monoplan.models.generate.generation import GenerationMixin, GenerationStep, make_room
-from monoplan.models.rotary import LlamaRotaryEmbedding, RopeRows
+from monoplan.models.rope_scaling import context_length
+from monoplan.models.rotary import TABLE_POSITIONS, LlamaRotaryEmbedding, RopeRows
 
 __all__ = ["LlamaForCausalLM", "LlamaModel", "LlamaRMSNorm", "LlamaRotaryEmbedding"]
 LlamaRMSNorm = RMSNorm
@@ -67,21 +68,24 @@ def make_norm(size: int, config: LlamaConfig) -> Module:
 
 
 class LlamaMLP(Module):
-    """down_proj(silu(gate_proj(x)) * up_proj(x))."""
+    """down_proj(silu(gate_proj(x)) * up_proj(x)), or without a gate down_proj(silu(up_proj(x)))."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.joined = config.joined
-        if config.joined:
+        self.gated, self.joined = config.gated, config.gated and config.joined
+        if self.joined:
             self.gate_up_proj = Linear(hidden, 2 * inner, bias=bias, dtype=config.dtype)
         else:
-            self.gate_proj = Linear(hidden, inner, bias=bias, dtype=config.dtype)
+            if self.gated:
+                self.gate_proj = Linear(hidden, inner, bias=bias, dtype=config.dtype)
             self.up_proj = Linear(hidden, inner, bias=bias, dtype=config.dtype)
         self.down_proj = Linear(inner, hidden, bias=bias, dtype=config.dtype)
         self.act_fn = getattr(F, config.activation)
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self.gated:
+            return self.down_proj(self.act_fn(self.up_proj(x)))  # type: ignore[no-any-return]
         gate, up = self.gate_up_proj(x).chunk(2, -1) if self.joined else (self.gate_proj(x), self.up_proj(x))
         return self.down_proj(self.act_fn(gate) * up)
 
@@ -95,7 +99,7 @@ class LlamaAttention(Module):
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = config.head_dim
         self.num_key_value_groups = self.num_heads // self.num_kv_heads
-        self.scaling, self.softcap = config.attention_scale, config.attention_softcap
+        self.scaling, self.softcap = config.layer_scale(layer_idx), config.attention_softcap
         self.window, self.rope_algo = config.layer_window(layer_idx), config.rope_algo
         hidden, bias, out_bias = config.hidden_size, config.attention_bias, config.attention_out_bias
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
@@ -155,15 +159,18 @@ class LlamaAttention(Module):
 
 
 class LlamaDecoderLayer(Module):
-    """Attention and MLP, each behind a norm and beside a residual connection."""
+    """Attention and MLP, each behind a norm and beside a residual connection; with config.parallel side by side."""
+
+    attention_class: ClassVar[Callable[..., Module]] = LlamaAttention
 
     def __init__(self, config: LlamaConfig, layer_idx: int) -> None:
         super().__init__()
-        self.self_attn = LlamaAttention(config, layer_idx)
+        self.self_attn = self.attention_class(config, layer_idx)
         self.mlp = LlamaMLP(config)
         self.input_layernorm = make_norm(config.hidden_size, config)
-        self.post_attention_layernorm = make_norm(config.hidden_size, config)
-        self.residual_scale = config.residual_scale
+        if config.parallel != 1:
+            self.post_attention_layernorm = make_norm(config.hidden_size, config)
+        self.residual_scale, self.parallel = config.residual_scale, config.parallel
 
     def forward(
         self,
@@ -172,7 +179,11 @@ class LlamaDecoderLayer(Module):
         past_key_values: KVCache | None = None,
         num_valid: Tensor | None = None,
     ) -> Tensor:
-        y = self.self_attn(self.input_layernorm(hidden_states), rope, past_key_values, num_valid)
+        x = self.input_layernorm(hidden_states)
+        y = self.self_attn(x, rope, past_key_values, num_valid)
+        if self.parallel:
+            x = x if self.parallel == 1 else self.post_attention_layernorm(hidden_states)
+            return hidden_states + y + self.mlp(x)  # type: ignore[no-any-return]
         hidden_states = hidden_states + self._scaled(y)
         return hidden_states + self._scaled(self.mlp(self.post_attention_layernorm(hidden_states)))
 
@@ -193,9 +204,16 @@ class LlamaModel(Module):
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=config.dtype)
         self.layers = ModuleList([self.layer_class(config, i) for i in range(config.num_hidden_layers)])
         self.norm = make_norm(config.hidden_size, config)
-        self.config, self.rotary_emb = config, LlamaRotaryEmbedding(config)
+        self.config = config
+        self.has_rope = [config.layer_has_rope(i) for i in range(config.num_hidden_layers)]
+        if any(self.has_rope):
+            self.rotary_emb = LlamaRotaryEmbedding(config)
         if config.local_rope is not None:
             self.rotary_emb_local = LlamaRotaryEmbedding(dataclasses.replace(config, rope_scaling=config.local_rope))
+        if not all(self.has_rope) and (positions := context_length(config)) <= TABLE_POSITIONS:
+            # A layer without RoPE is rotated by nothing: its products and cache writes then are one kernel as well.
+            self.register_buffer("no_sin", np.zeros((positions, 1), np.float32), persistent=False)
+            self.register_buffer("no_cos", np.ones((positions, 1), np.float32), persistent=False)
 
     def embed(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         """What the first layer reads."""
@@ -204,10 +222,11 @@ class LlamaModel(Module):
 
     def ropes(self, position_ids: Tensor) -> list[RopeRows | None]:
         """The rotation in each layer; None: there is none."""
-        c, wide = self.config, self.rotary_emb(position_ids)
+        c, wide = self.config, self.rotary_emb(position_ids) if any(self.has_rope) else None
         local = wide if c.local_rope is None else self.rotary_emb_local(position_ids)
-        ropes = [wide if c.layer_window(i) is None else local for i in range(len(self.layers))]
-        return [rope if c.layer_has_rope(i) else None for i, rope in enumerate(ropes)]
+        none = (position_ids, self.no_sin, self.no_cos) if hasattr(self, "no_sin") else None
+        ropes = [wide if c.layer_window(i) is None else local for i in range(c.num_hidden_layers)]
+        return [rope if has_rope else none for rope, has_rope in zip(ropes, self.has_rope, strict=True)]
 
     def forward(
         self,
@@ -282,7 +301,7 @@ class LlamaForCausalLM(Module, GenerationMixin):
         super().__init__()
         self.config = config
         self.model = self.model_class(config)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False, dtype=config.dtype)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=config.head_bias, dtype=config.dtype)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.device, self.name_or_path = "cpu", ""

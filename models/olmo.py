@@ -95,7 +95,7 @@ _GGUF = GGUF(
     Olmo3Config,
     _from_gguf,
     ("attention.sliding_window_pattern",),
-    {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
+    lambda config: {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
 )
 FAMILIES = {
     "olmo2": Family(Olmo2Config.from_dict, OlmoForCausalLM),

@@ -35,6 +35,6 @@ FAMILIES = {
     "phi3": Family(
         Phi3Config.from_dict,
         LlamaForCausalLM,
-        GGUF("phi3", Phi3Config, names={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
+        GGUF("phi3", Phi3Config, names=lambda config: {"ffn_up": "mlp.gate_up_proj"}),
     )
 }

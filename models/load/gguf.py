@@ -270,7 +270,7 @@ _NAMES = {
     "layer": "model.layers", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+    "attn_qkv": "self_attn.qkv_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
 }  # fmt: skip
 
@@ -289,7 +289,7 @@ class GGUFCheckpoint:
             raise LoadError(error.what, where=path, why=error.why, fix=error.fix) from None
         self.family = _family(self.metadata)
         self._format = None if self.family is None else self.family.gguf
-        names = {**_NAMES, **(self._format.names if self._format else {})}
+        names = {**_NAMES, **(self._format.names(self.config) if self._format else {})}
         self._tensors = {_hf_name(name, names): tensor for name, tensor in tensors.items() if name not in ROPE_TENSORS}
 
     def names(self) -> list[str]:
@@ -409,8 +409,8 @@ _READ = frozenset(
 class _Keys:
     """The metadata under the name of the architecture, with the types that are wanted."""
 
-    def __init__(self, metadata: Mapping[str, Any]) -> None:
-        self.arch, self.metadata = metadata.get("general.architecture"), metadata
+    def __init__(self, metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> None:
+        self.arch, self.metadata, self.tensors = metadata.get("general.architecture"), metadata, tensors
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return an entry; an array of equal numbers, one for each layer, counts as that number."""
@@ -431,7 +431,7 @@ class _Keys:
 
 def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> LlamaConfig:
     """Return the configuration in a file, or say what is wrong with it."""
-    keys = _Keys(metadata)
+    keys = _Keys(metadata, tensors)
     family = _family(metadata)
     if not isinstance(keys.arch, str) or (keys.arch not in ARCHITECTURES and family is None):
         supported = ", ".join((*ARCHITECTURES, *FAMILY_ARCHITECTURES))
@@ -462,11 +462,11 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
         num_key_value_heads=keys.number("attention.head_count_kv"),
         head_dim=head_dim,
         max_position_embeddings=keys.number("context_length"),
-        rms_norm_eps=keys.number("attention.layer_norm_rms_epsilon", 1e-6),
+        rms_norm_eps=keys.number("attention.layer_norm_rms_epsilon", keys.number("attention.layer_norm_epsilon", 1e-6)),
         rope_theta=keys.number("rope.freq_base", 10000.0),
         rope_scaling=_rope(keys, tensors),
         partial_rotary_factor=turned / head_dim,
-        attention_bias="blk.0.attn_q.bias" in tensors,
+        attention_bias="blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors,
         attention_out_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_down.bias" in tensors,
         qk_norm="blk.0.attn_q_norm.weight" in tensors,

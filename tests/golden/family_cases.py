@@ -137,6 +137,69 @@ def _smollm3(pick: random.Random) -> Config:
     return {**made, "use_sliding_window": pick.random() < 0.5, "sliding_window": pick.choice((None, 7, 60))}
 
 
+def _gpt2(pick: random.Random) -> Config:
+    heads, dim = pick.choice((1, 2, 3)), pick.choice((8, 16, 32))
+    made: Config = {"n_embd": heads * dim, "n_head": heads, "n_layer": pick.choice((2, 3, 4)), "n_positions": 512}
+    made |= {"n_inner": pick.choice((None, 83, 112)), "layer_norm_epsilon": pick.choice((1e-5, 1e-2))}
+    made["activation_function"] = pick.choice(("gelu_new", "gelu", "relu"))
+    made |= {"scale_attn_weights": pick.random() < 0.8, "scale_attn_by_inverse_layer_idx": pick.random() < 0.3}
+    return {**made, "tie_word_embeddings": pick.random() < 0.7}
+
+
+def _layer_norms(made: Config) -> Config:
+    return {"layer_norm_eps": made.pop("rms_norm_eps"), **made}
+
+
+def _gpt_neox(pick: random.Random) -> Config:
+    made = _layer_norms(_llama_like(pick, head_dims=(16, 32)))
+    del made["num_key_value_heads"]
+    made |= {"use_parallel_residual": pick.random() < 0.6, "attention_bias": pick.random() < 0.7}
+    made["hidden_act"] = pick.choice(("gelu", "gelu_new", "gelu_fast"))
+    part = pick.choice((0.25, 0.5, 1.0))
+    return {**made, "rope_parameters": pick.choice((None, {**_scaled(pick), "partial_rotary_factor": part}))}
+
+
+def _stablelm(pick: random.Random) -> Config:
+    made = _layer_norms(_llama_like(pick, head_dims=(16, 32)))
+    made |= {"use_parallel_residual": pick.random() < 0.4, "use_qkv_bias": pick.random() < 0.5}
+    return {**made, "rope_parameters": {**_scaled(pick), "partial_rotary_factor": pick.choice((0.25, 0.5, 1.0))}}
+
+
+def _cohere(pick: random.Random) -> Config:
+    made = _layer_norms(_llama_like(pick))
+    made |= {"logit_scale": pick.choice((0.0625, 0.8)), "attention_bias": pick.random() < 0.3}
+    return {**made, "use_qk_norm": pick.random() < 0.4, "rope_parameters": _scaled(pick)}
+
+
+def _cohere2(pick: random.Random) -> Config:
+    made = _cohere(pick)
+    del made["use_qk_norm"]
+    made["num_hidden_layers"] = pick.choice((3, 5))
+    return {**made, **_windows(pick, made["num_hidden_layers"])}
+
+
+def _gptj(pick: random.Random) -> Config:
+    made = _gpt2(pick)
+    for name in ("scale_attn_weights", "scale_attn_by_inverse_layer_idx"):
+        del made[name]
+    dim = made["n_embd"] // made["n_head"]
+    return {**made, "rotary_dim": pick.choice((dim, dim // 2)), "tie_word_embeddings": False}
+
+
+def _falcon(pick: random.Random) -> Config:
+    made = _llama_like(pick)
+    sizes = {"ffn_hidden_size": made.pop("intermediate_size"), "num_kv_heads": made.pop("num_key_value_heads")}
+    made |= {**sizes, "layer_norm_epsilon": made.pop("rms_norm_eps"), "activation": pick.choice(("gelu", "relu"))}
+    made |= {"new_decoder_architecture": pick.random() < 0.5, "bias": pick.random() < 0.4}
+    if made["new_decoder_architecture"]:
+        made["num_ln_in_parallel_attn"] = pick.choice((None, 1, 2))
+    else:
+        made |= {"multi_query": pick.random() < 0.5, "parallel_attn": pick.random() < 0.6}
+        if not made["multi_query"]:
+            made["num_kv_heads"] = made["num_attention_heads"]
+    return {**made, "rope_parameters": _scaled(pick)}
+
+
 KINDS: dict[str, Callable[[random.Random], Config]] = {
     "gemma": _gemma,
     "gemma2": _gemma2,
@@ -146,4 +209,11 @@ KINDS: dict[str, Callable[[random.Random], Config]] = {
     "olmo3": _olmo3,
     "granite": _granite,
     "smollm3": _smollm3,
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "stablelm": _stablelm,
+    "cohere": _cohere,
+    "cohere2": _cohere2,
+    "gptj": _gptj,
+    "falcon": _falcon,
 }

@@ -56,9 +56,27 @@ def _permuted(name: str, values: Array, config: Mapping[str, Any]) -> Array:
     return pairs.swapaxes(1, 2).reshape(values.shape)
 
 
+def _transposed(name: str, values: Array, config: Mapping[str, Any]) -> Array:
+    """GPT-2's matrices."""
+    return values.T if ".c_" in name and values.ndim == 2 else values
+
+
+def _in_order(name: str, values: Array, config: Mapping[str, Any]) -> Array:
+    """All rows of q, then those of k and of v; the checkpoint has them head by head, or group by group."""
+    if "query_key_value" not in name:
+        return values
+    heads = config["num_attention_heads"]
+    groups = config.get("num_key_value_heads", heads)
+    rows = values.reshape(groups, heads // groups + 2, -1, *values.shape[1:])
+    parts = (rows[:, :-2], rows[:, -2], rows[:, -1])
+    return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])
+
+
 _SHORT, _LONG = [1.0 + 0.1 * i for i in range(6)], [1.0 + i for i in range(6)]
 _LONGROPE = {"rope_type": "longrope", "short_factor": _SHORT, "long_factor": _LONG}
 _FACTORS = {"residual": 0.22, "embedding": 12.0, "attention": 0.3}
+_COMMON = {name: SIZES[name] for name in ("vocab_size", "bos_token_id", "eos_token_id", "torch_dtype")}
+_LAYER_NORMS = {**{name: value for name, value in SIZES.items() if name != "rms_norm_eps"}, "layer_norm_eps": 1e-5}
 _GEMMA = {**SIZES, "head_dim": 32, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 7}
 FILES = {
     "gemma": Written("gemma", {**SIZES, "head_dim": 32, "hidden_act": "gelu_pytorch_tanh"}, {}, _plus_one),
@@ -122,6 +140,64 @@ FILES = {
         {"rope.freq_base": 5e6, "rope.dimension_count": 16},
         _permuted,
     ),
+    "gpt2": Written(
+        "gpt2",
+        {
+            **_COMMON,
+            "n_embd": 64,
+            "n_head": 4,
+            "n_layer": 3,
+            "n_positions": 256,
+            "n_inner": 96,
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+        },
+        {},
+        _transposed,
+    ),
+    "gpt_neox": Written(
+        "gptneox",
+        {**_LAYER_NORMS, "num_key_value_heads": 4, "rotary_pct": 0.5, "tie_word_embeddings": False},
+        {"rope.dimension_count": 8, "use_parallel_residual": True},
+        _in_order,
+    ),
+    "stablelm": Written(
+        "stablelm",
+        {**_LAYER_NORMS, "use_qkv_bias": True, "partial_rotary_factor": 0.5, "tie_word_embeddings": False},
+        {"rope.dimension_count": 8, "use_parallel_residual": False},
+    ),
+    "cohere": Written(
+        "command-r",
+        {**_LAYER_NORMS, "logit_scale": 0.25, "rope_theta": 75000.0},
+        {"rope.freq_base": 75000.0, "logit_scale": 0.25, "rope.scaling.type": "none"},
+    ),
+    "cohere2": Written(
+        "cohere2",
+        {**_LAYER_NORMS, "logit_scale": 0.25, "rope_theta": 75000.0, "num_hidden_layers": 5, "sliding_window": 7},
+        {
+            "rope.freq_base": 75000.0,
+            "logit_scale": 0.25,
+            "rope.scaling.type": "none",
+            "rope.dimension_count": 16,
+            "attention.sliding_window": 7,
+        },
+    ),
+    "falcon": Written(
+        "falcon",
+        {
+            **_COMMON,
+            "hidden_size": 64,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 3,
+            "max_position_embeddings": 256,
+            "layer_norm_epsilon": 1e-5,
+            "ffn_hidden_size": 256,
+            "num_kv_heads": 2,
+            "new_decoder_architecture": True,
+        },
+        {},
+        _in_order,
+    ),
 }
 
 
@@ -168,4 +244,5 @@ def write(path: Path, written: Written, state: Mapping[str, Array]) -> None:
 OTHER_NAMES = {
     "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
     "n_positions": "max_position_embeddings", "layer_norm_epsilon": "layer_norm_eps", "n_inner": "intermediate_size",
+    "num_kv_heads": "num_key_value_heads", "ffn_hidden_size": "intermediate_size",
 }  # fmt: skip

@@ -114,9 +114,11 @@ def gguf_pair(kind: str, folder: Path) -> tuple[Path, Path]:
     written = FILES[kind]
     family = family_of(kind)
     data = {**written.config, "model_type": kind}
+    config = family.config(data)
     with no_init():
-        model = family.model(family.config(data))
+        model = family.model(config)
     state = weights(kind, {name: p.full_shape for name, p in model.named_parameters()}, 1)
+    state = state if family.layout is None else family.layout(config).stored(state, config)
     save_checkpoint(folder / "hf", state, data)
     write(folder / "model.gguf", written, state)
     return folder / "hf", folder / "model.gguf"
