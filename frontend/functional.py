@@ -683,6 +683,15 @@ def _normalized(name: str, input: Any, normalized_shape: Any, *parameters: Any) 
     return x, n
 
 
+def expert_linear(x: Any, weight: Any, ids: Any, up: Any = None, *, gate: str = "") -> Tensor:
+    """Products of rows [rows, in] with the matrices of weight [experts, out, in] that ids [rows, choices] name.
+
+    The result is [rows, choices, out]; rows may be [rows, choices, in] as well. With a gate (silu, gelu or relu) it is
+    gate(product) times the product by `up`. Only the matrices that ids name are read.
+    """
+    return call("expert_linear", x, weight, ids, up, gate=gate)  # type: ignore[no-any-return]
+
+
 def rope(
     x: Any,
     pos_ids: Any,

@@ -37,7 +37,7 @@ class Family:
     config: Callable[[Mapping[str, Any]], Any]
     model: Callable[[Any], Any]
     gguf: GGUF | None = None
-    layout: Callable[[Any], Any] | None = None  # of a configuration: the load.renamed.Layout of Hugging Face files
+    layout: Callable[[Any], Any] | None = None  # of a configuration: how Hugging Face files differ (load/renamed.py)
 
 
 # By model_type: a Family, or the file here that has it in its own FAMILIES. LLaMA, Mistral, Qwen2, Qwen3 and SmolLM
@@ -46,10 +46,12 @@ FAMILIES: dict[str, Family | str] = {
     "gemma": "gemma", "gemma2": "gemma", "gemma3_text": "gemma", "phi3": "phi3", "olmo2": "olmo", "olmo3": "olmo",
     "granite": "granite", "smollm3": "smollm3", "gpt2": "gpt2", "gpt_neox": "gpt_neox", "stablelm": "stablelm",
     "cohere": "cohere", "cohere2": "cohere", "gptj": "gptj", "falcon": "falcon",
+    "mixtral": "moe", "qwen3_moe": "moe",
 }  # fmt: skip
 # By the architecture that a GGUF file names, where it is not the model_type.
 ARCHITECTURES = {name: name for name in FAMILIES} | {
     "gemma3": "gemma3_text", "olmo2": "olmo3", "gptneox": "gpt_neox", "command-r": "cohere",
+    "qwen3moe": "qwen3_moe",
 }  # fmt: skip
 
 

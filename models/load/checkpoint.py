@@ -148,9 +148,7 @@ def _open_directory(path: Path) -> OpenModel:
         names = own_shapes(config, family, len(stored.names()) + 1)
         weights = open_quantized(stored, quantization, names)
     if family is not None and family.layout is not None:
-        from monoplan.models.load.renamed import RenamedWeights
-
-        weights = RenamedWeights(weights, family.layout(config), config)
+        weights = family.layout(config).open(weights, config)
     if data.get("dtype", data.get("torch_dtype")) is None:
         config = dataclasses.replace(config, dtype=_own_dtype(weights))
 

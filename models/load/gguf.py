@@ -359,7 +359,10 @@ def open_gguf(path: str | Path) -> GGUFCheckpoint:
 
 
 def _family(metadata: Mapping[str, Any]) -> Family | None:
-    return family_of(FAMILY_ARCHITECTURES.get(str(metadata.get("general.architecture"))))
+    arch = str(metadata.get("general.architecture"))
+    if arch == "llama" and metadata.get("llama.expert_count"):
+        return family_of("mixtral")
+    return family_of(FAMILY_ARCHITECTURES.get(arch))
 
 
 def _hf_name(name: str, names: Mapping[str, str]) -> str:
@@ -438,12 +441,12 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
         raise LoadError(f"unsupported architecture {keys.arch!r}", fix=f"supported: {supported}")
     if not np.isin(metadata.get("split.count", 1), (0, 1)).all():
         raise LoadError("the model is split into several files", fix="merge them with gguf-split --merge")
-    if keys.number("expert_count"):
+    read = _READ if family is None or family.gguf is None else {*_READ, *family.gguf.keys}
+    if keys.number("expert_count") and "expert_used_count" not in read:
         raise LoadError("mixture-of-experts models are not supported")
     if not keys.get("attention.causal", True):
         why = "every token of it sees those behind it, so that it can't continue a text"
         raise LoadError("attention.causal is false: the model is an encoder", why=why)
-    read = _READ if family is None or family.gguf is None else {*_READ, *family.gguf.keys}
     for name, value in metadata.items():
         key = name.removeprefix(f"{keys.arch}.")
         if key not in (name, *read) and not isinstance(value, np.ndarray) and changes_numbers(key, value):
@@ -479,7 +482,7 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
     )
     if family is not None and family.gguf is not None:
         made = family.gguf.config
-        arguments["model_type"] = FAMILY_ARCHITECTURES[keys.arch]
+        arguments["model_type"] = FAMILY_ARCHITECTURES.get(keys.arch, "mixtral")
         arguments["hidden_act"] = made.defaults.get("hidden_act", made.hidden_act)
         family.gguf.complete(keys, arguments)
         return made(**arguments)  # type: ignore[no-any-return]

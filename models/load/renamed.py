@@ -59,6 +59,10 @@ class Layout:
         rows = np.arange((heads + 2 * groups) * dim).reshape(groups, heads // groups + 2, dim)
         return np.concatenate([rows[:, :-2].ravel(), rows[:, -2].ravel(), rows[:, -1].ravel()])
 
+    def open(self, weights: Weights, config: Any) -> Weights:
+        """A checkpoint as our modules want it."""
+        return RenamedWeights(weights, self, config)
+
     def stored(self, state: Mapping[str, Array], config: Any) -> dict[str, Array]:
         """Our tensors as the files have them."""
         found = {}

@@ -200,6 +200,28 @@ def _falcon(pick: random.Random) -> Config:
     return {**made, "rope_parameters": _scaled(pick)}
 
 
+def _mixtral(pick: random.Random) -> Config:
+    made = {
+        **_llama_like(pick),
+        "num_local_experts": pick.choice((4, 7)),
+        "num_experts_per_tok": pick.choice((1, 2, 3)),
+    }
+    made |= {
+        "intermediate_size": pick.choice((48, 76)),
+        "head_dim": pick.choice((16, 32)),
+    }  # torch wants multiples of 4
+    return {**made, "sliding_window": pick.choice((None, 9)), "rope_parameters": _scaled(pick)}
+
+
+def _qwen3_moe(pick: random.Random) -> Config:
+    made = {**_llama_like(pick), "num_experts": pick.choice((4, 9)), "num_experts_per_tok": pick.choice((1, 2, 4))}
+    made |= {"moe_intermediate_size": pick.choice((24, 44)), "norm_topk_prob": pick.random() < 0.5}
+    made |= {"decoder_sparse_step": pick.choice((1, 2)), "mlp_only_layers": pick.choice(([], [1]))}
+    made |= {"head_dim": pick.choice((16, 32)), "attention_bias": pick.random() < 0.3}
+    made |= {"use_sliding_window": pick.random() < 0.3, "sliding_window": 11}
+    return {**made, "rope_parameters": _scaled(pick)}
+
+
 KINDS: dict[str, Callable[[random.Random], Config]] = {
     "gemma": _gemma,
     "gemma2": _gemma2,
@@ -216,4 +238,6 @@ KINDS: dict[str, Callable[[random.Random], Config]] = {
     "cohere2": _cohere2,
     "gptj": _gptj,
     "falcon": _falcon,
+    "mixtral": _mixtral,
+    "qwen3_moe": _qwen3_moe,
 }

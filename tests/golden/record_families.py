@@ -19,6 +19,8 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from tests.golden.family_cases import KINDS, config, weights
 from tests.golden.weights import fingerprint
@@ -34,10 +36,17 @@ def make(kind: str, seed: int, folder: Path) -> tuple[Any, dict[str, Any]]:
     made._attn_implementation = "eager"
     made.dtype = "float32"
     model = transformers.AutoModelForCausalLM.from_config(made, attn_implementation="eager").eval().float()
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    state = weights(kind, shapes, seed)
-    model.load_state_dict({name: torch.from_numpy(values) for name, values in state.items()}, strict=False)
     model.save_pretrained(folder)
+    with safe_open(folder / "model.safetensors", "np") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    # In the order of the model, as far as it has the same names: experts are tensors of their own only in files.
+    order = {name: at for at, (name, _) in enumerate(model.named_parameters())}
+    shapes = dict(sorted(shapes.items(), key=lambda entry: order.get(entry[0], len(order))))
+    state = weights(kind, shapes, seed)
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype="float32", attn_implementation="eager"
+    ).eval()
     return model, {"shapes": shapes, "seed": seed, "weights_sha256": fingerprint(state)}
 
 

@@ -182,6 +182,25 @@ FILES = {
             "attention.sliding_window": 7,
         },
     ),
+    "mixtral": Written(
+        "llama",
+        {**SIZES, "num_local_experts": 5, "num_experts_per_tok": 2, "tie_word_embeddings": False},
+        {"expert_count": 5, "expert_used_count": 2, "rope.freq_base": 1e6, "rope.dimension_count": 16},
+        _permuted,
+    ),
+    "qwen3_moe": Written(
+        "qwen3moe",
+        {
+            **SIZES,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "norm_topk_prob": True,
+            "head_dim": 32,
+            "tie_word_embeddings": False,
+        },
+        {"expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": 64},
+    ),
     "falcon": Written(
         "falcon",
         {

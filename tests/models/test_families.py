@@ -122,9 +122,10 @@ def gguf_pair(kind: str, folder: Path) -> tuple[Path, Path]:
     with no_init():
         model = family.model(config)
     state = weights(kind, {name: p.full_shape for name, p in model.named_parameters()}, 1)
-    state = state if family.layout is None else family.layout(config).stored(state, config)
-    save_checkpoint(folder / "hf", state, data)
-    write(folder / "model.gguf", written, state)
+    stored = state if family.layout is None else family.layout(config).stored(state, config)
+    save_checkpoint(folder / "hf", stored, data)
+    # The converter joins the matrices of experts, as our modules do.
+    write(folder / "model.gguf", written, state if "expert_count" in written.metadata else stored)
     return folder / "hf", folder / "model.gguf"
 
 
