@@ -225,6 +225,8 @@ class StackedExperts:
 
 
 def _from_gguf(keys: Any, arguments: dict[str, Any]) -> None:
+    if keys.number("expert_used_count") is None:
+        raise LoadError("a mixture-of-experts model without expert_used_count")
     arguments["num_experts"] = keys.number("expert_count")
     arguments["num_experts_per_tok"] = keys.number("expert_used_count")
     arguments["moe_intermediate_size"] = keys.number("expert_feed_forward_length")

@@ -526,7 +526,8 @@ def _rope(keys: _Keys, tensors: Mapping[str, StoredTensor]) -> dict[str, Any] | 
             # llama.cpp multiplies this key with the factor that other formats mean by attention_factor.
             values["attention_factor"] = attention * (1.0 + 0.1 * math.log(max(factor, 1.0)))
         return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **values}
-    if kind in ("none", "linear", "longrope") and found.keys() == set(ROPE_TENSORS[1:]):  # Phi files name no kind
+    # Files of Phi-3 do not name the kind.
+    if (kind == "longrope" or keys.arch == "phi3") and found.keys() == set(ROPE_TENSORS[1:]):
         long, short = found["rope_factors_long.weight"], found["rope_factors_short.weight"]
     elif kind in ("none", "linear") and found.keys() == {"rope_freqs.weight"}:
         # Llama 3's scaling comes as one divisor for each frequency: longrope with equal factors is just that.
