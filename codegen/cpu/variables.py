@@ -284,7 +284,13 @@ def experts(k: Experts, total: str = "sums[{}][i][n - first]") -> Variables:
             "x_at": x.index("r", "j", "0"),
             "x_loads": loads(x),
             "matrices": [
-                {"name": o.name, "loads": loads(o), "start": o.index("e", "0", "0"), "value": o.at("e", "n", "i")}
+                {
+                    "name": o.name,
+                    "loads": loads(o),
+                    "start": o.index("e", "0", "0"),
+                    "bytes": o.dtype.itemsize,
+                    "value": o.at("e", "n", "i"),
+                }
                 for o in matrices
             ],
             "statement": k.operand("y").store(k.body.c(totals), k.body.dtype, "r", "j", "n"),

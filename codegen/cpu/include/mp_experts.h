@@ -6,6 +6,7 @@
 #include "mp_attention_vec.h"
 
 #define MP_EXPERT_STRIP 8 /* rows of a matrix at a time: with two rows of x 16 sums, as many as hide a latency of 8 */
+#define MP_EXPERT_AHEAD 1024 /* bytes by which a row is prefetched, or then the one that follows its strip */
 typedef mp_vec (*mp_expert_vector)(const void *from, int64_t at);
 typedef float (*mp_expert_number)(const void *from, int64_t at);
 
@@ -27,10 +28,11 @@ MP_FN void mp_expert_sort(const int64_t *ids, int64_t pairs, int64_t experts, in
     starts[0] = 0;
 }
 
-/* sums[p][c]: row p of x, which begins at x_at[p], times row `first` + c of a matrix of `rows` rows at w_at. */
+/* sums[p][c]: row p of x, which begins at x_at[p], times row `first` + c of a matrix of `rows` rows at w_at, of
+ * `bytes` a number. */
 MP_INLINE void mp_expert_block(const int P, const void *x, mp_expert_vector x_vector, mp_expert_number x_number,
     const int64_t *x_at, const void *w, mp_expert_vector w_vector, mp_expert_number w_number, const int64_t w_at,
-    const int64_t first, const int64_t rows, const int64_t depth, float sums[2][MP_EXPERT_STRIP])
+    const int bytes, const int64_t first, const int64_t rows, const int64_t depth, float sums[2][MP_EXPERT_STRIP])
 {
     mp_vec acc[2][MP_EXPERT_STRIP];
     int64_t row[MP_EXPERT_STRIP], i = 0;
@@ -39,6 +41,11 @@ MP_INLINE void mp_expert_block(const int P, const void *x, mp_expert_vector x_ve
         for (int p = 0; p < P; ++p) acc[p][c] = mp_splat(0.0f);
     }
     for (; i + MP_LANES <= depth; i += MP_LANES) {
+        if (i % (64 / bytes) == 0) {
+            const int64_t next = i + MP_EXPERT_AHEAD / bytes, skip = next < depth ? 0 : (MP_EXPERT_STRIP - 1) * depth;
+            for (int c = 0; c < MP_EXPERT_STRIP; ++c)
+                __builtin_prefetch((const char *)w + (row[c] + next + skip) * bytes);
+        }
         mp_vec v[2];
         for (int p = 0; p < P; ++p) v[p] = x_vector(x, x_at[p] + i);
         for (int c = 0; c < MP_EXPERT_STRIP; ++c) {
