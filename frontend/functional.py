@@ -811,11 +811,11 @@ __all__ = [
     "RopeAlgo", "all_gather", "all_reduce", "argsort", "batch_norm", "bmm", "causal_softmax", "celu", "clamp", "clip",
     "count_nonzero", "cummax", "cummin", "cumprod", "cumsum", "div", "dropout", "elu", "embedding", "expert_linear",
     "frac", "gelu_tanh", "glu", "group_norm", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "instance_norm",
-    "kv_update", "layer_norm", "leaky_relu", "lerp", "linear", "log_softmax", "logical_and", "logical_not", "logical_or",
-    "logical_xor", "logsigmoid", "logsumexp", "matmul", "max", "min", "mish", "nan_to_num", "norm", "normalize", "pow",
-    "prelu", "random_sample", "reciprocal", "relu", "relu6", "repetition_penalty", "rms_norm", "rope", "round",
-    "scaled_dot_product_attention", "selu", "silu", "softmax", "softmin", "softshrink", "softsign", "sort",
-    "square", "std", "std_mean", "tanhshrink", "threshold", "topk", "var", "var_mean",
+    "kv_update", "layer_norm", "leaky_relu", "lerp", "linear", "log_softmax", "logical_and", "logical_not",
+    "logical_or", "logical_xor", "logsigmoid", "logsumexp", "matmul", "max", "min", "mish", "nan_to_num", "norm",
+    "normalize", "pow", "prelu", "random_sample", "reciprocal", "relu", "relu6", "repetition_penalty", "rms_norm",
+    "rope", "round", "scaled_dot_product_attention", "selu", "silu", "softmax", "softmin", "softshrink", "softsign",
+    "sort", "square", "std", "std_mean", "tanhshrink", "threshold", "topk", "var", "var_mean",
 ]  # fmt: skip
 __all__ += arrays.__all__
 __all__ += op_functions.__all__ + windows.__all__
