@@ -18,7 +18,7 @@ typedef struct {
     int many;              /* rows that a pass over a panel serves; fewer are padded, but for one */
     int chunk;             /* rows that share a pass over the weights */
     int tail;              /* groups that are not assigned beforehand when rows are few */
-    int far;               /* bytes by which a panel is prefetched before it is read */
+    int near, far;         /* bytes by which L1 and L2 prefetches run ahead */
     mp_group group;
     mp_prologue x;
     mp_finish finish;
@@ -29,6 +29,9 @@ MP_INLINE int64_t mp_blocks_groups(const mp_linear_blocks *s)
     const int64_t all = (s->K + MP_GROUP - 1) / MP_GROUP;
     return (all + s->unit - 1) / s->unit * s->unit;
 }
+
+/* What is taken off the codes as mp_block_dots takes them. */
+MP_INLINE int mp_blocks_zero(const mp_linear_blocks *s) { return s->zero + (s->is_signed ? MP_BLOCK_MOVED : 0); }
 
 /* Row `row` of x, normed, as every R-th of the groups `to`. Zeros follow its end. */
 MP_INLINE void mp_blocks_pack(const mp_linear_blocks *s, const void *c, const int64_t row, const int R, mp_x_group *to)
@@ -42,7 +45,7 @@ MP_INLINE void mp_blocks_pack(const mp_linear_blocks *s, const void *c, const in
             for (int i = 0; i < MP_GROUP; ++i) values[i] = mp_row_value(&s->x, c, row, k0 + i, stats);
         else
             for (int i = 0; i < MP_GROUP; ++i) values[i] = i < end ? mp_row_value(&s->x, c, row, k0 + i, stats) : 0.0f;
-        mp_x_group_make(to + n * R, values);
+        mp_x_group_make(to + n * R, values, mp_blocks_zero(s), s->halves, s->offsets);
     }
 }
 
@@ -50,26 +53,34 @@ MP_INLINE void mp_blocks_pack(const mp_linear_blocks *s, const void *c, const in
 MP_INLINE void mp_blocks_step(const mp_linear_blocks *s, const mp_x_group *x, const char *unit, const int g, const int v,
                               mp_vec *acc, const int R)
 {
-    const int parts = s->halves ? 2 : 1, zero = s->zero + (s->is_signed ? MP_BLOCK_MOVED : 0);
+    const int parts = s->halves ? 2 : 1;
     mp_words codes[MP_QUADS];
     mp_vec scale[2], offset[2];
     s->group(unit, g, v, codes, scale, offset);
     MP_BLOCK_UNROLL
     for (int h = 0; h < parts; ++h) {
         mp_ints dots[MP_MOST_BLOCK_ROWS];
-        int32_t sums[MP_MOST_BLOCK_ROWS];
         MP_BLOCK_UNROLL
-        for (int r = 0; r < R; ++r) {
-            sums[r] = s->halves ? x[r].sums[h] : x[r].sums[0] + x[r].sums[1];
-            dots[r] = (mp_ints)(codes[0] ^ codes[0]) - zero * sums[r];
-        }
+        for (int r = 0; r < R; ++r) dots[r] = (mp_ints)(codes[0] ^ codes[0]) + (s->offsets ? 0 : x[r].start[h]);
         mp_block_dots(codes, x, dots, R, h * MP_QUADS / 2, MP_QUADS / parts, s->is_signed);
         MP_BLOCK_UNROLL
         for (int r = 0; r < R; ++r) {
             /* One product for each addition, so that every compiler makes the same multiply-adds of them. */
             acc[r] = mp_multiply_add(mp_splat(x[r].scale), scale[h] * mp_ints_to_floats(dots[r]), acc[r]);
-            if (s->offsets) acc[r] = mp_multiply_add(offset[h], mp_splat(x[r].scale * (float)sums[r]), acc[r]);
+            if (s->offsets) acc[r] = mp_multiply_add(offset[h], mp_splat(x[r].weighted[h]), acc[r]);
         }
+    }
+}
+
+/* Prefetches the i-th of n parts of a unit that is read later: into L2 what comes `far` bytes behind, into L1 what comes
+ * `near` bytes behind. Past the end of a panel lies the one that is read next. */
+MP_INLINE void mp_blocks_prefetch(const mp_linear_blocks *s, const char *unit, const int i, const int n)
+{
+    const int lines = (s->unit_bytes + 63) / 64;
+    MP_BLOCK_UNROLL
+    for (int line = lines * i / n; line < lines * (i + 1) / n; ++line) {
+        __builtin_prefetch(unit + s->far + line * 64, 0, 2);
+        __builtin_prefetch(unit + s->near + line * 64, 0, 3);
     }
 }
 
@@ -85,14 +96,24 @@ MP_INLINE void mp_blocks_panel(const mp_linear_blocks *s, const mp_x_group *x, c
     MP_BLOCK_UNROLL
     for (int i = 0; i < R * V; ++i) acc[i] = mp_splat(0.0f);
     for (int64_t n = 0; n < groups; n += s->unit, panel += s->unit_bytes) {
-        for (int i = 0; i < s->unit_bytes; i += 64) __builtin_prefetch(panel + s->far + i, 0, 2);
         MP_ONCE
         for (int v = 0; v < V; ++v) {
             mp_vec own[MP_MOST_BLOCK_ROWS];
             MP_BLOCK_UNROLL
             for (int r = 0; r < R; ++r) own[r] = acc[v * R + r];
-            MP_ONCE
-            for (int g = 0; g < s->unit; ++g) mp_blocks_step(s, x + (n + g) * R, panel, g, v, own, R);
+            if (R == 1 || MP_BLOCK_MANY_UNROLLED) {
+                MP_BLOCK_UNROLL
+                for (int g = 0; g < s->unit; ++g) {
+                    mp_blocks_prefetch(s, panel, v * s->unit + g, V * s->unit);
+                    mp_blocks_step(s, x + (n + g) * R, panel, g, v, own, R);
+                }
+            } else {
+                MP_ONCE
+                for (int g = 0; g < s->unit; ++g) {
+                    mp_blocks_prefetch(s, panel, v * s->unit + g, V * s->unit);
+                    mp_blocks_step(s, x + (n + g) * R, panel, g, v, own, R);
+                }
+            }
             MP_BLOCK_UNROLL
             for (int r = 0; r < R; ++r) acc[v * R + r] = own[r];
         }
