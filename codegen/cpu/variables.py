@@ -435,6 +435,7 @@ def linear(k: Linear, s: LinearSchedule) -> Variables:
     found: Variables = {
         "format": s.format,
         "loop": s.loop,
+        "tile_rows": TILE_ROWS,
         "loops": "mp_linear.h" if s.loop == "vectors" else f"mp_linear_{s.loop}.h",
         "fields": _filled([f"{kind}{name};" for kind, name in (*args, *(("int64_t ", name) for name in symbols))]),
         # `mine`: the best column of each row, so far
@@ -457,7 +458,6 @@ def linear(k: Linear, s: LinearSchedule) -> Variables:
     if s.tiles:
         units = s.groups if k.epilogue == "heads" else -(-k.columns // s.panel)  # panels that only pad are left out
         found |= {
-            "tile_rows": TILE_ROWS,
             "units": units,
             "prefetch": _prefetched(k, s, a),
             "some": TILE_SOME,

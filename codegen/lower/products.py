@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monoplan.codegen.cpu.schedule_linear import blocking, few_rows, linear_layout
+from monoplan.codegen.cpu.schedule_linear import TILE_ROWS, blocking, few_rows, linear_layout
 from monoplan.codegen.expressions import compute_type
 from monoplan.codegen.formats import choose_format, format_of
 from monoplan.codegen.kernels import KVUpdate, Linear, Matmul, Norm, Reduce, Rope
@@ -119,9 +119,12 @@ def _scratch(lo: Lowerer, x: Value, weight: View) -> tuple[Operand, ...]:
     b, few = blocking(lo.target, layout, depth), few_rows(lo.target, layout)[-1]
     packed = format_of(layout)
     if packed.blocks:  # rows as integers, and a block of them for each thread when they are few
-        rows = (_rows(x) + (b.block - 1)) // b.block * b.block + lo_threads() * few
-        xt = lo.fresh(f32, (rows, packed.x_floats(depth)), "scratch")
-        return (Operand("xt", xt, written=True),)
+        block = TILE_ROWS if b.sums else b.block
+        rows = (_rows(x) + (block - 1)) // block * block + lo_threads() * few
+        xt = Operand("xt", lo.fresh(f32, (rows, packed.x_floats(depth)), "scratch"), written=True)
+        if not b.sums:
+            return (xt,)
+        return xt, Operand("partial", lo.fresh(f32, (lo_threads(), b.sums), "scratch"), written=True)
     # Floats for each k: on tile units rows are bf16, or a few of them in three parts.
     many, own = (b.block // 2, -(-3 * few // 2)) if format_of(layout).for_tiles else (b.block, few)
     rows = (_rows(x) + (b.block - 1)) // b.block * many + lo_threads() * own

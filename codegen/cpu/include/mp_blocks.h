@@ -16,7 +16,7 @@
 #include "mp_tile.h"
 
 /* Loops over vectors of a panel and over quads are unrolled; without vectors there would be too much of them. */
-#if MP_LANES > 1
+#if MP_LANES > 1 && !defined(MP_TILES_EMULATED)
 #define MP_BLOCK_UNROLL MP_FULLY
 #else
 #define MP_BLOCK_UNROLL

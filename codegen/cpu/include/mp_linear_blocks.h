@@ -6,32 +6,48 @@
 #ifndef MP_LINEAR_BLOCKS_H
 #define MP_LINEAR_BLOCKS_H
 
-#include "mp_blocks.h"
+#include "mp_blocks_tiles.h"
 #include "mp_linear_row.h"
+
+/* What a format is to these loops. */
+typedef struct {
+    int unit_bytes, unit; /* of a unit of all columns of a panel; groups of 32 k in it */
+    int zero, is_signed;  /* what is taken off the codes; whether their bytes have signs */
+    int halves, offsets;  /* whether both halves of a group have scales of their own; whether there are offsets */
+    mp_group group;
+} mp_block_format;
+
+/* sums[R][width] = R rows of `groups` groups times a panel. */
+typedef void (*mp_panel)(const mp_x_group *x, const char *panel, float *sums, int64_t groups, int64_t width, int64_t near,
+                         int64_t far);
+
+/* Up to 8 groups of a panel as planes of tiles: see mp_blocks_expand. */
+typedef void (*mp_expand)(const char *units, int groups, mp_words *high, mp_words *low, mp_vec *factor);
 
 typedef struct {
     int64_t K;             /* depth: columns of x */
     int panels, groups;    /* panels that one epilogue finishes, and how many such groups there are */
-    int unit_bytes, unit;  /* of a unit of all columns of a panel; groups of 32 k in it */
-    int zero, is_signed;   /* what is taken off the codes; whether their bytes have signs */
-    int halves, offsets;   /* whether both halves of a group have scales of their own; whether there are offsets */
-    int many;              /* rows that a pass over a panel serves; fewer are padded, but for one */
+    int many;              /* rows that a pass over a panel serves, 4 or 8; fewer are padded to 4, but for one */
     int chunk;             /* rows that share a pass over the weights */
     int tail;              /* groups that are not assigned beforehand when rows are few */
     int near, far;         /* bytes by which L1 and L2 prefetches run ahead */
-    mp_group group;
+    int tiled_from;        /* rows from which on tile units are used; 0: never */
+    int strip;             /* tile units: k of a chunk of x that stay in L2 */
+    const mp_block_format *format;
+    mp_panel one, four, eight;
+    mp_expand expand;
     mp_prologue x;
     mp_finish finish;
 } mp_linear_blocks;
 
 MP_INLINE int64_t mp_blocks_groups(const mp_linear_blocks *s)
 {
-    const int64_t all = (s->K + MP_GROUP - 1) / MP_GROUP;
-    return (all + s->unit - 1) / s->unit * s->unit;
+    const int64_t all = (s->K + MP_GROUP - 1) / MP_GROUP, unit = s->format->unit;
+    return (all + unit - 1) / unit * unit;
 }
 
 /* What is taken off the codes as mp_block_dots takes them. */
-MP_INLINE int mp_blocks_zero(const mp_linear_blocks *s) { return s->zero + (s->is_signed ? MP_BLOCK_MOVED : 0); }
+MP_INLINE int mp_blocks_zero(const mp_block_format *f) { return f->zero + (f->is_signed ? MP_BLOCK_MOVED : 0); }
 
 /* Row `row` of x, normed, as every R-th of the groups `to`. Zeros follow its end. */
 MP_INLINE void mp_blocks_pack(const mp_linear_blocks *s, const void *c, const int64_t row, const int R, mp_x_group *to)
@@ -45,57 +61,57 @@ MP_INLINE void mp_blocks_pack(const mp_linear_blocks *s, const void *c, const in
             for (int i = 0; i < MP_GROUP; ++i) values[i] = mp_row_value(&s->x, c, row, k0 + i, stats);
         else
             for (int i = 0; i < MP_GROUP; ++i) values[i] = i < end ? mp_row_value(&s->x, c, row, k0 + i, stats) : 0.0f;
-        mp_x_group_make(to + n * R, values, mp_blocks_zero(s), s->halves, s->offsets);
+        mp_x_group_make(to + n * R, values, mp_blocks_zero(s->format), s->format->halves, s->format->offsets);
     }
 }
 
 /* acc[r] += group g of x, of R rows, times the same group of a vector of columns. */
-MP_INLINE void mp_blocks_step(const mp_linear_blocks *s, const mp_x_group *x, const char *unit, const int g, const int v,
+MP_INLINE void mp_blocks_step(const mp_block_format *f, const mp_x_group *x, const char *unit, const int g, const int v,
                               mp_vec *acc, const int R)
 {
-    const int parts = s->halves ? 2 : 1;
+    const int parts = f->halves ? 2 : 1;
     mp_words codes[MP_QUADS];
     mp_vec scale[2], offset[2];
-    s->group(unit, g, v, codes, scale, offset);
+    f->group(unit, g, v, codes, scale, offset);
     MP_BLOCK_UNROLL
     for (int h = 0; h < parts; ++h) {
         mp_ints dots[MP_MOST_BLOCK_ROWS];
         MP_BLOCK_UNROLL
-        for (int r = 0; r < R; ++r) dots[r] = (mp_ints)(codes[0] ^ codes[0]) + (s->offsets ? 0 : x[r].start[h]);
-        mp_block_dots(codes, x, dots, R, h * MP_QUADS / 2, MP_QUADS / parts, s->is_signed);
+        for (int r = 0; r < R; ++r) dots[r] = (mp_ints)(codes[0] ^ codes[0]) + (f->offsets ? 0 : x[r].start[h]);
+        mp_block_dots(codes, x, dots, R, h * MP_QUADS / 2, MP_QUADS / parts, f->is_signed);
         MP_BLOCK_UNROLL
         for (int r = 0; r < R; ++r) {
             /* One product for each addition, so that every compiler makes the same multiply-adds of them. */
             acc[r] = mp_multiply_add(mp_splat(x[r].scale), scale[h] * mp_ints_to_floats(dots[r]), acc[r]);
-            if (s->offsets) acc[r] = mp_multiply_add(offset[h], mp_splat(x[r].weighted[h]), acc[r]);
+            if (f->offsets) acc[r] = mp_multiply_add(offset[h], mp_splat(x[r].weighted[h]), acc[r]);
         }
     }
 }
 
 /* Prefetches the i-th of n parts of a unit that is read later: into L2 what comes `far` bytes behind, into L1 what comes
  * `near` bytes behind. Past the end of a panel lies the one that is read next. */
-MP_INLINE void mp_blocks_prefetch(const mp_linear_blocks *s, const char *unit, const int i, const int n)
+MP_INLINE void mp_blocks_prefetch(const char *unit, const int lines, const int i, const int n, const int64_t near,
+                                  const int64_t far)
 {
-    const int lines = (s->unit_bytes + 63) / 64;
     MP_BLOCK_UNROLL
     for (int line = lines * i / n; line < lines * (i + 1) / n; ++line) {
-        __builtin_prefetch(unit + s->far + line * 64, 0, 2);
-        __builtin_prefetch(unit + s->near + line * 64, 0, 3);
+        __builtin_prefetch(unit + far + line * 64, 0, 2);
+        __builtin_prefetch(unit + near + line * 64, 0, 3);
     }
 }
 
-/* sums[R][width] = R rows times a panel. Within a unit one vector of columns follows the other: registers hold its codes
- * and the sums of R rows, and what all groups of a unit have in common is computed once. */
-MP_INLINE void mp_blocks_panel(const mp_linear_blocks *s, const mp_x_group *x, const char *panel, float *sums,
-                               const int R)
+/* Within a unit one vector of columns follows the other: registers hold its codes and the sums of R rows, and what all
+ * groups of a unit have in common is computed once. */
+MP_INLINE void mp_blocks_panel(const mp_block_format *f, const mp_x_group *x, const char *panel, float *sums,
+                               const int64_t groups, const int R, const int64_t width, const int64_t near,
+                               const int64_t far)
 {
     enum { V = MP_PANEL / MP_LANES };
-    const int width = s->panels * MP_PANEL;
-    const int64_t groups = mp_blocks_groups(s);
+    const int lines = (f->unit_bytes + 63) / 64, parts = V * f->unit;
     mp_vec acc[MP_MOST_BLOCK_ROWS * V];
     MP_BLOCK_UNROLL
     for (int i = 0; i < R * V; ++i) acc[i] = mp_splat(0.0f);
-    for (int64_t n = 0; n < groups; n += s->unit, panel += s->unit_bytes) {
+    for (int64_t n = 0; n < groups; n += f->unit, panel += f->unit_bytes) {
         MP_ONCE
         for (int v = 0; v < V; ++v) {
             mp_vec own[MP_MOST_BLOCK_ROWS];
@@ -103,15 +119,15 @@ MP_INLINE void mp_blocks_panel(const mp_linear_blocks *s, const mp_x_group *x, c
             for (int r = 0; r < R; ++r) own[r] = acc[v * R + r];
             if (R == 1 || MP_BLOCK_MANY_UNROLLED) {
                 MP_BLOCK_UNROLL
-                for (int g = 0; g < s->unit; ++g) {
-                    mp_blocks_prefetch(s, panel, v * s->unit + g, V * s->unit);
-                    mp_blocks_step(s, x + (n + g) * R, panel, g, v, own, R);
+                for (int g = 0; g < f->unit; ++g) {
+                    mp_blocks_prefetch(panel, lines, v * f->unit + g, parts, near, far);
+                    mp_blocks_step(f, x + (n + g) * R, panel, g, v, own, R);
                 }
             } else {
                 MP_ONCE
-                for (int g = 0; g < s->unit; ++g) {
-                    mp_blocks_prefetch(s, panel, v * s->unit + g, V * s->unit);
-                    mp_blocks_step(s, x + (n + g) * R, panel, g, v, own, R);
+                for (int g = 0; g < f->unit; ++g) {
+                    mp_blocks_prefetch(panel, lines, v * f->unit + g, parts, near, far);
+                    mp_blocks_step(f, x + (n + g) * R, panel, g, v, own, R);
                 }
             }
             MP_BLOCK_UNROLL
@@ -122,38 +138,177 @@ MP_INLINE void mp_blocks_panel(const mp_linear_blocks *s, const mp_x_group *x, c
     for (int i = 0; i < R * V; ++i) mp_vstore(sums + i % R * width + i / R * MP_LANES, acc[i]);
 }
 
+/* Functions by themselves: all products of a plan with weights of this format share them, and the compiler sees them
+ * once. */
+#define MP_BLOCK_PANEL(format, R) \
+    static void __attribute__((unused, noinline)) MP_NOCLONE \
+    mp_panel_##format##_##R(const mp_x_group *x, const char *panel, float *sums, const int64_t groups, \
+                            const int64_t width, const int64_t near, const int64_t far) \
+    { \
+        mp_blocks_panel(&mp_block_##format, x, panel, sums, groups, R, width, near, far); \
+    }
+#define MP_BLOCK_FORMAT(format, ...) \
+    static const mp_block_format mp_block_##format = {__VA_ARGS__, mp_group_##format}; \
+    MP_BLOCK_PANEL(format, 1) \
+    MP_BLOCK_PANEL(format, 4) \
+    MP_BLOCK_PANEL(format, 8) \
+    MP_BLOCK_EXPAND(format)
+#if defined(MP_TILE_BYTES)
+#define MP_BLOCK_EXPAND(format) \
+    static void __attribute__((unused, noinline)) MP_NOCLONE \
+    mp_expand_##format(const char *units, const int groups, mp_words *high, mp_words *low, mp_vec *factor) \
+    { \
+        const mp_block_format f = mp_block_##format; \
+        mp_blocks_expand(units, groups, f.group, f.unit_bytes, f.unit, f.zero, f.is_signed, f.offsets, high, low, factor); \
+    }
+#else
+#define MP_BLOCK_EXPAND(format) static const mp_expand mp_expand_##format MP_UNUSED = 0;
+#endif
+
 /* Group g of the columns for rows [first, first + count), which lie in blocks of R. */
 MP_INLINE void mp_blocks_group(const mp_linear_blocks *s, const mp_x_group *x, const char *w, const int64_t g,
                                const int64_t first, const int64_t count, const int R, float *sums, const void *c)
 {
-    const int64_t groups = mp_blocks_groups(s), panel_bytes = groups / s->unit * s->unit_bytes;
-    const int width = s->panels * MP_PANEL;
+    const int64_t groups = mp_blocks_groups(s), panel_bytes = groups / s->format->unit * s->format->unit_bytes;
+    const int64_t width = s->panels * MP_PANEL;
+    const mp_panel panel = R == 1 ? s->one : R == 4 ? s->four : s->eight;
     for (int64_t b = 0; b < count; b += R) {
         for (int p = 0; p < s->panels; ++p)
-            mp_blocks_panel(s, x + b * groups, w + (g * s->panels + p) * panel_bytes, sums + p * MP_PANEL, R);
+            panel(x + b * groups, w + (g * s->panels + p) * panel_bytes, sums + p * MP_PANEL, groups, width, s->near, s->far);
         for (int64_t r = b; r < mp_min(count, b + R); ++r) s->finish(c, g, first + r, sums + (r - b) * width);
     }
 }
 
+#if defined(MP_TILE_BYTES)
+/* Row r of block b of 16 rows of x, normed. Zeros follow its end. */
+MP_INLINE void mp_blocks_pack_deep(const mp_linear_blocks *s, const void *c, const int64_t row, char *to, const int r)
+{
+    const mp_stats stats = mp_row_stats(&s->x, c, row, s->K);
+    for (int64_t k0 = 0; k0 < s->K; k0 += MP_DEEP, to += MP_X_DEEP) {
+        float values[MP_DEEP];
+        const int64_t end = mp_min(s->K - k0, MP_DEEP);
+        MP_SIMD
+        for (int64_t i = 0; i < end; ++i) values[i] = mp_row_value(&s->x, c, row, k0 + i, stats);
+        for (int64_t i = end; i < MP_DEEP; ++i) values[i] = 0.0f;
+        mp_x_deep_make(to, r, values);
+    }
+}
+
+/* sums[16][width] (+)= 16 rows of x times 256 k of two panels, whose planes are [panel][plane]. What the second panel
+ * gets does not matter where there is none. */
+MP_INLINE void mp_blocks_tile_step(const char *x, const mp_words *planes, const mp_vec *factors, float *sums,
+                                   const int64_t width, const int panels, const int add)
+{
+    _Alignas(64) int32_t dots[4][MP_PANEL * MP_PANEL]; /* high and low of a panel, then of the other */
+    const mp_words *const first = planes, *const second = planes + 2 * MP_PLANE / 64;
+    mp_tile_fence();
+    mp_zero_sums();
+    MP_FULLY
+    for (int step = 0; step < MP_DEEP_STEPS; ++step) {
+        mp_tile_load(4, x + step * 2048, 64);
+        mp_tile_load(6, first + step * 16, 64);
+        mp_tile_dot_bytes(0, 4, 6);
+        mp_tile_load(7, first + MP_PLANE / 64 + step * 16, 64);
+        mp_tile_dot_bytes(1, 4, 7);
+        mp_tile_load(7, second + step * 16, 64);
+        mp_tile_dot_bytes(2, 4, 7);
+        mp_tile_load(5, x + step * 2048 + 1024, 64);
+        mp_tile_dot_bytes(1, 5, 6);
+        mp_tile_load(6, second + MP_PLANE / 64 + step * 16, 64);
+        mp_tile_dot_bytes(3, 4, 6);
+        mp_tile_dot_bytes(3, 5, 7);
+    }
+    mp_tile_store(0, dots[0], 64);
+    mp_tile_store(1, dots[1], 64);
+    mp_tile_store(2, dots[2], 64);
+    mp_tile_store(3, dots[3], 64);
+    mp_tile_fence();
+    const float *const scales = (const float *)(const void *)(x + 2 * MP_PLANE);
+    for (int p = 0; p < panels; ++p)
+        MP_FOUR
+        for (int r = 0; r < MP_PANEL; ++r) {
+            float *const to = sums + r * width + p * MP_PANEL;
+            const mp_vec high = mp_ints_to_floats(*(const mp_ints *)(dots[2 * p] + r * MP_PANEL));
+            const mp_vec low = mp_ints_to_floats(*(const mp_ints *)(dots[2 * p + 1] + r * MP_PANEL));
+            const mp_vec made = (high * mp_splat(128.0f) + low) * factors[p];
+            mp_vstore(to, made * mp_splat(scales[r]) + (add ? mp_vload_f32(to) : mp_splat(0.0f)));
+        }
+}
+
+/* Group g of the columns for `count` rows from row `first` on, which begin with a block of 16. Within a strip of k, which
+ * stays in L2 of the rows, two panels at a time: 256 k of theirs, expanded, stay in L1 while the rows pass. Sums wait in
+ * `partial`. */
+MP_INLINE void mp_blocks_tile_group(const mp_linear_blocks *s, const char *x, const char *w, const int64_t g,
+                                    const int64_t first, const int64_t count, float *partial, const void *c)
+{
+    const mp_block_format *const f = s->format;
+    const int64_t groups = mp_blocks_groups(s), panel_bytes = groups / f->unit * f->unit_bytes;
+    const int64_t deep_bytes = MP_DEEP_GROUPS / f->unit * f->unit_bytes, deeps = (s->K + MP_DEEP - 1) / MP_DEEP;
+    const int64_t width = s->panels * MP_PANEL, blocks = (count + 15) / 16, strip = s->strip / MP_DEEP;
+    _Alignas(64) mp_words planes[2][2][MP_PLANE / 64];
+    mp_vec factors[2];
+    mp_tiles_begin();
+    for (int64_t d0 = 0; d0 < deeps; d0 += strip)
+        for (int p = 0; p < s->panels; p += 2)
+            for (int64_t d = d0; d < mp_min(deeps, d0 + strip); ++d) {
+                const int panels = (int)mp_min(2, s->panels - p);
+                const char *const units = w + (g * s->panels + p) * panel_bytes + d * deep_bytes;
+                for (int q = 0; q < panels; ++q)
+                    s->expand(units + q * panel_bytes, (int)mp_min(MP_DEEP_GROUPS, groups - d * MP_DEEP_GROUPS),
+                              planes[q][0], planes[q][1], factors + q);
+                for (int64_t b = 0; b < blocks; ++b)
+                    mp_blocks_tile_step(x + (b * deeps + d) * MP_X_DEEP, planes[0][0], factors,
+                                        partial + b * 16 * width + p * MP_PANEL, width, panels, d > 0);
+            }
+    mp_tiles_end();
+    for (int64_t r = 0; r < count; ++r) s->finish(c, g, first + r, partial + r * width);
+}
+
+/* Many rows: all threads make planes of them, then take groups of columns and chunks of rows one by one. */
+MP_INLINE void mp_blocks_tiles(const mp_linear_blocks *s, mp_run *run, const int t, const int T, const int64_t rows,
+                               const char *w, char *x, float *partial, const void *c)
+{
+    const int64_t deeps = (s->K + MP_DEEP - 1) / MP_DEEP, padded = (rows + 15) / 16 * 16;
+    const int64_t chunks = (rows + s->chunk - 1) / s->chunk, pieces = chunks * s->groups;
+    for (int64_t r = mp_share(padded, t, T); r < mp_share(padded, t + 1, T); ++r)
+        /* Rows behind the last one repeat it: nobody reads their sums. */
+        mp_blocks_pack_deep(s, c, mp_min(r, rows - 1), x + r / 16 * deeps * MP_X_DEEP, (int)(r % 16));
+    mp_barrier(run, T);
+    for (int64_t piece; (piece = mp_take(run)) < pieces;) {
+        const int64_t first = piece / s->groups * s->chunk;
+        mp_blocks_tile_group(s, x + first / 16 * deeps * MP_X_DEEP, w, piece % s->groups, first,
+                             mp_min(s->chunk, rows - first), partial, c);
+    }
+}
+#endif
+
 /* Few rows: the weights stream past them. Each thread has a share of the groups; the last ones go to whoever is done
  * first. Many rows: chunks of them, whose groups of columns are taken one by one. */
 MP_INLINE void mp_linear_blocks_run(const mp_linear_blocks *s, mp_run *run, const int t, const int T,
-                                    const int64_t rows, const void *weights, float *xt, float *sums, const void *c)
+                                    const int64_t rows, const void *weights, float *xt, float *partial, float *sums,
+                                    const void *c)
 {
     const char *const w = (const char *)weights;
     const int64_t groups = mp_blocks_groups(s);
     if (rows == 0) return;
+#if defined(MP_TILE_BYTES)
+    if (s->tiled_from && rows >= s->tiled_from) {
+        mp_blocks_tiles(s, run, t, T, rows, w, (char *)xt, partial + t * s->chunk * s->panels * MP_PANEL, c);
+        return;
+    }
+#else
+    (void)partial;
+#endif
     if (rows <= s->many) {
         /* Each thread packs the rows for itself, which is cheaper than waiting for another. */
-        const int R = rows == 1 ? 1 : s->many;
+        const int R = rows == 1 ? 1 : rows <= 4 ? 4 : s->many;
         mp_x_group *const own = (mp_x_group *)(void *)xt + t * groups * s->many;
         for (int r = 0; r < R; ++r) mp_blocks_pack(s, c, mp_min(r, rows - 1), R, own + r);
         const int64_t assigned = T == 1 ? s->groups : s->groups - s->tail;
         int64_t g = mp_share(assigned, t, T), end = mp_share(assigned, t + 1, T);
         for (;; ++g) {
             if (g >= end && (g = assigned + mp_take(run)) >= s->groups) return;
-            if (R == 1) mp_blocks_group(s, own, w, g, 0, 1, 1, sums, c);
-            else mp_blocks_group(s, own, w, g, 0, rows, s->many, sums, c);
+            mp_blocks_group(s, own, w, g, 0, rows, R, sums, c);
         }
     }
     mp_x_group *const x = (mp_x_group *)(void *)xt;
