@@ -23,6 +23,7 @@ NEON_NEAR_BYTES, NEON_FAR_BYTES = 512, 1024  # Neoverse-N1 cores look ahead them
 TILE_PIECE = 8  # panels that a thread takes at a time, so that it knows which one to prefetch next
 TILE_LEAST = 4  # panels that a thread takes at a time in the end where x passes in strips, which come from far away
 BLOCK_ROWS, WIDE_BLOCK_ROWS = 4, 8  # rows that a pass over a panel of low-bit blocks serves; with vectors of 512 bits
+BLOCK_NEAR_BYTES, BLOCK_FAR_BYTES = 2048, 8192  # the same of low-bit blocks
 BLOCK_PANELS = 4  # panels of such blocks that are finished at once: small pieces of work for many threads
 BLOCK_CHUNK, BLOCK_STRIP = 512, 1024  # tile units: rows that share expanded weights, and k of them in L2, 1 MB
 TILE_FEW = (1, 4, 8)  # rows whose three parts are rows of one or two tiles
@@ -200,7 +201,9 @@ def choose_linear(k: Linear, target: Target) -> LinearSchedule:
     row, vectors = 1 if packed.blocks else panel * packed.bits // 8, panel // target.lanes
     tiles = packed.for_tiles
     ahead = 1 if tiles else row
-    near, far = (NEON_NEAR_BYTES, NEON_FAR_BYTES) if target.isa == "neon" else (NEAR_BYTES, FAR_BYTES)
+    near, far = (BLOCK_NEAR_BYTES, BLOCK_FAR_BYTES) if packed.blocks else (NEAR_BYTES, FAR_BYTES)
+    if target.isa == "neon":
+        near, far = NEON_NEAR_BYTES, NEON_FAR_BYTES
     return LinearSchedule(
         layout,
         groups,

@@ -25,7 +25,7 @@ MP_FN void mp_group_q4_k(const char *unit, const int g, const int v, mp_words *c
         const mp_words both = mp_word_row(unit, 3 + g / 2 * 8 + i, v);
         codes[i] = g % 2 ? mp_upper_nibbles(both) : mp_low_nibbles(both);
     }
-    mp_scales_q4_k(unit, 35, g, v, g % 2 ? 1.0f / MP_UPPER : 1.0f, scale, offset);
+    mp_scales_q4_k(unit, 35, g, v, g % 2 ? 1.0f / MP_UPPER_TIMES : 1.0f, scale, offset);
 }
 
 #endif

@@ -105,7 +105,7 @@ static inline void mp_tiles_end(void) { _tile_release(); }
 #define mp_tile_store(i, p, stride) do { _tile_stored(i, p, stride); mp_tile_gap(); } while (0)
 #define mp_tile_dot(c, a, b) do { _tile_dpbf16ps(c, a, b); mp_tile_gap(); } while (0)
 #if defined(__AMX_INT8__) || defined(__AMXINT8__)
-#define mp_tile_dot_bytes(c, a, b) do { _tile_dpbssd(c, a, b); mp_tile_gap(); } while (0)
+#define mp_tile_dot_bytes(c, a, b) _tile_dpbssd(c, a, b) /* others stand between them */
 #define MP_TILE_BYTES 1
 #endif
 #define MP_TILES 1

@@ -74,12 +74,12 @@ MP_FN mp_words mp_high_nibbles(const mp_words w)
 #endif
 }
 
-/* The same as codes that may be MP_UPPER times as large, which saves a shift; NEON has signed bytes and shifts them. */
+/* The same as codes that may be MP_UPPER_TIMES times as large, which saves a shift; NEON has signed bytes and shifts them. */
 #if defined(__ARM_NEON)
-#define MP_UPPER 1.0f
+#define MP_UPPER_TIMES 1.0f
 MP_FN mp_words mp_upper_nibbles(const mp_words w) { return mp_high_nibbles(w); }
 #else
-#define MP_UPPER 16.0f
+#define MP_UPPER_TIMES 16.0f
 MP_FN mp_words mp_upper_nibbles(const mp_words w) { return w & 0xf0f0f0f0u; }
 #endif
 

@@ -1,8 +1,8 @@
 /* Many rows times weights in low-bit blocks on tile units, by sums of bytes.
  *
- * 256 k of a column, whatever their format, become integers of 15 bits with one scale, in two planes of bytes, as do 256 k
+ * 256 k of a column, whatever their format, become integers of 16 bits with one scale, in two planes of bytes, as do 256 k
  * of a row of x. Of the four products of planes the three that count are made: high by high, and in one sum high by low
- * and low by high. Weights are expanded once for a chunk of rows. Rounding is to 1 / 32512 of the largest of 256 numbers;
+ * and low by high. Weights are expanded once for a chunk of rows. Rounding is to 1 / 65024 of the largest of 256 numbers;
  * the bits of a row depend on no other row and on no thread, but few rows run another way (mp_linear_blocks.h). */
 #ifndef MP_BLOCKS_TILES_H
 #define MP_BLOCKS_TILES_H
@@ -15,6 +15,7 @@ enum {
     MP_DEEP_GROUPS = MP_DEEP / MP_GROUP,
     MP_DEEP_STEPS = MP_DEEP / 64,            /* tiles have 64 k */
     MP_PLANE = MP_DEEP * MP_PANEL,           /* bytes: of 16 columns or 16 rows */
+    MP_DEEP_LARGEST = 127 * 256,             /* number = 256 * high + low */
     MP_X_DEEP = 2 * MP_PLANE + MP_PANEL * 4, /* 16 rows of x: [64 k][plane][row][64], then their scales */
 };
 
@@ -29,15 +30,15 @@ MP_FN void mp_x_deep_make(char *to, const int r, const float *x)
     }
     const int bad = top >= 0x7f800000u;
     const float largest = mp_bits_to_float(top);
-    const float ratio = top > 0 && !bad ? MP_X_LARGEST / largest : 0.0f, inverse = ratio < INFINITY ? ratio : 0.0f;
-    ((float *)(void *)(to + 2 * MP_PLANE))[r] = bad ? NAN : largest / MP_X_LARGEST;
+    const float ratio = top > 0 && !bad ? MP_DEEP_LARGEST / largest : 0.0f, inverse = ratio < INFINITY ? ratio : 0.0f;
+    ((float *)(void *)(to + 2 * MP_PLANE))[r] = bad ? NAN : largest / MP_DEEP_LARGEST;
     for (int step = 0; step < MP_DEEP_STEPS; ++step) {
         int8_t *const high = (int8_t *)to + step * 2048 + r * 64, *const low = high + 1024;
         _Pragma("omp simd")
         for (int i = 0; i < 64; ++i) {
             const int32_t n = bad ? 0 : (int32_t)rintf(x[step * 64 + i] * inverse);
-            high[i] = (int8_t)((n + 64) >> 7);
-            low[i] = (int8_t)(n - 128 * ((n + 64) >> 7));
+            high[i] = (int8_t)((n + 128) >> 8);
+            low[i] = (int8_t)(n - 256 * ((n + 128) >> 8));
         }
     }
 }
@@ -71,7 +72,7 @@ MP_FN mp_vec mp_largest_byte(const mp_words w)
 }
 
 /* `groups` groups of a panel, up to 256 k of its 16 columns, as two planes of tiles [64 k][quad][column][4] and a scale
- * for each column, times 128. A column with a number that is infinite or none has the scale NaN. */
+ * for each column, times 256. A column with a number that is infinite or none has the scale NaN. */
 MP_FN void mp_blocks_expand(const char *units, const int groups, const mp_group group, const int unit_bytes, const int unit,
                             const int zero, const int is_signed, const int offsets, mp_words *high, mp_words *low,
                             mp_vec *factor)
@@ -101,8 +102,8 @@ MP_FN void mp_blocks_expand(const char *units, const int groups, const mp_group 
     }
     const mp_vec largest = (mp_vec)top;
     const mp_words bad = (mp_words)(top >= 0x7f800000u), small = (mp_words)(top < 0x01000000u);
-    *factor = (mp_vec)((mp_words)(largest * mp_splat(128.0f / MP_X_LARGEST)) | (bad & 0x7fc00000u));
-    const mp_vec inverse = (mp_vec)((mp_words)(mp_splat((float)MP_X_LARGEST) / largest) & ~(bad | small));
+    *factor = (mp_vec)((mp_words)(largest * mp_splat(256.0f / MP_DEEP_LARGEST)) | (bad & 0x7fc00000u));
+    const mp_vec inverse = (mp_vec)((mp_words)(mp_splat((float)MP_DEEP_LARGEST) / largest) & ~(bad | small));
     for (int i = 0; i < 2 * groups; ++i) {
         scale[i / 2][i % 2] *= inverse;
         offset[i / 2][i % 2] *= inverse;
@@ -115,14 +116,13 @@ MP_FN void mp_blocks_expand(const char *units, const int groups, const mp_group 
         MP_BLOCK_UNROLL
         for (int i = 0; i < MP_QUADS; ++i) {
             const mp_vec a = scale[g][i / 4], b = offset[g][i / 4];
-            mp_words n[4]; /* number + 64 in the lower 16 bits, which is what rounding to a multiple of 1 leaves there */
+            mp_words n[4]; /* number + 128 in the lower 16 bits, where rounding to a whole number leaves it */
             MP_BLOCK_UNROLL
             for (int j = 0; j < 4; ++j)
-                n[j] = (mp_words)(mp_byte_of(codes[i] ^ flip, j) * a + b + mp_splat(12582912.0f + 64.0f));
+                n[j] = (mp_words)(mp_byte_of(codes[i] ^ flip, j) * a + b + mp_splat(12582912.0f + 128.0f));
             const mp_words even = (n[0] & 0xffffu) | n[2] << 16, odd = (n[1] & 0xffffu) | n[3] << 16;
-            const mp_words lower = (even & 0x007f007fu) | (odd << 8 & 0x7f007f00u);
-            high[g * MP_QUADS + i] = (even >> 7 & 0x00ff00ffu) | (odd << 1 & 0xff00ff00u);
-            low[g * MP_QUADS + i] = (mp_words)((mp_code_bytes)lower - (mp_code_bytes)(top * 0 + 0x40404040u));
+            high[g * MP_QUADS + i] = (even >> 8 & 0x00ff00ffu) | (odd & 0xff00ff00u);
+            low[g * MP_QUADS + i] = ((even & 0x00ff00ffu) | (odd << 8 & 0xff00ff00u)) ^ 0x80808080u;
         }
     }
     for (int i = groups * MP_QUADS; i < MP_DEEP / 4; ++i) high[i] = low[i] = top * 0;

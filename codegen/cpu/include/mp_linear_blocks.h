@@ -194,45 +194,69 @@ MP_INLINE void mp_blocks_pack_deep(const mp_linear_blocks *s, const void *c, con
     }
 }
 
-/* sums[16][width] (+)= 16 rows of x times 256 k of two panels, whose planes are [panel][plane]. What the second panel
- * gets does not matter where there is none. */
-MP_INLINE void mp_blocks_tile_step(const char *x, const mp_words *planes, const mp_vec *factors, float *sums,
-                                   const int64_t width, const int panels, const int add)
+/* 16 rows of x times 256 k of two panels: sums of bytes that wait to be scaled and added to others. */
+typedef struct {
+    const int32_t *dots; /* [panel][high, low][row][column] */
+    const float *scales; /* of the rows */
+    float *to[2];        /* of each panel, rows `apart` from each other */
+    int64_t apart[2];
+    mp_vec factors[2];   /* of the columns of each panel */
+} mp_tile_sums;
+
+/* The i-th of 32 rows of two panels. */
+MP_INLINE void mp_tile_sums_add(const mp_tile_sums *s, const int i)
 {
-    _Alignas(64) int32_t dots[4][MP_PANEL * MP_PANEL]; /* high and low of a panel, then of the other */
+    const int p = i / MP_PANEL, r = i % MP_PANEL;
+    const int32_t *const dots = s->dots + 2 * p * MP_PANEL * MP_PANEL + r * MP_PANEL;
+    float *const to = s->to[p] + r * s->apart[p];
+    const mp_vec high = mp_ints_to_floats(*(const mp_ints *)dots);
+    const mp_vec low = mp_ints_to_floats(*(const mp_ints *)(dots + MP_PANEL * MP_PANEL));
+    const mp_vec made = (high * mp_splat(256.0f) + low) * s->factors[p];
+    mp_vstore(to, made * mp_splat(s->scales[r]) + mp_vload_f32(to));
+}
+
+/* dots = 16 rows of x times the planes of two panels, [panel][plane]. The sums of the block before are added meanwhile: tile
+ * instructions want others between them. */
+MP_INLINE void mp_blocks_tile_step(const char *x, const mp_words *planes, int32_t *dots, const mp_tile_sums waiting)
+{
+    enum { TILE = MP_PANEL * MP_PANEL };
     const mp_words *const first = planes, *const second = planes + 2 * MP_PLANE / 64;
     mp_tile_fence();
     mp_zero_sums();
     MP_FULLY
     for (int step = 0; step < MP_DEEP_STEPS; ++step) {
-        mp_tile_load(4, x + step * 2048, 64);
-        mp_tile_load(6, first + step * 16, 64);
+        mp_tile_load_close(4, x + step * 2048, 64);
+        mp_tile_load_close(6, first + step * 16, 64);
+        mp_tile_sums_add(&waiting, step * 8);
+        mp_tile_fence();
         mp_tile_dot_bytes(0, 4, 6);
-        mp_tile_load(7, first + MP_PLANE / 64 + step * 16, 64);
+        mp_tile_load_close(7, first + MP_PLANE / 64 + step * 16, 64);
+        mp_tile_sums_add(&waiting, step * 8 + 1);
+        mp_tile_sums_add(&waiting, step * 8 + 2);
+        mp_tile_fence();
         mp_tile_dot_bytes(1, 4, 7);
-        mp_tile_load(7, second + step * 16, 64);
+        mp_tile_load_close(7, second + step * 16, 64);
+        mp_tile_sums_add(&waiting, step * 8 + 3);
+        mp_tile_fence();
         mp_tile_dot_bytes(2, 4, 7);
-        mp_tile_load(5, x + step * 2048 + 1024, 64);
+        mp_tile_load_close(5, x + step * 2048 + 1024, 64);
+        mp_tile_sums_add(&waiting, step * 8 + 4);
+        mp_tile_fence();
         mp_tile_dot_bytes(1, 5, 6);
-        mp_tile_load(6, second + MP_PLANE / 64 + step * 16, 64);
+        mp_tile_load_close(6, second + MP_PLANE / 64 + step * 16, 64);
+        mp_tile_sums_add(&waiting, step * 8 + 5);
+        mp_tile_sums_add(&waiting, step * 8 + 6);
+        mp_tile_fence();
         mp_tile_dot_bytes(3, 4, 6);
+        mp_tile_sums_add(&waiting, step * 8 + 7);
+        mp_tile_fence();
         mp_tile_dot_bytes(3, 5, 7);
     }
-    mp_tile_store(0, dots[0], 64);
-    mp_tile_store(1, dots[1], 64);
-    mp_tile_store(2, dots[2], 64);
-    mp_tile_store(3, dots[3], 64);
+    mp_tile_store(0, dots + 0 * TILE, 64);
+    mp_tile_store(1, dots + 1 * TILE, 64);
+    mp_tile_store(2, dots + 2 * TILE, 64);
+    mp_tile_store(3, dots + 3 * TILE, 64);
     mp_tile_fence();
-    const float *const scales = (const float *)(const void *)(x + 2 * MP_PLANE);
-    for (int p = 0; p < panels; ++p)
-        MP_FOUR
-        for (int r = 0; r < MP_PANEL; ++r) {
-            float *const to = sums + r * width + p * MP_PANEL;
-            const mp_vec high = mp_ints_to_floats(*(const mp_ints *)(dots[2 * p] + r * MP_PANEL));
-            const mp_vec low = mp_ints_to_floats(*(const mp_ints *)(dots[2 * p + 1] + r * MP_PANEL));
-            const mp_vec made = (high * mp_splat(128.0f) + low) * factors[p];
-            mp_vstore(to, made * mp_splat(scales[r]) + (add ? mp_vload_f32(to) : mp_splat(0.0f)));
-        }
 }
 
 /* Group g of the columns for `count` rows from row `first` on, which begin with a block of 16. Within a strip of k, which
@@ -246,7 +270,11 @@ MP_INLINE void mp_blocks_tile_group(const mp_linear_blocks *s, const char *x, co
     const int64_t deep_bytes = MP_DEEP_GROUPS / f->unit * f->unit_bytes, deeps = (s->K + MP_DEEP - 1) / MP_DEEP;
     const int64_t width = s->panels * MP_PANEL, blocks = (count + 15) / 16, strip = s->strip / MP_DEEP;
     _Alignas(64) mp_words planes[2][2][MP_PLANE / 64];
-    mp_vec factors[2];
+    mp_vec factors[2] = {mp_splat(0.0f), mp_splat(0.0f)};
+    _Alignas(64) int32_t dots[2][4 * MP_PANEL * MP_PANEL] = {{0}};
+    _Alignas(64) float nobody[MP_PANEL]; /* gets what is not wanted: there is no second panel, or nothing waits */
+    for (int i = 0; i < MP_PANEL; ++i) nobody[i] = 0.0f;
+    for (int64_t i = 0; i < blocks * 16 * width; ++i) partial[i] = 0.0f;
     mp_tiles_begin();
     for (int64_t d0 = 0; d0 < deeps; d0 += strip)
         for (int p = 0; p < s->panels; p += 2)
@@ -256,9 +284,19 @@ MP_INLINE void mp_blocks_tile_group(const mp_linear_blocks *s, const char *x, co
                 for (int q = 0; q < panels; ++q)
                     s->expand(units + q * panel_bytes, (int)mp_min(MP_DEEP_GROUPS, groups - d * MP_DEEP_GROUPS),
                               planes[q][0], planes[q][1], factors + q);
-                for (int64_t b = 0; b < blocks; ++b)
-                    mp_blocks_tile_step(x + (b * deeps + d) * MP_X_DEEP, planes[0][0], factors,
-                                        partial + b * 16 * width + p * MP_PANEL, width, panels, d > 0);
+                mp_tile_sums waiting = {dots[1], nobody, {nobody, nobody}, {0, 0}, {factors[0], factors[1]}};
+                for (int64_t b = 0; b < blocks; ++b) {
+                    const char *const from = x + (b * deeps + d) * MP_X_DEEP;
+                    float *const to = partial + b * 16 * width + p * MP_PANEL;
+                    mp_blocks_tile_step(from, planes[0][0], dots[b % 2], waiting);
+                    waiting.dots = dots[b % 2];
+                    waiting.scales = (const float *)(const void *)(from + 2 * MP_PLANE);
+                    waiting.to[0] = to;
+                    waiting.apart[0] = width;
+                    waiting.to[1] = panels > 1 ? to + MP_PANEL : nobody;
+                    waiting.apart[1] = panels > 1 ? width : 0;
+                }
+                for (int i = 0; i < 2 * MP_PANEL; ++i) mp_tile_sums_add(&waiting, i);
             }
     mp_tiles_end();
     for (int64_t r = 0; r < count; ++r) s->finish(c, g, first + r, partial + r * width);
@@ -269,15 +307,17 @@ MP_INLINE void mp_blocks_tiles(const mp_linear_blocks *s, mp_run *run, const int
                                const char *w, char *x, float *partial, const void *c)
 {
     const int64_t deeps = (s->K + MP_DEEP - 1) / MP_DEEP, padded = (rows + 15) / 16 * 16;
-    const int64_t chunks = (rows + s->chunk - 1) / s->chunk, pieces = chunks * s->groups;
+    int64_t chunk = s->chunk; /* enough pieces for all threads */
+    while (chunk > 128 && (rows + chunk - 1) / chunk * s->groups < 4 * T) chunk /= 2;
+    const int64_t pieces = (rows + chunk - 1) / chunk * s->groups;
     for (int64_t r = mp_share(padded, t, T); r < mp_share(padded, t + 1, T); ++r)
         /* Rows behind the last one repeat it: nobody reads their sums. */
         mp_blocks_pack_deep(s, c, mp_min(r, rows - 1), x + r / 16 * deeps * MP_X_DEEP, (int)(r % 16));
     mp_barrier(run, T);
     for (int64_t piece; (piece = mp_take(run)) < pieces;) {
-        const int64_t first = piece / s->groups * s->chunk;
+        const int64_t first = piece / s->groups * chunk;
         mp_blocks_tile_group(s, x + first / 16 * deeps * MP_X_DEEP, w, piece % s->groups, first,
-                             mp_min(s->chunk, rows - first), partial, c);
+                             mp_min(chunk, rows - first), partial, c);
     }
 }
 #endif
