@@ -22,11 +22,12 @@
 #define MP_BLOCK_UNROLL
 #endif
 
-/* Whether groups of a unit are unrolled for several rows too: elsewhere registers do not suffice. */
+/* Rows that a pass over a panel serves when they are many. With 8 the groups of a unit are unrolled for several rows, too:
+ * elsewhere registers do not suffice. */
 #if defined(__AVX512VNNI__) && MP_LANES == 16
-#define MP_BLOCK_MANY_UNROLLED 1
+#define MP_BLOCK_ROWS 8
 #else
-#define MP_BLOCK_MANY_UNROLLED 0
+#define MP_BLOCK_ROWS 4
 #endif
 
 enum { MP_PANEL = 16, MP_GROUP = 32, MP_QUADS = MP_GROUP / 4 };
@@ -219,7 +220,6 @@ MP_FN void mp_x_group_make(mp_x_group *to, const float *x, const int zero, const
 /* sums[r], which begin as they are given, += codes * numbers over `quads` quads from quad `first` on, of every column and
  * of R rows, which take turns so that no sum waits for itself. VNNI takes unsigned codes: signed ones are moved by 128,
  * which MP_BLOCK_MOVED says. */
-enum { MP_MOST_BLOCK_ROWS = 8 };
 #if defined(__ARM_FEATURE_DOTPROD)
 #define MP_BLOCK_MOVED 0
 #define MP_DOT(lane) \
@@ -231,7 +231,7 @@ enum { MP_MOST_BLOCK_ROWS = 8 };
 MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int R, const int first,
                          const int quads, const int is_signed)
 {
-    int32x4_t high[MP_MOST_BLOCK_ROWS], low[MP_MOST_BLOCK_ROWS];
+    int32x4_t high[MP_BLOCK_ROWS], low[MP_BLOCK_ROWS];
     (void)is_signed;
     MP_BLOCK_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -240,7 +240,7 @@ MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *su
     }
     MP_BLOCK_UNROLL
     for (int i = first; i < first + quads; i += 4) {
-        int8x16_t h[MP_MOST_BLOCK_ROWS], l[MP_MOST_BLOCK_ROWS];
+        int8x16_t h[MP_BLOCK_ROWS], l[MP_BLOCK_ROWS];
         MP_BLOCK_UNROLL
         for (int r = 0; r < R; ++r) {
             h[r] = vld1q_s8(x[r].high + 4 * i);
@@ -260,7 +260,7 @@ MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *su
 MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int R, const int first,
                          const int quads, const int is_signed)
 {
-    __m512i high[MP_MOST_BLOCK_ROWS], low[MP_MOST_BLOCK_ROWS];
+    __m512i high[MP_BLOCK_ROWS], low[MP_BLOCK_ROWS];
     MP_BLOCK_UNROLL
     for (int r = 0; r < R; ++r) {
         high[r] = _mm512_setzero_si512();

@@ -27,14 +27,13 @@ typedef void (*mp_expand)(const char *units, int groups, mp_words *high, mp_word
 typedef struct {
     int64_t K;             /* depth: columns of x */
     int panels, groups;    /* panels that one epilogue finishes, and how many such groups there are */
-    int many;              /* rows that a pass over a panel serves, 4 or 8; fewer are padded to 4, but for one */
     int chunk;             /* rows that share a pass over the weights */
     int tail;              /* groups that are not assigned beforehand when rows are few */
     int near, far;         /* bytes by which L1 and L2 prefetches run ahead */
     int tiled_from;        /* rows from which on tile units are used; 0: never */
     int strip;             /* tile units: k of a chunk of x that stay in L2 */
     const mp_block_format *format;
-    mp_panel one, four, eight;
+    mp_panel one, four, many; /* for 1, 4 and MP_BLOCK_ROWS rows; fewer are padded */
     mp_expand expand;
     mp_prologue x;
     mp_finish finish;
@@ -75,7 +74,7 @@ MP_INLINE void mp_blocks_step(const mp_block_format *f, const mp_x_group *x, con
     f->group(unit, g, v, codes, scale, offset);
     MP_BLOCK_UNROLL
     for (int h = 0; h < parts; ++h) {
-        mp_ints dots[MP_MOST_BLOCK_ROWS];
+        mp_ints dots[MP_BLOCK_ROWS];
         MP_BLOCK_UNROLL
         for (int r = 0; r < R; ++r) dots[r] = (mp_ints)(codes[0] ^ codes[0]) + (f->offsets ? 0 : x[r].start[h]);
         mp_block_dots(codes, x, dots, R, h * MP_QUADS / 2, MP_QUADS / parts, f->is_signed);
@@ -108,16 +107,16 @@ MP_INLINE void mp_blocks_panel(const mp_block_format *f, const mp_x_group *x, co
 {
     enum { V = MP_PANEL / MP_LANES };
     const int lines = (f->unit_bytes + 63) / 64, parts = V * f->unit;
-    mp_vec acc[MP_MOST_BLOCK_ROWS * V];
+    mp_vec acc[MP_BLOCK_ROWS * V];
     MP_BLOCK_UNROLL
     for (int i = 0; i < R * V; ++i) acc[i] = mp_splat(0.0f);
     for (int64_t n = 0; n < groups; n += f->unit, panel += f->unit_bytes) {
         MP_ONCE
         for (int v = 0; v < V; ++v) {
-            mp_vec own[MP_MOST_BLOCK_ROWS];
+            mp_vec own[MP_BLOCK_ROWS];
             MP_BLOCK_UNROLL
             for (int r = 0; r < R; ++r) own[r] = acc[v * R + r];
-            if (R == 1 || MP_BLOCK_MANY_UNROLLED) {
+            if (R == 1 || MP_BLOCK_ROWS > 4) {
                 MP_BLOCK_UNROLL
                 for (int g = 0; g < f->unit; ++g) {
                     mp_blocks_prefetch(panel, lines, v * f->unit + g, parts, near, far);
@@ -140,19 +139,24 @@ MP_INLINE void mp_blocks_panel(const mp_block_format *f, const mp_x_group *x, co
 
 /* Functions by themselves: all products of a plan with weights of this format share them, and the compiler sees them
  * once. */
-#define MP_BLOCK_PANEL(format, R) \
+#define MP_BLOCK_PANEL(format, name, R) \
     static void __attribute__((unused, noinline)) MP_NOCLONE \
-    mp_panel_##format##_##R(const mp_x_group *x, const char *panel, float *sums, const int64_t groups, \
+    mp_panel_##format##_##name(const mp_x_group *x, const char *panel, float *sums, const int64_t groups, \
                             const int64_t width, const int64_t near, const int64_t far) \
     { \
         mp_blocks_panel(&mp_block_##format, x, panel, sums, groups, R, width, near, far); \
     }
 #define MP_BLOCK_FORMAT(format, ...) \
     static const mp_block_format mp_block_##format = {__VA_ARGS__, mp_group_##format}; \
-    MP_BLOCK_PANEL(format, 1) \
-    MP_BLOCK_PANEL(format, 4) \
-    MP_BLOCK_PANEL(format, 8) \
+    MP_BLOCK_PANEL(format, one, 1) \
+    MP_BLOCK_PANEL(format, four, 4) \
+    MP_BLOCK_MANY(format) \
     MP_BLOCK_EXPAND(format)
+#if MP_BLOCK_ROWS > 4
+#define MP_BLOCK_MANY(format) MP_BLOCK_PANEL(format, many, MP_BLOCK_ROWS)
+#else
+#define MP_BLOCK_MANY(format) static const mp_panel mp_panel_##format##_many MP_UNUSED = mp_panel_##format##_four;
+#endif
 #if defined(MP_TILE_BYTES)
 #define MP_BLOCK_EXPAND(format) \
     static void __attribute__((unused, noinline)) MP_NOCLONE \
@@ -171,7 +175,7 @@ MP_INLINE void mp_blocks_group(const mp_linear_blocks *s, const mp_x_group *x, c
 {
     const int64_t groups = mp_blocks_groups(s), panel_bytes = groups / s->format->unit * s->format->unit_bytes;
     const int64_t width = s->panels * MP_PANEL;
-    const mp_panel panel = R == 1 ? s->one : R == 4 ? s->four : s->eight;
+    const mp_panel panel = R == 1 ? s->one : R == 4 ? s->four : s->many;
     for (int64_t b = 0; b < count; b += R) {
         for (int p = 0; p < s->panels; ++p)
             panel(x + b * groups, w + (g * s->panels + p) * panel_bytes, sums + p * MP_PANEL, groups, width, s->near, s->far);
@@ -339,10 +343,10 @@ MP_INLINE void mp_linear_blocks_run(const mp_linear_blocks *s, mp_run *run, cons
 #else
     (void)partial;
 #endif
-    if (rows <= s->many) {
+    if (rows <= MP_BLOCK_ROWS) {
         /* Each thread packs the rows for itself, which is cheaper than waiting for another. */
-        const int R = rows == 1 ? 1 : rows <= 4 ? 4 : s->many;
-        mp_x_group *const own = (mp_x_group *)(void *)xt + t * groups * s->many;
+        const int R = rows == 1 ? 1 : rows <= 4 ? 4 : MP_BLOCK_ROWS;
+        mp_x_group *const own = (mp_x_group *)(void *)xt + t * groups * MP_BLOCK_ROWS;
         for (int r = 0; r < R; ++r) mp_blocks_pack(s, c, mp_min(r, rows - 1), R, own + r);
         const int64_t assigned = T == 1 ? s->groups : s->groups - s->tail;
         int64_t g = mp_share(assigned, t, T), end = mp_share(assigned, t + 1, T);
@@ -352,18 +356,18 @@ MP_INLINE void mp_linear_blocks_run(const mp_linear_blocks *s, mp_run *run, cons
         }
     }
     mp_x_group *const x = (mp_x_group *)(void *)xt;
-    const int64_t blocks = (rows + s->many - 1) / s->many;
+    const int64_t blocks = (rows + MP_BLOCK_ROWS - 1) / MP_BLOCK_ROWS;
     for (int64_t b = mp_share(blocks, t, T); b < mp_share(blocks, t + 1, T); ++b)
-        for (int r = 0; r < s->many; ++r) {
+        for (int r = 0; r < MP_BLOCK_ROWS; ++r) {
             /* Rows behind the last one repeat it: nobody reads their sums. */
-            const int64_t row = mp_min(b * s->many + r, rows - 1);
-            mp_blocks_pack(s, c, row, s->many, x + b * s->many * groups + r);
+            const int64_t row = mp_min(b * MP_BLOCK_ROWS + r, rows - 1);
+            mp_blocks_pack(s, c, row, MP_BLOCK_ROWS, x + b * MP_BLOCK_ROWS * groups + r);
         }
     mp_barrier(run, T);
     const int64_t chunks = (rows + s->chunk - 1) / s->chunk, pieces = chunks * s->groups;
     for (int64_t piece; (piece = mp_take(run)) < pieces;) {
         const int64_t first = piece / s->groups * s->chunk;
-        mp_blocks_group(s, x + first * groups, w, piece % s->groups, first, mp_min(s->chunk, rows - first), s->many,
+        mp_blocks_group(s, x + first * groups, w, piece % s->groups, first, mp_min(s->chunk, rows - first), MP_BLOCK_ROWS,
                         sums, c);
     }
 }
