@@ -417,7 +417,8 @@ _WIDTH = 112  # columns of a line of declarations
 def linear(k: Linear, s: LinearSchedule) -> Variables:
     """The functions of a packed product read its arguments from a structure `a`."""
     a = {o.name: Operand(f"a.{o.name}", o.view, o.written) for o in k.operands}
-    passed = [o for o in k.pointers if o.name not in ("w", "xt", "partial", "found")]
+    passed = [o for o in k.pointers if o.name not in ("w", "v_w", "xt", "partial", "found")]
+    other = k.operand("v_w").view.buffer.layout if k.has("v_w") else None
     symbols = _symbols(k, k.mentioned)
     norm = [k.operand(name) for name in ("norm_weight", "norm_bias") if k.has(name)]
     args = [(f"{'' if o.written else 'const '}{o.ctype} *", o.name) for o in passed]
@@ -434,6 +435,7 @@ def linear(k: Linear, s: LinearSchedule) -> Variables:
         normed = f"{normed} + {a['norm_bias'].at('i')}"
     found: Variables = {
         "format": s.format,
+        "other": None if other is None else format_of(other),
         "loop": s.loop,
         "tile_rows": TILE_ROWS,
         "loops": "mp_linear.h" if s.loop == "vectors" else f"mp_linear_{s.loop}.h",

@@ -108,7 +108,7 @@ def lo_threads() -> Dim:
     return symbol("threads")
 
 
-def _scratch(lo: Lowerer, x: Value, weight: View) -> tuple[Operand, ...]:
+def _scratch(lo: Lowerer, x: Value, weight: View, *others: View) -> tuple[Operand, ...]:
     """Rows of x, normed and transposed into blocks: one copy for all threads, or a block for each when rows are few;
     and for each thread the sums of many rows between strips of k."""
     depth, layout = x.type.shape[-1], weight.buffer.layout
@@ -121,10 +121,12 @@ def _scratch(lo: Lowerer, x: Value, weight: View) -> tuple[Operand, ...]:
     if packed.blocks:  # rows as integers, and a block of them for each thread when they are few
         block = TILE_ROWS if b.sums else b.block
         rows = (_rows(x) + (block - 1)) // block * block + lo_threads() * few
-        xt = Operand("xt", lo.fresh(f32, (rows, packed.x_floats(depth)), "scratch"), written=True)
-        if not b.sums:
-            return (xt,)
-        return xt, Operand("partial", lo.fresh(f32, (lo_threads(), b.sums), "scratch"), written=True)
+        layouts = [layout, *(o.buffer.layout for o in others)]
+        floats = sum(format_of(each).x_floats(depth) for each in layouts if each is not None)
+        found = [Operand("xt", lo.fresh(f32, (rows, floats), "scratch"), written=True)]
+        if b.sums:
+            found.append(Operand("partial", lo.fresh(f32, (lo_threads(), b.sums), "scratch"), written=True))
+        return tuple(found)
     # Floats for each k: on tile units rows are bf16, or a few of them in three parts.
     many, own = (b.block // 2, -(-3 * few // 2)) if format_of(layout).for_tiles else (b.block, few)
     rows = (_rows(x) + (b.block - 1)) // b.block * many + lo_threads() * own
@@ -253,6 +255,7 @@ def lower_qkv(lo: Lowerer, op: Op) -> None:
     a = op.attrs
     x, weight = op.operands[0], op.operands[1]
     assert x is not None and weight is not None
+    v_weight = op.operand("v_weight")
     if not can_pack(lo, x, weight):
         _lower_general_qkv(lo, op, x, weight)
         return
@@ -263,6 +266,11 @@ def lower_qkv(lo: Lowerer, op: Op) -> None:
     assert isinstance(dim, int) and isinstance(columns, int) and isinstance(depth, int)
     packed = lo.param(weight, linear_layout(lo.target, weight.type, "heads", dim))
     operands.insert(1, Operand("w", View(packed, (columns, depth), (depth, 1))))
+    if v_weight is not None:
+        rest = a["kv_heads"] * dim
+        packed = lo.param(v_weight, linear_layout(lo.target, v_weight.type, "heads", dim))
+        operands.insert(2, Operand("v_w", View(packed, (rest, depth), (depth, 1))))
+        columns += rest
     batch, seq = x.type.shape[:2]
     positions = op.operand("positions")
     assert positions is not None
@@ -296,7 +304,7 @@ def lower_qkv(lo: Lowerer, op: Op) -> None:
             batch=batch,
             seq=seq,
             flops=rows * (2 * columns * depth),
-            scratch=_scratch(lo, x, operands[1].view),
+            scratch=_scratch(lo, x, *(o.view for o in operands if o.name in ("w", "v_w"))),
         )
     )
 
@@ -308,11 +316,17 @@ def _lower_general_qkv(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
     caches = [lo.inplace_view(op, 1), lo.inplace_view(op, 2)]
     dim = caches[0].shape[3]
     assert isinstance(dim, int)
-    made = _product(lo, op, x, weight, None)
-    cut = made.reshaped((batch, seq, a["heads"] + 2 * a["kv_heads"], dim))
+    v_weight = op.operand("v_weight")
+    joined = a["heads"] + (1 if v_weight is not None else 2) * a["kv_heads"]
+    cut = _product(lo, op, x, weight, None).reshaped((batch, seq, joined, dim))
     assert cut is not None
     q, k = cut.sliced(2, 0, a["heads"]), cut.sliced(2, a["heads"], a["kv_heads"])
-    v = cut.sliced(2, a["heads"] + a["kv_heads"], a["kv_heads"])
+    if v_weight is None:
+        v = cut.sliced(2, a["heads"] + a["kv_heads"], a["kv_heads"])
+    else:
+        own = _product(lo, op, x, v_weight, None).reshaped((batch, seq, a["kv_heads"], dim))
+        assert own is not None
+        v = own
     positions, sin, cos, lengths = (op.operand(n) for n in ("positions", "sin", "cos", "lengths"))
     assert positions is not None and sin is not None and cos is not None and lengths is not None
     half = sin.type.shape[1]

@@ -24,9 +24,12 @@ typedef void (*mp_panel)(const mp_x_group *x, const char *panel, float *sums, in
 /* Up to 8 groups of a panel as planes of tiles: see mp_blocks_expand. */
 typedef void (*mp_expand)(const char *units, int groups, mp_words *high, mp_words *low, mp_vec *factor);
 
-typedef struct {
+typedef struct mp_linear_blocks {
     int64_t K;             /* depth: columns of x */
     int panels, groups;    /* panels that one epilogue finishes, and how many such groups there are */
+    int before;            /* groups of the columns before these, where formats are mixed */
+    const struct mp_linear_blocks *more; /* the columns behind these, in another format; or 0 */
+    const void *more_weights;
     int chunk;             /* rows that share a pass over the weights */
     int tail;              /* groups that are not assigned beforehand when rows are few */
     int near, far;         /* bytes by which L1 and L2 prefetches run ahead */
@@ -44,6 +47,9 @@ MP_INLINE int64_t mp_blocks_groups(const mp_linear_blocks *s)
     const int64_t all = (s->K + MP_GROUP - 1) / MP_GROUP, unit = s->format->unit;
     return (all + unit - 1) / unit * unit;
 }
+
+/* Groups of all columns. */
+MP_INLINE int64_t mp_blocks_all(const mp_linear_blocks *s) { return s->groups + (s->more ? s->more->groups : 0); }
 
 /* What is taken off the codes as mp_block_dots takes them. */
 MP_INLINE int mp_blocks_zero(const mp_block_format *f) { return f->zero + (f->is_signed ? MP_BLOCK_MOVED : 0); }
@@ -179,7 +185,7 @@ MP_INLINE void mp_blocks_group(const mp_linear_blocks *s, const mp_x_group *x, c
     for (int64_t b = 0; b < count; b += R) {
         for (int p = 0; p < s->panels; ++p)
             panel(x + b * groups, w + (g * s->panels + p) * panel_bytes, sums + p * MP_PANEL, groups, width, s->near, s->far);
-        for (int64_t r = b; r < mp_min(count, b + R); ++r) s->finish(c, g, first + r, sums + (r - b) * width);
+        for (int64_t r = b; r < mp_min(count, b + R); ++r) s->finish(c, s->before + g, first + r, sums + (r - b) * width);
     }
 }
 
@@ -303,7 +309,7 @@ MP_INLINE void mp_blocks_tile_group(const mp_linear_blocks *s, const char *x, co
                 for (int i = 0; i < 2 * MP_PANEL; ++i) mp_tile_sums_add(&waiting, i);
             }
     mp_tiles_end();
-    for (int64_t r = 0; r < count; ++r) s->finish(c, g, first + r, partial + r * width);
+    for (int64_t r = 0; r < count; ++r) s->finish(c, s->before + g, first + r, partial + r * width);
 }
 
 /* Many rows: all threads make planes of them, then take groups of columns and chunks of rows one by one. */
@@ -312,16 +318,18 @@ MP_INLINE void mp_blocks_tiles(const mp_linear_blocks *s, mp_run *run, const int
 {
     const int64_t deeps = (s->K + MP_DEEP - 1) / MP_DEEP, padded = (rows + 15) / 16 * 16;
     int64_t chunk = s->chunk; /* enough pieces for all threads */
-    while (chunk > 128 && (rows + chunk - 1) / chunk * s->groups < 4 * T) chunk /= 2;
-    const int64_t pieces = (rows + chunk - 1) / chunk * s->groups;
+    const int64_t groups = mp_blocks_all(s);
+    while (chunk > 128 && (rows + chunk - 1) / chunk * groups < 4 * T) chunk /= 2;
+    const int64_t pieces = (rows + chunk - 1) / chunk * groups;
     for (int64_t r = mp_share(padded, t, T); r < mp_share(padded, t + 1, T); ++r)
         /* Rows behind the last one repeat it: nobody reads their sums. */
         mp_blocks_pack_deep(s, c, mp_min(r, rows - 1), x + r / 16 * deeps * MP_X_DEEP, (int)(r % 16));
     mp_barrier(run, T);
     for (int64_t piece; (piece = mp_take(run)) < pieces;) {
-        const int64_t first = piece / s->groups * chunk;
-        mp_blocks_tile_group(s, x + first / 16 * deeps * MP_X_DEEP, w, piece % s->groups, first,
-                             mp_min(chunk, rows - first), partial, c);
+        const int64_t first = piece / groups * chunk, count = mp_min(chunk, rows - first), g = piece % groups;
+        const char *const from = x + first / 16 * deeps * MP_X_DEEP;
+        if (g < s->groups) mp_blocks_tile_group(s, from, w, g, first, count, partial, c);
+        else mp_blocks_tile_group(s->more, from, (const char *)s->more_weights, g - s->groups, first, count, partial, c);
     }
 }
 #endif
@@ -332,8 +340,8 @@ MP_INLINE void mp_linear_blocks_run(const mp_linear_blocks *s, mp_run *run, cons
                                     const int64_t rows, const void *weights, float *xt, float *partial, float *sums,
                                     const void *c)
 {
-    const char *const w = (const char *)weights;
-    const int64_t groups = mp_blocks_groups(s);
+    const char *const w = (const char *)weights, *const more = (const char *)s->more_weights;
+    const int64_t all = mp_blocks_all(s), groups = mp_blocks_groups(s), more_groups = s->more ? mp_blocks_groups(s->more) : 0;
     if (rows == 0) return;
 #if defined(MP_TILE_BYTES)
     if (s->tiled_from && rows >= s->tiled_from) {
@@ -346,29 +354,33 @@ MP_INLINE void mp_linear_blocks_run(const mp_linear_blocks *s, mp_run *run, cons
     if (rows <= MP_BLOCK_ROWS) {
         /* Each thread packs the rows for itself, which is cheaper than waiting for another. */
         const int R = rows == 1 ? 1 : rows <= 4 ? 4 : MP_BLOCK_ROWS;
-        mp_x_group *const own = (mp_x_group *)(void *)xt + t * groups * MP_BLOCK_ROWS;
+        mp_x_group *const own = (mp_x_group *)(void *)xt + t * (groups + more_groups) * MP_BLOCK_ROWS;
+        mp_x_group *const other = own + groups * MP_BLOCK_ROWS;
         for (int r = 0; r < R; ++r) mp_blocks_pack(s, c, mp_min(r, rows - 1), R, own + r);
-        const int64_t assigned = T == 1 ? s->groups : s->groups - s->tail;
+        for (int r = 0; s->more && r < R; ++r) mp_blocks_pack(s->more, c, mp_min(r, rows - 1), R, other + r);
+        const int64_t assigned = T == 1 ? all : all - s->tail;
         int64_t g = mp_share(assigned, t, T), end = mp_share(assigned, t + 1, T);
         for (;; ++g) {
-            if (g >= end && (g = assigned + mp_take(run)) >= s->groups) return;
-            mp_blocks_group(s, own, w, g, 0, rows, R, sums, c);
+            if (g >= end && (g = assigned + mp_take(run)) >= all) return;
+            if (g < s->groups) mp_blocks_group(s, own, w, g, 0, rows, R, sums, c);
+            else mp_blocks_group(s->more, other, more, g - s->groups, 0, rows, R, sums, c);
         }
     }
-    mp_x_group *const x = (mp_x_group *)(void *)xt;
     const int64_t blocks = (rows + MP_BLOCK_ROWS - 1) / MP_BLOCK_ROWS;
+    mp_x_group *const x = (mp_x_group *)(void *)xt, *const other = x + blocks * MP_BLOCK_ROWS * groups;
     for (int64_t b = mp_share(blocks, t, T); b < mp_share(blocks, t + 1, T); ++b)
         for (int r = 0; r < MP_BLOCK_ROWS; ++r) {
             /* Rows behind the last one repeat it: nobody reads their sums. */
-            const int64_t row = mp_min(b * MP_BLOCK_ROWS + r, rows - 1);
-            mp_blocks_pack(s, c, row, MP_BLOCK_ROWS, x + b * MP_BLOCK_ROWS * groups + r);
+            const int64_t row = mp_min(b * MP_BLOCK_ROWS + r, rows - 1), block = b * MP_BLOCK_ROWS;
+            mp_blocks_pack(s, c, row, MP_BLOCK_ROWS, x + block * groups + r);
+            if (s->more) mp_blocks_pack(s->more, c, row, MP_BLOCK_ROWS, other + block * more_groups + r);
         }
     mp_barrier(run, T);
-    const int64_t chunks = (rows + s->chunk - 1) / s->chunk, pieces = chunks * s->groups;
+    const int64_t chunks = (rows + s->chunk - 1) / s->chunk, pieces = chunks * all;
     for (int64_t piece; (piece = mp_take(run)) < pieces;) {
-        const int64_t first = piece / s->groups * s->chunk;
-        mp_blocks_group(s, x + first * groups, w, piece % s->groups, first, mp_min(s->chunk, rows - first), MP_BLOCK_ROWS,
-                        sums, c);
+        const int64_t first = piece / all * s->chunk, count = mp_min(s->chunk, rows - first), g = piece % all;
+        if (g < s->groups) mp_blocks_group(s, x + first * groups, w, g, first, count, MP_BLOCK_ROWS, sums, c);
+        else mp_blocks_group(s->more, other + first * more_groups, more, g - s->groups, first, count, MP_BLOCK_ROWS, sums, c);
     }
 }
 
