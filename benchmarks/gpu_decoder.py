@@ -5,17 +5,21 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from monoplan.api import Compiled
 from monoplan.codegen.cuda.render import render_cuda
+from monoplan.codegen.formats import format_of
+from monoplan.codegen.kernels import Linear
 from monoplan.codegen.plan import make_plan
 from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import no_init
 from monoplan.frontend.specs import spec
 from monoplan.ir.dims import evaluate
+from monoplan.ir.types import LOW_BITS
 from monoplan.models.config import LlamaConfig
 from monoplan.models.generate.generation import cache_spec
 from monoplan.models.llama import LlamaForCausalLM
@@ -56,18 +60,26 @@ def config_of(shape: str) -> LlamaConfig:
     )
 
 
-def bytes_per_step(c: LlamaConfig, batch: int, context: int) -> int:
-    """Weights and KV cache, each read once."""
-    q, kv = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-    layer = c.hidden_size * (2 * q + 2 * kv + 3 * c.intermediate_size)
-    cache = 2 * kv * context * batch
-    return 2 * (c.num_hidden_layers * (layer + cache) + c.vocab_size * c.hidden_size)
+def keep_in(lm: LlamaForCausalLM, kind: str) -> None:
+    """Makes the matrices of a model low-bit weights, with the types that a file of this kind has."""
+    layers = lm.config.num_hidden_layers
+    for name, parameter in lm.named_parameters():
+        if parameter.ndim != 2 or "rotary" in name:
+            continue
+        own = kind
+        if kind == "q4_k_m":
+            number = int(name.split(".")[2]) if ".layers." in name else 0
+            # Tensors that quantize.py gives more bits: the head, and values and down projections of some layers.
+            more = number < layers // 8 or number >= 7 * layers // 8 or (number - layers // 8) % 3 == 2
+            wide = "embed" in name or "lm_head" in name or (more and ("v_proj" in name or "down_proj" in name))
+            own = "q6_k" if wide else "q4_k"
+        parameter.defer(lambda part=None: None, None, LOW_BITS[own], lambda part=None: None)
 
 
 class Decoder:
     """A shape's plan with random weights that were made on the device."""
 
-    def __init__(self, shape: str, full: bool = False) -> None:
+    def __init__(self, shape: str, full: bool = False, kind: str = "bf16") -> None:
         self.config = config_of(shape)
         self.times: dict[str, float] = {}
         self.device = gpu()
@@ -75,6 +87,8 @@ class Decoder:
         start = time.perf_counter()
         with no_init():
             lm = LlamaForCausalLM(self.config)
+        if kind not in ("bf16", "bf16_12"):
+            keep_in(lm, kind)
         step: Module = GreedyStep(lm)
         specs = {
             "input_ids": spec("batch", "seq", dtype="int64"),
@@ -89,7 +103,7 @@ class Decoder:
         self.graph, tensors = built.stages[-1].graph, built.tensors
         self.lap("trace and passes", start)
         start = time.perf_counter()
-        self.plan = make_plan(self.graph, self.device.target)
+        self.plan = make_plan(self.graph, replace(self.device.target, compact=kind == "bf16_12"))
         self.source = render_cuda(self.plan, "benchmark")
         self.lap("codegen", start)
         start = time.perf_counter()
@@ -112,7 +126,38 @@ class Decoder:
             return memory
         shape = tuple(int(d) for d in t.shape)
         matrix = len(shape) == 2
-        return self.noise(shape, 0.7 * shape[-1] ** -0.5 if matrix else 0.1, 0.0 if matrix else 1.0)
+        kept = None if use.layout is None else format_of(use.layout)
+        if t.dtype.is_low_bit:
+            return _Held(kept.pack_rows(self.blocks(shape, kept)))
+        made = self.noise(shape, 0.7 * shape[-1] ** -0.5 if matrix else 0.1, 0.0 if matrix else 1.0)
+        return _Held(kept.pack_rows(made.array.reshape(shape))) if kept is not None and kept.tile else made
+
+    def blocks(self, shape: tuple[int, ...], kept: Any) -> Any:
+        """Random blocks whose scales give weights of a usual size."""
+        xp, dtype = self.cupy, kept.dtype
+        raw = xp.random.randint(0, 256, (shape[0], shape[1] // dtype.block, dtype.block_bytes), dtype=xp.uint8)
+        size = 0.2 * shape[1] ** -0.5 / (64 if dtype.block == 256 else 1)
+        for place in kept.places[2]:
+            raw[..., place : place + 2] = xp.array([size], xp.float16).view(xp.uint8)
+        if kept.name == "mxfp4":
+            raw[..., 0] = 120
+        return raw.reshape(shape[0], -1)
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the products of a step read."""
+        numbers: set[int] = set()
+        for step, _ in self.plan.steps():
+            if isinstance(step.kernel, Linear):
+                b = step.kernel.operand("w").view.buffer
+                numbers |= set(b.table or (b.index,))
+        return sum(self.params[i].nbytes for i in numbers)
+
+    def bytes_per_step(self, batch: int, context: int) -> int:
+        """Weights and KV cache, each read once."""
+        c = self.config
+        cache = 2 * c.num_key_value_heads * c.head_dim * context * batch * 2
+        return self.weight_bytes + c.num_hidden_layers * cache
 
     def noise(self, shape: tuple[int, ...], std: float, mean: float = 0.0) -> Any:
         """Normal numbers as bf16 bits."""

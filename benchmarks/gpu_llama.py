@@ -1,4 +1,4 @@
-"""Decode and prefill of LLaMA shapes on one GPU, random bf16 weights: time and share of the bandwidth of the same run.
+"""Decode and prefill of LLaMA shapes on one GPU, random weights: time and share of the bandwidth of the same run.
 
     python benchmarks/gpu_llama.py 1b --batch 1 8 32 --context 1024 8192 --prefill 2048 --tune 30 --json out.json
     python benchmarks/gpu_torch.py 1b          the same shapes by torch.compile (reduce-overhead, static cache)
@@ -12,7 +12,7 @@ import argparse
 import json
 import time
 
-from gpu_decoder import SHAPES, Decoder, ReadLoop, bytes_per_step, time_runs
+from gpu_decoder import SHAPES, Decoder, ReadLoop, time_runs
 
 
 def main() -> None:
@@ -28,13 +28,15 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="also without overlapping launches")
     parser.add_argument("--kernels", action="store_true", help="also each kernel by itself")
     parser.add_argument("--tune", type=float, default=0.0, help="seconds of tuning before a second round")
+    parser.add_argument("--format", default="bf16", help="bf16, bf16_12, q4_k_m or a block format of GGUF")
     parser.add_argument("--json")
     args = parser.parse_args()
-    decoder = Decoder(args.shape, args.full)
+    decoder = Decoder(args.shape, args.full, args.format)
     loop = ReadLoop(decoder.device)
     limit = loop.bytes_per_second()
     print(
-        f"{decoder.device.name}, {args.shape}: read bandwidth {limit / 1e12:.2f} TB/s; seconds: "
+        f"{decoder.device.name}, {args.shape} {args.format}, {decoder.weight_bytes / 1e9:.3f} GB: "
+        f"read bandwidth {limit / 1e12:.2f} TB/s; seconds: "
         + ", ".join(f"{k} {v:.2f}" for k, v in decoder.times.items())
     )
     rows = []
@@ -56,7 +58,7 @@ def main() -> None:
                     ms = decoder.milliseconds(calls)
                     rate = (before + loop.bytes_per_second()) / 2
                     what = f"{title}, batch {batch}, context {context}{'' if overlap else ', no overlap'}"
-                    report(what, ms, bytes_per_step(decoder.config, batch, context), rate)
+                    report(what, ms, decoder.bytes_per_step(batch, context), rate)
                     for name, count, us in decoder.kernels(calls) if args.kernels else ():
                         print(f"    {name:30s} {count:3d} x {us:8.2f} us", flush=True)
                     del calls

@@ -11,7 +11,7 @@ from monoplan.ir.graph import Op
 from monoplan.ir.types import DType, TensorType
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Kernel:
     """What all kernels have: the op they compute, their operands, scratch memory and cost."""
 
@@ -68,7 +68,7 @@ class Kernel:
         return [o for o in self.operands if o.name.startswith(prefix) and o.name[len(prefix) :].isdigit()]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Pointwise(Kernel):
     """y[i] = body(x0[i], x1[i], …) over a common shape; operands are already expanded to it. z0, z1, … are as y."""
 
@@ -76,7 +76,7 @@ class Pointwise(Kernel):
     family: str = field(default="pointwise", init=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Reduce(Kernel):
     """y[o] = post(reduce over i of pre(x0[o, i], …), e0[o], …); views are arranged as outer then inner dims."""
 
@@ -88,7 +88,7 @@ class Reduce(Kernel):
     family: str = field(default="reduce", init=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Norm(Kernel):
     """y[o, i] = body(norm(x[o])[i] * weight[i] + bias[i], e0[o, i], …) over the inner dimension."""
 
@@ -100,7 +100,7 @@ class Norm(Kernel):
     family: str = field(default="norm", init=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Softmax(Kernel):
     """y[o, i] = softmax over i of x[o]; causal: row s of S sees columns up to s + (T - S)."""
 
@@ -110,7 +110,7 @@ class Softmax(Kernel):
     family: str = field(default="softmax", init=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Matmul(Kernel):
     """y[b, m, n] = body(sum over k of a[b, m, k] * b[b, k, n], e0[b, m, n], …): any strides, any type."""
 
@@ -123,7 +123,7 @@ class Matmul(Kernel):
     family: str = field(default="matmul", init=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Linear(Kernel):
     """A product with packed constant weights, a norm in front and an epilogue behind.
 
@@ -169,7 +169,7 @@ class Linear(Kernel):
         return {name for o in self.operands for name in o.symbols} - {"threads"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Window(Kernel):
     """y[n, o, i, j] = body(the sum or the maximum over a window of x[n, …] + bias[o], e0[n, o, i, j], …).
 
@@ -191,7 +191,7 @@ class Window(Kernel):
     family: str = field(default="window", init=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Conv(Kernel):
     """A convolution with packed constant weights as an implicit product; x, y and extras are as in Window, with rows
     and columns of the output as one dimension. `copied`: patches are read from a padded copy of x in f32."""
@@ -211,7 +211,7 @@ class Conv(Kernel):
         return super().symbols.union(*map(symbols_of, self.sizes))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Attention(Kernel):
     """Online-softmax attention; q and y are [b, s, h, d] views, k and v [b, g, t, d]."""
 
@@ -229,7 +229,7 @@ class Attention(Kernel):
     family: str = field(default="attention", init=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Gather(Kernel):
     """y[a, i, c] = body(x[a, index[i], c], e0[…], …): embedding, gather, select_rows and take_along by strides."""
 
@@ -242,7 +242,7 @@ class Gather(Kernel):
     family: str = field(default="gather", init=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Scatter(Kernel):
     """y[o, index[o, i]] = combine(y[o, index[o, i]], x[o, i]) for i in order; y has its other elements already."""
 
@@ -253,7 +253,7 @@ class Scatter(Kernel):
     family: str = field(default="scatter", init=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Rope(Kernel):
     """Rotary embedding of x [b, s, h, d] by the tables' rows positions[b, s]."""
 
@@ -264,7 +264,7 @@ class Rope(Kernel):
     family: str = field(default="rope", init=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class KVUpdate(Kernel):
     """cache[b, h, lengths[b] + s, :] = rows[b, s, h, :] for s < valid[b]."""
 
@@ -272,7 +272,7 @@ class KVUpdate(Kernel):
     family: str = field(default="kv_update", init=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Scan(Kernel):
     """Running sums, products or extremes along the inner dimension."""
 
@@ -282,7 +282,7 @@ class Scan(Kernel):
     family: str = field(default="scan", init=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Sort(Kernel):
     """The `keep` first of the inner dimension in sorted order, with indices; stable."""
 
@@ -293,7 +293,7 @@ class Sort(Kernel):
     family: str = field(default="sort", init=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Sample(Kernel):
     """A token id for each row of logits (random_sample), or logits with seen tokens penalized."""
 
@@ -303,7 +303,7 @@ class Sample(Kernel):
     family: str = field(default="sample", init=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Collective(Kernel):
     """Between ranks. reduce: y[r, c] = body(sum over the ranks of x[r, c], in rank order, e0[r, c], …);
     gather: y[r, world, c] = x[r, c] of every rank."""

@@ -38,7 +38,10 @@ HERE = Path(__file__).resolve().parent
 # What holds text of the user's, or of a file that is not trusted.
 _GRAPH_TYPES = frozenset({Graph, Op, Value, Loc, Param, Plan, Buffer, View, Call})
 LEAST = 24 << 10  # weight of a part: a smaller one takes longer to start than to compile
-LOOPS = 8 << 10  # weight of the loops that a function inlines from a header, in characters of its own text
+# How long compilers take for what headers hold, by its calls, in characters of plain text: loops that each function
+# inlines, and those that all functions of a part share.
+LOOPS = {"mp_attention": 48 << 10, "mp_linear_tiles_run(": 24 << 10, "mp_conv": 16 << 10}
+SHARED = {"mp_linear_run(": 16 << 10, "mp_linear_blocks_run(": 24 << 10}
 FEWEST, MOST = 2, 4  # parts
 
 
@@ -53,13 +56,19 @@ class Function:
 
     @property
     def weight(self) -> int:
-        """How long a compiler takes for it, in characters of plain text."""
-        return len(self.text) + (LOOPS if "#include" in self.text else 0)
+        """How long a compiler takes for it, in characters of plain text, without loops that it shares."""
+        return len(self.text) + sum(weight for call, weight in LOOPS.items() if call in self.text)
 
     @property
     def prototype(self) -> str:
         start = self.text.index(f"MP_KERNEL {self.name}(")
         return self.text[start : self.text.index("\n{", start)] + ";\n"
+
+
+def weight_of(functions: Sequence[Function]) -> int:
+    """How long a compiler takes for some functions, with the loops that they share."""
+    shared = sum(weight for call, weight in SHARED.items() if any(call in f.text for f in functions))
+    return shared + sum(f.weight for f in functions)
 
 
 @dataclass(frozen=True)
@@ -80,10 +89,11 @@ class Source:
         """Translation units that together are the source; none where it is too small.
 
         Each has some of the functions, with the lines of the whole; the last one also has the tail. See MP_PARTS. Not
-        more than there are cores: every part reads the headers anew, which takes a quarter of its time.
+        more than there are cores: every part reads the headers anew and compiles the loops that its functions share.
         """
-        total = sum(f.weight for f in self.functions)
-        count = min(max(FEWEST, min(cores, MOST)), len(self.functions), total // LEAST)
+        total, heaviest = weight_of(self.functions), max(weight_of([f]) for f in self.functions)
+        useful = -(-total // heaviest)  # with more parts, all of them wait for the heaviest function
+        count = min(max(FEWEST, min(cores, MOST)), len(self.functions), total // LEAST, useful)
         if count < 2:
             return ()
         line, starts = self.head.count("\n") + 1, {}
@@ -91,12 +101,10 @@ class Source:
             starts[f] = line + f.comment.count("\n") + 1
             line = starts[f] + f.text.count("\n") + 1
         bins: list[list[Function]] = [[] for _ in range(count)]
-        sizes = [0] * count
-        sizes[-1] = len(self.tail) // 3  # as many characters of calls are compiled in a third of the time
+        calls = [0] * (count - 1) + [len(self.tail) // 3]  # as many characters are compiled in a third of the time
         for f in sorted(self.functions, key=lambda f: -f.weight):
-            lightest = sizes.index(min(sizes))
-            bins[lightest].append(f)
-            sizes[lightest] += f.weight
+            sizes = [weight_of([*chosen, f]) + more for chosen, more in zip(bins, calls, strict=True)]
+            bins[sizes.index(min(sizes))].append(f)
         found = []
         for i, chosen in enumerate(bins):
             pieces = [f'#line {starts[f]} "plan.c"\n{f.text}' for f in self.functions if f in chosen]

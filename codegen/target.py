@@ -20,6 +20,7 @@ class Target:
     cores: int = 0  # multiprocessors of a GPU
     shared: int = 0  # bytes of shared memory that one block of a GPU may have
     library: bool = False  # large products go to the vendor's library
+    compact: bool = False  # a GPU keeps bf16 weights in 12 bits
 
     @property
     def is_cpu(self) -> bool:

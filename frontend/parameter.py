@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import math
+import mmap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -220,10 +221,18 @@ def no_init() -> Iterator[None]:
         _skipped.reset(token)
 
 
+def _untouched(shape: tuple[int, ...], dtype: Any) -> Array:
+    """Zeros in fresh pages. For np.zeros the C library clears memory that it has used before."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if size < mmap.PAGESIZE:
+        return np.zeros(shape, dtype)
+    return np.frombuffer(mmap.mmap(-1, size), dtype).reshape(shape)
+
+
 def uniform(shape: tuple[int, ...], bound: float, dtype: Any) -> Array:
     """Values in [-bound, bound)."""
     if _skipped.get():
-        return np.zeros(shape, as_dtype(dtype).numpy)
+        return _untouched(shape, as_dtype(dtype).numpy)
     values = _random().random(shape, dtype=np.float32)
     values *= np.float32(2 * bound)
     values -= np.float32(bound)
@@ -233,7 +242,7 @@ def uniform(shape: tuple[int, ...], bound: float, dtype: Any) -> Array:
 def normal(shape: tuple[int, ...], dtype: Any) -> Array:
     """Values with mean 0 and standard deviation 1."""
     if _skipped.get():
-        return np.zeros(shape, as_dtype(dtype).numpy)
+        return _untouched(shape, as_dtype(dtype).numpy)
     return _random().standard_normal(shape, dtype=np.float32).astype(as_dtype(dtype).numpy, copy=False)  # type: ignore[no-any-return]
 
 

@@ -98,6 +98,7 @@ _NUMPY: dict[str, np.dtype[Any]] = {
     name: np.dtype(bool if name == "bool" else ml_dtypes.bfloat16 if name == "bf16" else name[0] + str(d.bits // 8))
     for name, d in DTYPES.items()
 }
+_BY_NUMPY = {dtype: DTYPES[name] for name, dtype in _NUMPY.items()}  # the name of a numpy dtype takes long to find
 _ALIASES: dict[str, DType] = {np.dtype(n).name: DTYPES[k] for k, n in _NUMPY.items()} | {
     "float": f32,
     "double": f64,
@@ -119,7 +120,8 @@ def as_dtype(spec: Any) -> DType:
             return _ALIASES[name]
     else:
         try:
-            return _ALIASES[np.dtype(spec).name]
+            dtype = np.dtype(spec)
+            return _BY_NUMPY[dtype] if dtype in _BY_NUMPY else _ALIASES[dtype.name]
         except (TypeError, KeyError):
             pass
     raise TypeRuleError(f"{spec!r} is not an element type", fix="use one of " + ", ".join(DTYPES))

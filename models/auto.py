@@ -54,8 +54,9 @@ class AutoLlamaModel:
         """The model with its weights in `dtype` (float32, bfloat16, float16; None: the checkpoint's own).
 
         The checkpoint's own is what config.json says, or else the dtype of most weights. Matrices of a GGUF file in one
-        of its low-bit types stay so on CPUs, as do 4-bit ones of a quantized Hugging Face checkpoint that are exactly
-        q4_0, and the model computes in float32. "auto" is that for such files, and bfloat16 for others. Headers are
+        of its low-bit types stay so, as do 4-bit ones of a quantized Hugging Face checkpoint that are exactly q4_0, and
+        the model computes in float32 on a CPU, in bfloat16 on a GPU. "auto" is that for such files, and bfloat16 for
+        others. Headers are
         read now, each weight when it is wanted, as a copy: see load_weights. Loading that takes over a second shows a
         bar on stderr (progress=False: never); `verbose` says there what was loaded. The tokenizer is made when it is
         used first. `device` (cpu, cuda or reference) is where mp.compile(model) runs it unless told otherwise.
@@ -65,11 +66,11 @@ class AutoLlamaModel:
         place = local_path(model_path) if isinstance(model_path, str | Path) else model_path
         family = family_of(place)
         opened = open_model(place) if family is None else family.open(place.expanduser())
-        low_bit = target == "cpu" and any(map(opened.weights.low_bit, opened.weights.names()))
+        low_bit = target != "reference" and any(map(opened.weights.low_bit, opened.weights.names()))
         if dtype == "auto":
             dtype = None if low_bit else "bfloat16"
         keep_blocks = dtype is None and low_bit
-        wanted = "float32" if keep_blocks else dtype
+        wanted = dtype if not keep_blocks else "float32" if target == "cpu" else "bfloat16"
         config = opened.config if wanted is None else dataclasses.replace(opened.config, dtype=wanted)
         if family is None:
             # The model itself may be too large for any memory where the configuration does not belong to the weights.

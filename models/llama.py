@@ -323,21 +323,25 @@ class LlamaForCausalLM(Module, GenerationMixin):
             parameter.load(values)
         return model
 
-    def with_dtype(self, dtype: Any) -> LlamaForCausalLM:
+    def with_dtype(self, dtype: Any, rest: str = "float32") -> LlamaForCausalLM:
         """The same model with its weights in another element type; this one keeps its own.
 
         A low-bit type is that of the matrices, which are rounded when they are read; that of the head has 6 bits or
-        more, and the rest is float32.
+        more, and the rest has the type `rest`. None: matrices in low-bit types stay in them.
         """
         from monoplan.models.quantize import Rounded, head_kind
 
-        wanted = as_weight_dtype(dtype, low_bits=True)
+        wanted = None if dtype is None else as_weight_dtype(dtype, low_bits=True)
+        plain = rest if wanted is None or wanted.is_low_bit else wanted.numpy.name
         with no_init():
-            made = type(self)(dataclasses.replace(self.config, dtype=wanted.numpy.name))
+            made = type(self)(dataclasses.replace(self.config, dtype=plain))
         sources = self.state_dict()
         for name, parameter in made.named_parameters():
-            read, origin = _reader(sources[name]), _origin(sources[name])
-            if wanted.is_low_bit and parameter.ndim == 2:
+            source = sources[name]
+            read, origin = _reader(source), _origin(source)
+            if wanted is None and isinstance(source, Parameter) and source.type.dtype.is_low_bit:
+                parameter.defer(read, partial(getattr, source, "origin"), source.type.dtype, source.read_blocks)
+            elif wanted is not None and wanted.is_low_bit and parameter.ndim == 2:
                 shape, is_head = parameter.full_shape, parameter is made.lm_head.weight
                 kind = LOW_BITS[head_kind(wanted.name, shape[1])] if is_head else wanted
                 rounded = Rounded(name, shape, read, kind)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,9 +23,10 @@ from monoplan.ir.ops.collective import among
 from monoplan.ir.shape_constraints import ShapeConstraint
 from monoplan.ir.types import DType
 from monoplan.options import Options
-from monoplan.passes.explain import alike, explain
-from monoplan.passes.manager import Pass, Stage
 from monoplan.runtime.ranks.comm import Communicator
+
+if TYPE_CHECKING:
+    from monoplan.passes.manager import Pass, Stage
 
 Array = np.ndarray[Any, Any]
 
@@ -45,14 +46,14 @@ class Clock:
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be compiled, for which target and how; `pipeline` are the passes that will run."""
+    """What is to be compiled, for which target and how; `passes` gives those that will run."""
 
     module: Module
     arguments: Mapping[str, Any]
     target: str
     dtype: DType | None
     options: Options
-    pipeline: Sequence[Pass]
+    passes: Callable[[], Sequence[Pass]]
     tp: Communicator | None = None
     clock: Clock = field(default_factory=Clock)
 
@@ -122,6 +123,8 @@ class Built:
         """The plan, which can tell of the stages."""
         if self.executable is None:
             return None
+        from monoplan.passes.explain import explain
+
         return replace(self.executable.plan, notes=lambda: explain(self.stages, self.executable.plan))
 
     def check(self, arrays: Sequence[Array]) -> dict[str, int]:
@@ -161,6 +164,8 @@ class Built:
 
     def describe(self, level: int) -> str:
         """What MONOPLAN_DEBUG shows."""
+        from monoplan.passes.explain import alike
+
         total = sum(self.milliseconds.values())
         steps = len(list(self.plan.steps())) if self.plan is not None else 0
         origin = "cache" if self.hit else "built"

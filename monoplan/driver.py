@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,16 +24,13 @@ from monoplan.ir.types import DType, Part
 from monoplan.ir.verifier import verify
 from monoplan.options import Options
 from monoplan.parallel import check_ranks, check_world, in_turn, tp_plan
-from monoplan.passes.manager import Pass, Stage, run_passes
-from monoplan.passes.pipeline import PIPELINE, UNFUSED
-from monoplan.passes.rebuild import replace_values
-from monoplan.passes.shard.rewrite import shard_pass
 from monoplan.progress import progress
 from monoplan.runtime.build.background import begin, stoppable
 from monoplan.runtime.ranks.comm import Communicator
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # passes are imported by the functions that run them: a plan from the cache needs none
     from monoplan.codegen.plan import Plan
+    from monoplan.passes.manager import Pass, Stage
     from monoplan.runtime.cpu.weights import Source
 
 Array = np.ndarray[Any, Any]
@@ -47,7 +45,10 @@ def build(
     tp: Communicator | None = None,
 ) -> Built:
     """Compiles one signature of a module."""
-    request = Request(module, arguments, target, dtype, options, _pipeline(module, options, tp), tp)
+    passes = functools.cache(lambda: _pipeline(module, options, tp))
+    if options.passes is not None or options.stop_after:
+        passes()  # raises where it does not know a name
+    request = Request(module, arguments, target, dtype, options, passes, tp)
     clock = request.clock
     tracing: Tracing = trace_stage
     planning: Planning = plan_stages
@@ -86,7 +87,7 @@ def plan_stages(request: Request, traced: Traced) -> Planned:
         return Planned(stages[first].graph, constraints, stages=stages)
     if request.target == "cpu":
         _begin_packing(request.module)
-    plan = plan_stage(stages[-1].graph, request.target, request.tp)
+    plan = plan_stage(stages[-1].graph, request.target, request.options, request.tp)
     source = source_stage(plan)
     request.clock.lap("codegen")
     return Planned(plan.graph, constraints, plan, source, stages)
@@ -94,13 +95,15 @@ def plan_stages(request: Request, traced: Traced) -> Planned:
 
 def pass_stage(request: Request, traced: Traced) -> list[Stage]:
     """The graph after each pass; ranks make sure first that all of them compile the same."""
+    from monoplan.passes.manager import run_passes
+
     if request.tp is not None and _is_sharded(request.tp):
         divided = tp_plan(request.module, request.options)
         check_ranks(request.tp, traced.graph, traced.tensors, request.options, divided, request.target, __version__)
-    return run_passes(traced.graph, request.pipeline, request.options.stop_after)
+    return run_passes(traced.graph, request.passes(), request.options.stop_after)
 
 
-def plan_stage(graph: Graph, target: str, tp: Communicator | None = None) -> Plan:
+def plan_stage(graph: Graph, target: str, options: Options, tp: Communicator | None = None) -> Plan:
     """Kernels, schedules and memory of a graph, for this machine."""
     from monoplan.codegen.plan import make_plan
 
@@ -112,7 +115,7 @@ def plan_stage(graph: Graph, target: str, tp: Communicator | None = None) -> Pla
 
     if tp is not None:
         take_turns(tp)
-    return make_plan(graph, gpu().target)
+    return make_plan(graph, replace(gpu().target, compact=options.compact))
 
 
 def source_stage(plan: Plan) -> Any:
@@ -248,7 +251,7 @@ def build_graph_executable(
         if arrays[p.path].shape != p.value.type.shape:
             got = list(arrays[p.path].shape)
             raise ArgumentError(f"parameter {p.path}: expected {p.value.type}, got shape {got}")
-    plan = plan_stage(graph, target)
+    plan = plan_stage(graph, target, Options.make(options))
     planned = Planned(graph, shape_constraints(graph), plan, source_stage(plan))
     made = build_stage(planned, lambda path: arrays[path], options or Options(), None, Clock())
     return GraphExecutable(graph, made, planned.shape_constraints)
@@ -260,8 +263,14 @@ def _is_sharded(tp: Communicator | None) -> bool:
 
 def _pipeline(module: Module, options: Options, tp: Communicator | None) -> Sequence[Pass]:
     """The passes that run; on several ranks the one that takes a rank's part of the graph comes first."""
-    first = [shard_pass(tp_plan(module, options), tp.rank, tp.size)] if tp is not None and tp.size > 1 else []
-    pipeline = PIPELINE if options.fuse else UNFUSED
+    from monoplan.passes import pipeline as passes
+
+    first = []
+    if tp is not None and tp.size > 1:
+        from monoplan.passes.shard.rewrite import shard_pass
+
+        first = [shard_pass(tp_plan(module, options), tp.rank, tp.size)]
+    pipeline = passes.PIPELINE if options.fuse else passes.UNFUSED
     known = [p.name for p in (*first, *pipeline)]
     for name in (*(options.passes or ()), *([options.stop_after] if options.stop_after else [])):
         if name not in known:
@@ -271,6 +280,8 @@ def _pipeline(module: Module, options: Options, tp: Communicator | None) -> Sequ
 
 def with_param_dtype(graph: Graph, dtype: DType) -> Graph:
     """The graph with floating point params in another element type; results are inferred again."""
+    from monoplan.passes.rebuild import replace_values
+
     new: dict[Value, Value] = {}
     params = []
     for p in graph.params:

@@ -260,13 +260,14 @@ class CompiledLM(GenerationMixin):
 
     def _in_dtype(self) -> LlamaForCausalLM:
         """The model that was given, or one of its own in another dtype: RoPE's tables stay float32 all the same.
-        Low-bit weights are expanded where a dtype is given, and for a GPU."""
+        Low-bit weights are expanded where a dtype is given; with them a GPU computes in bfloat16."""
         low_bit = any(p.type.dtype.is_low_bit for p in self._given.parameters())
-        wanted = bf16 if low_bit and self._wanted is None and self.target == "cuda" else self._wanted
-        if wanted is not None and wanted.is_low_bit and self.target == "cuda":
-            raise ArgumentError(f"dtype={wanted.name!r} is for CPUs", fix="use bfloat16 or float16 on a GPU")
-        same = wanted is None or (wanted == self._given.dtype and not low_bit)
-        return self._given if same else self._given.with_dtype(wanted)
+        rest = "bfloat16" if self.target == "cuda" else "float32"
+        if self._wanted is None:
+            same = not (low_bit and self.target == "cuda") or self._given.dtype == bf16
+        else:
+            same = self._wanted == self._given.dtype and not low_bit
+        return self._given if same else self._given.with_dtype(self._wanted, rest)
 
     def _plan(self, name: str) -> Compiled:
         if self._held.are_replaced():

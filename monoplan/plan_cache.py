@@ -13,10 +13,11 @@ import functools
 import hashlib
 import os
 import platform
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import monoplan
 from monoplan.built import Planned, Planning, Request, Traced, Tracing
@@ -31,9 +32,10 @@ from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.printer import print_graph
 from monoplan.ir.shape_constraints import ShapeConstraint
 from monoplan.options import Options
-from monoplan.passes.manager import Pass, Stage, run_passes
-from monoplan.passes.pipeline import PIPELINE, UNFUSED
 from monoplan.runtime.build import cache_places, facts
+
+if TYPE_CHECKING:
+    from monoplan.passes.manager import Pass, Stage
 
 KEPT = 256  # entries of each kind; the longest unused go first
 _FOLDERS = ("ir", "passes", "codegen", "frontend", "models")
@@ -69,7 +71,7 @@ class _Cached:
         from monoplan.runtime.cpu.executable import host_target
 
         r = self.request
-        if is_usable(r.pipeline):
+        if is_usable(r.passes):
             self.choices = choices(r.options, host_target(), r.dtype, monoplan.__version__)
             r.clock.lap("machine")
             self.call = call_key(r.module, r.arguments, self.choices)
@@ -114,8 +116,9 @@ class _Cached:
 
     def _remake(self, traced: Traced, target: Any) -> tuple[Sequence[Stage], Any]:
         from monoplan.codegen.plan import make_plan
+        from monoplan.passes.manager import run_passes
 
-        stages = run_passes(traced.graph, self.request.pipeline, self.request.options.stop_after)
+        stages = run_passes(traced.graph, self.request.passes(), self.request.options.stop_after)
         return stages, make_plan(stages[-1].graph, target)
 
 
@@ -134,14 +137,15 @@ def call_key(module: Module, arguments: Mapping[str, Any], choices: str) -> str 
     return _digest(made_of, repr(tree), *(f"{name} {x}" for name, x in leaves), choices)
 
 
-def is_usable(pipeline: Sequence[Pass]) -> bool:
+def is_usable(passes: Callable[[], Sequence[Pass]]) -> bool:
     """Whether plans are made by the code that the keys stand for: not with passes, ops, weight formats or templates of
     others."""
     from monoplan.codegen.formats import FORMATS
     from monoplan.codegen.source import is_pristine
 
     places = [*(o.reference.__module__ for o in REGISTRY.values()), *(type(f).__module__ for f in FORMATS)]
-    ours = all(any(p is own for own in (*PIPELINE, *UNFUSED)) for p in pipeline)
+    pipeline = sys.modules.get("monoplan.passes.pipeline")  # who has others imports it to put them there
+    ours = pipeline is None or all(any(p is own for own in pipeline.OURS) for p in passes())
     return makers() != "" and ours and all(p.startswith("monoplan.") for p in places) and is_pristine()
 
 
@@ -154,14 +158,23 @@ def choices(options: Options, target: Any, dtype: Any, version: str) -> str:
 @functools.cache
 def makers() -> str:
     """The digest of the code that traces, rewrites and renders; "" if its files changed since they were imported."""
-    digest, newest = hashlib.sha256(), 0.0
-    for folder in _FOLDERS:
-        for path in sorted((Path(__file__).resolve().parent / folder).resolve().rglob("*")):
-            if path.suffix in _SUFFIXES:
-                text = path.read_bytes()
-                digest.update(f"{path.name} {len(text)} ".encode() + text)
-                newest = max(newest, path.stat().st_mtime)
-    return digest.hexdigest() if newest < monoplan._imported else ""
+    here = os.path.dirname(os.path.realpath(__file__))
+    walks = (os.walk(os.path.realpath(os.path.join(here, folder))) for folder in _FOLDERS)
+    files = sorted(os.path.join(at, name) for walk in walks for at, _, names in walk for name in names)
+    found = [(path, os.stat(path)) for path in files if path.endswith(_SUFFIXES)]
+    if max(s.st_mtime for _, s in found) >= monoplan._imported:
+        return ""
+    # Reading them takes longer than all else that a known plan needs: the digest is kept for as long as none changes.
+    signature = _digest(*(f"{path} {s.st_ino} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns}" for path, s in found))
+    known = facts.recall("makers", here)
+    if known is not None and known["signature"] == signature:
+        return str(known["digest"])
+    digest = hashlib.sha256()
+    for path, _ in found:
+        text = Path(path).read_bytes()
+        digest.update(f"{os.path.basename(path)} {len(text)} ".encode() + text)
+    facts.remember("makers", here, {"signature": signature, "digest": digest.hexdigest()})
+    return digest.hexdigest()
 
 
 def _digest(*parts: str) -> str:

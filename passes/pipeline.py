@@ -45,3 +45,4 @@ PIPELINE: tuple[Pass, ...] = (
 )
 # One kernel per op, for comparison; half precision is still widened, so that both plans round alike.
 UNFUSED: tuple[Pass, ...] = (DCE, REMOVE_IDENTITIES, WIDEN_ACTIVATIONS, HOIST_SETUP)
+OURS = (*PIPELINE, *UNFUSED)  # stays as it is where somebody puts other passes in place of them

@@ -44,9 +44,11 @@ def render_cpu(plan: Plan, version: str) -> Source:
     number_symbols(plan)
     functions: dict[str, Function] = {}
     used: dict[int, str] = {}
+    shared: dict[str, None] = {}  # lines of the head: functions that several kernels call
     for step, _ in plan.steps():
         k = step.kernel
         names = CPU.families[type(k)].variables(k, step.schedule)
+        shared |= dict.fromkeys(names.get("m", {}).get("shared", ()))
         text = env.get_template(f"cpu/{k.family}.c.j2").render(k=k, s=step.schedule, name="@NAME@", **names)
         digest = hashlib.sha256(text.encode()).hexdigest()
         if digest not in functions:
@@ -54,7 +56,8 @@ def render_cpu(plan: Plan, version: str) -> Source:
             functions[digest] = Function(name, kernel_comment(k), wrap(text.replace("@NAME@", name)))
         used[step.number] = functions[digest].name
     more = '#include "mp_functions_more.h"\n' if any(needs_more(f.text) for f in functions.values()) else ""
-    head = f'{block_comment(title(plan, version))}\n#include "mp_plan.h"\n{more}\n'
+    lines = wrap("".join(f"{line}\n" for line in shared))
+    head = f'{block_comment(title(plan, version))}\n#include "mp_plan.h"\n{more}{lines}\n'
     tail = env.get_template("cpu/plan.c.j2").render(body=wrap("\n".join(_body(plan, used))))
     return Source(head, tuple(functions.values()), tail, used)
 

@@ -410,6 +410,7 @@ def conv(k: Conv, s: ConvSchedule) -> Variables:
 # Text that the template of packed linears needs, with their epilogues.
 
 
+_LOOPS = {"vectors": "mp_linear.h", "blocks": "mp_linear_blocks.h", "tiles": "mp_linear_tiles.h"}
 _NORMS = {"none": "MP_NO_NORM", "rms": "MP_RMS_NORM", "layer": "MP_LAYER_NORM"}
 _WIDTH = 112  # columns of a line of declarations
 
@@ -438,7 +439,6 @@ def linear(k: Linear, s: LinearSchedule) -> Variables:
         "other": None if other is None else format_of(other),
         "loop": s.loop,
         "tile_rows": TILE_ROWS,
-        "loops": "mp_linear.h" if s.loop == "vectors" else f"mp_linear_{s.loop}.h",
         "fields": _filled([f"{kind}{name};" for kind, name in (*args, *(("int64_t ", name) for name in symbols))]),
         # `mine`: the best column of each row, so far
         "given": [{"mine": "mp_no_best(found, t, rows)", "writes": "0"}.get(name, name) for _, name in args],
@@ -451,12 +451,18 @@ def linear(k: Linear, s: LinearSchedule) -> Variables:
         "eps": c_literal(k.eps, f32),
         "norm": _NORMS[k.norm],
         "columns": k.columns // 2 if k.epilogue == "gated" else k.columns,
-        "row_bytes": s.panel * s.format.bits // 8,
-        "floats": int(s.format.c_type == "float"),
         "kernel_params": ", ".join(f"{'' if o.written else 'const '}{o.ctype} *{o.name}" for o in k.pointers),
         "sums": s.row_blocks[-1] * s.width,
         "epilogues": _epilogues(k, s, a),
     }
+    formats = [f for f in (s.format, found["other"]) if f is not None]
+    found["shared"] = [f'#include "{name}"' for name in (_LOOPS[s.loop], *(f.header for f in formats))]
+    if s.loop == "blocks":
+        found["shared"] += [f"MP_BLOCK_FORMAT({f.name}, {f.c_fields(s.panel, s.vectors)})" for f in formats]
+    elif not s.tiles:
+        panels = _panel_functions(s)
+        found["shared"] += panels.pop("shared")
+        found |= panels
     if s.tiles:
         units = s.groups if k.epilogue == "heads" else -(-k.columns // s.panel)  # panels that only pad are left out
         found |= {
@@ -468,6 +474,19 @@ def linear(k: Linear, s: LinearSchedule) -> Variables:
     if k.epilogue == "argmax":
         found["store_best"] = k.operand("y").store("best", i64, "r")
     return found
+
+
+def _panel_functions(s: LinearSchedule) -> Variables:
+    """The loops over panels of a format; `shared` are lines of the plan's head that make them for all products."""
+    packed = s.format
+    by_panel = {rows: f"mp_panel_{packed.name}_{rows}" for rows in s.row_blocks}
+    fields = packed.c_fields(s.panel, s.vectors)
+    ahead = f"{fields}, .line = {s.line}, .near = {s.near}, .far = {s.far}"
+    shared = [f"MP_PANEL_FUNCTION({name}, {rows}, {ahead})" for rows, name in by_panel.items()]
+    widen = "0" if packed.c_type == "float" else f"mp_widen_{packed.name}"
+    if widen != "0":
+        shared.append(f"MP_WIDEN_FUNCTION({widen}, {fields})")
+    return {"by_panel": list(by_panel.values()), "widen": widen, "shared": shared}
 
 
 def _symbols(k: Linear, names: Set[str]) -> list[str]:

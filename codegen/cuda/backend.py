@@ -14,6 +14,7 @@ from monoplan.codegen.cuda.attention import attention_variants
 from monoplan.codegen.cuda.launches import Exchange, Launch, Variant, Word, ceil_div, pointer_word
 from monoplan.codegen.cuda.linear import LinearVariants
 from monoplan.codegen.cuda.schedule import CudaSchedule
+from monoplan.codegen.formats import format_of
 from monoplan.codegen.kernels import (
     Attention,
     Collective,
@@ -112,7 +113,7 @@ def _split_norm(k: Kernel) -> Iterator[Kernel]:
     if not isinstance(k, Linear) or k.norm != "layer":
         yield k
         return
-    x, dtype = k.operand("x"), k.operand("w").dtype
+    x, dtype = k.operand("x"), k.format.x_dtype
     buffer = Buffer(f"{x.view.buffer.name}_normed", dtype, k.rows * k.depth, "arena")
     normed = whole(buffer, (k.rows, k.depth))
     operands = [
@@ -167,7 +168,7 @@ def narrowed(items: Items) -> dict[Buffer, Buffer]:
 def _wanted(k: Kernel, o: Operand) -> DType | None:
     """The half type that a reader would round an operand to; None: it reads f32."""
     if isinstance(k, Linear) and o.name == "x" and k.norm == "none":
-        dtype = k.operand("w").dtype
+        dtype = k.format.x_dtype
     elif isinstance(k, Attention) and o.name == "q":
         dtype = k.operand("k").dtype
     else:
@@ -187,6 +188,18 @@ def _gather(k: Gather) -> Variables:
     return shared.gather(k, own.packed_element)
 
 
+def _lookup(renderer: Renderer, k: Gather, s: CudaSchedule) -> tuple[Variant, ...]:
+    """A thread for each element, or a warp for each tile that has a part of the row."""
+    names, words = _gather(k), [pointer_word(o) for o in k.pointers]
+    layout = k.operand("x").view.buffer.layout
+    if layout is None or not format_of(layout).tile:
+        function, given = renderer.function(k, "gather", words, s=s, **names)
+        blocks = ceil_div(product(k.outer) * product(k.inner), s.threads)
+        return (Variant("gather", (Launch(function, (blocks, 1, 1), s.threads, given),)),)
+    function, given = renderer.function(k, "gather_tiles", words, s=s, **names)
+    return (Variant("gather", (Launch(function, (product(k.outer) * -(-k.depth // 256), 1, 1), 32, given),)),)
+
+
 FAMILIES: dict[type[Kernel], CudaFamily] = {
     Pointwise: _plain(shared.pointwise, _loop),
     Reduce: _plain(_reduce, lambda k, s, names: ceil_div(product(k.outer) * s.team, s.threads), choose.reduce),
@@ -202,7 +215,7 @@ FAMILIES: dict[type[Kernel], CudaFamily] = {
         schedule=choose.attention, variables=lambda k, s: own.attention(k), variants=attention_variants
     ),
     Window: _plain(shared.window, _threads(lambda k: product(k.operand("y").shape))),
-    Gather: _plain(_gather, _threads(lambda k: product(k.outer) * product(k.inner))),
+    Gather: CudaFamily(schedule=lambda k, target: choose.plain(k), variables=lambda k, s: _gather(k), variants=_lookup),
     Rope: _plain(shared.rope, _threads(lambda k: product(k.operand("x").shape[:3]) * 32)),
     KVUpdate: _plain(shared.kv_update, _threads(lambda k: product(k.operand("rows").shape))),
     Scan: _plain(shared.scan, _rows, choose.scan),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from monoplan.codegen.cuda.launches import Action, Between, Launch, Product, Variant, Word, pointer_word
-from monoplan.codegen.cuda.schedule import CudaLinear, FewSchedule, tuned
+from monoplan.codegen.cuda.schedule import CudaLinear, FewSchedule, few_shared, row_shared, tuned
 from monoplan.codegen.cuda.variables import linear
 from monoplan.codegen.expressions import C_TYPES
 from monoplan.codegen.kernels import Linear
@@ -30,7 +30,7 @@ class LinearVariants:
     def __init__(self, renderer: Renderer, k: Linear, s: CudaLinear) -> None:
         self.renderer, self.k, self.s = renderer, k, s
         self.names: dict[str, Any] = linear(k)
-        self.half = k.operand("w").dtype
+        self.half = k.format.x_dtype
 
     def all(self) -> tuple[Variant, ...]:
         """Variants in order of preference."""
@@ -52,6 +52,10 @@ class LinearVariants:
     def _others(self) -> list[tuple[str, Word]]:
         return self._words(tuple(o for o in self.k.operands if o.name not in _INPUTS))
 
+    @property
+    def _only_w(self) -> list[tuple[str, Word]]:
+        return [w for w in self._inputs if w[1].operand is not None and w[1].operand.name == "w"]
+
     def one_row(self) -> Variant:
         """One row: a kernel that streams the weights."""
         k = self.k
@@ -59,9 +63,9 @@ class LinearVariants:
         row = tuned(self.s.row, self.renderer.tuning.get(str(k.step), {}))
         words = self._words(k.operands)
         candidates = [("uint64_t *candidates", Word("workspace"))] if k.epilogue == "argmax" else []
-        function, all_words = self.renderer.function(k, "linear_row", [*words, *candidates], s=row, **self.names)
-        shared = row.shared(k.depth * k.format.bits // 8, k.columns)
-        actions: list[Action] = [Launch(function, (row.grid, 1, 1), row.warps * 32, all_words, shared)]
+        template = "linear_tiles_row" if k.format.tile else "linear_row"
+        function, all_words = self.renderer.function(k, template, [*words, *candidates], s=row, **self.names)
+        actions: list[Action] = [Launch(function, (row.grid, 1, 1), row.warps * 32, all_words, row_shared(k, row))]
         if candidates:
             actions.append(self._best(row.grid, Word("workspace"), 1))
         return Variant("row", tuple(actions), (Between(k.rows, 1, 1),), 8 * row.grid)
@@ -83,7 +87,7 @@ class LinearVariants:
             return [], Word("operand", x, offset=x.view.offset * x.dtype.itemsize), 0
         place = Word("workspace")
         others = [w for w in self._inputs if w[1].operand is not None and w[1].operand.name != "w"]
-        words = [*others, (f"{k.operand('w').ctype} *xs", place)]
+        words = [*others, (f"{C_TYPES[self.half.name]} *xs", place)]
         function, all_words = self.renderer.function(k, "linear_prepare", words, s=self.s, **self.names)
         size = _rounded(k.rows * (k.depth * self.half.itemsize))
         return [Launch(function, (k.rows, 1, 1), 256, all_words)], place, size
@@ -93,12 +97,10 @@ class LinearVariants:
         k = self.k
         actions, xs, used = self._prepared()
         sums = Word("workspace", offset=used)
-        ctype = k.operand("w").ctype
-        only_w = [w for w in self._inputs if w[1].operand is not None and w[1].operand.name == "w"]
-        function, words = self.renderer.function(
-            k, "linear_few", [*only_w, (f"const {ctype} *xs", xs), ("float *sums", sums)], s=f, **self.names
-        )
-        actions.append(Launch(function, (f.grid, f.splits, 1), f.warps * 32, words, f.shared(k.depth)))
+        given = [*self._only_w, (f"const {C_TYPES[self.half.name]} *xs", xs), ("float *sums", sums)]
+        template = "linear_tiles_few" if k.format.tile else "linear_few"
+        function, words = self.renderer.function(k, template, given, s=f, **self.names)
+        actions.append(Launch(function, (f.grid, f.splits, 1), f.warps * 32, words, few_shared(k, f)))
         end = used + k.rows * (4 * f.splits * k.columns)
         actions += self._finish(sums, f32, f.splits, end)
         size = self._room(end)
@@ -123,11 +125,23 @@ class LinearVariants:
         """Bytes of workspace up to the end of the sums, and of candidates behind them."""
         return sums if self.k.epilogue != "argmax" else _rounded(sums) + self.k.rows * (64 * 8)
 
+    def _expanded(self, used: Dim) -> tuple[list[Action], Word, Dim]:
+        """Weights as rows of bf16: actions that expand tiles, where the rows are, and the end of the workspace."""
+        k = self.k
+        if not k.format.tile:
+            return [], Word("operand", k.operand("w")), used
+        place = Word("workspace", offset=used)
+        given = [*self._only_w, ("mp_bf16 *expanded", place)]
+        function, words = self.renderer.function(k, "linear_expand", given, **self.names)
+        tiles = -(-k.columns // 16) * -(-k.depth // 256)
+        return [Launch(function, (-(-tiles // 4), 1, 1), 128, words)], place, used + _rounded(k.columns * k.depth * 2)
+
     def library(self, low: int) -> Variant:
         """Many rows: the vendor's product; a plain result or a residual goes straight into place."""
         k, y = self.k, self.k.operand("y")
         actions, xs, used = self._prepared()
-        w = Word("operand", k.operand("w"))
+        expansion, w, used = self._expanded(used)
+        actions += expansion
         if self.s.result != "finish":
             out = Word("operand", y, offset=y.view.offset * y.dtype.itemsize)
             add = None
@@ -147,8 +161,12 @@ class LinearVariants:
     def tile(self) -> Variant:
         """Any number of rows, any type."""
         k = self.k
-        sums = Word("workspace")
-        function, words = self.renderer.function(k, "linear", [*self._inputs, ("float *sums", sums)], **self.names)
-        launch = Launch(function, (-(-k.columns // 64), (k.rows + 63) // 64, 1), 256, words)
-        end = k.rows * (4 * k.columns)
-        return Variant("tile", (launch, *self._finish(sums, f32, 1, end)), (), self._room(end))
+        actions, w, used = self._expanded(0)
+        sums = Word("workspace", offset=used)
+        inputs = self._inputs
+        if actions:
+            inputs = [i for i in inputs if i not in self._only_w] + [("const mp_bf16 *w", w)]
+        function, words = self.renderer.function(k, "linear", [*inputs, ("float *sums", sums)], **self.names)
+        actions.append(Launch(function, (-(-k.columns // 64), (k.rows + 63) // 64, 1), 256, words))
+        end = used + k.rows * (4 * k.columns)
+        return Variant("tile", (*actions, *self._finish(sums, f32, 1, end)), (), self._room(end))

@@ -32,25 +32,21 @@ class CudaSchedule:
 
 @dataclass(frozen=True, slots=True)
 class RowSchedule:
-    """How a product with one row runs: mp_linear_row.cuh. `pad` shared memory only keeps other blocks off the SM."""
+    """How a product with one row runs: mp_linear_row.cuh, or mp_linear_tiles.cuh where the batches are of tiles.
+
+    `pad` shared memory only keeps other blocks off the SM.
+    """
 
     grid: int
     warps: int = 8
     slices: int = 8  # parts of K, one for each warp of a group
-    batch: int = 8  # rows of w that are reduced together
+    batch: int = 8  # rows of w that are reduced together; tiles in a slot of the ring
     ring: int = 2  # batches in flight
     early: int = 2  # of them before the dependency
     gentle: int = 0  # and in flight at most until then; 0: all of them
     blocks: int = 1  # on one SM, that the register budget must allow
     late: int = 0  # batches a warp has left when it lets the next kernel start; 0: from the beginning
     pad: int = 0
-
-    def shared(self, row_bytes: int, columns: int) -> int:
-        """Bytes of dynamic shared memory: the rings of all warps, the sums of all slices, and padding."""
-        pairs = (columns + 1) // 2
-        rows = 2 * -(-pairs // self.grid)
-        sums = self.slices * -(-rows // self.batch) * self.batch * 4
-        return self.warps * self.ring * self.batch * self.vectors(row_bytes) * 512 + sums + self.pad
 
     def vectors(self, row_bytes: int) -> int:
         """16-byte pieces of a row that one lane reads."""
@@ -60,7 +56,7 @@ class RowSchedule:
 
 @dataclass(frozen=True, slots=True)
 class FewSchedule:
-    """How a product with 2 to 8 `tiles` rows runs: mp_linear_few.cuh."""
+    """How a product with 2 to 8 `tiles` rows runs: mp_linear_few.cuh, mp_linear_tiles.cuh."""
 
     tiles: int
     splits: int
@@ -70,9 +66,34 @@ class FewSchedule:
     gentle: int = 0  # steps of the ring in flight at most before the dependency; 0: all of them
     pad: int = 64  # bytes behind a row of x in shared memory: rows start in different banks
 
-    def shared(self, depth: int) -> int:
-        """Bytes of dynamic shared memory."""
-        return self.warps * self.ring * 2048 + self.tiles * 8 * (depth // self.splits * 2 + self.pad)
+
+def row_shared(k: Linear, s: RowSchedule) -> int:
+    """Bytes of dynamic shared memory: the rings of all warps, the sums of all slices, and padding."""
+    if k.format.tile:
+        slice_ = -(-_tiles(k)[1] // s.slices)
+        rows = 16 * -(-_tiles(k)[0] // s.grid)
+        own = s.ring * s.batch * k.format.tile_bytes + slice_ * (1024 + _GROUP_SUMS)
+        return s.warps * own + s.slices * rows * 4 + s.pad
+    pairs = (k.columns + 1) // 2
+    rows = 2 * -(-pairs // s.grid)
+    sums = s.slices * -(-rows // s.batch) * s.batch * 4
+    return s.warps * s.ring * s.batch * s.vectors(k.depth * k.format.bits // 8) * 512 + sums + s.pad
+
+
+def few_shared(k: Linear, s: FewSchedule) -> int:
+    """Bytes of dynamic shared memory."""
+    if k.format.tile:
+        depth = -(-_tiles(k)[1] // s.splits)
+        return s.warps * s.ring * k.format.tile_bytes + s.tiles * 8 * (depth * (512 + _GROUP_SUMS) + s.pad)
+    return s.warps * s.ring * 2048 + s.tiles * 8 * (k.depth // s.splits * 2 + s.pad)
+
+
+_GROUP_SUMS = 64  # bytes of the sums of x over the groups of a tile, at most
+
+
+def _tiles(k: Linear) -> tuple[int, int]:
+    """Strips of 16 columns, and tiles of a strip."""
+    return -(-k.columns // 16), -(-k.depth // 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +276,9 @@ def attention(k: Attention, target: Target) -> CudaAttention:
 
 def _library_takes(k: Linear, target: Target) -> bool:
     """Whether the vendor's library multiplies by weights in their format."""
-    if not k.format.tensor_cores:
+    if not k.format.tensor_cores and not k.format.tile:
         return k.format.c_type == "float"
-    return k.operand("w").dtype != bf16 or target.capability >= 80
+    return k.format.x_dtype != bf16 or target.capability >= 80
 
 
 T = TypeVar("T", RowSchedule, DecodeSchedule, PrefillSchedule, HopperSchedule)
@@ -286,11 +307,11 @@ def _dense(o: Operand, columns: int) -> bool:
 
 
 def _prepare(k: Linear) -> str:
-    x, w = k.operand("x"), k.operand("w")
-    if k.norm == "none" and x.dtype == w.dtype and _dense(x, k.depth):
+    x, half = k.operand("x"), k.format.x_dtype
+    if k.norm == "none" and x.dtype == half and _dense(x, k.depth):
         return "none"
     types = [x.dtype, *([k.operand("norm_weight").dtype] if k.norm == "rms" and k.has("norm_weight") else [])]
-    plain = all(t in (f32, *HALF) for t in types) and w.dtype.itemsize == 2
+    plain = all(t in (f32, *HALF) for t in types) and half.itemsize == 2
     return "vectors" if plain and k.depth % 8 == 0 and k.depth <= 16384 and rows_aligned(x.view, 8) else "each"
 
 
@@ -298,7 +319,7 @@ def _result(k: Linear) -> str:
     y, extras = k.operand("y"), k.group("e")
     if k.epilogue != "pointwise" or k.body is None or k.has("bias") or not _dense(y, k.columns):
         return "finish"
-    if y.dtype not in (k.operand("w").dtype, f32):
+    if y.dtype not in (k.format.x_dtype, f32):
         return "finish"
     if not extras and k.body.node == Arg(0):
         return "y"
@@ -343,14 +364,16 @@ def _wide_heads(k: Linear) -> bool:
 
 def _row(k: Linear, target: Target) -> RowSchedule | None:
     """The constants that served every shape well without tuning; None where rows are not whole 16-byte pieces."""
-    w, x = k.operand("w"), k.operand("x")
-    bits = k.format.bits
+    x = k.operand("x")
+    bits = 16 if k.format.tile else k.format.bits
     each = 128 // bits
-    gamma = k.operand("norm_weight").dtype if k.has("norm_weight") else w.dtype
+    gamma = k.operand("norm_weight").dtype if k.has("norm_weight") else k.format.x_dtype
     if k.depth % each or not _aligned(x.view.offset, each) or not _vector_types(bits, x.dtype, gamma):
         return None
     if k.has("q_norm") or k.has("k_norm") or not (isinstance(x.view.strides[1], int) and x.view.strides[1] == 1):
         return None
+    if k.format.tile:
+        return _tile_row(k, target)
     pieces, pairs = k.depth // each, -(-k.columns // 2)
     choices = [s for s in (8, 16, 4, 2, 1) if -(-pieces // (s * 32)) <= (2 if s < 16 else 4)]
     if not choices:
@@ -380,6 +403,30 @@ def _row(k: Linear, target: Target) -> RowSchedule | None:
     return None
 
 
+def _tile_row(k: Linear, target: Target) -> RowSchedule | None:
+    """Few tiles for a warp; 200 KB of a large matrix in flight on each SM, and of low-bit ones half of them before the
+    dependency; of a small one two tiles of each warp, so that the next kernel's blocks have room beside this one's."""
+    strips, tiles = _tiles(k)
+    large = strips * tiles * k.format.tile_bytes > 32 << 20
+    even = not large and target.cores >= 96 and target.cores % 32 <= 8
+    grid = min(target.cores // 32 * 32 if even else target.cores, strips)
+    # No warp idle, then many of them unless their tiles are large, then the fewest tiles for each. Warps of one slice
+    # have x twice: that must be little.
+    wide = k.format.tile_bytes > 5000
+    order = (8, 16) if wide else (16, 8)
+    ways = [(w, s) for w, s in product(order, (16, 8, 4, 2, 1)) if s <= w and (s == w or -(-tiles // s) <= 2)]
+    ways.sort(key=lambda way: (-(-tiles // way[1]) * way[1] - tiles, order.index(way[0]), -way[1]))
+    for warps, slices in ways:
+        one = RowSchedule(grid, warps, slices, 1, 1, 1)
+        rest, each = row_shared(k, one), warps * k.format.tile_bytes
+        units = max(1, -(-strips // grid) * slices // warps * -(-tiles // slices))  # tiles of a warp
+        room = min((208 if large else 144 if wide else 112) << 10, target.shared - 1024) - rest + each
+        ring = max(1, min(8 if large or wide else 2, units, room // each))
+        if -(-tiles // slices) <= 8 and rest + (ring - 1) * each <= target.shared - 1024:
+            return replace(one, ring=ring, early=ring if wide or target.capability < 90 else max(1, ring // 2))
+    return None
+
+
 def _vector_types(bits: int, x: DType, gamma: DType) -> bool:
     """Whether what 16 bytes of weights multiply is whole pieces of 16 bytes too."""
     return all(t in (f32, *HALF) and t.bits >= bits for t in (x, gamma))
@@ -387,7 +434,7 @@ def _vector_types(bits: int, x: DType, gamma: DType) -> bool:
 
 def _few(k: Linear, target: Target) -> tuple[FewSchedule, ...]:
     """One schedule for up to 8 rows and one for up to 32: the split of K that keeps all warps equally busy."""
-    if not k.format.tensor_cores or k.depth % 64 or target.capability < 80:
+    if not (k.format.tensor_cores and k.depth % 64 == 0 or k.format.tile) or target.capability < 80:
         return ()
     # A kernel that starts early and has nearly all shared memory keeps away the blocks that it waits for.
     room = target.shared - SPARE if target.capability >= 90 else target.shared
@@ -401,15 +448,19 @@ def _few_of(k: Linear, tiles: int, target: Target, most: int, least: int) -> Few
     best: tuple[float, FewSchedule] | None = None
     strips = -(-k.columns // 16)
     for splits, warps in product((1, 2, 3, 4, 5, 6, 7, 8, 12, 16), (8, 4)):
-        if k.depth % (splits * 64) or k.depth // splits < 256 and splits > 1:
+        whole = _tiles(k)[1] % splits == 0 if k.format.tile else k.depth % (splits * 64) == 0
+        if splits > 1 and (not whole or k.depth // splits < 256):
             continue
         grid = max(1, target.cores // splits)
-        gentle = 16 // warps if target.capability >= 90 else 0  # 32 KB
-        full = (64 if tiles == 1 else 48) // warps  # 128 or 96 KB in flight
+        slot = k.format.tile_bytes if k.format.tile else 2048
+        gentle = max(1, (32 << 10) // (slot * warps)) if target.capability >= 90 else 0
+        full = max(3, ((128 if tiles == 1 else 96) << 10) // (slot * warps))  # in flight
+        shortest = max(2, (least << 11) // (slot * warps))
         schedule = FewSchedule(tiles, splits, min(grid, -(-strips // warps)), warps, full, gentle)
-        while schedule.shared(k.depth) > most and schedule.ring > least // warps:
+        while few_shared(k, schedule) > most and schedule.ring > shortest:
             schedule = replace(schedule, ring=schedule.ring - 1)
-        if schedule.shared(k.depth) > most:
+        schedule = replace(schedule, gentle=max(0, min(schedule.gentle, schedule.ring - 2)))
+        if few_shared(k, schedule) > most:
             continue
         busy = strips / (grid * warps) / -(-strips // (grid * warps)) * (grid * splits / target.cores)
         # Partial sums are written and read again; a short ring streams less well.

@@ -15,7 +15,9 @@ from monoplan.ir.types import f32, f64, i64
 
 
 def packed_element(k: Gather, format: WeightFormat) -> str:
-    """An element of a table that is also a linear weight: it lies row by row."""
+    """An element of a table that is also a linear weight: it lies row by row, or in tiles."""
+    if format.tile:
+        return "value"
     return format.cuda_value(f"x[at * {k.depth} + i0]")
 
 
@@ -88,7 +90,7 @@ def linear(k: Linear) -> Variables:
         "gamma_kind": "MP_NO_GAMMA" if gamma is None else "MP_GAMMA_CONSTANT" if constant else "MP_GAMMA_COMPUTED",
         "x": value,
         "x_normed": normed,
-        "x_rounded": convert(normed, f32, w.dtype),
+        "x_rounded": convert(normed, f32, k.format.x_dtype),
         "x_row": x.pointer("row", "0"),
         "x_first_row": x.pointer("0", "0"),
         "w": k.format.cuda_value(w.place("n", "i")),

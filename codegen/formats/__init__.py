@@ -12,6 +12,7 @@ from monoplan.codegen.formats.blocks import BLOCK_FORMATS
 from monoplan.codegen.formats.f16 import F16
 from monoplan.codegen.formats.f32 import F32
 from monoplan.codegen.target import Target
+from monoplan.ir.errors import CompileError
 from monoplan.ir.types import TensorType
 
 # In the order of preference: the first one that takes a weight keeps it.
@@ -24,8 +25,11 @@ def format_of(layout: Layout) -> WeightFormat:
 
 
 def choose_format(weight: TensorType, target: Target) -> WeightFormat | None:
-    """The format in which a product keeps a weight; None if no format takes it."""
-    return next((f for f in FORMATS if f.takes(weight, target)), None)
+    """The format in which a product keeps a weight; None if no format takes it, and other kernels must."""
+    found = next((f for f in FORMATS if f.takes(weight, target)), None)
+    if found is None and weight.dtype.is_low_bit:
+        raise CompileError(f"{target.isa} has no kernels for weights in {weight}", fix='load with dtype="bfloat16"')
+    return found
 
 
 def cuda_headers() -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ import numpy as np
 from monoplan.codegen.expressions import load
 from monoplan.codegen.target import Target
 from monoplan.ir.dims import Dim
-from monoplan.ir.types import DType, TensorType
+from monoplan.ir.types import DType, TensorType, bf16
 
 Array = np.ndarray[Any, Any]
 Make = Callable[[tuple[int, ...], Any], Array]  # memory of a shape and a type, at the begin of a cache line
@@ -71,9 +71,17 @@ class WeightFormat:
     for_tiles: bool = False  # panels are made for bf16 tile units
     blocks: bool = False  # low-bit codes in blocks: products are sums of integers (mp_linear_blocks.h)
     native: str = ""  # the function of the C library that packs it
-    # -- CUDA: rows of whole bytes, 16 of which mp_widen<c_type> makes floats
+    # -- CUDA: either tiles, which tensor cores take once they are decoded (mp_tiles.cuh)
+    tile: str = ""  # the C++ type of its tiles
+    tile_bytes: int = 0
+    # or rows of whole bytes, 16 of which mp_widen<c_type> makes floats
     cuda_header: str = ""  # where mp_widen (of mp_vec.cuh) and mp_weight of a type of its own are
     tensor_cores: bool = False  # rows are half precision as tensor cores and the vendor's library take it
+
+    @property
+    def x_dtype(self) -> DType:
+        """The type in which a GPU's tensor cores take what a weight is multiplied with."""
+        return bf16 if self.tile else self.dtype
 
     def takes(self, weight: TensorType, target: Target) -> bool:
         """Whether a product on this target can keep such a weight in this format."""
@@ -104,12 +112,16 @@ class WeightFormat:
         raise NotImplementedError
 
     def pack_rows(self, w: Array) -> Array:
-        """A weight [rows, depth] as a GPU keeps it, row by row."""
+        """A weight [rows, depth] as a GPU keeps it: row by row, or in tiles. An array of numpy or of CuPy."""
         raise NotImplementedError
 
     def cuda_value(self, element: str) -> str:
-        """The value of one element as a CUDA expression."""
-        return f"mp_weight({element})"
+        """The value of one element of rows (of tiles: expanded to bf16) as a CUDA expression."""
+        return load(bf16, element) if self.tile else f"mp_weight({element})"
+
+    def c_fields(self, panel: int, vectors: int) -> str:
+        """Fields of mp_panel_format (of mp_block_format, for blocks) that the format decides."""
+        return f".load = mp_load_row_{self.name}, .vectors = {vectors}, .bytes = {panel * self.bits // 8}"
 
     def load_column(self, row: str, table: str, column: str, depth: int, panel: int) -> str:
         """The call that unpacks a column of a table in panels into `row`: C."""

@@ -1,18 +1,23 @@
-"""bf16 in 12 bits, without loss, for CPUs with tile units: mp_format_bf16_12.h describes the bytes.
+"""bf16 in 12 bits, without loss, for CPUs with tile units and for GPUs.
 
-The upper byte of a number, its sign and most of its exponent, is nearly always one of 16 that its panel has: a code of
-4 bits says which. The numbers whose upper byte has no code stand in an exception list behind all panels.
+The upper byte of a number, its sign and most of its exponent, is nearly always one of 16 that its neighbours have: a
+code of 4 bits says which. The numbers whose upper byte has no code stand in exception lists. mp_format_bf16_12.h
+describes the panels of a CPU, mp_tiles.cuh the tiles of a GPU.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from monoplan.codegen.formats.base import Array, Layout, Make, Native, WeightFormat
+from monoplan.codegen.formats.tiles import PIECE, as_bytes, lane_order, module_of
 from monoplan.codegen.target import Target
 from monoplan.ir.types import TensorType, aligned, bf16
 
 _HEAD = 64  # bytes in front of a panel: the 16 upper bytes, and where its exceptions begin
+_RAW = 1 << 16  # MP_RAW
 _END = 0xFFFFFFFF  # the place of the last exception of a panel, which is none
 
 
@@ -20,15 +25,30 @@ class BF16In12Bits(WeightFormat):
     name, dtype, bits = "bf16_12", bf16, 12
     header, c_type, native, for_tiles = "mp_format_bf16_12.h", "mp_bf16", "mp_pack_coded", True
 
+    tile, tile_bytes = "mp_weight_tile<mp_codes_12, mp_scales_tile, 0>", 12 * 512 + 32
+
     def takes(self, weight: TensorType, target: Target) -> bool:
         depth = weight.shape[-1]
-        return target.has_tiles and weight.dtype == bf16 and isinstance(depth, int) and depth % 32 == 0
+        if weight.dtype != bf16 or not isinstance(depth, int):
+            return False
+        if target.is_cpu:
+            return target.has_tiles and depth % 32 == 0
+        return target.compact and target.capability >= 80 and depth % 256 == 0 and len(weight.shape) == 2
 
     def panel(self, target: Target) -> int:
         return 32  # two tiles
 
     def panel_bytes(self, depth: int, panel: int) -> int:
         return super().panel_bytes(depth, panel) + _HEAD
+
+    def pack_rows(self, w: Array) -> Array:
+        xp, coded = module_of(w), []
+        raw: list[Any] = []
+        for first in range(0, len(w), PIECE):
+            tiles, more = _tiles(xp, w[first : first + PIECE].view(np.uint16), sum(len(r) for r in raw))
+            coded.append(tiles.reshape(-1))
+            raw.append(more)
+        return xp.concatenate([*coded, *(r.reshape(-1) for r in raw)])
 
     def pack(self, w: Array, rows: Array, layout: Layout, make: Make, native: Native | None) -> Array:
         depth, rows = w.shape[1], np.ascontiguousarray(rows.reshape(-1, 32), np.int64)
@@ -102,3 +122,61 @@ def _usual_bytes(numbers: Array) -> Array:
     for b in range(126, -1, -1):
         guess[b] = max(guess[b], guess[b + 1] / 4)
     return np.argsort(-guess, kind="stable")[:8].astype(np.uint8)
+
+
+# -- GPU
+
+
+def _tiles(xp: Any, w: Any, raws: int) -> tuple[Any, Any]:
+    """Tiles [tiles, bytes] of rows of bf16, and the raw ones among them; `raws` were raw before."""
+    a = lane_order(xp, w)
+    shape, flat = a.shape, a.reshape(-1, 4096)
+    exponent = (flat >> 7 & 255).astype(np.int16)
+    top = _best_top(xp, exponent)
+    place = exponent - top[:, None] + 15  # 0 to 15: one of the tile's 16 binades
+    known = (place >= 0) & (place < 16) & (exponent > 0) & (exponent < 255) | (top == 0)[:, None]
+    code = xp.where(known, place, 0).astype(np.uint16)
+    upper, lower = (flat >> 12 & 8 | code >> 1).astype(np.uint32), ((code & 1) << 7 | flat & 127).astype(np.uint8)
+    upper, lower = upper.reshape(*shape[:5], 8), lower.reshape(*shape[:4], 2, 16)
+    words = xp.zeros(shape[:5], np.uint32)
+    for i in range(8):
+        first, sign = (8 * i, 8 * i + 7) if i < 4 else (8 * i - 28, (8 * i - 21) % 32)
+        words |= (upper[..., i] & 7) << np.uint32(first) | (upper[..., i] >> 3) << np.uint32(sign)
+    codes = words.view(np.uint8).reshape(*shape[:4], 1, 16)
+    pieces = xp.concatenate([codes, lower], axis=4).swapaxes(3, 4)  # [strip, tile, chunk, piece, lane, 16]
+    # Numbers without a code, whose exponent the tile's power of two has moved; 0 stays 0.
+    tile, at = xp.nonzero(~known)
+    number = flat[tile, at]
+    moved = exponent[tile, at] - top[tile] + 127
+    zero = (number & 0x7FFF) == 0
+    put = xp.where(zero, number, number & 0x807F | moved.astype(np.uint16) << 7).astype(np.uint32)
+    counts = xp.bincount(tile, minlength=len(flat))
+    lost = ~zero & ((moved < 1) | (moved > 254) | (exponent[tile, at] == 0) | (exponent[tile, at] == 255))
+    is_raw = (counts > 7) | (xp.bincount(tile[lost], minlength=len(flat)) > 0)
+    rank = xp.arange(len(tile)) - (xp.cumsum(counts) - counts)[tile]
+    kept = ~is_raw[tile]
+    tile, at, put, rank = tile[kept], at[kept].astype(np.uint32), put[kept], rank[kept]
+    head = xp.zeros((len(flat), 8), np.uint32)
+    head[:, 0] = xp.where(is_raw, 127 | _RAW, top.astype(np.int64) | counts << 8).astype(np.uint32)
+    row = (at >> 7 & 7) + (at >> 1 & 1) * 8  # of [chunk, g, t, step, word of the row, upper rows, half]
+    column = (at >> 10) * 64 + (at >> 3 & 3) * 16 + (at >> 5 & 3) * 4 + (at >> 2 & 1) * 2 + (at & 1)
+    head[tile, rank + 1] = put << np.uint32(16) | row << np.uint32(8) | column
+    raw = xp.flatnonzero(is_raw)
+    head[raw, 1] = (xp.arange(len(raw)) + raws).astype(np.uint32)
+    tiles = xp.concatenate([as_bytes(xp.ascontiguousarray(pieces)).reshape(len(flat), -1), head.view(np.uint8)], axis=1)
+    whole = flat[raw].reshape(-1, 4, 32, 4, 8).swapaxes(2, 3)
+    return tiles, xp.ascontiguousarray(whole).reshape(len(raw), 4096).view(np.uint8)
+
+
+def _best_top(xp: Any, exponent: Any) -> Any:
+    """The exponent of each tile below which its 16 binades lie, so that they miss the fewest numbers; 0: all are 0."""
+    usual = xp.where(exponent < 255, exponent, 0)
+    most = usual.max(axis=1)
+    best, least = most, None
+    for down in range(8):
+        top = xp.maximum(most - down, xp.minimum(most, 1))[:, None]
+        missed = ((exponent > top) | (exponent < top - 15) | (exponent == 0)).sum(axis=1)
+        better = missed >= 0 if least is None else missed < least
+        best = xp.where(better, top[:, 0], best)
+        least = missed if least is None else xp.minimum(least, missed)
+    return best.astype(np.int16)

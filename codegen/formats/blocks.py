@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from monoplan.codegen.formats.base import Array, Layout, Make, Native, WeightFormat
+from monoplan.codegen.formats.tiles import TILES
 from monoplan.codegen.target import Target
 from monoplan.ir.dims import Dim
 from monoplan.ir.types import LOW_BITS, TensorType
@@ -47,6 +48,7 @@ class Blocks(WeightFormat):
         self.signed = signed  # codes are signed bytes
         self.half_scales = half_scales  # each 16 numbers of a group have a scale (and an offset) of their own
         self.offsets = offsets
+        self.tile, self.tile_bytes = TILES[name].c_type, TILES[name].bytes
 
     @property
     def unit(self) -> int:
@@ -66,13 +68,10 @@ class Blocks(WeightFormat):
         groups = self.units(depth) * self.unit * self.dtype.block // GROUP
         return max(groups * (X_GROUP // 4), -(-depth // X_DEEP) * (X_DEEP // 2 + 1))
 
-    def headers(self) -> list[tuple[str, str]]:
-        """The format's functions, and behind them those of mp_linear_blocks.h for it."""
-        [(name, text)] = super().headers()
-        unit = self.unit_bytes, self.unit * self.dtype.block // GROUP
-        constants = *unit, self.zero, int(self.signed), int(self.half_scales), int(self.offsets)
-        more = f'#include "mp_linear_blocks.h"\n\nMP_BLOCK_FORMAT({self.name}, {", ".join(map(str, constants))})\n'
-        return [(name, text.removesuffix("#endif\n") + f"{more}\n#endif\n")]
+    def c_fields(self, panel: int, vectors: int) -> str:
+        flags = {"is_signed": self.signed, "halves": self.half_scales, "offsets": self.offsets}
+        unit = {"unit_bytes": self.unit_bytes, "unit": self.unit * self.dtype.block // GROUP, "zero": self.zero}
+        return ", ".join(f".{name} = {int(value)}" for name, value in (unit | flags).items())
 
     def load_column(self, row: str, table: str, column: str, depth: int, panel: int) -> str:
         groups = self.unit * self.dtype.block // GROUP
@@ -80,7 +79,10 @@ class Blocks(WeightFormat):
         return f"mp_block_column({row}, {table}, {column}, {depth}, {rest})"
 
     def takes(self, weight: TensorType, target: Target) -> bool:
-        return weight.dtype == self.dtype and target.is_cpu
+        return weight.dtype == self.dtype and (target.is_cpu or target.capability >= 80)
+
+    def pack_rows(self, w: Array) -> Array:
+        return TILES[self.name].pack(w)
 
     def panel(self, target: Target) -> int:
         return PANEL

@@ -166,8 +166,38 @@ def _lower_general_linear(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
     lo.pointwise(parse_expr(a["expr"]), [*parts, *extras], lo.destination(op.result))
 
 
+def _packed_product(lo: Lowerer, op: Op, x: Value, weight: Value) -> View:
+    """The same with a packed weight."""
+    columns, depth = weight.type.shape
+    assert isinstance(columns, int) and isinstance(depth, int)
+    acc, operands = promote(x.type.dtype, weight.type.dtype), _prologue(lo, op, x)
+    packed = lo.param(weight, linear_layout(lo.target, weight.type, "pointwise"))
+    operands.insert(1, Operand("w", View(packed, (columns, depth), (depth, 1))))
+    y = lo.fresh(compute_type(acc), (*x.type.shape[:-1], columns))
+    out = y.reshaped((_rows(x), columns))
+    assert out is not None
+    lo.emit(
+        Linear(
+            op=op,
+            operands=(*operands, Operand("y", out, written=True)),
+            norm=op.attrs["norm"],
+            eps=op.attrs["eps"],
+            rows=_rows(x),
+            depth=depth,
+            columns=columns,
+            epilogue="pointwise",
+            body=Body(Arg(0), (acc,)),
+            flops=_rows(x) * (2 * columns * depth),
+            scratch=_scratch(lo, x, operands[1].view),
+        )
+    )
+    return y
+
+
 def _product(lo: Lowerer, op: Op, x: Value, weight: Value, into: View | None) -> View:
     """linear(norm(x), weight, bias) by a norm kernel (if any) and a matmul; half floats stay f32 in between."""
+    if weight.type.dtype.is_low_bit and into is None:
+        return _packed_product(lo, op, x, weight)
     xs = lo.read(x)
     if op.attrs.get("norm", "none") != "none":
         depth = x.type.shape[-1]
@@ -256,7 +286,7 @@ def lower_qkv(lo: Lowerer, op: Op) -> None:
     x, weight = op.operands[0], op.operands[1]
     assert x is not None and weight is not None
     v_weight = op.operand("v_weight")
-    if not can_pack(lo, x, weight):
+    if not can_pack(lo, x, weight) or (v_weight is not None and not lo.target.is_cpu):
         _lower_general_qkv(lo, op, x, weight)
         return
     columns, depth = weight.type.shape

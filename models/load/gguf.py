@@ -29,9 +29,10 @@ from monoplan.models.load.weight_file import Origin, WeightFile
 
 FLOATS = {kind: DTYPES[kind] for kind in ("F32", "F16", "BF16")}
 CHUNK = 1 << 18  # values dequantized at a time: small enough to stay in the CPU's cache
-FIRST_READ = 16 << 20  # bytes: more than the header of most files, vocabulary and all
+FIRST_READ = 4 << 20  # bytes: more than the header of most small models, vocabulary and all
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+MANY = 64  # strings: fewer are read one by one
 # Number in the file -> name, numbers in a block, its bytes: the usual ones, for which the library is not imported until
 # one is decoded.
 KINDS = {
@@ -181,8 +182,11 @@ class Header:
         return self._strings(count)
 
     def _strings(self, count: int) -> list[str]:
-        """Read strings in a plain loop, since a vocabulary has 100 000 of them."""
-        texts: list[str] = []
+        """Read strings, of which a vocabulary has 100 000: all at once where they are usual, else in a plain loop."""
+        texts = self._usual_strings(count) if count >= MANY else None
+        if texts is not None:
+            return texts
+        texts = []
         data, position, size = self.bytes, self.position, len(self.bytes)
         length_at, add = struct.Struct("<Q").unpack_from, texts.append
         try:
@@ -201,6 +205,28 @@ class Header:
             raise self.damaged(f"the text at byte {position} is longer than the file or not UTF-8")
         self.position = position
         return texts
+
+    def _usual_strings(self, count: int) -> list[str] | None:
+        """Strings of 1 to 255 bytes without a zero among them, so that seven zeros are always those of a length."""
+        window = np.frombuffer(self.bytes, np.uint8)[self.position :][: count * 24]
+        two = (window[:-1] | window[1:]) == 0
+        four = two[:-2] & two[2:]
+        lengths_at = np.flatnonzero(four[1:-3] & four[4:])[:count]
+        ends = lengths_at + 8 + window[lengths_at]
+        if len(ends) < count or lengths_at[0] != 0 or (ends[:-1] != lengths_at[1:]).any() or ends[-1] > len(window):
+            return None
+        text = window[: ends[-1]].copy()
+        text[lengths_at] = 0
+        kept = text != 0
+        if np.count_nonzero(kept) != len(text) - 8 * count:
+            return None
+        kept[lengths_at] = True  # one zero between two strings
+        try:
+            found = str(text[kept].data, "utf-8").split("\0")[1:]
+        except UnicodeDecodeError:
+            return None
+        self.position += len(text)
+        return found
 
     def _tensor_info(self) -> tuple[str, int, tuple[int, ...], int]:
         name, rank = self.string(), self.number("I")

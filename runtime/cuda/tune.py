@@ -22,7 +22,7 @@ from typing import Any
 from monoplan.codegen.cuda.launches import Launch, Variant
 from monoplan.codegen.cuda.linear import LinearVariants
 from monoplan.codegen.cuda.render import CudaSource, Renderer, render_cuda, with_headers
-from monoplan.codegen.cuda.schedule import CudaAttention, CudaLinear, RowSchedule, Tuning
+from monoplan.codegen.cuda.schedule import CudaAttention, CudaLinear, RowSchedule, Tuning, row_shared
 from monoplan.codegen.kernels import Attention, Linear
 from monoplan.codegen.plan import Plan, Step
 from monoplan.runtime.build import facts
@@ -34,6 +34,7 @@ Constants = dict[str, int]
 PADS = (0, 0, 8, 16, 32, 48, 64, 80, 96, 112)  # KB
 EACH = 40  # candidates of each kernel
 BEST = 8  # of them that the search goes on with
+_POWERS = (1, 2, 4, 8, 16)
 SURVEY = 0.5  # part of the time for finding them
 
 
@@ -55,17 +56,24 @@ def tuned_source(plan: Plan, version: str, device_name: str) -> CudaSource:
     return plain if tuning is None else replace(render_cuda(plan, version, tuning), untuned=plain.text)
 
 
-def candidates(row: RowSchedule, row_bytes: int, columns: int, shared: int) -> Iterator[Constants]:
+def candidates(k: Linear, row: RowSchedule, shared: int) -> Iterator[Constants]:
     """Constants worth trying: 60 to 220 KB in flight on an SM, 14 to 100 of them (or all) before the dependency, slices
-    of whole 512-byte pieces where K allows it; the next kernel at once or when the last weights are asked for."""
-    pieces = row_bytes // 16
-    for warps, slices, batch, ring in product((8, 16), (1, 2, 4, 8, 16), (2, 4, 8), (1, 2, 3, 4, 6, 8)):
-        made = replace(row, warps=warps, slices=slices, batch=batch, ring=ring, early=ring, pad=0)
-        vectors, held = made.vectors(row_bytes), made.shared(row_bytes, columns)
-        waste = slices * vectors * 32 / pieces
-        if slices > warps or vectors > 8 or batch * vectors > 16 or waste > 1.4:
+    of whole 512-byte pieces (or tiles) where K allows it; the next kernel at once or when the last weights are asked
+    for. A small weight in tiles may be less than that, all of it in flight."""
+    pieces, tiles = k.depth * k.format.bits // 128, -(-k.depth // 256)
+    sizes = ((7, 8, 14, 16), (1, 2, 4, 7, 8, 14, 16), (1, 2, 4)) if k.format.tile else ((8, 16), _POWERS, (2, 4, 8))
+    for warps, slices, batch, ring in product(*sizes, (1, 2, 3, 4, 6, 8)):
+        if warps % slices:
             continue
-        if not 60 << 10 <= held <= min(220 << 10, shared - 1024):
+        made = replace(row, warps=warps, slices=slices, batch=batch, ring=ring, early=ring, pad=0)
+        held = row_shared(k, made)
+        if k.format.tile:
+            each = -(-tiles // slices)
+            idle = each > 8 or each % batch or slices * each > 1.2 * tiles
+        else:
+            vectors = made.vectors(pieces * 16)
+            idle = vectors > 8 or batch * vectors > 16 or slices * vectors * 32 / pieces > 1.4
+        if idle or not (40 if k.format.tile else 60) << 10 <= held <= min(220 << 10, shared - 1024):
             continue
         for blocks, early, late in product((1, 2 if warps == 16 else 3), {max(1, ring // 2), ring}, (0, ring)):
             for gentle in (0, *(n for n in range(1, early) if 14 << 10 <= n * held // ring <= 100 << 10)):
@@ -126,7 +134,7 @@ class Tuner:
         step = self.steps[number]
         k, row = step.kernel, step.schedule.row  # type: ignore[attr-defined]
         assert isinstance(k, Linear)
-        found = list(candidates(row, k.depth * k.format.bits // 8, k.columns, self.plan.target.shared))
+        found = list(candidates(k, row, self.plan.target.shared))
         self.random.shuffle(found)
         # Half of them only change what is in flight, and when: that decides most.
         same = {name: value for name, value in _plain(row).items() if name in ("warps", "slices", "batch", "blocks")}

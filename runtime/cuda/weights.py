@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.codegen.formats import format_of
+from monoplan.codegen.formats import Layout, format_of
 from monoplan.codegen.kernels import Linear
 from monoplan.codegen.plan import Plan
 from monoplan.ir.errors import CompileError
@@ -31,16 +31,32 @@ def upload_params(
         (array,) = prepare(plan.graph, [replace(use, layout=None)], source, keep=False)
         if i in orders:
             array = array[orders[i]]
-        if use.layout is not None:
-            array = format_of(use.layout).pack_rows(array)
-        memory = device.allocate(array.nbytes)
-        device.upload(memory.address, np.ascontiguousarray(array))
-        device.synchronize()
+        memory = _uploaded(array, use.layout, device)
         found.append(memory)
         store[key] = memory
         if progress is not None:
             progress(i + 1, len(plan.params))
     return found
+
+
+def _uploaded(array: Array, layout: Layout | None, device: Any) -> Any:
+    """Memory of the device with an array as its layout wants it; tiles are packed there, where that is fast."""
+    kept = None if layout is None else format_of(layout)
+    if kept is not None and kept.tile and hasattr(device, "cupy"):
+        with device.stream:
+            raw = device.cupy.asarray(array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8))
+            packed: Any = kept.pack_rows(raw)
+            memory = device.allocate(packed.nbytes)
+            device.copy(memory.address, packed.data.ptr, packed.nbytes)
+            device.synchronize()
+            del raw, packed
+        device.cupy.get_default_memory_pool().free_all_blocks()
+        return memory
+    made = array if kept is None else kept.pack_rows(array)
+    memory = device.allocate(made.nbytes)
+    device.upload(memory.address, np.ascontiguousarray(made))
+    device.synchronize()
+    return memory
 
 
 def row_orders(plan: Plan) -> dict[int, Array]:

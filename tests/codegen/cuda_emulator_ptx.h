@@ -28,6 +28,20 @@ static inline unsigned short mp_float_to_brain(float f)
 }
 static inline unsigned mp_pack_brain(float low, float high) { return mp_float_to_brain(low) | (unsigned)mp_float_to_brain(high) << 16; }
 static inline unsigned mp_pack_half(float low, float high) { return mp_float_to_half(low) | (unsigned)mp_float_to_half(high) << 16; }
+static inline unsigned mp_permute(unsigned a, unsigned b, unsigned which)
+{
+    const uint64_t both = a | (uint64_t)b << 32;
+    unsigned found = 0;
+    for (int i = 0; i < 4; ++i) found |= (unsigned)(both >> (which >> 4 * i & 7) * 8 & 255) << 8 * i;
+    return found;
+}
+static inline unsigned mp_and_or(unsigned a, unsigned mask, unsigned more) { return (a & mask) | more; }
+static inline unsigned mp_rotate(unsigned v, int right) { return v >> (right & 31) | (right & 31 ? v << (32 - (right & 31)) : 0); }
+static inline unsigned mp_fma_brains(unsigned a, unsigned b, unsigned c)
+{
+    auto one = [](unsigned v, int upper) { return __uint_as_float(upper ? v & 0xffff0000u : v << 16); };
+    return mp_pack_brain(one(a, 0) * one(b, 0) + one(c, 0), one(a, 1) * one(b, 1) + one(c, 1));
+}
 static inline float mp_exp2(float v) { return exp2f(v); }
 static inline void mp_release() {}
 static inline void mp_wait() {}

@@ -15,7 +15,7 @@ from monoplan.codegen.cpu.render import render_cpu
 from monoplan.codegen.formats import Layout
 from monoplan.codegen.formats.blocks import BLOCK_FORMATS
 from monoplan.codegen.plan import make_plan
-from monoplan.codegen.target import cpu_target
+from monoplan.codegen.target import cpu_target, cuda_target
 from monoplan.frontend.parameter import Parameter, low_bit_part
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.builder import build_graph
@@ -187,6 +187,29 @@ def source_of(target: Any) -> str:
 
     types = {"short": tensor_type("f32", "n", 352), "long": tensor_type("f32", "n", 512), "ids": tensor_type("i64", 3)}
     return render_cpu(make_plan(build_graph("tables", forward, types, params), target), "test").text
+
+
+def test_a_gpu_multiplies_values_of_another_format_by_themselves() -> None:
+    """The product of q, k and v over two weights is for CPUs."""
+    inputs = {
+        "x": tensor_type("f32", "b", "s", 256),
+        "positions": tensor_type("i64", "b", "s"),
+        **{name: tensor_type("f32", "b", 2, "capacity", 32) for name in ("k_cache", "v_cache")},
+        "lengths": tensor_type("i32", "b"),
+    }
+    params = {
+        "weight": TensorType(LOW_BITS["q4_k"], (6 * 32, 256)),
+        "v_weight": TensorType(LOW_BITS["q6_k"], (2 * 32, 256)),
+        **{name: tensor_type("f32", 64, 16) for name in ("sin", "cos")},
+    }
+
+    def forward(**given: Any) -> Any:
+        return REGISTRY["qkv_rope_cache"](**given, heads=4, kv_heads=2, algo="gpt_neox")
+
+    graph = build_graph("mixed", forward, inputs, params)
+    plans = [make_plan(graph, target) for target in (cuda_target(90, 132, 227 << 10), cpu_target("neon", 16))]
+    counts = [[step.kernel.family for step, _ in plan.steps()].count("linear") for plan in plans]
+    assert counts == [2, 1]
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,14 @@ import pytest
 from monoplan.api import Compiled
 from monoplan.codegen.cuda.render import render_cuda
 from monoplan.codegen.plan import make_plan
-from monoplan.ir.errors import ArgumentError
+from monoplan.ir.errors import ArgumentError, CompileError
 from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import bind_symbols, interpret
+from monoplan.ir.types import LOW_BITS
 from monoplan.models.config import LlamaConfig
 from monoplan.models.generate.generation import GenerationStep, step_specs
 from monoplan.models.llama import LlamaForCausalLM
+from monoplan.runtime.cpu.weights import Source
 from monoplan.runtime.cuda.executable import CudaExecutable, choose_variant
 from monoplan.runtime.cuda.weights import upload_params
 from tests.codegen import cuda_emulator
@@ -36,17 +39,24 @@ MODELS: dict[str, tuple[str, int, int, int, dict[str, Any]]] = {
     "window": ("bfloat16", 6, 2, 64, {"model_type": "mistral", "sliding_window": 7}),
     "no bias": ("bfloat16", 12, 4, 128, {"attention_bias": False}),  # its q, k and v of many rows rotate four at a time
     "no bias, 96": ("bfloat16", 4, 2, 96, {"attention_bias": False}),
+    "12 bits": ("bfloat16", 4, 2, 64, {"hidden_size": 256, "intermediate_size": 512}),
+    "q5_1": ("bfloat16", 4, 2, 64, {"hidden_size": 192, "attention_bias": False}),  # a low-bit type of all matrices
 }
 
 
 @functools.cache
 def model(name: str) -> tuple[Graph, dict[str, Any]]:
-    """The graph of GenerationStep after all passes, and the weights."""
+    """The graph of GenerationStep after all passes, and the values of the weights."""
+    graph, tensors = traced(name)
+    return graph, {path: t.numpy() for path, t in tensors.items()}
+
+
+@functools.cache
+def traced(name: str) -> tuple[Graph, Any]:
     dtype, heads, kv_heads, dim, extra = MODELS[name]
+    sizes = {"hidden_size": 128, "intermediate_size": 192} | extra
     config = LlamaConfig(
         vocab_size=150,
-        hidden_size=128,
-        intermediate_size=192,
         num_hidden_layers=3,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
@@ -54,15 +64,17 @@ def model(name: str) -> tuple[Graph, dict[str, Any]]:
         max_position_embeddings=64,
         tie_word_embeddings=True,
         dtype=dtype,
-        **extra,
+        **sizes,
     )
     lm = LlamaForCausalLM.from_config(config, seed=3)
     for n, p in lm.named_parameters():
         if "norm" in n:
             p.load((1 + 0.2 * np.random.default_rng(len(n)).normal(size=p.shape)).astype(np.float32))
+    if name in LOW_BITS:
+        lm = lm.with_dtype(name, dtype)
     step = Compiled(GenerationStep(lm), target="reference", **step_specs(config, dtype))
     built = step.built[0][2]
-    return built.stages[-1].graph, {path: t.numpy() for path, t in built.tensors.items()}
+    return built.stages[-1].graph, built.tensors
 
 
 @functools.cache
@@ -76,8 +88,13 @@ def on_device(name: str, device_name: str) -> CudaExecutable:
         device = cuda_emulator.EmulatedDevice(
             90 if device_name == "emulator" else 75, library="without" not in device_name
         )
-    plan = make_plan(graph, device.target)
-    return CudaExecutable(plan, render_cuda(plan, "test"), upload_params(plan, lambda p: params[p], device), device)
+    plan = make_plan(graph, replace(device.target, compact=name == "12 bits"))
+    source = Source(
+        lambda path, part: params[path] if part is None else part.cut(params[path]),
+        lambda path: False,
+        blocks=lambda path, part: traced(name)[1][path].read_blocks(part),
+    )
+    return CudaExecutable(plan, render_cuda(plan, "test"), upload_params(plan, source, device), device)
 
 
 def arguments(graph: Graph, batch: int, seq: int, lengths: list[int], valid: list[int]) -> list[Any]:
@@ -124,6 +141,10 @@ LONGER = [pytest.param(n, c, marks=pytest.mark.nightly) for n in MODELS for c in
 @pytest.mark.parametrize(("name", "call"), [*BRIEF, *LONGER])
 def test_step(name: str, call: str, device_name: str) -> None:
     graph, params = model(name)
+    if name in LOW_BITS and "without" in device_name:
+        with pytest.raises(CompileError, match="sm_75 has no kernels for weights in q"):
+            on_device(name, device_name)
+        return
     inputs = arguments(graph, *CALLS[call])
     symbols = bind_symbols(graph.inputs, [a.shape for a in inputs])
     want = interpret(graph, inputs, params, exact=True)

@@ -11,7 +11,7 @@ import pytest
 
 from monoplan.codegen.cuda.backend import narrowed
 from monoplan.codegen.cuda.render import PART, render_cuda
-from monoplan.codegen.cuda.schedule import CudaLinear
+from monoplan.codegen.cuda.schedule import CudaLinear, few_shared, row_shared
 from monoplan.codegen.kernels import Linear
 from monoplan.codegen.moves import residuals
 from monoplan.codegen.plan import make_plan
@@ -110,8 +110,8 @@ def schedules(target: Target) -> list[tuple[Linear, Any]]:
 def test_schedules_fit_the_device(target: Target) -> None:
     for k, s in schedules(target):
         assert isinstance(s, CudaLinear) and s.row is not None
-        assert s.row.shared(2 * k.depth, k.columns) + 1024 <= target.shared
-        assert all(f.shared(k.depth) <= target.shared for f in s.few)
+        assert row_shared(k, s.row) + 1024 <= target.shared
+        assert all(few_shared(k, f) <= target.shared for f in s.few)
         assert bool(s.few) == (target.capability >= 80)
 
 
@@ -121,9 +121,9 @@ def test_products_with_few_rows_fit_every_depth(target: Target) -> None:
     for depth in (128, 896, 2048, 3584, 4096, 5120, 8192, 11008, 14336, 18944, 32768):
         text = f'graph g(%x: bf16[n, {depth}]) {{\n  param %w: bf16[512, {depth}] = "w"\n'
         graph = parse_graph(text + "  %y = linear(%x, %w, _) : bf16[n, 512]\n  return %y\n}")
-        (schedule,) = (s.schedule for s, _ in make_plan(graph, target).steps())
-        assert isinstance(schedule, CudaLinear)
-        assert all(f.shared(depth) <= target.shared and f.gentle < f.ring - 1 for f in schedule.few)
+        ((k, schedule),) = ((s.kernel, s.schedule) for s, _ in make_plan(graph, target).steps())
+        assert isinstance(schedule, CudaLinear) and isinstance(k, Linear)
+        assert all(few_shared(k, f) <= target.shared and f.gentle < f.ring - 1 for f in schedule.few)
         rows = [f.tiles for f in schedule.few]
         if depth == 11008:  # 43 * 256: four parts at most
             assert rows == ([1] if target.shared > 1 << 17 else [])

@@ -55,14 +55,19 @@ void product(const void *w, const float *x, float *y, int64_t rows, float *xt, f
     }}
 }}
 """
-VECTORS = """const mp_linear shape = {{
-            .K = K, .panel = {panel}, .vectors = {panel} / MP_LANES, .panels = {panels}, .groups = {groups}, .tail = 1,
-            .row_bytes = {row_bytes}, .floats = {floats}, .few = {{{few}}}, .line = {line}, .near = 3, .far = 9,
-            .block = {block}, .abreast = {abreast}, .part = 8, .chunk = 3 * {block},
-            .slice = 7, .strip = 14, .slots = 2,
-            .load = mp_load_row_{name}, .tile = mp_tile_{block}x{vectors}x{abreast},
-            .x = {{.norm = {norm}, .eps = 1e-5f, .value = value, .normed = normed}}, .finish = finish,
+VECTORS = """static const mp_linear shape = {{
+            .K = K, .panel = {panel}, .row_bytes = {row_bytes}, .panels = {panels}, .groups = {groups}, .tail = 1,
+            .few = {{{few}}}, .block = {block}, .abreast = {abreast}, .part = 8, .chunk = 3 * {block},
+            .slice = 7, .strip = 14, .slots = 2, .by_panel = {{{by_panel}}}, .widen = {widen},
+            .tile = mp_tile_{block}x{vectors}x{abreast}, .row = read_row, .finish = finish,
         }};"""
+READ_ROW = """
+static void read_row(const void *c, int64_t row, int64_t from, int64_t end, mp_stats *stats, float *values)
+{{
+    const mp_prologue x = {{.norm = {norm}, .eps = 1e-5f, .value = value, .normed = normed}};
+    mp_row_part(&x, K, c, row, from, end, stats, values);
+}}
+"""
 TILES = """const mp_linear_tiles shape = {{
             .K = K, .panels = {panels}, .groups = {groups}, .tail = 1, .near = 64, .far = 256, .unit = 1,
             .units = (N + 31) / 32, .part = 64, .blocks = 2, .slice = 32, .strip = {strip}, .slots = {slots},
@@ -135,17 +140,21 @@ def test_vectors(packed: WeightFormat, norm: str, level: str, tmp_path: Path) ->
         "groups": -(-columns // layout.width),
         "row_bytes": panel * packed.bits // 8,
         "few": ", ".join(map(str, few)),
-        "line": max(1, 64 * 8 // (panel * packed.bits)),
         "block": nest.block,
         "abreast": nest.abreast,
         "vectors": panel // target.lanes,
-        "floats": int(packed.c_type == "float"),
+        "widen": "0" if packed.c_type == "float" else "widen",
+        "by_panel": ", ".join(f"panel_{rows}" for rows in few),
         "norm": norm,
     }
+    fields = packed.c_fields(panel, panel // target.lanes)
+    ahead = f"{fields}, .line = {max(1, 64 * 8 // (panel * packed.bits))}, .near = 3, .far = 9"
+    loops = [f"MP_PANEL_FUNCTION(panel_{rows}, {rows}, {ahead})" for rows in few]
+    loops.append(f"MP_WIDEN_FUNCTION(widen, {fields})")
     text = FRAME.format(
         loops="mp_linear.h",
         header=packed.header,
-        more="",
+        more="\n".join([READ_ROW.format(**names), *loops]),
         shape=VECTORS.format(**names),
         sums=few[-1] * layout.width,
         call="mp_linear_run(&shape, &run, t, T, rows, w, xt, partial, sums, &a);",

@@ -49,12 +49,14 @@ def test_every_kernel_is_in_one_part(source: Source) -> None:
         assert sum(f"MP_KERNEL {f.name}(" in p.replace(f.text, "") for p in found) == 1  # declared where it is called
     assert [("mp_run_plan(" in p) for p in found] == [False] * (len(found) - 1) + [True]
     assert all(p.startswith("#define MP_PARTS 1\n") and '#include "mp_plan.h"' in p for p in found)
-    weights = [sum(f.weight for f in source.functions if f.text in p) for p in found]
+    weights = [splitting.weight_of([f for f in source.functions if f.text in p]) for p in found]
     assert max(weights) < 2 * min(weights)
 
 
 def test_no_more_parts_than_cores(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(splitting, "LEAST", 1 << 10)
+    monkeypatch.setattr(splitting, "LOOPS", {})
+    monkeypatch.setattr(splitting, "SHARED", {})
     counts = [len(source.parts(cores)) for cores in (1, 2, 3, 4, 64)]
     assert counts == [splitting.FEWEST, 2, 3, 4, splitting.MOST]
 
@@ -71,7 +73,7 @@ def test_lines_are_those_of_the_whole(source: Source) -> None:
 
 def test_small_sources_stay_whole(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     assert dataclasses.replace(source, functions=source.functions[:1]).parts() == ()
-    monkeypatch.setattr(splitting, "LEAST", sum(f.weight for f in source.functions))
+    monkeypatch.setattr(splitting, "LEAST", splitting.weight_of(source.functions))
     assert source.parts() == ()
 
 

@@ -25,6 +25,7 @@ from monoplan.ir import records
 from monoplan.models import LlamaForCausalLM
 from monoplan.nn import functional as F
 from monoplan.options import Options
+from monoplan.passes import manager, pipeline
 from monoplan.runtime.build import trusted
 from monoplan.runtime.build.toolchain import declared
 from monoplan.runtime.cpu.executable import host_target
@@ -67,7 +68,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
         return call
 
-    for module, name in ((build, "trace"), (build, "run_passes"), (plan_cache, "run_passes")):
+    for module, name in ((build, "trace"), (manager, "run_passes")):
         monkeypatch.setattr(module, name, counted(name, getattr(module, name)))
     return found
 
@@ -144,8 +145,8 @@ def test_passes_and_templates_from_elsewhere_leave_no_trace(cache_dir: Path, mon
     """Tools that plant a wrong pass or kernel must neither find honest plans nor leave theirs behind."""
     module, x = Custom(), np.ones((2, 4), np.float32)
     with monkeypatch.context() as planted:
-        wrong = tuple(dataclasses.replace(p) for p in build.PIPELINE)
-        planted.setattr(build, "PIPELINE", wrong)
+        wrong = tuple(dataclasses.replace(p) for p in pipeline.PIPELINE)
+        planted.setattr(pipeline, "PIPELINE", wrong)
         mp.compile(module, spec("n", 4))(x)
         assert not entries(cache_dir, "plan")
     with monkeypatch.context() as planted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,24 @@ def test_a_header_that_is_longer_than_the_first_read(tmp_path: Path, monkeypatch
         monkeypatch.setattr(gguf_files, "FIRST_READ", count)
         checkpoint = open_gguf(path)
         np.testing.assert_array_equal(checkpoint.tensor("model.norm.weight"), state["model.norm.weight"])
+
+
+@pytest.mark.parametrize("odd", ["usual", "", "a\0", "\0" * 9, "é" * 200, "x" * 255, "y" * 256])
+def test_strings_of_any_length_and_with_zeros(tmp_path: Path, odd: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many strings are read at once where lengths and texts can be told apart, else one by one: the same list."""
+    at_once, found = gguf_files.Header._usual_strings, list[Any]()
+    monkeypatch.setattr(gguf_files.Header, "_usual_strings", lambda *a: found.append(at_once(*a)) or found[-1])
+    texts = [f"token {i} Ġé"[: 1 + i % 11] for i in range(200)]
+    texts[100] = odd
+    path, encoded = tmp_path / "m.gguf", [text.encode() for text in texts]
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 8, len(texts))
+    body = b"".join(struct.pack("<Q", len(text)) + text for text in encoded)
+    path.write_bytes(head + body)
+    assert gguf_files.Header(path).metadata == {"k": texts}
+    assert (found == [None]) == (odd in ("", "a\0", "\0" * 9, "é" * 200, "y" * 256))
+    path.write_bytes(head + body.replace("Ġ".encode(), b"\xff\xff", 1))
+    with pytest.raises(LoadError, match="UTF-8"):
+        gguf_files.Header(path)
 
 
 def test_no_output_matrix_means_tied_embeddings(tmp_path: Path) -> None:

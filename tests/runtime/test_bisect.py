@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import monoplan as mp
-from monoplan import driver as build
 from monoplan import nn
 from monoplan.codegen.cpu import render
 from monoplan.inspect.bisect import Finding, bisect
@@ -25,6 +24,7 @@ from monoplan.ir.ops.fused import pointwise
 from monoplan.ir.parser import parse_graph
 from monoplan.models import LlamaConfig, LlamaForCausalLM
 from monoplan.nn import functional as F
+from monoplan.passes import pipeline as pipelines
 from monoplan.passes.manager import Notes, Pass
 from monoplan.passes.pipeline import PIPELINE
 from monoplan.runtime.cpu import executable
@@ -83,7 +83,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
         return wrong
 
     pipeline = tuple(dataclasses.replace(p, run=run) if i == number else p for i, p in enumerate(PIPELINE))
-    monkeypatch.setattr(build, "PIPELINE", pipeline)
+    monkeypatch.setattr(pipelines, "PIPELINE", pipeline)
     return names
 
 
@@ -133,7 +133,7 @@ def test_a_changed_attribute_is_found_however_small(monkeypatch: pytest.MonkeyPa
         return dataclasses.replace(op, attrs={**op.attrs, "eps": op.attrs["eps"] * 1.02}) if "eps" in op.attrs else op
 
     wrong = tuple(Pass(p.name, p.rule, run) if i == number else p for i, p in enumerate(PIPELINE))
-    monkeypatch.setattr(build, "PIPELINE", wrong)
+    monkeypatch.setattr(pipelines, "PIPELINE", wrong)
     fast = mp.compile(Block(), mp.spec("batch", 24), target="reference")
     found = fast.bisect(np.random.default_rng(0).normal(size=(3, 24)).astype("f4"), folder=tmp_path / "found")
     assert (found.kind, found.name, found.node) == ("pass", "fuse-norm-linear", "%linear")

@@ -6,6 +6,12 @@
 #include "mp_tile.h"
 #include "mp_view.h"
 
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define MP_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#endif
+#endif
+
 /* bf16 is the upper half of a float. (gcc makes several instructions of the plain conversion.) */
 #if MP_LANES == 16 && defined(__AVX512F__)
 #include <immintrin.h>
@@ -19,11 +25,10 @@ MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p)
 {
     return (mp_vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i_u *)p)), 16);
 }
-#elif MP_LANES == 4 && defined(__aarch64__)
-#include <arm_neon.h>
+#elif MP_LANES == 4 && defined(__aarch64__) && defined(MP_SHUFFLE)
 MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p) /* 0 below each: shifts go through one of two pipes only */
 {
-    return (mp_vec)vzip1q_u16(vdupq_n_u16(0), vcombine_u16(vld1_u16(p), vdup_n_u16(0)));
+    return (mp_vec)MP_SHUFFLE((mp_half_u16){0}, *(const mp_half_u16 *)p, 0, 4, 1, 5, 2, 6, 3, 7);
 }
 #elif MP_LANES > 1
 typedef uint16_t mp_vec_u16 __attribute__((vector_size(2 * MP_LANES), aligned(2), may_alias));
@@ -37,11 +42,6 @@ MP_FN mp_vec mp_vload_bf16(const mp_bf16 *p) { return mp_load_bf16(*p); }
 
 /* Neighbours of two vectors side by side: the even ones, and the odd ones. Joining pairs of vectors so, and their
  * results again, reduces MP_LANES vectors to one that holds the sum (or the maximum) of each, in order. */
-#if defined(__has_builtin)
-#if __has_builtin(__builtin_shufflevector)
-#define MP_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#endif
-#endif
 #ifndef MP_SHUFFLE
 #define MP_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (mp_vec_u32){__VA_ARGS__})
 #endif

@@ -40,7 +40,8 @@ int mp_heard(void)
     return 1;
 }
 
-/* Where threads are slower than one (see mp_crowded), the next calls are left to one of them, for twice as long each time. */
+/* Where threads are slower than one (see mp_crowded), the next calls are left to one of them, for twice as long each time. That is
+ * forgotten by halves, each after as long a time in which threads were faster: a few good runs between two bad ones say little. */
 enum { MP_ALONE_LEAST = 20000000, MP_ALONE_MOST = 1280000000 }; /* ns */
 static atomic_llong mp_alone_until, mp_alone_for;
 
@@ -59,9 +60,9 @@ static inline void mp_learn(const mp_run *run)
         last = last * 2 < MP_ALONE_LEAST ? MP_ALONE_LEAST : last * 2 > MP_ALONE_MOST ? MP_ALONE_MOST : last * 2;
         atomic_store_explicit(&mp_alone_until, mp_now() + last, memory_order_relaxed);
         atomic_store_explicit(&mp_alone_for, last, memory_order_relaxed);
-    } else if (last) {
-        atomic_store_explicit(&mp_alone_until, 0, memory_order_relaxed);
-        atomic_store_explicit(&mp_alone_for, last / 2, memory_order_relaxed);
+    } else if (last && mp_now() > atomic_load_explicit(&mp_alone_until, memory_order_relaxed) + last) {
+        atomic_store_explicit(&mp_alone_until, mp_now(), memory_order_relaxed);
+        atomic_store_explicit(&mp_alone_for, last / 2 < MP_ALONE_LEAST ? 0 : last / 2, memory_order_relaxed);
     }
 }
 

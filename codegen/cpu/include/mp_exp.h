@@ -29,10 +29,19 @@ MP_FN mp_vec mp_vfloor(mp_vec x, mp_vec y) { return (mp_vec)_mm512_max_ps((__m51
 #include <immintrin.h>
 MP_FN mp_vec mp_vmax(mp_vec x, mp_vec y) { return (mp_vec)_mm256_max_ps((__m256)x, (__m256)y); }
 MP_FN mp_vec mp_vfloor(mp_vec x, mp_vec y) { return (mp_vec)_mm256_max_ps((__m256)y, (__m256)x); }
-#elif MP_LANES == 4 && defined(__aarch64__)
-#include <arm_neon.h>
-MP_FN mp_vec mp_vmax(mp_vec x, mp_vec y) { return (mp_vec)vmaxnmq_f32((float32x4_t)x, (float32x4_t)y); }
-MP_FN mp_vec mp_vfloor(mp_vec x, mp_vec y) { return (mp_vec)vmaxq_f32((float32x4_t)x, (float32x4_t)y); }
+#elif MP_LANES == 4 && defined(__aarch64__) /* no arm_neon.h: a compiler reads it longer than most kernels */
+MP_FN mp_vec mp_vmax(mp_vec x, mp_vec y)
+{
+    mp_vec larger;
+    __asm__("fmaxnm %0.4s, %1.4s, %2.4s" : "=w"(larger) : "w"(x), "w"(y));
+    return larger;
+}
+MP_FN mp_vec mp_vfloor(mp_vec x, mp_vec y)
+{
+    mp_vec larger;
+    __asm__("fmax %0.4s, %1.4s, %2.4s" : "=w"(larger) : "w"(x), "w"(y));
+    return larger;
+}
 #else
 MP_FN mp_vec mp_vmax(mp_vec x, mp_vec y) { return mp_vchoose(MP_BITS(x > y), x, y); }
 MP_FN mp_vec mp_vfloor(mp_vec x, mp_vec y) { return mp_vchoose(MP_BITS(x < y), y, x); }

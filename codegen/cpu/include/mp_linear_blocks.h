@@ -18,7 +18,7 @@ typedef struct {
 } mp_block_format;
 
 /* sums[R][width] = R rows of `groups` groups times a panel. */
-typedef void (*mp_panel)(const mp_x_group *x, const char *panel, float *sums, int64_t groups, int64_t width, int64_t near,
+typedef void (*mp_block_panel)(const mp_x_group *x, const char *panel, float *sums, int64_t groups, int64_t width, int64_t near,
                          int64_t far);
 
 /* Up to 8 groups of a panel as planes of tiles: see mp_blocks_expand. */
@@ -29,16 +29,15 @@ typedef struct mp_linear_blocks {
     int panels, groups;    /* panels that one epilogue finishes, and how many such groups there are */
     int before;            /* groups of the columns before these, where formats are mixed */
     const struct mp_linear_blocks *more; /* the columns behind these, in another format; or 0 */
-    const void *more_weights;
     int chunk;             /* rows that share a pass over the weights */
     int tail;              /* groups that are not assigned beforehand when rows are few */
     int near, far;         /* bytes by which L1 and L2 prefetches run ahead */
     int tiled_from;        /* rows from which on tile units are used; 0: never */
     int strip;             /* tile units: k of a chunk of x that stay in L2 */
     const mp_block_format *format;
-    mp_panel one, four, many; /* for 1, 4 and MP_BLOCK_ROWS rows; fewer are padded */
+    mp_block_panel one, four, many; /* for 1, 4 and MP_BLOCK_ROWS rows; fewer are padded */
     mp_expand expand;
-    mp_prologue x;
+    mp_read_row row;
     mp_finish finish;
 } mp_linear_blocks;
 
@@ -55,18 +54,18 @@ MP_INLINE int64_t mp_blocks_all(const mp_linear_blocks *s) { return s->groups + 
 MP_INLINE int mp_blocks_zero(const mp_block_format *f) { return f->zero + (f->is_signed ? MP_BLOCK_MOVED : 0); }
 
 /* Row `row` of x, normed, as every R-th of the groups `to`. Zeros follow its end. */
-MP_INLINE void mp_blocks_pack(const mp_linear_blocks *s, const void *c, const int64_t row, const int R, mp_x_group *to)
+static void mp_blocks_pack(const mp_linear_blocks *s, const void *c, const int64_t row, const int R, mp_x_group *to)
 {
-    const mp_stats stats = mp_row_stats(&s->x, c, row, s->K);
-    for (int64_t n = 0; n < mp_blocks_groups(s); ++n) {
-        float values[MP_GROUP];
-        const int64_t k0 = n * MP_GROUP, end = mp_min(s->K - k0, MP_GROUP);
-        if (end == MP_GROUP)
-            MP_SIMD
-            for (int i = 0; i < MP_GROUP; ++i) values[i] = mp_row_value(&s->x, c, row, k0 + i, stats);
-        else
-            for (int i = 0; i < MP_GROUP; ++i) values[i] = i < end ? mp_row_value(&s->x, c, row, k0 + i, stats) : 0.0f;
-        mp_x_group_make(to + n * R, values, mp_blocks_zero(s->format), s->format->halves, s->format->offsets);
+    const mp_block_format *const f = s->format;
+    const int64_t groups = mp_blocks_groups(s);
+    mp_stats stats;
+    for (int64_t n = 0; n < groups;) {
+        float values[MP_SOME_COLUMNS];
+        const int64_t k0 = n * MP_GROUP, end = mp_max(k0, mp_min(s->K, k0 + MP_SOME_COLUMNS));
+        if (k0 < end) s->row(c, row, k0, end, &stats, values);
+        for (int64_t i = end - k0; i < MP_SOME_COLUMNS; ++i) values[i] = 0.0f;
+        for (int i = 0; i < MP_SOME_COLUMNS / MP_GROUP && n < groups; ++i, ++n)
+            mp_x_group_make(to + n * R, values + i * MP_GROUP, mp_blocks_zero(f), f->halves, f->offsets);
     }
 }
 
@@ -146,42 +145,44 @@ MP_INLINE void mp_blocks_panel(const mp_block_format *f, const mp_x_group *x, co
 /* Functions by themselves: all products of a plan with weights of this format share them, and the compiler sees them
  * once. */
 #define MP_BLOCK_PANEL(format, name, R) \
-    static void __attribute__((unused, noinline)) MP_NOCLONE \
-    mp_panel_##format##_##name(const mp_x_group *x, const char *panel, float *sums, const int64_t groups, \
-                            const int64_t width, const int64_t near, const int64_t far) \
+    MP_SHARED mp_panel_##format##_##name(const mp_x_group *x, const char *panel, float *sums, const int64_t groups, \
+                                         const int64_t width, const int64_t near, const int64_t far) \
     { \
         mp_blocks_panel(&mp_block_##format, x, panel, sums, groups, R, width, near, far); \
     }
 #define MP_BLOCK_FORMAT(format, ...) \
-    static const mp_block_format mp_block_##format = {__VA_ARGS__, mp_group_##format}; \
+    static const mp_block_format mp_block_##format = {__VA_ARGS__, .group = mp_group_##format}; \
     MP_BLOCK_PANEL(format, one, 1) \
     MP_BLOCK_PANEL(format, four, 4) \
     MP_BLOCK_MANY(format) \
     MP_BLOCK_EXPAND(format)
 #if MP_BLOCK_ROWS > 4
 #define MP_BLOCK_MANY(format) MP_BLOCK_PANEL(format, many, MP_BLOCK_ROWS)
+#define MP_PANEL_MANY(format) mp_panel_##format##_many
 #else
-#define MP_BLOCK_MANY(format) static const mp_panel mp_panel_##format##_many MP_UNUSED = mp_panel_##format##_four;
+#define MP_BLOCK_MANY(format)
+#define MP_PANEL_MANY(format) mp_panel_##format##_four
 #endif
 #if defined(MP_TILE_BYTES)
 #define MP_BLOCK_EXPAND(format) \
-    static void __attribute__((unused, noinline)) MP_NOCLONE \
-    mp_expand_##format(const char *units, const int groups, mp_words *high, mp_words *low, mp_vec *factor) \
+    MP_SHARED mp_expand_##format(const char *units, const int groups, mp_words *high, mp_words *low, mp_vec *factor) \
     { \
         const mp_block_format f = mp_block_##format; \
         mp_blocks_expand(units, groups, f.group, f.unit_bytes, f.unit, f.zero, f.is_signed, f.offsets, high, low, factor); \
     }
+#define MP_EXPAND(format) mp_expand_##format
 #else
-#define MP_BLOCK_EXPAND(format) static const mp_expand mp_expand_##format MP_UNUSED = 0;
+#define MP_BLOCK_EXPAND(format)
+#define MP_EXPAND(format) 0
 #endif
 
 /* Group g of the columns for rows [first, first + count), which lie in blocks of R. */
-MP_INLINE void mp_blocks_group(const mp_linear_blocks *s, const mp_x_group *x, const char *w, const int64_t g,
-                               const int64_t first, const int64_t count, const int R, float *sums, const void *c)
+static void mp_blocks_group(const mp_linear_blocks *s, const mp_x_group *x, const char *w, const int64_t g,
+                            const int64_t first, const int64_t count, const int R, float *sums, const void *c)
 {
     const int64_t groups = mp_blocks_groups(s), panel_bytes = groups / s->format->unit * s->format->unit_bytes;
     const int64_t width = s->panels * MP_PANEL;
-    const mp_panel panel = R == 1 ? s->one : R == 4 ? s->four : s->many;
+    const mp_block_panel panel = R == 1 ? s->one : R == 4 ? s->four : s->many;
     for (int64_t b = 0; b < count; b += R) {
         for (int p = 0; p < s->panels; ++p)
             panel(x + b * groups, w + (g * s->panels + p) * panel_bytes, sums + p * MP_PANEL, groups, width, s->near, s->far);
@@ -193,12 +194,11 @@ MP_INLINE void mp_blocks_group(const mp_linear_blocks *s, const mp_x_group *x, c
 /* Row r of block b of 16 rows of x, normed. Zeros follow its end. */
 MP_INLINE void mp_blocks_pack_deep(const mp_linear_blocks *s, const void *c, const int64_t row, char *to, const int r)
 {
-    const mp_stats stats = mp_row_stats(&s->x, c, row, s->K);
+    mp_stats stats;
     for (int64_t k0 = 0; k0 < s->K; k0 += MP_DEEP, to += MP_X_DEEP) {
         float values[MP_DEEP];
         const int64_t end = mp_min(s->K - k0, MP_DEEP);
-        MP_SIMD
-        for (int64_t i = 0; i < end; ++i) values[i] = mp_row_value(&s->x, c, row, k0 + i, stats);
+        s->row(c, row, k0, k0 + end, &stats, values);
         for (int64_t i = end; i < MP_DEEP; ++i) values[i] = 0.0f;
         mp_x_deep_make(to, r, values);
     }
@@ -272,8 +272,8 @@ MP_INLINE void mp_blocks_tile_step(const char *x, const mp_words *planes, int32_
 /* Group g of the columns for `count` rows from row `first` on, which begin with a block of 16. Within a strip of k, which
  * stays in L2 of the rows, two panels at a time: 256 k of theirs, expanded, stay in L1 while the rows pass. Sums wait in
  * `partial`. */
-MP_INLINE void mp_blocks_tile_group(const mp_linear_blocks *s, const char *x, const char *w, const int64_t g,
-                                    const int64_t first, const int64_t count, float *partial, const void *c)
+static void mp_blocks_tile_group(const mp_linear_blocks *s, const char *x, const char *w, const int64_t g,
+                                 const int64_t first, const int64_t count, float *partial, const void *c)
 {
     const mp_block_format *const f = s->format;
     const int64_t groups = mp_blocks_groups(s), panel_bytes = groups / f->unit * f->unit_bytes;
@@ -313,8 +313,8 @@ MP_INLINE void mp_blocks_tile_group(const mp_linear_blocks *s, const char *x, co
 }
 
 /* Many rows: all threads make planes of them, then take groups of columns and chunks of rows one by one. */
-MP_INLINE void mp_blocks_tiles(const mp_linear_blocks *s, mp_run *run, const int t, const int T, const int64_t rows,
-                               const char *w, char *x, float *partial, const void *c)
+static void mp_blocks_tiles(const mp_linear_blocks *s, mp_run *run, const int t, const int T, const int64_t rows,
+                            const char *w, const char *more, char *x, float *partial, const void *c)
 {
     const int64_t deeps = (s->K + MP_DEEP - 1) / MP_DEEP, padded = (rows + 15) / 16 * 16;
     int64_t chunk = s->chunk; /* enough pieces for all threads */
@@ -329,23 +329,23 @@ MP_INLINE void mp_blocks_tiles(const mp_linear_blocks *s, mp_run *run, const int
         const int64_t first = piece / groups * chunk, count = mp_min(chunk, rows - first), g = piece % groups;
         const char *const from = x + first / 16 * deeps * MP_X_DEEP;
         if (g < s->groups) mp_blocks_tile_group(s, from, w, g, first, count, partial, c);
-        else mp_blocks_tile_group(s->more, from, (const char *)s->more_weights, g - s->groups, first, count, partial, c);
+        else mp_blocks_tile_group(s->more, from, more, g - s->groups, first, count, partial, c);
     }
 }
 #endif
 
 /* Few rows: the weights stream past them. Each thread has a share of the groups; the last ones go to whoever is done
- * first. Many rows: chunks of them, whose groups of columns are taken one by one. */
-MP_INLINE void mp_linear_blocks_run(const mp_linear_blocks *s, mp_run *run, const int t, const int T,
-                                    const int64_t rows, const void *weights, float *xt, float *partial, float *sums,
-                                    const void *c)
+ * first. Many rows: chunks of them, whose groups of columns are taken one by one. `more_weights` are those of s->more. */
+MP_SHARED mp_linear_blocks_run(const mp_linear_blocks *s, mp_run *run, const int t, const int T, const int64_t rows,
+                               const void *weights, const void *more_weights, float *xt, float *partial, float *sums,
+                               const void *c)
 {
-    const char *const w = (const char *)weights, *const more = (const char *)s->more_weights;
+    const char *const w = (const char *)weights, *const more = (const char *)more_weights;
     const int64_t all = mp_blocks_all(s), groups = mp_blocks_groups(s), more_groups = s->more ? mp_blocks_groups(s->more) : 0;
     if (rows == 0) return;
 #if defined(MP_TILE_BYTES)
     if (s->tiled_from && rows >= s->tiled_from) {
-        mp_blocks_tiles(s, run, t, T, rows, w, (char *)xt, partial + t * s->chunk * s->panels * MP_PANEL, c);
+        mp_blocks_tiles(s, run, t, T, rows, w, more, (char *)xt, partial + t * s->chunk * s->panels * MP_PANEL, c);
         return;
     }
 #else

@@ -54,6 +54,32 @@ MP_INLINE float mp_row_value(const mp_prologue *x, const void *c, const int64_t 
     return x->norm == MP_NO_NORM ? value : x->normed(c, i, value, stats);
 }
 
+/* What a kernel gives to the loops that products share: columns [from, end) of a row of x, normed. A row is read from its
+ * first column on, which leaves in *stats what the norm needs to know. */
+typedef void (*mp_read_row)(const void *c, int64_t row, int64_t from, int64_t end, mp_stats *stats, float *values);
+
+MP_INLINE void mp_row_part(const mp_prologue *x, const int64_t K, const void *c, const int64_t row, const int64_t from,
+                           const int64_t end, mp_stats *stats, float *restrict values)
+{
+    if (from == 0) *stats = mp_row_stats(x, c, row, K);
+    const mp_stats known = *stats;
+    MP_SIMD
+    for (int64_t i = from; i < end; ++i) values[i - from] = mp_row_value(x, c, row, i, known);
+}
+
+/* The mp_read_row of a kernel, for x with K columns; the fields of its mp_prologue follow. */
+#define MP_ROW_FUNCTION(kernel, K, ...) \
+    static void kernel##_row(const void *c, const int64_t row, const int64_t from, const int64_t end, mp_stats *stats, \
+                             float *restrict values) \
+    { \
+        const kernel##_args a = *(const kernel##_args *)c; /* a copy: nothing that is written here changes it */ \
+        const mp_prologue x = {__VA_ARGS__}; \
+        mp_row_part(&x, K, &a, row, from, end, stats, values); \
+    }
+
+/* Columns of a row that are read at a time where they go to other places than they come from. */
+enum { MP_SOME_COLUMNS = 512 };
+
 /* The best column of a row so far, and its bits: the largest, NaN above all; of equals the lowest column. */
 MP_INLINE void mp_keep_best(int64_t *best, const int64_t column, const float v)
 {

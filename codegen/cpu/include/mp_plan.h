@@ -84,6 +84,7 @@ typedef struct {
     atomic_int sleepers;            /* threads that wait for `turn` or `ready` and do not look */
     int verdict;                    /* of the last barrier between kernels, see mp_phase */
     _Alignas(64) atomic_llong waited; /* nanoseconds, of all threads, in waits that were longer than `patience` */
+    atomic_llong asleep;            /* since when one of them sleeps; 0: none does */
     _Alignas(64) atomic_int taken;  /* pieces of the current kernel's work that are taken by work stealing */
     atomic_int ready[MP_MOST_PARTS]; /* threads that have prepared what the work on a part of the rows needs */
     _Alignas(64) atomic_int pieces[MP_MOST_PARTS]; /* of that work which somebody has */
@@ -137,9 +138,12 @@ static void __attribute__((unused, noinline)) mp_linger(mp_run *run, atomic_int 
         return;
     }
 #if defined(__linux__)
+    long long none = 0, mine = *since;
+    atomic_compare_exchange_strong_explicit(&run->asleep, &none, mine, memory_order_relaxed, memory_order_relaxed);
     atomic_fetch_add_explicit(&run->sleepers, 1, memory_order_seq_cst); /* before the kernel looks at *word */
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, 0, 0, 0);
     atomic_fetch_sub_explicit(&run->sleepers, 1, memory_order_relaxed);
+    atomic_compare_exchange_strong_explicit(&run->asleep, &mine, 0, memory_order_relaxed, memory_order_relaxed);
 #else
     (void)word, (void)value;
     sched_yield();
@@ -168,9 +172,10 @@ enum { MP_ON = 0, MP_LEAVE = 1, MP_ALONE = 2 };
 static inline int mp_crowded(mp_run *run, int T)
 {
     enum { LEAST = 1000000 }; /* ns */
-    const int64_t waited = atomic_load_explicit(&run->waited, memory_order_relaxed);
-    if (!waited || run->args->exchange) return 0;
-    const int64_t passed = mp_now() - run->begun;
+    const int64_t before = atomic_load_explicit(&run->waited, memory_order_relaxed);
+    const int64_t asleep = atomic_load_explicit(&run->asleep, memory_order_relaxed);
+    if ((!before && !asleep) || run->args->exchange) return 0;
+    const int64_t now = mp_now(), passed = now - run->begun, waited = before + (asleep ? now - asleep : 0);
     return passed > LEAST && waited > (T - 1) * passed + passed / 4;
 }
 

@@ -18,6 +18,9 @@
 #define MP_FOUR _Pragma("GCC unroll 4")
 #endif
 
+/* A function that all kernels of a plan share, and the compiler sees once. */
+#define MP_SHARED static void __attribute__((unused, noinline)) MP_NOCLONE
+
 /* Prefetches: into L1 what is needed soon, into L2 what is needed after that. */
 MP_FN void mp_prefetch_l1(const void *row, const int64_t bytes)
 {
@@ -68,11 +71,9 @@ MP_FN void mp_vloads(const float *p, mp_vec *wide, const int V)
 #endif
 
 /* out[p][r][j] (+)= sum over k of x[k][r] * w[p][k][j] for R rows and P panels of V vectors: one sum for each
- * output, k in order. Panels of w are `wp` apart, those of out `op`. A function by itself: all products of a plan
- * share it, and the compiler sees it once. */
+ * output, k in order. Panels of w are `wp` apart, those of out `op`. */
 #define MP_TILE_FUNCTION(name, R, V, P) \
-    static void __attribute__((unused, noinline)) MP_NOCLONE \
-    name(const float *x, const float *w, const int64_t wp, const int64_t K, float *out, const int64_t op, const int add) \
+    MP_SHARED name(const float *x, const float *w, const int64_t wp, const int64_t K, float *out, const int64_t op, const int add) \
     { \
         enum { WIDE = (V) * MP_LANES, ALL = (P) * (V) }; \
         mp_vec acc[(R) * ALL]; \

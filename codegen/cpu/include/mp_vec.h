@@ -40,11 +40,13 @@ MP_FN mp_vec mp_vload_f16(const mp_f16 *p) { return (mp_vec)_mm512_cvtph_ps(_mm2
 #elif MP_LANES == 8 && defined(__F16C__)
 #include <immintrin.h>
 MP_FN mp_vec mp_vload_f16(const mp_f16 *p) { return (mp_vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i_u *)p)); }
-#elif MP_LANES == 4 && defined(__ARM_NEON)
-#include <arm_neon.h>
+#elif MP_LANES == 4 && defined(__aarch64__)
+typedef uint16_t mp_half_u16 __attribute__((vector_size(8), aligned(2), may_alias));
 MP_FN mp_vec mp_vload_f16(const mp_f16 *p)
 {
-    return (mp_vec)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *)p)));
+    mp_vec wide;
+    __asm__("fcvtl %0.4s, %1.4h" : "=w"(wide) : "w"(*(const mp_half_u16 *)p));
+    return wide;
 }
 #elif MP_LANES > 1 && defined(__FLT16_MANT_DIG__) && !defined(__clang__)
 typedef _Float16 mp_vec_f16 __attribute__((vector_size(2 * MP_LANES), aligned(2), may_alias));

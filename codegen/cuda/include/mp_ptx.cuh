@@ -28,6 +28,24 @@ MP_PTX unsigned int mp_pack_brain(float low, float high)
 #endif
 }
 MP_PTX unsigned int mp_pack_half(float low, float high) { return mp_float_to_half(low) | (unsigned int)mp_float_to_half(high) << 16; }
+/* Bytes of a and b by the digits of `which`; a rotation; a & mask | more, for which the compiler may take two
+ * instructions if both are constants; a b + c of two bf16. */
+MP_PTX unsigned int mp_permute(unsigned int a, unsigned int b, unsigned int which) { return __byte_perm(a, b, which); }
+MP_PTX unsigned int mp_and_or(unsigned int a, unsigned int mask, unsigned int more)
+{
+    unsigned int d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(a), "r"(mask), "r"(more));
+    return d;
+}
+MP_PTX unsigned int mp_rotate(unsigned int v, int right) { return __funnelshift_r(v, v, right); }
+#if __CUDA_ARCH__ >= 800
+MP_PTX unsigned int mp_fma_brains(unsigned int a, unsigned int b, unsigned int c)
+{
+    unsigned int d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+#endif
 MP_PTX float mp_exp2(float v) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v)); return r; }
 
 /* Programmatic dependent launch: mp_release lets the next kernel start; before mp_wait only constants may be touched. */

@@ -1,13 +1,16 @@
 /* Block: one plan, written by monoplan test for cpu (avx2).
  * 2 kernels; symbols: batch, seq */
 #include "mp_plan.h"
+#include "mp_linear.h"
+#include "mp_format_f32.h"
+MP_PANEL_FUNCTION(mp_panel_f32_1, 1, .load = mp_load_row_f32, .vectors = 2, .bytes = 64, .line = 1, .near = 64,
+    .far = 512)
+MP_PANEL_FUNCTION(mp_panel_f32_6, 6, .load = mp_load_row_f32, .vectors = 2, .bytes = 64, .line = 1, .near = 64,
+    .far = 512)
 
 /* %mul = fused_linear(%x, %concat, _, %norm.weight, _) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"}
  *     : f32[batch, seq, 1024]
  * tests/codegen/test_golden_source.py:0 */
-#include "mp_linear.h"
-#include "mp_format_f32.h"
-
 typedef struct {
     const float *x; const float *norm_weight; float *y;
 } fused_linear_0_args;
@@ -40,18 +43,19 @@ static void fused_linear_0_finish(const void *c, const int64_t g, const int64_t 
     }
 }
 
+MP_ROW_FUNCTION(fused_linear_0, 256, .norm = MP_RMS_NORM, .eps = 9.999999974752427e-07f,
+    .value = fused_linear_0_value, .normed = fused_linear_0_normed)
+
 MP_KERNEL fused_linear_0(mp_run *run, const int t, const int T, const int step MP_UNUSED, const float *x,
     const float *w, const float *norm_weight, float *y, float *xt, float *partial, const int64_t rows)
 {
     const fused_linear_0_args a = {x, norm_weight, y};
     _Alignas(64) float sums[384];
-    const mp_linear shape = {
-        .K = 256, .panel = 16, .vectors = 2, .panels = 4, .groups = 32, .tail = 8,
-        .row_bytes = 64, .floats = 1, .few = {1, 6}, .line = 1, .near = 64, .far = 512,
+    static const mp_linear shape = {
+        .K = 256, .panel = 16, .row_bytes = 64, .panels = 4, .groups = 32, .few = {1, 6}, .tail = 8,
         .block = 6, .abreast = 1, .part = 96, .chunk = 516, .slice = 256, .strip = 256, .slots = 1,
-        .load = mp_load_row_f32, .tile = mp_tile_6x2x1,
-        .x = {.norm = MP_RMS_NORM, .eps = 9.999999974752427e-07f, .value = fused_linear_0_value,
-            .normed = fused_linear_0_normed}, .finish = fused_linear_0_finish,
+        .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0, .tile = mp_tile_6x2x1,
+        .row = fused_linear_0_row, .finish = fused_linear_0_finish,
     };
     mp_linear_run(&shape, run, t, T, rows, w, xt, partial, sums, &a);
 }
@@ -59,9 +63,6 @@ MP_KERNEL fused_linear_0(mp_run *run, const int t, const int T, const int step M
 /* %add = fused_linear(%mul, %down.weight, _, _, _, %x) {norm="none", eps=0.0, gated=False, expr="add(x0, x1)"} :
  *     f32[batch, seq, 256]
  * tests/codegen/test_golden_source.py:0 */
-#include "mp_linear.h"
-#include "mp_format_f32.h"
-
 typedef struct {
     const float *x; const float *e0; float *y;
 } fused_linear_1_args;
@@ -84,17 +85,18 @@ static void fused_linear_1_finish(const void *c, const int64_t g, const int64_t 
     }
 }
 
+MP_ROW_FUNCTION(fused_linear_1, 1024, .norm = MP_NO_NORM, .eps = 0.0f, .value = fused_linear_1_value)
+
 MP_KERNEL fused_linear_1(mp_run *run, const int t, const int T, const int step MP_UNUSED, const float *x,
     const float *w, const float *e0, float *y, float *xt, float *partial, const int64_t rows)
 {
     const fused_linear_1_args a = {x, e0, y};
     _Alignas(64) float sums[384];
-    const mp_linear shape = {
-        .K = 1024, .panel = 16, .vectors = 2, .panels = 4, .groups = 4, .tail = 1,
-        .row_bytes = 64, .floats = 1, .few = {1, 6}, .line = 1, .near = 64, .far = 512,
+    static const mp_linear shape = {
+        .K = 1024, .panel = 16, .row_bytes = 64, .panels = 4, .groups = 4, .few = {1, 6}, .tail = 1,
         .block = 6, .abreast = 1, .part = 96, .chunk = 516, .slice = 342, .strip = 342, .slots = 4,
-        .load = mp_load_row_f32, .tile = mp_tile_6x2x1,
-        .x = {.norm = MP_NO_NORM, .eps = 0.0f, .value = fused_linear_1_value}, .finish = fused_linear_1_finish,
+        .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0, .tile = mp_tile_6x2x1,
+        .row = fused_linear_1_row, .finish = fused_linear_1_finish,
     };
     mp_linear_run(&shape, run, t, T, rows, w, xt, partial, sums, &a);
 }

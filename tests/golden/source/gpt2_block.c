@@ -2,13 +2,16 @@
  * 5 kernels; symbols: batch, seq */
 #include "mp_plan.h"
 #include "mp_functions_more.h"
+#include "mp_linear.h"
+#include "mp_format_f32.h"
+MP_PANEL_FUNCTION(mp_panel_f32_1, 1, .load = mp_load_row_f32, .vectors = 2, .bytes = 64, .line = 1, .near = 64,
+    .far = 512)
+MP_PANEL_FUNCTION(mp_panel_f32_6, 6, .load = mp_load_row_f32, .vectors = 2, .bytes = 64, .line = 1, .near = 64,
+    .far = 512)
 
 /* %linear = fused_linear(%x, %c_attn.weight, %c_attn.bias, %ln_1.weight, %ln_1.bias) {norm="layer", eps=1e-05,
  *     gated=False, expr="x0"} : f32[batch, seq, 192]
  * tests/codegen/test_golden_source.py:0 in c_attn */
-#include "mp_linear.h"
-#include "mp_format_f32.h"
-
 typedef struct {
     const float *x; const float *bias; const float *norm_weight; const float *norm_bias; float *y;
 } fused_linear_0_args;
@@ -38,19 +41,20 @@ static void fused_linear_0_finish(const void *c, const int64_t g, const int64_t 
     }
 }
 
+MP_ROW_FUNCTION(fused_linear_0, 64, .norm = MP_LAYER_NORM, .eps = 9.999999747378752e-06f,
+    .value = fused_linear_0_value, .normed = fused_linear_0_normed)
+
 MP_KERNEL fused_linear_0(mp_run *run, const int t, const int T, const int step MP_UNUSED, const float *x,
     const float *w, const float *bias, const float *norm_weight, const float *norm_bias, float *y, float *xt,
     float *partial, const int64_t rows)
 {
     const fused_linear_0_args a = {x, bias, norm_weight, norm_bias, y};
     _Alignas(64) float sums[288];
-    const mp_linear shape = {
-        .K = 64, .panel = 16, .vectors = 2, .panels = 3, .groups = 4, .tail = 1,
-        .row_bytes = 64, .floats = 1, .few = {1, 6}, .line = 1, .near = 64, .far = 512,
+    static const mp_linear shape = {
+        .K = 64, .panel = 16, .row_bytes = 64, .panels = 3, .groups = 4, .few = {1, 6}, .tail = 1,
         .block = 6, .abreast = 1, .part = 96, .chunk = 516, .slice = 64, .strip = 384, .slots = 1,
-        .load = mp_load_row_f32, .tile = mp_tile_6x2x1,
-        .x = {.norm = MP_LAYER_NORM, .eps = 9.999999747378752e-06f, .value = fused_linear_0_value,
-            .normed = fused_linear_0_normed}, .finish = fused_linear_0_finish,
+        .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0, .tile = mp_tile_6x2x1,
+        .row = fused_linear_0_row, .finish = fused_linear_0_finish,
     };
     mp_linear_run(&shape, run, t, T, rows, w, xt, partial, sums, &a);
 }
@@ -92,9 +96,6 @@ MP_KERNEL attention_1(mp_run *run MP_UNUSED, const int t MP_UNUSED, const int T 
 /* %add = fused_linear(%reshape_4, %c_proj.weight, %c_proj.bias, _, _, %x) {norm="none", eps=0.0, gated=False,
  *     expr="add(x0, x1)"} : f32[batch, seq, 64]
  * tests/codegen/test_golden_source.py:0 */
-#include "mp_linear.h"
-#include "mp_format_f32.h"
-
 typedef struct {
     const float *x; const float *bias; const float *e0; float *y;
 } fused_linear_2_args;
@@ -117,17 +118,18 @@ static void fused_linear_2_finish(const void *c, const int64_t g, const int64_t 
     }
 }
 
+MP_ROW_FUNCTION(fused_linear_2, 64, .norm = MP_NO_NORM, .eps = 0.0f, .value = fused_linear_2_value)
+
 MP_KERNEL fused_linear_2(mp_run *run, const int t, const int T, const int step MP_UNUSED, const float *x,
     const float *w, const float *bias, const float *e0, float *y, float *xt, float *partial, const int64_t rows)
 {
     const fused_linear_2_args a = {x, bias, e0, y};
     _Alignas(64) float sums[192];
-    const mp_linear shape = {
-        .K = 64, .panel = 16, .vectors = 2, .panels = 2, .groups = 2, .tail = 0,
-        .row_bytes = 64, .floats = 1, .few = {1, 6}, .line = 1, .near = 64, .far = 512,
+    static const mp_linear shape = {
+        .K = 64, .panel = 16, .row_bytes = 64, .panels = 2, .groups = 2, .few = {1, 6}, .tail = 0,
         .block = 6, .abreast = 1, .part = 96, .chunk = 516, .slice = 64, .strip = 384, .slots = 1,
-        .load = mp_load_row_f32, .tile = mp_tile_6x2x1,
-        .x = {.norm = MP_NO_NORM, .eps = 0.0f, .value = fused_linear_2_value}, .finish = fused_linear_2_finish,
+        .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0, .tile = mp_tile_6x2x1,
+        .row = fused_linear_2_row, .finish = fused_linear_2_finish,
     };
     mp_linear_run(&shape, run, t, T, rows, w, xt, partial, sums, &a);
 }
@@ -135,9 +137,6 @@ MP_KERNEL fused_linear_2(mp_run *run, const int t, const int T, const int step M
 /* %gelu = fused_linear(%add, %c_fc.weight, %c_fc.bias, %ln_2.weight, %ln_2.bias) {norm="layer", eps=1e-05,
  *     gated=False, expr="gelu(x0, approximate='tanh')"} : f32[batch, seq, 256]
  * tests/codegen/test_golden_source.py:0 */
-#include "mp_linear.h"
-#include "mp_format_f32.h"
-
 typedef struct {
     const float *x; const float *bias; const float *norm_weight; const float *norm_bias; float *y;
 } fused_linear_3_args;
@@ -167,19 +166,20 @@ static void fused_linear_3_finish(const void *c, const int64_t g, const int64_t 
     }
 }
 
+MP_ROW_FUNCTION(fused_linear_3, 64, .norm = MP_LAYER_NORM, .eps = 9.999999747378752e-06f,
+    .value = fused_linear_3_value, .normed = fused_linear_3_normed)
+
 MP_KERNEL fused_linear_3(mp_run *run, const int t, const int T, const int step MP_UNUSED, const float *x,
     const float *w, const float *bias, const float *norm_weight, const float *norm_bias, float *y, float *xt,
     float *partial, const int64_t rows)
 {
     const fused_linear_3_args a = {x, bias, norm_weight, norm_bias, y};
     _Alignas(64) float sums[384];
-    const mp_linear shape = {
-        .K = 64, .panel = 16, .vectors = 2, .panels = 4, .groups = 4, .tail = 1,
-        .row_bytes = 64, .floats = 1, .few = {1, 6}, .line = 1, .near = 64, .far = 512,
+    static const mp_linear shape = {
+        .K = 64, .panel = 16, .row_bytes = 64, .panels = 4, .groups = 4, .few = {1, 6}, .tail = 1,
         .block = 6, .abreast = 1, .part = 96, .chunk = 516, .slice = 64, .strip = 384, .slots = 1,
-        .load = mp_load_row_f32, .tile = mp_tile_6x2x1,
-        .x = {.norm = MP_LAYER_NORM, .eps = 9.999999747378752e-06f, .value = fused_linear_3_value,
-            .normed = fused_linear_3_normed}, .finish = fused_linear_3_finish,
+        .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0, .tile = mp_tile_6x2x1,
+        .row = fused_linear_3_row, .finish = fused_linear_3_finish,
     };
     mp_linear_run(&shape, run, t, T, rows, w, xt, partial, sums, &a);
 }
@@ -187,9 +187,6 @@ MP_KERNEL fused_linear_3(mp_run *run, const int t, const int T, const int step M
 /* %add_1 = fused_linear(%gelu, %c_out.weight, %c_out.bias, _, _, %add) {norm="none", eps=0.0, gated=False,
  *     expr="add(x0, x1)"} : f32[batch, seq, 64]
  * tests/codegen/test_golden_source.py:0 */
-#include "mp_linear.h"
-#include "mp_format_f32.h"
-
 typedef struct {
     const float *x; const float *bias; const float *e0; float *y;
 } fused_linear_4_args;
@@ -212,17 +209,18 @@ static void fused_linear_4_finish(const void *c, const int64_t g, const int64_t 
     }
 }
 
+MP_ROW_FUNCTION(fused_linear_4, 256, .norm = MP_NO_NORM, .eps = 0.0f, .value = fused_linear_4_value)
+
 MP_KERNEL fused_linear_4(mp_run *run, const int t, const int T, const int step MP_UNUSED, const float *x,
     const float *w, const float *bias, const float *e0, float *y, float *xt, float *partial, const int64_t rows)
 {
     const fused_linear_4_args a = {x, bias, e0, y};
     _Alignas(64) float sums[192];
-    const mp_linear shape = {
-        .K = 256, .panel = 16, .vectors = 2, .panels = 2, .groups = 2, .tail = 0,
-        .row_bytes = 64, .floats = 1, .few = {1, 6}, .line = 1, .near = 64, .far = 512,
+    static const mp_linear shape = {
+        .K = 256, .panel = 16, .row_bytes = 64, .panels = 2, .groups = 2, .few = {1, 6}, .tail = 0,
         .block = 6, .abreast = 1, .part = 96, .chunk = 516, .slice = 256, .strip = 256, .slots = 1,
-        .load = mp_load_row_f32, .tile = mp_tile_6x2x1,
-        .x = {.norm = MP_NO_NORM, .eps = 0.0f, .value = fused_linear_4_value}, .finish = fused_linear_4_finish,
+        .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0, .tile = mp_tile_6x2x1,
+        .row = fused_linear_4_row, .finish = fused_linear_4_finish,
     };
     mp_linear_run(&shape, run, t, T, rows, w, xt, partial, sums, &a);
 }

@@ -2,6 +2,12 @@
  * 21 kernels; symbols: batch, seq, capacity, hist */
 #include "mp_plan.h"
 #include "mp_functions_more.h"
+#include "mp_linear.h"
+#include "mp_format_f32.h"
+MP_PANEL_FUNCTION(mp_panel_f32_1, 1, .load = mp_load_row_f32, .vectors = 2, .bytes = 64, .line = 1, .near = 64,
+    .far = 512)
+MP_PANEL_FUNCTION(mp_panel_f32_6, 6, .load = mp_load_row_f32, .vectors = 2, .bytes = 64, .line = 1, .near = 64,
+    .far = 512)
 
 /* %minimum = pointwise(%arange, %reshape, %reshape_2) {expr="minimum(add(cast(x1, dtype=i64), x0), sub(add(x1,
  *     x2), 1))"} : i64[batch, seq]
@@ -52,9 +58,6 @@ MP_KERNEL embedding_1(mp_run *run MP_UNUSED, const int t MP_UNUSED, const int T 
  *     %model.layers.0.input_layernorm.weight, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
  *     eps=1e-06, qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
  * monoplan/models/llama.py:0 in model.layers.0.self_attn.q_proj */
-#include "mp_linear.h"
-#include "mp_format_f32.h"
-
 typedef struct {
     const float *x; const float *norm_weight; const int64_t *positions; const float *sin; const float *cos;
     const int32_t *lengths; const int32_t *valid; float *k_cache; float *v_cache; float *y; mp_run *run; int step;
@@ -134,6 +137,9 @@ MP_INLINE int qkv_rope_cache_2_fits(const void *c)
     return fits;
 }
 
+MP_ROW_FUNCTION(qkv_rope_cache_2, 32, .norm = MP_RMS_NORM, .eps = 9.999999974752427e-07f,
+    .value = qkv_rope_cache_2_value, .normed = qkv_rope_cache_2_normed)
+
 MP_KERNEL qkv_rope_cache_2(mp_run *run, const int t, const int T, const int step MP_UNUSED, const float *x,
     const float *w, const float *norm_weight, const int64_t *positions, const float *sin, const float *cos,
     const int32_t *lengths, const int32_t *valid, float *k_cache, float *v_cache, float *y, float *xt,
@@ -143,13 +149,11 @@ MP_KERNEL qkv_rope_cache_2(mp_run *run, const int t, const int T, const int step
         0, run->args->symbols[0], run->args->symbols[2], run->args->symbols[1]};
     a.writes = qkv_rope_cache_2_fits(&a);
     _Alignas(64) float sums[96];
-    const mp_linear shape = {
-        .K = 32, .panel = 16, .vectors = 2, .panels = 1, .groups = 8, .tail = 2,
-        .row_bytes = 64, .floats = 1, .few = {1, 6}, .line = 1, .near = 64, .far = 512,
+    static const mp_linear shape = {
+        .K = 32, .panel = 16, .row_bytes = 64, .panels = 1, .groups = 8, .few = {1, 6}, .tail = 2,
         .block = 6, .abreast = 1, .part = 96, .chunk = 516, .slice = 32, .strip = 384, .slots = 1,
-        .load = mp_load_row_f32, .tile = mp_tile_6x2x1,
-        .x = {.norm = MP_RMS_NORM, .eps = 9.999999974752427e-07f, .value = qkv_rope_cache_2_value,
-            .normed = qkv_rope_cache_2_normed}, .finish = qkv_rope_cache_2_finish,
+        .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0, .tile = mp_tile_6x2x1,
+        .row = qkv_rope_cache_2_row, .finish = qkv_rope_cache_2_finish,
     };
     mp_linear_run(&shape, run, t, T, rows, w, xt, partial, sums, &a);
 }
@@ -194,9 +198,6 @@ MP_KERNEL attention_3(mp_run *run MP_UNUSED, const int t MP_UNUSED, const int T 
 /* %add_2 = fused_linear(%reshape_6, %model.layers.0.self_attn.o_proj.weight, _, _, _, %embedding) {norm="none",
  *     eps=0.0, gated=False, expr="add(x0, x1)"} : f32[batch, seq, 32]
  * monoplan/models/llama.py:0 in model.layers.0 */
-#include "mp_linear.h"
-#include "mp_format_f32.h"
-
 typedef struct {
     const float *x; const float *e0; float *y;
 } fused_linear_4_args;
@@ -219,17 +220,18 @@ static void fused_linear_4_finish(const void *c, const int64_t g, const int64_t 
     }
 }
 
+MP_ROW_FUNCTION(fused_linear_4, 32, .norm = MP_NO_NORM, .eps = 0.0f, .value = fused_linear_4_value)
+
 MP_KERNEL fused_linear_4(mp_run *run, const int t, const int T, const int step MP_UNUSED, const float *x,
     const float *w, const float *e0, float *y, float *xt, float *partial, const int64_t rows)
 {
     const fused_linear_4_args a = {x, e0, y};
     _Alignas(64) float sums[192];
-    const mp_linear shape = {
-        .K = 32, .panel = 16, .vectors = 2, .panels = 2, .groups = 1, .tail = 0,
-        .row_bytes = 64, .floats = 1, .few = {1, 6}, .line = 1, .near = 64, .far = 512,
+    static const mp_linear shape = {
+        .K = 32, .panel = 16, .row_bytes = 64, .panels = 2, .groups = 1, .few = {1, 6}, .tail = 0,
         .block = 6, .abreast = 1, .part = 96, .chunk = 516, .slice = 32, .strip = 384, .slots = 1,
-        .load = mp_load_row_f32, .tile = mp_tile_6x2x1,
-        .x = {.norm = MP_NO_NORM, .eps = 0.0f, .value = fused_linear_4_value}, .finish = fused_linear_4_finish,
+        .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0, .tile = mp_tile_6x2x1,
+        .row = fused_linear_4_row, .finish = fused_linear_4_finish,
     };
     mp_linear_run(&shape, run, t, T, rows, w, xt, partial, sums, &a);
 }
@@ -237,9 +239,6 @@ MP_KERNEL fused_linear_4(mp_run *run, const int t, const int T, const int step M
 /* %mul = fused_linear(%add_2, %concat_1, _, %model.layers.0.post_attention_layernorm.weight, _) {norm="rms",
  *     eps=1e-06, gated=True, expr="swiglu(x0, x1)"} : f32[batch, seq, 48]
  * monoplan/models/llama.py:0 in model.layers.0.mlp */
-#include "mp_linear.h"
-#include "mp_format_f32.h"
-
 typedef struct {
     const float *x; const float *norm_weight; float *y;
 } fused_linear_5_args;
@@ -272,18 +271,19 @@ static void fused_linear_5_finish(const void *c, const int64_t g, const int64_t 
     }
 }
 
+MP_ROW_FUNCTION(fused_linear_5, 32, .norm = MP_RMS_NORM, .eps = 9.999999974752427e-07f,
+    .value = fused_linear_5_value, .normed = fused_linear_5_normed)
+
 MP_KERNEL fused_linear_5(mp_run *run, const int t, const int T, const int step MP_UNUSED, const float *x,
     const float *w, const float *norm_weight, float *y, float *xt, float *partial, const int64_t rows)
 {
     const fused_linear_5_args a = {x, norm_weight, y};
     _Alignas(64) float sums[384];
-    const mp_linear shape = {
-        .K = 32, .panel = 16, .vectors = 2, .panels = 4, .groups = 2, .tail = 0,
-        .row_bytes = 64, .floats = 1, .few = {1, 6}, .line = 1, .near = 64, .far = 512,
+    static const mp_linear shape = {
+        .K = 32, .panel = 16, .row_bytes = 64, .panels = 4, .groups = 2, .few = {1, 6}, .tail = 0,
         .block = 6, .abreast = 1, .part = 96, .chunk = 516, .slice = 32, .strip = 384, .slots = 1,
-        .load = mp_load_row_f32, .tile = mp_tile_6x2x1,
-        .x = {.norm = MP_RMS_NORM, .eps = 9.999999974752427e-07f, .value = fused_linear_5_value,
-            .normed = fused_linear_5_normed}, .finish = fused_linear_5_finish,
+        .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0, .tile = mp_tile_6x2x1,
+        .row = fused_linear_5_row, .finish = fused_linear_5_finish,
     };
     mp_linear_run(&shape, run, t, T, rows, w, xt, partial, sums, &a);
 }
@@ -291,9 +291,6 @@ MP_KERNEL fused_linear_5(mp_run *run, const int t, const int T, const int step M
 /* %add_3 = fused_linear(%mul, %model.layers.0.mlp.down_proj.weight, _, _, _, %add_2) {norm="none", eps=0.0,
  *     gated=False, expr="add(x0, x1)"} : f32[batch, seq, 32]
  * monoplan/models/llama.py:0 in model.layers.0 */
-#include "mp_linear.h"
-#include "mp_format_f32.h"
-
 typedef struct {
     const float *x; const float *e0; float *y;
 } fused_linear_6_args;
@@ -316,17 +313,18 @@ static void fused_linear_6_finish(const void *c, const int64_t g, const int64_t 
     }
 }
 
+MP_ROW_FUNCTION(fused_linear_6, 48, .norm = MP_NO_NORM, .eps = 0.0f, .value = fused_linear_6_value)
+
 MP_KERNEL fused_linear_6(mp_run *run, const int t, const int T, const int step MP_UNUSED, const float *x,
     const float *w, const float *e0, float *y, float *xt, float *partial, const int64_t rows)
 {
     const fused_linear_6_args a = {x, e0, y};
     _Alignas(64) float sums[192];
-    const mp_linear shape = {
-        .K = 48, .panel = 16, .vectors = 2, .panels = 2, .groups = 1, .tail = 0,
-        .row_bytes = 64, .floats = 1, .few = {1, 6}, .line = 1, .near = 64, .far = 512,
+    static const mp_linear shape = {
+        .K = 48, .panel = 16, .row_bytes = 64, .panels = 2, .groups = 1, .few = {1, 6}, .tail = 0,
         .block = 6, .abreast = 1, .part = 96, .chunk = 516, .slice = 48, .strip = 384, .slots = 1,
-        .load = mp_load_row_f32, .tile = mp_tile_6x2x1,
-        .x = {.norm = MP_NO_NORM, .eps = 0.0f, .value = fused_linear_6_value}, .finish = fused_linear_6_finish,
+        .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0, .tile = mp_tile_6x2x1,
+        .row = fused_linear_6_row, .finish = fused_linear_6_finish,
     };
     mp_linear_run(&shape, run, t, T, rows, w, xt, partial, sums, &a);
 }
@@ -384,9 +382,6 @@ MP_KERNEL select_rows_12(mp_run *run MP_UNUSED, const int t MP_UNUSED, const int
 /* %linear_14 = fused_linear(%add_8, %lm_head.weight, _, %model.norm.weight, _) {norm="rms", eps=1e-06,
  *     gated=False, expr="x0"} : f32[batch, 1, 50]
  * monoplan/models/llama.py:0 in lm_head */
-#include "mp_linear.h"
-#include "mp_format_f32.h"
-
 typedef struct {
     const float *x; const float *norm_weight; float *y;
 } fused_linear_15_args;
@@ -416,18 +411,19 @@ static void fused_linear_15_finish(const void *c, const int64_t g, const int64_t
     }
 }
 
+MP_ROW_FUNCTION(fused_linear_15, 32, .norm = MP_RMS_NORM, .eps = 9.999999974752427e-07f,
+    .value = fused_linear_15_value, .normed = fused_linear_15_normed)
+
 MP_KERNEL fused_linear_15(mp_run *run, const int t, const int T, const int step MP_UNUSED, const float *x,
     const float *w, const float *norm_weight, float *y, float *xt, float *partial, const int64_t rows)
 {
     const fused_linear_15_args a = {x, norm_weight, y};
     _Alignas(64) float sums[192];
-    const mp_linear shape = {
-        .K = 32, .panel = 16, .vectors = 2, .panels = 2, .groups = 2, .tail = 0,
-        .row_bytes = 64, .floats = 1, .few = {1, 6}, .line = 1, .near = 64, .far = 512,
+    static const mp_linear shape = {
+        .K = 32, .panel = 16, .row_bytes = 64, .panels = 2, .groups = 2, .few = {1, 6}, .tail = 0,
         .block = 6, .abreast = 1, .part = 96, .chunk = 516, .slice = 32, .strip = 384, .slots = 1,
-        .load = mp_load_row_f32, .tile = mp_tile_6x2x1,
-        .x = {.norm = MP_RMS_NORM, .eps = 9.999999974752427e-07f, .value = fused_linear_15_value,
-            .normed = fused_linear_15_normed}, .finish = fused_linear_15_finish,
+        .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0, .tile = mp_tile_6x2x1,
+        .row = fused_linear_15_row, .finish = fused_linear_15_finish,
     };
     mp_linear_run(&shape, run, t, T, rows, w, xt, partial, sums, &a);
 }

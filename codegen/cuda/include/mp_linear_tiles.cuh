@@ -1,0 +1,385 @@
+/* Products by weights in tiles (mp_tiles.cuh), which are decoded in registers and multiplied by tensor cores: one row of x
+ * (the decode kernel), a few of them, and the weights expanded for many.
+ *
+ * A format F whose groups of columns have scales needs the sums of each group apart. With one row of x the right operand
+ * has columns to spare: column 2 t of the result is group t of four, column 2 t + 1 the same for the rest of x that bf16
+ * does not hold (x times the norm's weight is exact in the two of them). Where x is not, the right operand is 0. */
+#include "mp_tiles.cuh"
+#include "mp_vec.cuh"
+
+/* Eight neighbours of a row of x for the right operand: for each 32 columns [lane t][step of 16][4 columns]. */
+MP_FN void mp_put_eight(unsigned char *group, const int eighth, const uint32_t (&words)[4])
+{
+    unsigned char *const to = group + eighth % 2 * 32 + eighth / 2 * 8;
+    *(uint2 *)to = make_uint2(words[0], words[1]);
+    *(uint2 *)(to + 16) = make_uint2(words[2], words[3]);
+}
+
+/* Where a column of a tile is in 32 columns that mp_put_eight has put. */
+MP_FN int mp_place_of(const int column) { return column % 16 / 4 * 16 + column % 32 / 16 * 8 + column % 4 * 2; }
+
+/* One row: y = epilogue(w · norm(x)).
+ *
+ * A block owns a run of strips. Its warps split the tiles of a strip into SLICES, and the strips into GROUPS. S has the
+ * constants: K, N, GRID, WARPS, SLICES, BATCH (tiles in a slot of the ring), RING (slots), EARLY, GENTLE, LATE, RMS and
+ * GAMMA, as in mp_linear_row.cuh; `fetch` and `finish` are as there. K is a multiple of 8. */
+template <typename S, typename F, typename X, typename G, typename Fetch, typename Finish>
+MP_FN void mp_linear_tiles_row(const unsigned char *w, const X *x, const G *norm_weight, const float eps,
+    const Fetch &fetch, const Finish &finish)
+{
+    enum { K = S::K, N = S::N, STRIPS = (N + 15) / 16, TILES = (K + 255) / 256, GRID = S::GRID, WARPS = S::WARPS };
+    enum { SLICES = S::SLICES, GROUPS = WARPS / SLICES, SLICE = (TILES + SLICES - 1) / SLICES, BATCH = S::BATCH };
+    enum { UNITS = (SLICE + BATCH - 1) / BATCH, RING = S::RING, EARLY = S::EARLY, GENTLE = S::GENTLE, LATE = S::LATE };
+    enum { SLOT = BATCH * F::BYTES, MOST = (STRIPS + GRID - 1) / GRID, XS = SLICE * 1024, EVEN = SLICE * SLICES == TILES };
+    enum { SUMMED = F::LOWS || F::OFFSET, SUMS = SUMMED ? SLICE * F::PARTS * 4 : 0, WHOLE = EVEN && K % 256 == 0 && SLICE % BATCH == 0 };
+    MP_DYNAMIC_SHARED(dynamic);
+    __shared__ float squares[SLICES];
+    __shared__ uint4 zero;
+    typedef float sums_of_slice[MOST * 16];
+    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, slice = warp % SLICES, group = warp / SLICES;
+    unsigned char *const xs = dynamic + WARPS * RING * SLOT + warp * XS;
+    float *const sums = (float *)(dynamic + WARPS * (RING * SLOT + XS)) + warp * SUMS;
+    sums_of_slice *const part = (sums_of_slice *)(dynamic + WARPS * (RING * SLOT + XS + SUMS * 4));
+    const int s0 = (int)((int64_t)STRIPS * blockIdx.x / GRID), strips = (int)((int64_t)STRIPS * (blockIdx.x + 1) / GRID) - s0;
+    const int p0 = s0 * 8, pairs = (int)mp_min(strips * 8, (N + 1) / 2 - p0);
+    const int tiles = EVEN ? (int)SLICE : (int)mp_min((int)SLICE, TILES - slice * SLICE); /* may be less than 0 */
+    if (!LATE) mp_release();
+
+    /* Before the dependency: constants first, then weights. */
+    mp_vec<G, 8> gamma[SLICE];
+    int at[SLICE];
+    bool live[SLICE];
+    MP_UNROLL
+    for (int v = 0; v < SLICE; ++v) {
+        const int piece = (slice * SLICE + v) * 32 + lane;
+        live[v] = WHOLE || piece < K / 8;
+        at[v] = live[v] ? piece * 8 : 0;
+        if (S::GAMMA == MP_GAMMA_CONSTANT) mp_vec_const<G, 8>(gamma[v], norm_weight + at[v]);
+    }
+    if (tid == 0) zero = make_uint4(0, 0, 0, 0);
+    const unsigned char *const raw = w + (int64_t)STRIPS * TILES * F::BYTES;
+    const unsigned char *const first = w + ((int64_t)s0 * TILES + slice * SLICE) * F::BYTES + lane * 16;
+    unsigned char *const ring = dynamic + warp * RING * SLOT;
+    const mp_shared ring_at = mp_shared_address(ring) + lane * 16;
+    auto issue = [&](const int i, const int slot) {
+        const int b = group + i / UNITS * GROUPS, unit = i % UNITS;
+        const unsigned char *const from = first + ((int64_t)b * TILES + unit * BATCH) * F::BYTES;
+        /* Tiles of a slice lie one behind the other. */
+        const int bytes = WHOLE ? (int)SLOT : (int)mp_min((int)SLOT, (tiles - unit * BATCH) * F::BYTES);
+        if (b < strips) {
+            MP_UNROLL
+            for (int p = 0; p < SLOT; p += 512)
+                if ((WHOLE && p + 512 <= SLOT) || p + lane * 16 < bytes) mp_copy(ring_at + slot * SLOT + p, from + p);
+        }
+        mp_copy_commit();
+    };
+    MP_UNROLL
+    for (int d = 0; d < EARLY; ++d) {
+        if (GENTLE && d >= GENTLE) mp_copy_wait<(GENTLE ? GENTLE - 1 : 0)>();
+        issue(d, d);
+    }
+    mp_wait();
+
+    /* After it: x first, then the rest of the ring, then what only the epilogue needs. */
+    mp_vec<X, 8> values[SLICE];
+    MP_UNROLL
+    for (int v = 0; v < SLICE; ++v) mp_vec_fresh<X, 8>(values[v], x + at[v]);
+    if (S::GAMMA == MP_GAMMA_COMPUTED) {
+        MP_UNROLL
+        for (int v = 0; v < SLICE; ++v) mp_vec_fresh<G, 8>(gamma[v], norm_weight + at[v]);
+    }
+    for (int d = EARLY; d < RING; ++d) issue(d, d);
+    decltype(fetch(0, 0)) early;
+    if (tid < pairs) early = fetch(0, p0 + tid);
+    float square = 0.0f;
+    MP_UNROLL
+    for (int v = 0; v < SLICE; ++v) {
+        float f[8], g[8], sum = 0.0f;
+        if (!live[v]) mp_vec_zero<X, 8>(values[v]);
+        mp_vec_floats<X, 8>(f, values[v]);
+        if (S::GAMMA) mp_vec_floats<G, 8>(g, gamma[v]);
+        uint32_t high[4], low[4];
+        MP_UNROLL
+        for (int i = 0; i < 8; ++i) {
+            if (S::RMS) square = fmaf(f[i], f[i], square);
+            if (S::GAMMA) f[i] *= g[i];
+            sum += f[i];
+        }
+        MP_UNROLL
+        for (int i = 0; i < 4; ++i) {
+            high[i] = mp_pack_brain(f[2 * i], f[2 * i + 1]);
+            const float rest0 = f[2 * i] - mp_bits_to_float(high[i] << 16);
+            const float rest1 = f[2 * i + 1] - mp_bits_to_float(high[i] & 0xffff0000u);
+            low[i] = mp_pack_brain(rest0, rest1);
+        }
+        unsigned char *const to = xs + (v * 8 + lane / 4) * 128;
+        mp_put_eight(to, lane % 4, high);
+        mp_put_eight(to + 64, lane % 4, low);
+        if (SUMMED) { /* a lane has eight columns of a group */
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            if (F::GROUP == 32) sum += __shfl_xor_sync(~0u, sum, 2);
+            if (lane % (F::GROUP / 8 + !F::GROUP) == 0) sums[v * F::PARTS * 4 + lane / (F::GROUP / 8 + !F::GROUP)] = sum;
+        }
+    }
+    if (S::RMS) {
+        square = mp_warp_sum(square);
+        if (group == 0 && lane == 0) squares[slice] = square;
+    }
+    __syncthreads(); /* `zero` */
+
+    const int g = lane / 4, t = lane % 4;
+    const unsigned char *const nothing = (const unsigned char *)&zero;
+    for (int b = group, i = 0, slot = 0; b < strips; b += GROUPS) {
+        float y0 = 0.0f, y1 = 0.0f;
+        for (int unit = 0; unit < UNITS; ++unit, ++i) {
+            if (LATE && unit == 0 && b + LATE * GROUPS >= strips) mp_release();
+            mp_copy_wait<RING - 1>();
+            __syncwarp();
+            MP_UNROLL
+            for (int n = 0; n < BATCH; ++n) {
+                const int number = unit * BATCH + n;
+                if (!WHOLE && number >= tiles) break;
+                const unsigned char *const tile = ring + slot * SLOT + n * F::BYTES, *const own = xs + number * 1024;
+                if (F::is_raw(tile)) {
+                    float c[4] = {};
+                    MP_UNROLL_BY(1)
+                    for (int m = 0; m < 4; ++m) {
+                        mp_words a;
+                        F::read_raw(a, tile, raw, m, lane);
+                        MP_UNROLL
+                        for (int step = 0; step < 4; ++step) {
+                            const unsigned char *const at = own + m * 256 + step / 2 * 128 + lane % 8 * 16 + step % 2 * 8;
+                            const uint2 u = *(const uint2 *)at;
+                            mp_mma_bf16(c, a[step][0], a[step][1], a[step][2], a[step][3], u.x, u.y);
+                        }
+                    }
+                    y0 += c[0] + c[1];
+                    y1 += c[2] + c[3];
+                    continue;
+                }
+                MP_UNROLL
+                for (int p = 0; p < F::PARTS; ++p) {
+                    float c[4] = {}, d[4] = {}, scale[2], low[2] = {0.0f, 0.0f}; /* two chains of products */
+                    F::scales(scale, low, tile, p, lane);
+                    MP_UNROLL
+                    for (int m = 0; m < F::CHUNKS; ++m) {
+                        mp_words a;
+                        F::template decode<false>(a, tile, p * F::CHUNKS + m, lane);
+                        MP_UNROLL
+                        for (int j = 0; j < 2; ++j) { /* 32 columns */
+                            const unsigned char *const pair = own + (p * F::CHUNKS + m) * 256 + j * 128 + lane % 8 * 16;
+                            uint4 u;
+                            if (F::GROUP == 16) {
+                                const uint2 even = *(const uint2 *)(lane / 8 == 2 * j ? pair : nothing);
+                                const uint2 odd = *(const uint2 *)(lane / 8 == 2 * j + 1 ? pair + 8 : nothing);
+                                u = make_uint4(even.x, even.y, odd.x, odd.y);
+                            } else {
+                                u = *(const uint4 *)(F::GROUP == 0 || lane / 8 == 2 * m + j ? pair : nothing);
+                            }
+                            mp_mma_bf16(c, a[2 * j][0], a[2 * j][1], a[2 * j][2], a[2 * j][3], u.x, u.y);
+                            mp_mma_bf16(d, a[2 * j + 1][0], a[2 * j + 1][1], a[2 * j + 1][2], a[2 * j + 1][3], u.z, u.w);
+                        }
+                    }
+                    float v0 = (c[0] + c[1]) + (d[0] + d[1]), v1 = (c[2] + c[3]) + (d[2] + d[3]);
+                    const float sum = SUMMED ? sums[(number * F::PARTS + p) * 4 + t] : 0.0f;
+                    if (F::OFFSET) v0 = fmaf(-(float)F::OFFSET, sum, v0), v1 = fmaf(-(float)F::OFFSET, sum, v1);
+                    y0 = fmaf(scale[0], v0, y0);
+                    y1 = fmaf(scale[1], v1, y1);
+                    if (F::LOWS) y0 = fmaf(low[0], sum, y0), y1 = fmaf(low[1], sum, y1);
+                    for (int e = 1; e <= F::exceptions(tile); ++e) {
+                        const uint32_t one = F::list(tile)[e];
+                        const unsigned char *const at = own + mp_exception_column(one) / 32 * 128 + mp_place_of(mp_exception_column(one));
+                        const float x_value = mp_load_bf16(*(const mp_bf16 *)at) + mp_load_bf16(*(const mp_bf16 *)(at + 64));
+                        const float more = scale[0] * mp_exception_excess(one) * x_value;
+                        if (mp_exception_row(one) == g) y0 += more;
+                        if (mp_exception_row(one) == g + 8) y1 += more;
+                    }
+                }
+            }
+            __syncwarp();
+            issue(i + RING, slot);
+            slot = slot + 1 == RING ? 0 : slot + 1;
+        }
+        if (F::GROUP) {
+            MP_UNROLL
+            for (int d = 1; d < 4; d *= 2) y0 += __shfl_xor_sync(~0u, y0, d), y1 += __shfl_xor_sync(~0u, y1, d);
+        }
+        if (t == 0) part[slice][b * 16 + g] = y0, part[slice][b * 16 + 8 + g] = y1;
+    }
+    __syncthreads();
+
+    /* One thread for each row pair; slices are summed in a fixed order. */
+    float scale = 1.0f;
+    if (S::RMS) {
+        float total = 0.0f;
+        MP_UNROLL
+        for (int j = 0; j < SLICES; ++j) total += squares[j];
+        scale = rsqrtf(total / K + eps);
+    }
+    for (int i = tid; i < pairs; i += WARPS * 32) {
+        float first_sum = 0.0f, second_sum = 0.0f;
+        MP_UNROLL
+        for (int j = 0; j < SLICES; ++j) {
+            const float2 two = *(const float2 *)&part[j][2 * i];
+            first_sum += two.x;
+            second_sum += two.y;
+        }
+        finish(i == tid ? early : fetch(0, p0 + i), 0, p0 + i, first_sum * scale, second_sum * scale);
+    }
+}
+
+/* A few rows: sums[split, row, n] = xs[row] · w[n] over a part of the tiles, for up to 8 TILES rows, as mp_linear_few.cuh
+ * does it for weights in rows. xs lies in shared memory for all warps, in the order of mp_put_eight. S has the constants K,
+ * N, SPLITS, WARPS, TILES, RING (tiles in flight), GENTLE, PAD. */
+template <typename S, typename F>
+MP_FN void mp_linear_tiles_few(const unsigned char *w, const mp_bf16 *xs, float *sums, const int64_t rows)
+{
+    enum { K = S::K, N = S::N, STRIPS = (N + 15) / 16, ALL = (K + 255) / 256, SPLITS = S::SPLITS, TILES = S::TILES };
+    enum { DEPTH = (ALL + SPLITS - 1) / SPLITS, WARPS = S::WARPS, RING = S::RING, GENTLE = S::GENTLE };
+    enum { ROW = DEPTH * 512 + S::PAD, GROUPS = F::LOWS ? DEPTH * F::PARTS * 4 : 0 };
+    MP_DYNAMIC_SHARED(dynamic);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, split = blockIdx.y;
+    unsigned char *const ring = dynamic + warp * RING * F::BYTES, *const xs_bytes = dynamic + WARPS * RING * F::BYTES;
+    float *const totals = (float *)(xs_bytes + TILES * 8 * ROW); /* of groups of x: [group][row] */
+    const unsigned char *const raw = w + (int64_t)STRIPS * ALL * F::BYTES;
+    const int first = blockIdx.x * WARPS + warp, stride = gridDim.x * WARPS, begin = split * DEPTH;
+    const int depth = (int)mp_min((int)DEPTH, ALL - begin), strips = first < STRIPS ? (STRIPS - first + stride - 1) / stride : 0;
+    const int total = strips * depth;
+    auto issue = [&](const int i, const int slot) {
+        if (i < total) {
+            const unsigned char *const from = w + ((int64_t)(first + i / depth * stride) * ALL + begin + i % depth) * F::BYTES;
+            const mp_shared to = mp_shared_address(ring) + slot * F::BYTES;
+            MP_UNROLL
+            for (int p = 0; p < F::BYTES; p += 512)
+                if (p + lane * 16 < F::BYTES) mp_copy(to + p + lane * 16, from + p + lane * 16);
+        }
+        mp_copy_commit();
+    };
+    mp_release();
+    MP_UNROLL
+    for (int d = 0; d < RING - 1; ++d) {
+        if (GENTLE && d >= GENTLE) mp_copy_wait<(GENTLE ? GENTLE - 1 : 0)>();
+        issue(d, d);
+    }
+    mp_wait();
+    for (int i = threadIdx.x; i < TILES * 8 * DEPTH * 32; i += WARPS * 32) { /* eight columns each */
+        const int row = i / (DEPTH * 32), eight = i % (DEPTH * 32), k = begin * 256 + eight * 8;
+        const bool live = row < rows && k < K && eight < depth * 32;
+        const uint4 v = live ? mp_read_fresh(xs + (int64_t)row * K + k) : make_uint4(0, 0, 0, 0);
+        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+        mp_put_eight(xs_bytes + row * ROW + eight / 4 * 64, eight % 4, words);
+        if (F::LOWS) { /* neighbouring lanes have a group */
+            float f[8], sum = 0.0f;
+            mp_widen<mp_bf16>(f, v);
+            MP_UNROLL
+            for (int j = 0; j < 8; ++j) sum += f[j];
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            if (F::GROUP == 32) sum += __shfl_xor_sync(~0u, sum, 2);
+            totals[eight / (F::GROUP / 8 + !F::GROUP) * (TILES * 8) + row] = sum;
+        }
+    }
+    __syncthreads();
+    float sum[TILES][4] = {};
+    const unsigned char *const xs_own = xs_bytes + g * ROW + t * 16;
+    for (int i = 0, slot = 0; i < total; ++i, slot = slot + 1 == RING ? 0 : slot + 1) {
+        mp_copy_wait<RING - 2>();
+        __syncwarp();
+        const int number = i % depth;
+        issue(i + RING - 1, slot == 0 ? RING - 1 : slot - 1);
+        const unsigned char *const tile = ring + slot * F::BYTES;
+        MP_UNROLL
+        for (int p = 0; p < F::PARTS; ++p) {
+            float scale[2], low[2] = {0.0f, 0.0f}, c[TILES][4] = {};
+            F::scales(scale, low, tile, p, lane);
+            /* Sums of a group (or of all) times the scales of its rows, which another lane of the four has. */
+            auto add = [&](const int group) {
+                const int owner = g * 4 + group;
+                const float s0 = F::GROUP ? __shfl_sync(~0u, scale[0], owner) : scale[0];
+                const float s1 = F::GROUP ? __shfl_sync(~0u, scale[1], owner) : scale[1];
+                const float l0 = F::LOWS ? __shfl_sync(~0u, low[0], owner) : 0.0f;
+                const float l1 = F::LOWS ? __shfl_sync(~0u, low[1], owner) : 0.0f;
+                MP_UNROLL
+                for (int n = 0; n < TILES; ++n) {
+                    MP_UNROLL
+                    for (int j = 0; j < 4; ++j) {
+                        sum[n][j] = fmaf(j < 2 ? s0 : s1, c[n][j], sum[n][j]);
+                        if (F::LOWS) {
+                            const float x_sum = totals[((number * F::PARTS + p) * 4 + group) * (TILES * 8) + n * 8 + 2 * t + j % 2];
+                            sum[n][j] = fmaf(j < 2 ? l0 : l1, x_sum, sum[n][j]);
+                        }
+                        c[n][j] = 0.0f;
+                    }
+                }
+            };
+            MP_UNROLL
+            for (int m = 0; m < F::CHUNKS; ++m) {
+                mp_words a;
+                if (F::is_raw(tile)) F::read_raw(a, tile, raw, p * F::CHUNKS + m, lane);
+                else F::template decode<true>(a, tile, p * F::CHUNKS + m, lane);
+                MP_UNROLL
+                for (int j = 0; j < 2; ++j) {
+                    uint4 b[TILES];
+                    MP_UNROLL
+                    for (int n = 0; n < TILES; ++n) {
+                        b[n] = *(const uint4 *)(xs_own + n * 8 * ROW + number * 512 + (p * F::CHUNKS + m) * 128 + j * 64);
+                        mp_mma_bf16(c[n], a[2 * j][0], a[2 * j][1], a[2 * j][2], a[2 * j][3], b[n].x, b[n].y);
+                    }
+                    if (F::GROUP == 16) add(2 * j);
+                    MP_UNROLL
+                    for (int n = 0; n < TILES; ++n)
+                        mp_mma_bf16(c[n], a[2 * j + 1][0], a[2 * j + 1][1], a[2 * j + 1][2], a[2 * j + 1][3], b[n].z, b[n].w);
+                    if (F::GROUP == 16) add(2 * j + 1);
+                    if (F::GROUP == 32) add(2 * m + j);
+                }
+            }
+            if (!F::GROUP) add(0);
+            for (int e = 1; e <= F::exceptions(tile); ++e) {
+                const uint32_t one = F::list(tile)[e];
+                if (mp_exception_row(one) % 8 != g) continue;
+                const float more = scale[0] * mp_exception_excess(one);
+                const int column = mp_exception_column(one), upper = mp_exception_row(one) / 8;
+                MP_UNROLL
+                for (int n = 0; n < TILES; ++n) {
+                    MP_UNROLL
+                    for (int j = 0; j < 2; ++j) {
+                        const unsigned char *const row = xs_bytes + (n * 8 + 2 * t + j) * ROW;
+                        const unsigned char *const at = row + number * 512 + column / 32 * 64 + mp_place_of(column);
+                        const float product = more * mp_load_bf16(*(const mp_bf16 *)at);
+                        if (upper) sum[n][2 + j] += product;
+                        else sum[n][j] += product;
+                    }
+                }
+            }
+        }
+        __syncwarp();
+        if (number + 1 < depth) continue;
+        const int n0 = (first + i / depth * stride) * 16 + g;
+        MP_UNROLL
+        for (int n = 0; n < TILES; ++n) {
+            MP_UNROLL
+            for (int j = 0; j < 4; ++j) { /* w's row n0 or n0 + 8, row 2 t or 2 t + 1 of the eight */
+                const int64_t row = n * 8 + 2 * t + j % 2;
+                const int column = n0 + j / 2 * 8;
+                if (row < rows && column < N) sums[(split * rows + row) * N + column] = sum[n][j];
+                sum[n][j] = 0.0f;
+            }
+        }
+    }
+}
+
+/* The weights in rows of bf16, for the vendor's library: a warp for each tile, four warps in a block. */
+template <typename F, int K, int N> MP_FN void mp_expand_tiles(mp_bf16 *to, const unsigned char *w)
+{
+    enum { STRIPS = (N + 15) / 16, TILES = (K + 255) / 256 };
+    __shared__ __align__(16) unsigned char tiles[4][F::BYTES];
+    const int64_t number = (int64_t)blockIdx.x * 4 + threadIdx.x / 32;
+    mp_release();
+    if (number >= (int64_t)STRIPS * TILES) return;
+    unsigned char *const tile = tiles[threadIdx.x / 32];
+    mp_tile_fetch<F>(tile, w + number * F::BYTES);
+    mp_wait(); /* what is overwritten is read by the kernels in front */
+    const int64_t n0 = number / TILES * 16, k0 = number % TILES * 256;
+    mp_tile_values<F>(tile, w + (int64_t)STRIPS * TILES * F::BYTES, [&](const int row, const int column, const float value) {
+        if (n0 + row < N && k0 + column < K) to[(n0 + row) * K + k0 + column] = mp_to_bf16(value);
+    });
+}

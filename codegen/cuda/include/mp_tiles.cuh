@@ -1,0 +1,269 @@
+/* Weights as tensor cores take them: tiles of 16 rows x 256 columns, [strip of 16 rows][tile along k], of any format.
+ *
+ * A tile is the left operand of 16 steps of mma, 16 columns each. Lane 4 g + t holds columns 4 t to 4 t + 3 of a step, in
+ * rows g and g + 8, as four words of two neighbours: (g; 4 t, 4 t + 1), (g + 8; the same), (g; 4 t + 2, 4 t + 3),
+ * (g + 8; the same). x lies so that the right operand agrees. Four steps are a chunk; codes lie in pieces of 16 bytes
+ * for each lane. Behind the codes of a tile come its scales, in the order in which lanes need them.
+ *
+ * A format is mp_weight_tile<Codes, Scales, ZERO>. Codes::decode makes the words of a chunk: whole numbers, exact in bf16,
+ * or bf16 itself. With EXACT they are the numbers; else they are above them by Codes::BASE + ZERO, which is cheaper where
+ * the sum of x is known. Scales::get gives a lane the scale (and what is added) of its own group of columns: group t of
+ * four, in rows g and g + 8. A value is scale (number - ZERO) + low. */
+
+/* bf16 of a small whole number, twice. */
+MP_FN constexpr uint32_t mp_two_brains(const int value)
+{
+    uint32_t magnitude = (uint32_t)(value < 0 ? -value : value), exponent = 127 + 7;
+    if (!magnitude) return 0;
+    while (magnitude < 128) magnitude *= 2, --exponent;
+    return ((value < 0 ? 0x8000u : 0u) | exponent << 7 | (magnitude & 127)) * 0x10001u;
+}
+
+typedef uint32_t mp_words[4][4]; /* of a chunk: steps, and words of a step */
+
+/* Whole numbers of LOW + HIGH bits: LOW is 4 or 2, HIGH are one or two bits above them, in pieces of their own. They
+ * become 2^bits + number by taking the upper bits of the significand, then the rest is subtracted. */
+template <int LOW, int HIGH> struct mp_codes {
+    enum { BITS = LOW + HIGH, BASE = 1 << BITS, SHIFT = 7 - BITS, PIECES = LOW + HIGH, EXCEPTIONS = 0 };
+    template <int ZERO, bool EXACT> static MP_FN void decode(mp_words &a, const unsigned char *tile, const int chunk, const int lane)
+    {
+        constexpr uint32_t less = mp_two_brains(-(BASE + ZERO));
+        const uint32_t one = 0x3f803f80u, magic = (127u + BITS) * 0x00800080u;
+        const unsigned char *const high = tile + LOW * 512;
+        uint4 low = make_uint4(0, 0, 0, 0);
+        if (LOW == 4) {
+            low = *(const uint4 *)(tile + chunk * 512 + lane * 16);
+        } else {
+            const uint2 two = *(const uint2 *)(tile + chunk / 2 * 512 + lane * 16 + chunk % 2 * 8);
+            low.x = two.x, low.y = two.y;
+        }
+        uint32_t above[2] = {0, 0};
+        if (HIGH == 1) above[0] = *(const uint32_t *)(high + lane * 16 + chunk * 4);
+        if (HIGH == 2) {
+            const uint2 two = *(const uint2 *)(high + chunk / 2 * 512 + lane * 16 + chunk % 2 * 8);
+            above[0] = two.x, above[1] = two.y;
+        }
+        const uint32_t lows[4] = {low.x, low.y, low.z, low.w};
+        const uint32_t mask = ((1u << LOW) - 1) << SHIFT, upper = ((1u << HIGH) - 1) << (SHIFT + LOW);
+        MP_UNROLL
+        for (int i = 0; i < 16; ++i) { /* words are stored so that the first one needs no rotation */
+            uint32_t w = mp_rotate(LOW == 4 ? lows[i / 4] : lows[i / 8], LOW == 4 ? i % 4 * 4 : i % 8 * 2);
+            w = mp_and_or(w, mask * 0x10001u, magic);
+            if (HIGH == 1) w = mp_and_or(mp_rotate(above[0], i), upper * 0x10001u, w);
+            if (HIGH == 2) w = mp_and_or(mp_rotate(above[i / 8], i % 8 * 2), upper * 0x10001u, w);
+            a[i / 4][i % 4] = EXACT ? mp_fma_brains(w, one, less) : w;
+        }
+    }
+};
+
+/* Four signed bytes as bf16, in two words: the lower seven bits and the sign's 128 are both exact above 128. */
+MP_FN void mp_bytes_to_brains(uint32_t &first, uint32_t &second, const uint32_t bytes)
+{
+    const uint32_t minus = 0xbf80bf80u, magic = 0x43004300u; /* -1, 128 */
+    const uint32_t low = mp_permute(bytes, 0, 0x4140), high = mp_permute(bytes, 0, 0x4342);
+    first = mp_fma_brains(mp_and_or(low, 0x00800080u, magic), minus, mp_and_or(low, 0x007f007fu, magic));
+    second = mp_fma_brains(mp_and_or(high, 0x00800080u, magic), minus, mp_and_or(high, 0x007f007fu, magic));
+}
+
+struct mp_codes_bytes {
+    enum { BASE = 0, PIECES = 8, EXCEPTIONS = 0 };
+    template <int ZERO, bool EXACT> static MP_FN void decode(mp_words &a, const unsigned char *tile, const int chunk, const int lane)
+    {
+        MP_UNROLL
+        for (int half = 0; half < 2; ++half) {
+            const uint4 v = *(const uint4 *)(tile + (2 * chunk + half) * 512 + lane * 16);
+            mp_bytes_to_brains(a[2 * half][0], a[2 * half][1], v.x);
+            mp_bytes_to_brains(a[2 * half][2], a[2 * half][3], v.y);
+            mp_bytes_to_brains(a[2 * half + 1][0], a[2 * half + 1][1], v.z);
+            mp_bytes_to_brains(a[2 * half + 1][2], a[2 * half + 1][3], v.w);
+        }
+    }
+};
+
+/* Four bits are the number of a signed byte in a table of 16. */
+template <uint32_t A, uint32_t B, uint32_t C, uint32_t D> struct mp_codes_table {
+    enum { BASE = 0, PIECES = 4, EXCEPTIONS = 0 };
+    static MP_FN uint32_t look_up(const uint32_t codes)
+    {
+        const uint32_t low = mp_permute(A, B, codes & 0x7777u), high = mp_permute(C, D, codes & 0x7777u);
+        const uint32_t upper = mp_permute(0x0000ff00u, 0, codes >> 3 & 0x1111u); /* bytes whose code is 8 or more */
+        return (high & upper) | (low & ~upper);
+    }
+    template <int ZERO, bool EXACT> static MP_FN void decode(mp_words &a, const unsigned char *tile, const int chunk, const int lane)
+    {
+        const uint4 v = *(const uint4 *)(tile + chunk * 512 + lane * 16);
+        const uint32_t codes[4] = {v.x, v.y, v.z, v.w};
+        MP_UNROLL
+        for (int step = 0; step < 4; ++step) {
+            mp_bytes_to_brains(a[step][0], a[step][1], look_up(codes[step]));
+            mp_bytes_to_brains(a[step][2], a[step][3], look_up(codes[step] >> 16));
+        }
+    }
+};
+
+/* bf16 in 12 bits, of which nothing is lost: the sign, three bits of the exponent, and the lower byte. The exponent's
+ * other bits are those of 2^-15 to 2^1, and the tile has a power of two of its own. Eight words stand behind the codes:
+ * that power's exponent field | exceptions << 8, which are up to seven numbers that do not fit; or MP_RAW, where more do
+ * not. A word for each exception: bf16 << 16 | row << 8 | column; its code stands for 2^-15. A raw tile has bf16 words
+ * behind all tiles of the weight, [tile][chunk][step][lane][4 words]; its second word says which one. */
+enum { MP_RAW = 1 << 16 };
+struct mp_codes_12 {
+    enum { BASE = 0, PIECES = 12, EXCEPTIONS = 1 };
+    template <int ZERO, bool EXACT> static MP_FN void decode(mp_words &a, const unsigned char *tile, const int chunk, const int lane)
+    {
+        const unsigned char *const from = tile + chunk * 3 * 512 + lane * 16;
+        const uint4 codes = *(const uint4 *)from, first = *(const uint4 *)(from + 512), second = *(const uint4 *)(from + 1024);
+        const uint32_t code[4] = {codes.x, codes.y, codes.z, codes.w};
+        const uint32_t lower[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+        MP_UNROLL
+        for (int step = 0; step < 4; ++step) {
+            const uint32_t u = mp_and_or(code[step], 0x87878787u, 0x38383838u);
+            const uint32_t v = mp_and_or(mp_rotate(code[step], 4), 0x87878787u, 0x38383838u);
+            a[step][0] = mp_permute(lower[2 * step], u, 0x5140), a[step][1] = mp_permute(lower[2 * step], u, 0x7362);
+            a[step][2] = mp_permute(lower[2 * step + 1], v, 0x5140), a[step][3] = mp_permute(lower[2 * step + 1], v, 0x7362);
+        }
+    }
+};
+
+/* Scales of a tile. `get(scale, low, at, part, lane)`: those of group t of four in part `part` of the tile, rows g and g + 8.
+ * GROUP is the number of columns that have one; 0: the whole tile has one. LOWS says whether anything is added. */
+MP_FN float mp_half_at(const unsigned char *at) { return mp_half_to_float(*(const unsigned short *)at); }
+
+struct mp_scales_half { /* f16 */
+    enum { GROUP = 32, BYTES = 256, LOWS = 0 };
+    static MP_FN void get(float (&scale)[2], float (&)[2], const unsigned char *at, const int part, const int lane)
+    {
+        scale[0] = mp_half_at(at + lane * 8 + part * 4), scale[1] = mp_half_at(at + lane * 8 + part * 4 + 2);
+    }
+};
+struct mp_scales_half_low { /* f16, and what is added */
+    enum { GROUP = 32, BYTES = 512, LOWS = 1 };
+    static MP_FN void get(float (&scale)[2], float (&low)[2], const unsigned char *at, const int part, const int lane)
+    {
+        const unsigned char *const own = at + lane * 16 + part * 8;
+        scale[0] = mp_half_at(own), low[0] = mp_half_at(own + 2), scale[1] = mp_half_at(own + 4), low[1] = mp_half_at(own + 6);
+    }
+};
+/* Two numbers of six bits, times f16 of the row: [g][row] of two f16, [lane] of 32 bits, [lane] of 16 bits. */
+struct mp_scales_six {
+    enum { GROUP = 32, BYTES = 256, LOWS = 1 };
+    static MP_FN void get(float (&scale)[2], float (&low)[2], const unsigned char *at, const int part, const int lane)
+    {
+        const unsigned char *const rows = at + lane / 4 * 8;
+        const uint32_t first = *(const uint32_t *)(at + 64 + lane * 4), last = *(const unsigned short *)(at + 192 + lane * 2);
+        const uint32_t second = first >> 24 | last << 8;
+        const uint32_t pair0 = first >> part * 12, pair1 = second >> part * 12;
+        scale[0] = mp_half_at(rows) * (float)(pair0 & 63), low[0] = -mp_half_at(rows + 2) * (float)(pair0 >> 6 & 63);
+        scale[1] = mp_half_at(rows + 4) * (float)(pair1 & 63), low[1] = -mp_half_at(rows + 6) * (float)(pair1 >> 6 & 63);
+    }
+};
+/* A signed byte for each 16 or 32 columns, times f16 of the row: bytes [lane][part][row], f16 [g][row]. */
+template <int COLUMNS> struct mp_scales_byte {
+    enum { GROUP = COLUMNS, PARTS = 64 / COLUMNS, BYTES = PARTS * 64 + 32, LOWS = 0 };
+    static MP_FN void get(float (&scale)[2], float (&)[2], const unsigned char *at, const int part, const int lane)
+    {
+        const signed char *const own = (const signed char *)at + (lane * PARTS + part) * 2;
+        const unsigned char *const rows = at + PARTS * 64 + lane / 4 * 4;
+        scale[0] = mp_half_at(rows) * (float)own[0], scale[1] = mp_half_at(rows + 2) * (float)own[1];
+    }
+};
+/* Two numbers of four bits for each 16 columns, times f16 of the row. */
+struct mp_scales_four {
+    enum { GROUP = 16, BYTES = 320, LOWS = 1 };
+    static MP_FN void get(float (&scale)[2], float (&low)[2], const unsigned char *at, const int part, const int lane)
+    {
+        const unsigned char *const own = at + lane * 8 + part * 2, *const rows = at + 256 + lane / 4 * 8;
+        scale[0] = mp_half_at(rows) * (float)(own[0] & 15), low[0] = -mp_half_at(rows + 2) * (float)(own[0] >> 4);
+        scale[1] = mp_half_at(rows + 4) * (float)(own[1] & 15), low[1] = -mp_half_at(rows + 6) * (float)(own[1] >> 4);
+    }
+};
+struct mp_scales_power { /* half a power of two: its exponent is a byte */
+    enum { GROUP = 32, BYTES = 128, LOWS = 0 };
+    static MP_FN float power(const uint32_t e) { return mp_bits_to_float(e < 2 ? 0x00200000u << e : (e - 1) << 23); }
+    static MP_FN void get(float (&scale)[2], float (&)[2], const unsigned char *at, const int part, const int lane)
+    {
+        scale[0] = power(at[lane * 4 + part * 2]), scale[1] = power(at[lane * 4 + part * 2 + 1]);
+    }
+};
+struct mp_scales_tile { /* the power of two of a tile in 12 bits */
+    enum { GROUP = 0, BYTES = 32, LOWS = 0 };
+    static MP_FN void get(float (&scale)[2], float (&)[2], const unsigned char *at, const int, const int)
+    {
+        scale[0] = scale[1] = mp_bits_to_float((*(const uint32_t *)at & 255) << 23);
+    }
+};
+
+template <typename Codes, typename Scales, int ZERO> struct mp_weight_tile {
+    enum { CODES = Codes::PIECES * 512, BYTES = CODES + Scales::BYTES, GROUP = Scales::GROUP, LOWS = Scales::LOWS };
+    enum { PARTS = GROUP == 16 ? 4 : GROUP == 32 ? 2 : 1, CHUNKS = 4 / PARTS }; /* parts have four groups each */
+    enum { OFFSET = Codes::BASE ? Codes::BASE + ZERO : 0, EXCEPTIONS = Codes::EXCEPTIONS };
+    template <bool EXACT> static MP_FN void decode(mp_words &a, const unsigned char *tile, const int chunk, const int lane)
+    {
+        Codes::template decode<ZERO, EXACT>(a, tile, chunk, lane);
+    }
+    static MP_FN void scales(float (&scale)[2], float (&low)[2], const unsigned char *tile, const int part, const int lane)
+    {
+        Scales::get(scale, low, tile + CODES, part, lane);
+    }
+    /* The eight words of a tile with exceptions. */
+    static MP_FN const uint32_t *list(const unsigned char *tile) { return (const uint32_t *)(tile + CODES); }
+    static MP_FN bool is_raw(const unsigned char *tile) { return EXCEPTIONS && (list(tile)[0] & MP_RAW) != 0; }
+    static MP_FN int exceptions(const unsigned char *tile) { return EXCEPTIONS ? (int)(list(tile)[0] >> 8 & 15) : 0; }
+    /* The words of a raw tile; `raw` is where those of the weight are. */
+    static MP_FN void read_raw(mp_words &a, const unsigned char *tile, const unsigned char *raw, const int chunk, const int lane)
+    {
+        const unsigned char *const from = raw + list(tile)[1] * (int64_t)8192 + chunk * 2048 + lane * 16;
+        MP_UNROLL
+        for (int step = 0; step < 4; ++step) {
+            const uint4 v = mp_read_const(from + step * 512);
+            a[step][0] = v.x, a[step][1] = v.y, a[step][2] = v.z, a[step][3] = v.w;
+        }
+    }
+};
+/* An exception, and what its number is above that of its code. */
+MP_FN int mp_exception_row(const uint32_t one) { return one >> 8 & 15; }
+MP_FN int mp_exception_column(const uint32_t one) { return one & 255; }
+MP_FN float mp_exception_value(const uint32_t one) { return mp_bits_to_float(one & 0xffff0000u); }
+MP_FN float mp_exception_excess(const uint32_t one) { return mp_exception_value(one) - 0x1p-15f; }
+
+/* All numbers of a tile in shared memory, by a warp: `put(row, column, value)`, row and column within the tile. */
+template <typename F, typename Put> MP_FN void mp_tile_values(const unsigned char *tile, const unsigned char *raw, const Put &put)
+{
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    for (int part = 0; part < F::PARTS; ++part) {
+        float scale[2], low[2] = {0.0f, 0.0f};
+        F::scales(scale, low, tile, part, lane);
+        for (int m = 0; m < F::CHUNKS; ++m) {
+            const int chunk = part * F::CHUNKS + m;
+            mp_words a;
+            if (F::is_raw(tile)) F::read_raw(a, tile, raw, chunk, lane);
+            else F::template decode<true>(a, tile, chunk, lane);
+            MP_UNROLL
+            for (int step = 0; step < 4; ++step) {
+                const int group = F::GROUP == 16 ? step : F::GROUP == 32 ? m * 2 + step / 2 : t, owner = g * 4 + group;
+                MP_UNROLL
+                for (int r = 0; r < 2; ++r) {
+                    const float s = __shfl_sync(~0u, scale[r], owner), l = F::LOWS ? __shfl_sync(~0u, low[r], owner) : 0.0f;
+                    MP_UNROLL
+                    for (int i = 0; i < 4; ++i) {
+                        const int row = g + 8 * r, column = chunk * 64 + step * 16 + 4 * t + i;
+                        const uint32_t two = a[step][i / 2 * 2 + r];
+                        float number = mp_bits_to_float(i % 2 ? two & 0xffff0000u : two << 16);
+                        for (int e = 1; e <= F::exceptions(tile); ++e)
+                            if ((F::list(tile)[e] & 0xfff) == (uint32_t)(row << 8 | column))
+                                number = mp_exception_value(F::list(tile)[e]);
+                        put(row, column, F::LOWS ? fmaf(s, number, l) : s * number);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/* A tile into shared memory, by a warp. */
+template <typename F> MP_FN void mp_tile_fetch(unsigned char *to, const unsigned char *tile)
+{
+    const int lane = threadIdx.x % 32;
+    for (int i = lane * 16; i < F::BYTES; i += 512) *(uint4 *)(to + i) = mp_read_const(tile + i);
+    __syncwarp();
+}
