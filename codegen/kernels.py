@@ -170,6 +170,19 @@ class Linear(Kernel):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Experts(Kernel):
+    """y[r, j, n] = body(sum over k of w[ids[r, j], n, k] * x[r, j, k], the same of up)."""
+
+    rows: Dim
+    choices: int
+    experts: int
+    columns: int
+    depth: int
+    body: Body
+    family: str = field(default="experts", init=False)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Window(Kernel):
     """y[n, o, i, j] = body(the sum or the maximum over a window of x[n, …] + bias[o], e0[n, o, i, j], …).
 

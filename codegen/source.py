@@ -205,6 +205,19 @@ def headers(target: str) -> tuple[tuple[str, str], ...]:
     return (*found, *(format_headers() if target == "cpu" else cuda_headers()))
 
 
+def included(text: str, known: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Those of some headers that a source includes, also by way of others and under conditions."""
+    texts, found, unread = dict(known), set[str](), [text]
+    while unread:
+        names = {name for name in _INCLUDE.findall(unread.pop()) if name in texts} - found
+        found |= names
+        unread += [texts[name] for name in names]
+    return tuple((name, content) for name, content in known if name in found)
+
+
+_INCLUDE = re.compile(r'^#include "([^"]+)"', re.M)
+
+
 # -- marks: written --------------------------------------------------------------------------------------------
 
 

@@ -683,6 +683,15 @@ def _normalized(name: str, input: Any, normalized_shape: Any, *parameters: Any) 
     return x, n
 
 
+def expert_linear(x: Any, weight: Any, ids: Any, up: Any = None, *, gate: str = "") -> Tensor:
+    """Products of rows [rows, in] with the matrices of weight [experts, out, in] that ids [rows, choices] name.
+
+    The result is [rows, choices, out]; rows may be [rows, choices, in] as well. With a gate (silu, gelu or relu) it is
+    gate(product) times the product by `up`. Only the matrices that ids name are read.
+    """
+    return call("expert_linear", x, weight, ids, up, gate=gate)  # type: ignore[no-any-return]
+
+
 def rope(
     x: Any,
     pos_ids: Any,
@@ -800,9 +809,9 @@ if not TYPE_CHECKING:
 
 __all__ = [
     "RopeAlgo", "all_gather", "all_reduce", "argsort", "batch_norm", "bmm", "causal_softmax", "celu", "clamp", "clip",
-    "count_nonzero", "cummax", "cummin", "cumprod", "cumsum", "div", "dropout", "elu", "embedding", "frac", "gelu_tanh",
-    "glu", "group_norm", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "instance_norm", "kv_update",
-    "layer_norm", "leaky_relu", "lerp", "linear", "log_softmax", "logical_and", "logical_not", "logical_or",
+    "count_nonzero", "cummax", "cummin", "cumprod", "cumsum", "div", "dropout", "elu", "embedding", "expert_linear",
+    "frac", "gelu_tanh", "glu", "group_norm", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "instance_norm",
+    "kv_update", "layer_norm", "leaky_relu", "lerp", "linear", "log_softmax", "logical_and", "logical_not", "logical_or",
     "logical_xor", "logsigmoid", "logsumexp", "matmul", "max", "min", "mish", "nan_to_num", "norm", "normalize", "pow",
     "prelu", "random_sample", "reciprocal", "relu", "relu6", "repetition_penalty", "rms_norm", "rope", "round",
     "scaled_dot_product_attention", "selu", "silu", "softmax", "softmin", "softshrink", "softsign", "sort",

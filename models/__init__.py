@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers and editors; what runs is below
-    from monoplan.models.auto import AutoLlamaModel
+    from monoplan.models.auto import AutoLlamaModel, AutoModel
     from monoplan.models.config import LlamaConfig
     from monoplan.models.generate.decoding import Generation
     from monoplan.models.generate.generation import GenerationMixin, GenerationStep, Session
@@ -24,15 +24,15 @@ if TYPE_CHECKING:  # for type checkers and editors; what runs is below
     from monoplan.models.text.tokenizer import Tokenizer
 
 _HOMES = {
-    "AutoLlamaModel": "auto", "LlamaConfig": "config", "LlamaForCausalLM": "llama", "LlamaModel": "llama",
-    "LlamaDecoderLayer": "llama", "LlamaAttention": "llama", "LlamaMLP": "llama", "LlamaRMSNorm": "llama",
-    "LlamaRotaryEmbedding": "llama", "Tokenizer": "text.tokenizer", "Generation": "generate.decoding",
-    "GenerationMixin": "generate.generation", "GenerationStep": "generate.generation",
-    "Session": "generate.generation",
+    "AutoLlamaModel": "auto", "AutoModel": "auto", "LlamaConfig": "config", "LlamaForCausalLM": "llama",
+    "LlamaModel": "llama", "LlamaDecoderLayer": "llama", "LlamaAttention": "llama", "LlamaMLP": "llama",
+    "LlamaRMSNorm": "llama", "LlamaRotaryEmbedding": "llama", "Tokenizer": "text.tokenizer",
+    "Generation": "generate.decoding", "GenerationMixin": "generate.generation",
+    "GenerationStep": "generate.generation", "Session": "generate.generation",
     "open_model": "load.checkpoint", "default_model_path": "load.default_model",
 }  # fmt: skip
 __all__ = [
-    "AutoLlamaModel", "Generation", "GenerationMixin", "GenerationStep", "LlamaAttention", "LlamaConfig",
+    "AutoLlamaModel", "AutoModel", "Generation", "GenerationMixin", "GenerationStep", "LlamaAttention", "LlamaConfig",
     "LlamaDecoderLayer", "LlamaForCausalLM", "LlamaMLP", "LlamaModel", "LlamaRMSNorm", "LlamaRotaryEmbedding",
     "Session", "Tokenizer", "default_model_path", "open_model",
 ]  # fmt: skip

@@ -38,7 +38,7 @@ _COMPARED = 1 << 20  # elements of two tensors that are compared at a time
 _SHOWN = 12  # names of each kind in an error; a wrong configuration would list hundreds
 
 
-class AutoLlamaModel:
+class AutoModel:
     """Loads a Hugging Face directory (one file or shards), a GGUF file, or a model of the hub by its id (org/name)."""
 
     @classmethod
@@ -63,9 +63,8 @@ class AutoLlamaModel:
         """
         target = known_target(str(device))
         begin = time.perf_counter()
-        place = local_path(model_path) if isinstance(model_path, str | Path) else model_path
-        family = family_of(place)
-        opened = open_model(place) if family is None else family.open(place.expanduser())
+        opened = open_model(model_path)
+        family = opened.family
         low_bit = target != "reference" and any(map(opened.weights.low_bit, opened.weights.names()))
         if dtype == "auto":
             dtype = None if low_bit else "bfloat16"
@@ -88,6 +87,9 @@ class AutoLlamaModel:
             count = sum(math.prod(p.full_shape) for p in model.parameters())
             print(f"loaded {count / 1e6:.0f}M parameters as {config.dtype} in {took:.0f} ms", file=sys.stderr)
         return model
+
+
+AutoLlamaModel = AutoModel  # the older name
 
 
 def load_weights(model: Module, weights: Weights, *, keep_blocks: bool = False) -> None:
@@ -168,6 +170,9 @@ def save_model(model: LlamaForCausalLM, directory: str | Path, **options: Any) -
         del state[TIED]  # stored once, as transformers does
     dtype = next(iter(state.values())).dtype
     config = dataclasses.replace(model.config, dtype=dtype.name)
+    family = family_of(config.model_type)
+    if family is not None and family.layout is not None:
+        state = family.layout(config).stored(state, config)
     save_checkpoint(directory, state, config.to_dict(), **options)
     with writing("the tokenizer", directory):
         _save_tokenizer(model, Path(directory))

@@ -16,6 +16,8 @@ from monoplan.models.load.config_json import (
     OWN,
     SIZES,
     dtype_name,
+    family_arguments,
+    family_keys,
     is_size,
     read_arguments,
     read_json,
@@ -31,7 +33,7 @@ ACTIVATIONS = {
 _FLAGS = ("attention_bias", "attention_out_bias", "mlp_bias", "tie_word_embeddings", "qk_norm", "use_cache")
 
 
-class _FrozenDict(dict[str, Any]):
+class FrozenDict(dict[str, Any]):
     """A dictionary that stays as it is, so that a configuration can be hashed and shared."""
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -44,7 +46,12 @@ class _FrozenDict(dict[str, Any]):
         return hash(tuple(sorted((key, repr(value)) for key, value in self.items())))
 
     def __reduce__(self) -> Any:
-        return _FrozenDict, (dict(self),)
+        return FrozenDict, (dict(self),)
+
+
+def same(names: str) -> dict[str, str]:
+    """Keys of a config.json that fields have the names of."""
+    return {name: name for name in names.split()}
 
 
 class _OldName:
@@ -72,6 +79,28 @@ class LlamaConfig:
         "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
         "norm": (["hidden_states"], ["hidden_states"]),
     }
+
+    # What a family changes, in its own subclass: as a property where it follows from fields.
+    norm: ClassVar[str] = "rms"  # rms_offset: times 1 + weight; layer; layer_without_bias
+    attention_softcap: ClassVar[float | None] = None
+    rope_algo: ClassVar[str] = "gpt_neox"  # gpt_j: pairs lie side by side
+    local_rope: ClassVar[Mapping[str, Any] | None] = None  # rope_scaling of layers with a window, where it is another
+    trained_rope: ClassVar[bool] = False  # max_position_embeddings is the context already, whatever the scaling
+    joined: ClassVar[bool] = False  # q, k and v are one matrix, qkv_proj; gate and up are gate_up_proj
+    gated: ClassVar[bool] = True  # MLP: act(gate(x)) * up(x), else act(up(x))
+    parallel: ClassVar[int] = 0  # norms in front of attention and MLP where they stand side by side
+    head_bias: ClassVar[bool] = False
+    embedding_scale: ClassVar[float] = 1.0
+    residual_scale: ClassVar[float] = 1.0  # of what a layer adds
+    logit_scale: ClassVar[float] = 1.0
+    logit_softcap: ClassVar[float | None] = None
+
+    # How a family reads its config.json; without `keys` it is one of those that load/config_json.py lists.
+    keys: ClassVar[Mapping[str, str]] = {}  # key -> field, besides the common ones or in place of them
+    also: ClassVar[tuple[str, ...]] = ()  # keys that `complete` reads
+    defaults: ClassVar[Mapping[str, Any]] = {}  # by field: those of the transformers class
+    only: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # key -> the values that are supported
+    partial: ClassVar[float | None] = None  # partial_rotary_factor where there is none; None: it is not defined
 
     vocab_size: int = 32000
     hidden_size: int = 4096
@@ -116,7 +145,7 @@ class LlamaConfig:
         self._check_tokens()
         self._check_windows()
         rope = standard_parameters(self.rope_scaling, self.max_position_embeddings, self.rotary_dim)
-        self._set("rope_scaling", None if rope is None else _FrozenDict(rope))
+        self._set("rope_scaling", None if rope is None else FrozenDict(rope))
         self._set("model_type", self.model_type or self._family())
 
     def _set(self, name: str, value: Any) -> None:
@@ -194,6 +223,15 @@ class LlamaConfig:
         return int(self.head_dim * self.partial_rotary_factor + 1e-6)  # a ratio may be a hair too small
 
     @property
+    def attention_scale(self) -> float:
+        """What the scores of attention are multiplied with."""
+        return float(self.head_dim**-0.5)
+
+    def layer_scale(self, layer: int) -> float:
+        """What the scores of a layer are multiplied with."""
+        return self.attention_scale
+
+    @property
     def activation(self) -> str:
         """The function that `hidden_act` names: silu, relu, gelu or gelu_tanh."""
         return ACTIVATIONS[self.hidden_act]
@@ -209,13 +247,21 @@ class LlamaConfig:
         is_full = self.layer_types is not None and self.layer_types[layer] == "full_attention"
         return None if is_full else self.sliding_window
 
+    def layer_has_rope(self, layer: int) -> bool:
+        """Say whether a layer rotates its queries and keys."""
+        return True
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, where: object = None) -> LlamaConfig:
         """Read the contents of a `config.json`; an absent key means what it means to transformers."""
         try:
-            return cls(**read_arguments(data, cls))
+            return cls(**(family_arguments if cls.keys else read_arguments)(data, cls))
         except LoadError as error:
             raise LoadError(error.what, where=where, why=error.why, fix=error.fix) from None
+
+    @classmethod
+    def complete(cls, arguments: dict[str, Any], data: Mapping[str, Any]) -> None:
+        """Adds to the arguments, or changes, what is more than one key of a family's config.json."""
 
     @classmethod
     def from_pretrained(cls, directory: str | Path) -> LlamaConfig:
@@ -225,6 +271,8 @@ class LlamaConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a `config.json` that transformers and `from_dict` read back as this model."""
+        if self.keys:
+            return self._checked(self._family_dict())
         if self.model_type not in FAMILIES or self.partial_rotary_factor != 1.0:
             raise LoadError(f"transformers has no {self.model_type} that turns {self.rotary_dim} values a head")
         names = (*COMMON, *OWN[self.model_type], "rope_theta", "model_type")
@@ -239,7 +287,26 @@ class LlamaConfig:
             data["layer_types"] = ["sliding_attention" if window else "full_attention" for window in windows]
             data |= {"sliding_window": self.sliding_window, "max_window_layers": windows.count(None)}
             data["use_sliding_window"] = self.sliding_window is not None
-        again = LlamaConfig.from_dict(data)
+        return self._checked(data)
+
+    def _family_dict(self) -> dict[str, Any]:
+        """The keys of a family with a class of its own."""
+        keys = family_keys(type(self))
+        data = {key: _plain(getattr(self, field)) for key, field in keys.items()}
+        rope = {"rope_type": "default", **(self.rope_scaling or {}), "rope_theta": self.rope_theta}
+        if self.partial is not None:
+            rope["partial_rotary_factor"] = self.partial_rotary_factor
+        data["rope_parameters"] = {key: _plain(value) for key, value in rope.items()}
+        if self.local_rope is not None:
+            local = {"rope_type": "default", **self.local_rope}
+            data["rope_parameters"] = {"full_attention": data["rope_parameters"], "sliding_attention": local}
+        if "layer_types" in keys:
+            windows = [self.layer_window(layer) for layer in range(self.num_hidden_layers)]
+            data["layer_types"] = ["sliding_attention" if window else "full_attention" for window in windows]
+        return data | {"model_type": self.model_type, "torch_dtype": self.dtype}
+
+    def _checked(self, data: dict[str, Any]) -> dict[str, Any]:
+        again = type(self).from_dict(data)
         fields = dataclasses.fields(self)
         lost = [field.name for field in fields if getattr(again, field.name) != getattr(self, field.name)]
         if lost:

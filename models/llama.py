@@ -10,14 +10,14 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from monoplan.frontend import functional as F
 from monoplan.frontend.context import current
 from monoplan.frontend.kv_cache import KVCache
-from monoplan.frontend.layers import Embedding, Linear, RMSNorm
+from monoplan.frontend.layers import Embedding, LayerNorm, Linear, RMSNorm
 from monoplan.frontend.module import Module, ModuleList
 from monoplan.frontend.parameter import Parameter, no_init
 from monoplan.frontend.tensor import Tensor, as_tensor
@@ -25,7 +25,8 @@ from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import LOW_BITS, DType, Part, as_weight_dtype
 from monoplan.models.config import LlamaConfig
 from monoplan.models.generate.generation import GenerationMixin, GenerationStep, make_room
-from monoplan.models.rotary import LlamaRotaryEmbedding, RopeRows
+from monoplan.models.rope_scaling import context_length
+from monoplan.models.rotary import TABLE_POSITIONS, LlamaRotaryEmbedding, RopeRows
 
 __all__ = ["LlamaForCausalLM", "LlamaModel", "LlamaRMSNorm", "LlamaRotaryEmbedding"]
 LlamaRMSNorm = RMSNorm
@@ -51,23 +52,42 @@ def grouped_query_attention(querys: Tensor, keys: Tensor, values: Tensor, scalin
     return multi_head_attention(querys, keys, values, scaling)
 
 
-def _norm(size: int, config: LlamaConfig) -> RMSNorm:
-    return LlamaRMSNorm(size, eps=config.rms_norm_eps, dtype=config.dtype)
+class OffsetRMSNorm(RMSNorm):
+    """x / sqrt(mean(x**2) + eps) * (1 + weight)."""
+
+    def forward(self, x: Any) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.weight.float() + 1.0, self.eps)
+
+
+def make_norm(size: int, config: LlamaConfig) -> Module:
+    """The norm of a family: see LlamaConfig.norm."""
+    if config.norm.startswith("layer"):
+        return LayerNorm(size, config.rms_norm_eps, bias=config.norm == "layer", dtype=config.dtype)
+    kind = OffsetRMSNorm if config.norm == "rms_offset" else LlamaRMSNorm
+    return kind(size, eps=config.rms_norm_eps, dtype=config.dtype)
 
 
 class LlamaMLP(Module):
-    """down_proj(silu(gate_proj(x)) * up_proj(x))."""
+    """down_proj(silu(gate_proj(x)) * up_proj(x)), or without a gate down_proj(silu(up_proj(x)))."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = Linear(hidden, inner, bias=bias, dtype=config.dtype)
-        self.up_proj = Linear(hidden, inner, bias=bias, dtype=config.dtype)
+        self.gated, self.joined = config.gated, config.gated and config.joined
+        if self.joined:
+            self.gate_up_proj = Linear(hidden, 2 * inner, bias=bias, dtype=config.dtype)
+        else:
+            if self.gated:
+                self.gate_proj = Linear(hidden, inner, bias=bias, dtype=config.dtype)
+            self.up_proj = Linear(hidden, inner, bias=bias, dtype=config.dtype)
         self.down_proj = Linear(inner, hidden, bias=bias, dtype=config.dtype)
         self.act_fn = getattr(F, config.activation)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        if not self.gated:
+            return self.down_proj(self.act_fn(self.up_proj(x)))  # type: ignore[no-any-return]
+        gate, up = self.gate_up_proj(x).chunk(2, -1) if self.joined else (self.gate_proj(x), self.up_proj(x))
+        return self.down_proj(self.act_fn(gate) * up)
 
 
 class LlamaAttention(Module):
@@ -79,34 +99,40 @@ class LlamaAttention(Module):
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = config.head_dim
         self.num_key_value_groups = self.num_heads // self.num_kv_heads
-        self.scaling = self.head_dim**-0.5
-        self.window = config.layer_window(layer_idx)
+        self.scaling, self.softcap = config.layer_scale(layer_idx), config.attention_softcap
+        self.window, self.rope_algo = config.layer_window(layer_idx), config.rope_algo
         hidden, bias, out_bias = config.hidden_size, config.attention_bias, config.attention_out_bias
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        self.q_proj = Linear(hidden, queries, bias=bias, dtype=config.dtype)
-        self.k_proj = Linear(hidden, keys, bias=bias, dtype=config.dtype)
-        self.v_proj = Linear(hidden, keys, bias=bias, dtype=config.dtype)
+        self.joined = config.joined
+        if config.joined:
+            self.sizes = (queries, keys, keys)
+            self.qkv_proj = Linear(hidden, queries + 2 * keys, bias=bias, dtype=config.dtype)
+        else:
+            self.q_proj = Linear(hidden, queries, bias=bias, dtype=config.dtype)
+            self.k_proj = Linear(hidden, keys, bias=bias, dtype=config.dtype)
+            self.v_proj = Linear(hidden, keys, bias=bias, dtype=config.dtype)
         self.o_proj = Linear(queries, hidden, bias=out_bias, dtype=config.dtype)
         self.qk_norm = config.qk_norm
         if config.qk_norm:
-            self.q_norm = _norm(self.head_dim, config)
-            self.k_norm = _norm(self.head_dim, config)
+            self.q_norm = make_norm(self.head_dim, config)
+            self.k_norm = make_norm(self.head_dim, config)
 
     def forward(
         self,
         hidden_states: Tensor,
-        rope: RopeRows,
+        rope: RopeRows | None,
         past_key_values: KVCache | None = None,
         num_valid: Tensor | None = None,
     ) -> Tensor:
         batch, seq, _ = hidden_states.shape
-        q = self.q_proj(hidden_states).view(batch, seq, self.num_heads, self.head_dim)
-        k = self.k_proj(hidden_states).view(batch, seq, self.num_kv_heads, self.head_dim)
-        v = self.v_proj(hidden_states).view(batch, seq, self.num_kv_heads, self.head_dim)
+        q, k, v = self.project(hidden_states)
+        q = q.view(batch, seq, self.num_heads, self.head_dim)
+        k, v = (t.view(batch, seq, self.num_kv_heads, self.head_dim) for t in (k, v))
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        rows, sin, cos = rope
-        q, k = F.rope(q, rows, sin, cos), F.rope(k, rows, sin, cos)
+        if rope is not None:
+            rows, sin, cos = rope
+            q, k = (F.rope(t, rows, sin, cos, self.rope_algo) for t in (q, k))
         past = None
         if past_key_values is None:
             k, v = k.transpose(1, 2), v.transpose(1, 2)
@@ -114,20 +140,37 @@ class LlamaAttention(Module):
             past = past_key_values.lengths
             k, v = past_key_values.update(self.layer_idx, k, v, num_valid)
         y = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k, v, is_causal=True, scale=self.scaling, window=self.window, past=past
+            q.transpose(1, 2),
+            k,
+            v,
+            is_causal=True,
+            scale=self.scaling,
+            softcap=self.softcap,
+            window=self.window,
+            past=past,
         )
         return self.o_proj(y.transpose(1, 2).reshape(batch, seq, self.num_heads * self.head_dim))
 
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, [batch, seq, features] each; in one product where a checkpoint joins them."""
+        if self.joined:
+            return self.qkv_proj(x).split(self.sizes, -1)  # type: ignore[no-any-return]
+        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+
 
 class LlamaDecoderLayer(Module):
-    """Attention and MLP, each behind a norm and beside a residual connection."""
+    """Attention and MLP, each behind a norm and beside a residual connection; with config.parallel side by side."""
+
+    attention_class: ClassVar[Callable[..., Module]] = LlamaAttention
 
     def __init__(self, config: LlamaConfig, layer_idx: int) -> None:
         super().__init__()
-        self.self_attn = LlamaAttention(config, layer_idx)
+        self.self_attn = self.attention_class(config, layer_idx)
         self.mlp = LlamaMLP(config)
-        self.input_layernorm = _norm(config.hidden_size, config)
-        self.post_attention_layernorm = _norm(config.hidden_size, config)
+        self.input_layernorm = make_norm(config.hidden_size, config)
+        if config.parallel != 1:
+            self.post_attention_layernorm = make_norm(config.hidden_size, config)
+        self.residual_scale, self.parallel = config.residual_scale, config.parallel
 
     def forward(
         self,
@@ -136,22 +179,54 @@ class LlamaDecoderLayer(Module):
         past_key_values: KVCache | None = None,
         num_valid: Tensor | None = None,
     ) -> Tensor:
-        residual = hidden_states
-        hidden_states = self.self_attn(self.input_layernorm(hidden_states), rope, past_key_values, num_valid)
-        hidden_states = residual + hidden_states
-        residual = hidden_states
-        return residual + self.mlp(self.post_attention_layernorm(hidden_states))
+        x = self.input_layernorm(hidden_states)
+        y = self.self_attn(x, rope, past_key_values, num_valid)
+        if self.parallel:
+            x = x if self.parallel == 1 else self.post_attention_layernorm(hidden_states)
+            return hidden_states + y + self.mlp(x)  # type: ignore[no-any-return]
+        hidden_states = hidden_states + self._scaled(y)
+        return hidden_states + self._scaled(self.mlp(self.post_attention_layernorm(hidden_states)))
+
+    def _scaled(self, y: Tensor) -> Tensor:
+        return y if self.residual_scale == 1 else y * self.residual_scale
 
 
 class LlamaModel(Module):
-    """Embedding, decoder layers and the final norm: of the last token of each row, unless all are wanted."""
+    """Embedding, decoder layers and the final norm: of the last token of each row, unless all are wanted.
+
+    A family whose layers differ sets `layer_class`.
+    """
+
+    layer_class: ClassVar[Callable[..., Module]] = LlamaDecoderLayer
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=config.dtype)
-        self.layers = ModuleList([LlamaDecoderLayer(config, i) for i in range(config.num_hidden_layers)])
-        self.norm = _norm(config.hidden_size, config)
-        self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.layers = ModuleList([self.layer_class(config, i) for i in range(config.num_hidden_layers)])
+        self.norm = make_norm(config.hidden_size, config)
+        self.config = config
+        self.has_rope = [config.layer_has_rope(i) for i in range(config.num_hidden_layers)]
+        if any(self.has_rope):
+            self.rotary_emb = LlamaRotaryEmbedding(config)
+        if config.local_rope is not None:
+            self.rotary_emb_local = LlamaRotaryEmbedding(dataclasses.replace(config, rope_scaling=config.local_rope))
+        if not all(self.has_rope) and (positions := context_length(config)) <= TABLE_POSITIONS:
+            # A layer without RoPE is rotated by nothing: its products and cache writes then are one kernel as well.
+            self.register_buffer("no_sin", np.zeros((positions, 1), np.float32), persistent=False)
+            self.register_buffer("no_cos", np.ones((positions, 1), np.float32), persistent=False)
+
+    def embed(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """What the first layer reads."""
+        scale, x = self.config.embedding_scale, self.embed_tokens(input_ids)
+        return x if scale == 1 else x * scale  # type: ignore[no-any-return]
+
+    def ropes(self, position_ids: Tensor) -> list[RopeRows | None]:
+        """The rotation in each layer; None: there is none."""
+        c, wide = self.config, self.rotary_emb(position_ids) if any(self.has_rope) else None
+        local = wide if c.local_rope is None else self.rotary_emb_local(position_ids)
+        none = (position_ids, self.no_sin, self.no_cos) if hasattr(self, "no_sin") else None
+        ropes = [wide if c.layer_window(i) is None else local for i in range(c.num_hidden_layers)]
+        return [rope if has_rope else none for rope, has_rope in zip(ropes, self.has_rope, strict=True)]
 
     def forward(
         self,
@@ -167,9 +242,9 @@ class LlamaModel(Module):
             position_ids = _positions(batch, seq, past_key_values, num_valid)
         elif position_ids.ndim == 1:
             position_ids = position_ids.unsqueeze(0).expand(batch, seq)
-        rope = self.rotary_emb(position_ids)
-        hidden_states = self.embed_tokens(input_ids)
-        for layer in self.layers:
+        ropes = self.ropes(position_ids)
+        hidden_states = self.embed(input_ids, position_ids)
+        for layer, rope in zip(self.layers, ropes, strict=True):
             hidden_states = layer(hidden_states, rope, past_key_values, num_valid)
         if past_key_values is not None:
             past_key_values.advance(seq if num_valid is None else num_valid)
@@ -220,11 +295,13 @@ class LlamaForCausalLM(Module, GenerationMixin):
     which is then `model.last_cache`.
     """
 
+    model_class: ClassVar[type[LlamaModel]] = LlamaModel
+
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config = config
-        self.model = LlamaModel(config)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False, dtype=config.dtype)
+        self.model = self.model_class(config)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=config.head_bias, dtype=config.dtype)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.device, self.name_or_path = "cpu", ""
@@ -256,7 +333,9 @@ class LlamaForCausalLM(Module, GenerationMixin):
         logits: Tensor = self.lm_head(hidden_states)
         if logits.dtype.bits == 16:
             logits = logits.float()  # a plan then keeps the sums of the head as they are
-        return logits
+        scale, cap = self.config.logit_scale, self.config.logit_softcap
+        logits = logits if scale == 1 else logits * scale
+        return logits if cap is None else F.tanh(logits / cap) * cap
 
     def _own_cache(self, input_ids: Tensor) -> KVCache:
         if current() is not None:

@@ -168,6 +168,8 @@ def context_length(config: LlamaConfig) -> int:
     """
     rope, longest = config.rope_scaling or {"rope_type": "default"}, config.max_position_embeddings
     stretched = 0.0
+    if config.trained_rope:
+        return longest
     if rope["rope_type"] in ("linear", "dynamic"):
         stretched = longest * rope["factor"]
     elif rope["rope_type"] in ("yarn", "longrope"):

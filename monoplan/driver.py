@@ -154,9 +154,13 @@ def build_stage(
 
         def packed() -> list[Array]:
             tensors = params if isinstance(params, Source) else Source.of(params)
-            arrays, found = kept_or_packed(plan.graph, plan.params, tensors, keeping, progress("packing weights"))
+            given = (plan.graph, plan.params, tensors, keeping, progress("packing weights"))
+            arrays, found, begin_writing = kept_or_packed(*given)
+            writers.append(begin_writing)
             clock.lap("load" if found else "pack")
             return arrays
+
+        writers: list[Callable[[], None]] = []
 
         limit = cache.max_weight_bytes() if options.weight_bytes is None else options.weight_bytes
         keeping = None if planned.key is None or tp is not None else Keeping(planned.key, limit)
@@ -170,6 +174,8 @@ def build_stage(
             arrays = packed()
             with in_turn(tp, text or source.text):
                 executable = CpuExecutable(plan, source, arrays, threads, text)
+        for begin_writing in writers:
+            begin_writing()
     executable.comm = tp
     clock.lap("build")
     return executable

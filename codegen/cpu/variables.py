@@ -20,6 +20,7 @@ from monoplan.codegen.kernels import (
     Attention,
     Collective,
     Conv,
+    Experts,
     Gather,
     Kernel,
     KVUpdate,
@@ -263,6 +264,36 @@ def scan(k: Scan) -> Variables:
             "carried": join("before", "sums[31]"),
             "x": x.at(*index),
             "statement": k.operand("y").store("v", x.compute, *index),
+        }
+    }
+
+
+def experts(k: Experts, total: str = "sums[{}][i][n - first]") -> Variables:
+    """`total`: where the sum of matrix number {} is found."""
+    x = k.operand("x")
+    matrices = [k.operand(n) for n in ("w", "up") if k.has(n)]
+    totals = [total.format(i) for i in range(len(matrices))]
+
+    def loads(o: Operand) -> str:
+        return f"mp_expert_vector_{o.dtype.name}, mp_expert_number_{o.dtype.name}"
+
+    return {
+        "moe": {
+            "id": k.operand("ids").at("r", "j"),
+            "x": x.at("r", "j", "i"),
+            "x_at": x.index("r", "j", "0"),
+            "x_loads": loads(x),
+            "matrices": [
+                {
+                    "name": o.name,
+                    "loads": loads(o),
+                    "start": o.index("e", "0", "0"),
+                    "bytes": o.dtype.itemsize,
+                    "value": o.at("e", "n", "i"),
+                }
+                for o in matrices
+            ],
+            "statement": k.operand("y").store(k.body.c(totals), k.body.dtype, "r", "j", "n"),
         }
     }
 

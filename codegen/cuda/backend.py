@@ -18,6 +18,7 @@ from monoplan.codegen.formats import format_of
 from monoplan.codegen.kernels import (
     Attention,
     Collective,
+    Experts,
     Gather,
     Kernel,
     KVUpdate,
@@ -200,6 +201,10 @@ def _lookup(renderer: Renderer, k: Gather, s: CudaSchedule) -> tuple[Variant, ..
     return (Variant("gather", (Launch(function, (product(k.outer) * -(-k.depth // 256), 1, 1), 32, given),)),)
 
 
+def _experts(k: Experts) -> Variables:
+    return shared.experts(k, "sums[{}]")
+
+
 FAMILIES: dict[type[Kernel], CudaFamily] = {
     Pointwise: _plain(shared.pointwise, _loop),
     Reduce: _plain(_reduce, lambda k, s, names: ceil_div(product(k.outer) * s.team, s.threads), choose.reduce),
@@ -214,6 +219,7 @@ FAMILIES: dict[type[Kernel], CudaFamily] = {
     Attention: CudaFamily(
         schedule=choose.attention, variables=lambda k, s: own.attention(k), variants=attention_variants
     ),
+    Experts: _plain(_experts, _threads(lambda k: k.experts * k.columns * 32)),
     Window: _plain(shared.window, _threads(lambda k: product(k.operand("y").shape))),
     Gather: CudaFamily(schedule=lambda k, target: choose.plain(k), variables=lambda k, s: _gather(k), variants=_lookup),
     Rope: _plain(shared.rope, _threads(lambda k: product(k.operand("x").shape[:3]) * 32)),

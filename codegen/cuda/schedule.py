@@ -72,7 +72,7 @@ def row_shared(k: Linear, s: RowSchedule) -> int:
     if k.format.tile:
         slice_ = -(-_tiles(k)[1] // s.slices)
         rows = 16 * -(-_tiles(k)[0] // s.grid)
-        own = s.ring * s.batch * k.format.tile_bytes + slice_ * (1024 + _GROUP_SUMS)
+        own = s.ring * s.batch * k.format.tile_bytes + slice_ * (_ROW_BYTES if k.format.blocks else _ROW_BRAINS)
         return s.warps * own + s.slices * rows * 4 + s.pad
     pairs = (k.columns + 1) // 2
     rows = 2 * -(-pairs // s.grid)
@@ -88,7 +88,9 @@ def few_shared(k: Linear, s: FewSchedule) -> int:
     return s.warps * s.ring * 2048 + s.tiles * 8 * (k.depth // s.splits * 2 + s.pad)
 
 
-_GROUP_SUMS = 64  # bytes of the sums of x over the groups of a tile, at most
+# Bytes that a tile's columns of one row of x take: in two bytes each with sums and scales, at most; in two bf16 each.
+_ROW_BYTES, _ROW_BRAINS = 512 + 96, 1024
+_GROUP_SUMS = 64  # of the sums of a row of x over the groups of a tile, at most
 
 
 def _tiles(k: Linear) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from monoplan.codegen.formats.base import Array, Layout, Make, Native, WeightFormat
-from monoplan.codegen.formats.tiles import PIECE, as_bytes, lane_order, module_of
+from monoplan.codegen.formats.tiles import PIECE, as_bytes, module_of, word_order
 from monoplan.codegen.target import Target
 from monoplan.ir.types import TensorType, aligned, bf16
 
@@ -129,7 +129,7 @@ def _usual_bytes(numbers: Array) -> Array:
 
 def _tiles(xp: Any, w: Any, raws: int) -> tuple[Any, Any]:
     """Tiles [tiles, bytes] of rows of bf16, and the raw ones among them; `raws` were raw before."""
-    a = lane_order(xp, w)
+    a = word_order(xp, w)
     shape, flat = a.shape, a.reshape(-1, 4096)
     exponent = (flat >> 7 & 255).astype(np.int16)
     top = _best_top(xp, exponent)

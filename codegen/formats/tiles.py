@@ -59,7 +59,7 @@ class Tile:
         for first in range(0, len(blocks), PIECE):
             codes, *scales = self.cut(blocks[first : first + PIECE])
             low, high = self.bits
-            parts = _planes(xp, lane_order(xp, codes), low, high)
+            parts = _planes(xp, byte_order(xp, codes), low, high)
             tiles = parts[0].shape[:2]
             parts.append(self.put(xp, *scales).reshape(*tiles, -1))
             pieces.append(xp.concatenate(parts, axis=2).reshape(-1))
@@ -78,13 +78,22 @@ def padded(xp: Any, a: Array, rows: int, columns: int) -> Array:
     return a if short == (0, 0) else xp.pad(a, ((0, short[0]), (0, short[1])))
 
 
-def lane_order(xp: Any, numbers: Array) -> Array:
-    """[rows, columns] as [strip, tile, chunk, lane, step, word, half of the word]."""
+def _cut(xp: Any, numbers: Array) -> Array:
+    """[rows, columns] as [strip, upper rows, g, tile, chunk, step, t, pair of columns, column]."""
     a = padded(xp, numbers, ROWS, COLUMNS)
-    # strip, upper rows, g, tile, chunk, step, t, word of the row, half
-    cut = a.reshape(a.shape[0] // 16, 2, 8, a.shape[1] // 256, 4, 4, 4, 2, 2)
-    ordered = cut.transpose(0, 3, 4, 2, 6, 5, 7, 1, 8)
-    return xp.ascontiguousarray(ordered).reshape(len(cut), a.shape[1] // 256, 4, 32, 4, 4, 2)
+    return a.reshape(a.shape[0] // 16, 2, 8, a.shape[1] // 256, 4, 4, 4, 2, 2)
+
+
+def byte_order(xp: Any, codes: Array) -> Array:
+    """Codes [rows, columns] as [strip, tile, chunk, lane, step, row, column]."""
+    cut = _cut(xp, codes).transpose(0, 3, 4, 2, 6, 5, 1, 7, 8)
+    return xp.ascontiguousarray(cut).reshape(*cut.shape[:3], 32, 4, 2, 4)
+
+
+def word_order(xp: Any, numbers: Array) -> Array:
+    """Numbers of 16 bits [rows, columns] as [strip, tile, chunk, lane, step, word, half of the word]."""
+    cut = _cut(xp, numbers).transpose(0, 3, 4, 2, 6, 5, 7, 1, 8)
+    return xp.ascontiguousarray(cut).reshape(*cut.shape[:3], 32, 4, 4, 2)
 
 
 def group_order(xp: Any, values: Array, groups: int) -> Array:
@@ -106,23 +115,18 @@ def as_bytes(a: Array) -> Array:
     return flat.view(np.uint8)
 
 
-def _rotated(words: Array, left: int) -> Array:
-    return words << np.uint32(left) | words >> np.uint32(32 - left) if left else words
-
-
-def _words(xp: Any, codes: Array, bits: int) -> Array:
-    """Codes [..., word, half] of a few bits as 32 bits: lower halves of words below upper ones, `bits` apart."""
+def _words(xp: Any, codes: Array, apart: int, between: int) -> Array:
+    """Codes [..., n, 4] of a few bits as 32 bits: those of a row `between` bits from each other, rows `apart`."""
     made = xp.zeros(codes.shape[:-2], np.uint32)
-    for word in range(codes.shape[-2]):
-        for half in range(2):
-            made |= codes[..., word, half].astype(np.uint32) << np.uint32(bits * word + 16 * half)
+    for row in range(codes.shape[-2]):
+        for column in range(4):
+            made |= codes[..., row, column].astype(np.uint32) << np.uint32(apart * row + between * column)
     return made
 
 
-def _pairs(xp: Any, codes: Array, left: int) -> Array:
+def _pairs(xp: Any, codes: Array) -> Array:
     """Codes of two bits: eight bytes for each lane and chunk, two chunks side by side."""
-    c = codes.reshape(*codes.shape[:4], 2, 8, 2)  # two steps are a word
-    w = _rotated(_words(xp, c, 2), left)  # [strip, tile, chunk, lane, 2]
+    w = _words(xp, codes.reshape(*codes.shape[:4], 2, 4, 4), 2, 8)  # two steps are a word
     return as_bytes(xp.ascontiguousarray(w.reshape(*w.shape[:2], 2, 2, 32, 2).swapaxes(3, 4)))
 
 
@@ -132,18 +136,13 @@ def _planes(xp: Any, codes: Array, low: int, high: int) -> list[Array]:
         c = codes.reshape(*codes.shape[:4], 2, 16).swapaxes(3, 4)  # two steps are a piece
         return [as_bytes(xp.ascontiguousarray(c).astype(np.uint8))]
     if high < 0:
-        made = xp.zeros(codes.shape[:5], np.uint32)
-        for i in range(8):
-            made |= codes[..., i // 2, i % 2].astype(np.uint32) << np.uint32(4 * i)
-        return [as_bytes(made)]
-    shift = 7 - low - high
-    lower = codes & ((1 << low) - 1)
-    parts = [as_bytes(_rotated(_words(xp, lower, 4), shift)) if low == 4 else _pairs(xp, lower, shift)]
-    upper = codes >> low
+        return [as_bytes(_words(xp, codes, 16, 4))]
+    lower, upper = codes & ((1 << low) - 1), codes >> low
+    parts = [as_bytes(_words(xp, lower, 4, 8)) if low == 4 else _pairs(xp, lower)]
     if high == 2:
-        parts.append(_pairs(xp, upper, shift + low))
+        parts.append(_pairs(xp, upper))
     if high == 1:
-        w = _rotated(_words(xp, upper.reshape(*upper.shape[:4], 16, 2), 1), shift + low)  # [strip, tile, chunk, lane]
+        w = _words(xp, upper.reshape(*upper.shape[:4], 8, 4), 1, 8)  # [strip, tile, chunk, lane]
         parts.append(as_bytes(xp.ascontiguousarray(w.swapaxes(2, 3))))
     return parts
 

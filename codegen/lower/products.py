@@ -5,7 +5,7 @@ from __future__ import annotations
 from monoplan.codegen.cpu.schedule_linear import TILE_ROWS, blocking, few_rows, linear_layout
 from monoplan.codegen.expressions import compute_type
 from monoplan.codegen.formats import choose_format, format_of
-from monoplan.codegen.kernels import KVUpdate, Linear, Matmul, Norm, Reduce, Rope
+from monoplan.codegen.kernels import Experts, KVUpdate, Linear, Matmul, Norm, Reduce, Rope
 from monoplan.codegen.lower.lowerer import Lowerer, expanded_rows, lowers, rows_by_columns
 from monoplan.codegen.operands import Body, Operand
 from monoplan.codegen.views import View, whole
@@ -408,3 +408,38 @@ def _lower_general_qkv(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
     for cache, rows in zip(caches, (turned(k, "k_norm", None), v), strict=True):
         operands = (Operand("rows", rows), *counts, Operand("cache", cache, written=True))
         lo.emit(KVUpdate(op=op, operands=operands, capacity=cache.shape[2]))
+
+
+@lowers("experts")
+def lower_experts(lo: Lowerer, op: Op) -> None:
+    """Products by chosen matrices; on CPUs every thread sorts the choices for itself."""
+    x, weight, ids, up = op.operands
+    assert x is not None and weight is not None and ids is not None
+    rows, choices = ids.type.shape
+    experts, columns, depth = weight.type.shape
+    assert all(isinstance(n, int) for n in (choices, experts, columns, depth))
+    flat = lo.dense(lo.read(x))
+    steps = (depth, 0, 1) if x.type.rank == 2 else (choices * depth, depth, 1)
+    operands = [Operand("x", View(flat.buffer, (rows, choices, depth), steps, flat.offset))]
+    operands += [Operand(n, lo.dense(lo.read(v))) for n, v in (("w", weight), ("up", up)) if v is not None]
+    operands += [Operand("ids", lo.read(ids)), Operand("y", lo.destination(op.result), written=True)]
+    acc, gate = promote(x.type.dtype, weight.type.dtype), op.attrs["gate"]
+    body = Body(parse_expr(f"mul({gate}(x0), x1)"), (acc, acc)) if gate else Body(Arg(0), (acc,))
+    scratch: tuple[Operand, ...] = ()
+    if lo.target.is_cpu:
+        sorted_ = lo.fresh(i64, (lo_threads(), 2 * rows * choices + experts + 1), "scratch")
+        scratch = (Operand("sorted", sorted_, written=True),)
+    lo.emit(
+        Experts(
+            op=op,
+            operands=tuple(operands),
+            scratch=scratch,
+            rows=rows,
+            choices=choices,  # type: ignore[arg-type]
+            experts=experts,  # type: ignore[arg-type]
+            columns=columns,  # type: ignore[arg-type]
+            depth=depth,  # type: ignore[arg-type]
+            body=body,
+            flops=rows * choices * (2 * columns * depth * len(operands[1:-2])),
+        )
+    )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from monoplan.ir.dims import equal
-from monoplan.ir.opdef import Array, op, require
+from monoplan.ir.errors import ArgumentError
+from monoplan.ir.opdef import REGISTRY, Array, op, require
 from monoplan.ir.rules import broadcast, linear_type
-from monoplan.ir.types import TensorType, promote
+from monoplan.ir.types import TensorType, bf16, f16, f32, promote
 
 
 def _linear_rule(x: TensorType, weight: TensorType, bias: TensorType | None) -> TensorType:
@@ -34,3 +35,39 @@ def _matmul_type(a: TensorType, b: TensorType) -> TensorType:
 def matmul(a: Array, b: Array) -> Array:
     """a @ b over the last two dimensions; leading ones broadcast."""
     return np.matmul(a, b)
+
+
+GATES = ("", "silu", "gelu", "relu")
+
+
+def _expert_type(x: TensorType, weight: TensorType, ids: TensorType, up: TensorType | None, *, gate: str) -> TensorType:
+    floats = (f32, bf16, f16)
+    require(x.dtype in floats and weight.dtype in floats, f"expert_linear needs f32, bf16 or f16, got {x} and {weight}")
+    require(weight.rank == 3, f"expert_linear: the weight must be [experts, out, in], got {weight}")
+    require(ids.dtype.is_integer and ids.rank == 2, f"expert_linear: ids must be integers [rows, choices], got {ids}")
+    lead = (ids.shape[0],) if x.rank == 2 else ids.shape
+    require(
+        x.rank in (2, 3) and all(equal(a, b) for a, b in zip(x.shape, (*lead, weight.shape[2]), strict=True)),
+        f"expert_linear: x must be {list(lead)} rows of {weight.shape[2]}, got {x}",
+    )
+    require(gate in GATES, f"expert_linear: gate={gate!r} is not one of {', '.join(map(repr, GATES))}")
+    require((up is not None) == bool(gate), "expert_linear: a gate and a weight `up` belong together")
+    require(up is None or up == weight, f"expert_linear: up {up} differs from the weight {weight}")
+    return TensorType(promote(x.dtype, weight.dtype), (*ids.shape, weight.shape[1]))
+
+
+@op(_expert_type, "experts")
+def expert_linear(x: Array, weight: Array, ids: Array, up: Array | None = None, *, gate: str = "") -> Array:
+    """y[r, j] = weight[ids[r, j]] @ x[r] (or x[r, j]); with a gate, gate(that) * (up[ids[r, j]] @ x[r]).
+
+    Only the matrices that ids name are read.
+    """
+    if ids.size and not 0 <= ids.min() <= ids.max() < len(weight):
+        raise ArgumentError(f"expert_linear: ids are from {ids.min()} to {ids.max()}, there are {len(weight)} experts")
+    rows = np.broadcast_to(x[:, None] if x.ndim == 2 else x, (*ids.shape, x.shape[-1]))
+    y = np.zeros((*ids.shape, weight.shape[1]), np.result_type(x, weight))
+    for e in np.unique(ids):
+        mine = rows[ids == e]
+        made = np.matmul(mine, weight[e].T)
+        y[ids == e] = made if up is None else REGISTRY[gate].reference(made) * np.matmul(mine, up[e].T)
+    return y

@@ -6,16 +6,18 @@ import dataclasses
 import math
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from monoplan.frontend.parameter import no_init
 from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.ir.types import DType, Part
 from monoplan.models.config import LlamaConfig
+from monoplan.models.families import Family, family_of
 from monoplan.models.load.config_json import DTYPES, read_json
 from monoplan.models.load.hub import local_path
 from monoplan.models.load.weight_file import Origin
@@ -62,6 +64,7 @@ class OpenModel(NamedTuple):
     config: LlamaConfig
     weights: Weights
     tokenizer: Callable[[], Tokenizer]
+    family: Family | None = None  # None: LLaMA-like
 
 
 def open_model(path: str | Path) -> OpenModel:
@@ -122,7 +125,7 @@ def _open_gguf(path: Path) -> OpenModel:
     def tokenizer() -> Tokenizer:
         return Tokenizer.from_gguf(weights.metadata, vocab_size=size, where=path)
 
-    return OpenModel(weights.config, weights, tokenizer)
+    return OpenModel(weights.config, weights, tokenizer, weights.family)
 
 
 def _open_directory(path: Path) -> OpenModel:
@@ -131,18 +134,38 @@ def _open_directory(path: Path) -> OpenModel:
 
     data = read_json(path / "config.json")
     quantization = data.pop("quantization_config", None)
-    config, stored = LlamaConfig.from_dict(data, where=path / "config.json"), open_checkpoint(path)
+    if isinstance(data.get("vision_config"), Mapping):
+        kind, fix = data.get("model_type"), "use a checkpoint of the text model alone (…ForCausalLM)"
+        raise LoadError(f"the {kind} model has a vision tower, which is not supported", where=path, fix=fix)
+    family = family_of(data.get("model_type"))
+    try:
+        config = (LlamaConfig.from_dict if family is None else family.config)(data)
+    except LoadError as error:
+        raise LoadError(error.what, where=path / "config.json", why=error.why, fix=error.fix) from None
+    stored = open_checkpoint(path)
     weights: Weights = stored
     if quantization:
-        names = parameter_shapes(config, most_layers=len(stored.names()) + 1)
+        names = own_shapes(config, family, len(stored.names()) + 1)
         weights = open_quantized(stored, quantization, names)
+    if family is not None and family.layout is not None:
+        weights = family.layout(config).open(weights, config)
     if data.get("dtype", data.get("torch_dtype")) is None:
         config = dataclasses.replace(config, dtype=_own_dtype(weights))
 
     def tokenizer() -> Tokenizer:
         return Tokenizer.from_pretrained(path, vocab_size=config.vocab_size)
 
-    return OpenModel(config, weights, tokenizer)
+    return OpenModel(config, weights, tokenizer, family)
+
+
+def own_shapes(config: LlamaConfig, family: Family | None, most_layers: int) -> dict[str, Shape]:
+    """The shapes that a checkpoint must hold, by name."""
+    if family is None:
+        return parameter_shapes(config, most_layers)
+    if config.num_hidden_layers > most_layers:
+        raise LoadError(f"num_hidden_layers is {config.num_hidden_layers}, and there are fewer tensors")
+    with no_init():
+        return {name: p.full_shape for name, p in family.model(config).named_parameters()}
 
 
 def _own_dtype(weights: Weights) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from monoplan.ir.errors import LoadError
+from monoplan.models.families import FAMILIES as OTHER_FAMILIES
 
 DTYPES = {
     "float32": "float32", "float": "float32", "f32": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16",
@@ -47,6 +48,9 @@ OWN: dict[str, tuple[str, ...]] = {
     "llama": ("attention_bias", "mlp_bias"), "mistral": ("sliding_window",),
     "qwen2": (), "qwen3": ("attention_bias",),
 }  # fmt: skip
+ROPE_KEYS = (
+    "rope_parameters", "rope_scaling", "rope_theta", "original_max_position_embeddings", "partial_rotary_factor",
+)  # fmt: skip
 _READ = {"rope_parameters", "original_max_position_embeddings", "use_sliding_window", "max_window_layers"}
 # A key that is not read here is let through unless its name says that it may change the numbers.
 _SUSPICIOUS = re.compile(
@@ -85,19 +89,56 @@ def read_arguments(data: Mapping[str, Any], config: type[Any]) -> dict[str, Any]
     arguments["dtype"] = data.get("dtype", data.get("torch_dtype"))
     if family in ("qwen2", "qwen3"):
         arguments |= _qwen_windows(data, arguments.get("num_hidden_layers", config.num_hidden_layers))
+    arguments["rope_scaling"] = _rope(data, config.rope_theta)
+    rope = arguments["rope_scaling"]
+    if isinstance(rope, Mapping) and rope.get("partial_rotary_factor") not in (None, 1, 1.0):
+        raise LoadError(f"partial_rotary_factor is not defined for a {family} model")
+    return arguments
+
+
+def family_keys(config: type[Any]) -> dict[str, str]:
+    """The keys of a family's config.json, and the fields that have them."""
+    renamed = set(config.keys.values())
+    return {**{name: name for name in COMMON if name not in renamed}, **config.keys}
+
+
+def family_arguments(data: Mapping[str, Any], config: type[Any]) -> dict[str, Any]:
+    """Translate the `config.json` of a family with a class of its own; see LlamaConfig.keys."""
+    keys = family_keys(config)
+    arguments = {**config.defaults, "model_type": data.get("model_type")}
+    for key, value in data.items():
+        if key in keys:
+            arguments[keys[key]] = value
+        elif key in config.only:
+            if value not in config.only[key]:
+                raise LoadError(f"{key} = {short(value)} is not supported in a {data.get('model_type')} model")
+        elif key not in (*ROPE_KEYS, *config.also) and changes_numbers(key, value):
+            raise LoadError(f"unsupported key {key!r} in the configuration", why=f"it is {short(value)}")
+    arguments["dtype"] = data.get("dtype", data.get("torch_dtype"))
+    layers = "full_attention" if config.local_rope is not None else None
+    rope = arguments["rope_scaling"] = _rope(data, config.defaults.get("rope_theta", config.rope_theta), layers)
+    if isinstance(rope, dict) and rope.get("partial_rotary_factor", 1) != 1 and config.partial is None:
+        raise LoadError(f"partial_rotary_factor is not defined for a {data.get('model_type')} model")
+    if isinstance(rope, dict) and config.partial is not None:
+        rope.setdefault("partial_rotary_factor", config.partial)
+    config.complete(arguments, data)
+    return arguments
+
+
+def _rope(data: Mapping[str, Any], default_theta: float, layers: str | None = None) -> Any:
     # rope_scaling is the old place; where both are there transformers takes it, too.
     rope = data.get("rope_scaling") or data.get("rope_parameters") or {}
-    if isinstance(rope, Mapping):
-        rope = dict(_flat(rope))
-        theta = data.get("rope_theta")  # only null is as good as absent: 0 or "" must be refused, not replaced
-        rope.setdefault("rope_theta", config.rope_theta if theta is None else theta)
-        original = data.get("original_max_position_embeddings")
-        if original and (rope.get("rope_type") or rope.get("type")) in ("yarn", "longrope", "su", "llama3"):
-            rope["original_max_position_embeddings"] = original
-        if rope.get("partial_rotary_factor", data.get("partial_rotary_factor")) not in (None, 1, 1.0):
-            raise LoadError(f"partial_rotary_factor is not defined for a {family} model")
-    arguments["rope_scaling"] = rope
-    return arguments
+    if not isinstance(rope, Mapping):
+        return rope
+    rope = dict(rope.get(layers) or _flat(rope))
+    theta = data.get("rope_theta")  # only null is as good as absent: 0 or "" must be refused, not replaced
+    rope.setdefault("rope_theta", default_theta if theta is None else theta)
+    original = data.get("original_max_position_embeddings")
+    if original and (rope.get("rope_type") or rope.get("type")) in ("yarn", "longrope", "su", "llama3"):
+        rope["original_max_position_embeddings"] = original
+    if data.get("partial_rotary_factor") is not None:
+        rope.setdefault("partial_rotary_factor", data["partial_rotary_factor"])
+    return rope
 
 
 def _model_type(data: Mapping[str, Any]) -> str:
@@ -110,7 +151,7 @@ def _model_type(data: Mapping[str, Any]) -> str:
         return "llama"
     if not isinstance(family, str) or family not in FAMILIES:
         what = "config.json names no model_type" if family is None else f"unsupported model_type {short(family)}"
-        raise LoadError(what, fix=f"supported: {', '.join(FAMILIES)}, smollm")
+        raise LoadError(what, fix=f"supported: {', '.join((*FAMILIES, *OTHER_FAMILIES))}, smollm")
     return family
 
 

@@ -17,6 +17,8 @@ from monoplan.frontend.parameter import low_bit_part
 from monoplan.ir.errors import LoadError
 from monoplan.ir.types import LOW_BITS, DType, Part
 from monoplan.models.config import LlamaConfig
+from monoplan.models.families import ARCHITECTURES as FAMILY_ARCHITECTURES
+from monoplan.models.families import Family, family_of
 from monoplan.models.load.config_json import changes_numbers
 from monoplan.models.load.safetensors import DTYPES
 from monoplan.models.load.weight_file import Origin, WeightFile
@@ -265,10 +267,10 @@ class Header:
 Array = NDArray[Any]
 
 _NAMES = {
-    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    "layer": "model.layers", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+    "attn_qkv": "self_attn.qkv_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
 }  # fmt: skip
 
@@ -285,7 +287,10 @@ class GGUFCheckpoint:
             self.config = read_config(self.metadata, tensors)
         except LoadError as error:
             raise LoadError(error.what, where=path, why=error.why, fix=error.fix) from None
-        self._tensors = {_hf_name(name): tensor for name, tensor in tensors.items() if name not in ROPE_TENSORS}
+        self.family = _family(self.metadata)
+        self._format = None if self.family is None else self.family.gguf
+        names = {**_NAMES, **(self._format.names(self.config) if self._format else {})}
+        self._tensors = {_hf_name(name, names): tensor for name, tensor in tensors.items() if name not in ROPE_TENSORS}
 
     def names(self) -> list[str]:
         """Return the names of all tensors; one that has no Hugging Face name keeps its own."""
@@ -309,7 +314,9 @@ class GGUFCheckpoint:
 
     def tensor(self, name: str, part: Part | None = None) -> Array:
         """Return a copy of a tensor, or of a part of it, with the rows of q and k in Hugging Face order."""
-        return self._in_order(name, self._find(name).values, part)
+        values = self._in_order(name, self._find(name).values, part)
+        is_offset = self._format is not None and self._format.offset_norms and name.endswith("norm.weight")
+        return values - 1 if is_offset else values
 
     def low_bit(self, name: str) -> DType | None:
         """The type of a matrix whose blocks plans can keep as they are; None for others."""
@@ -332,8 +339,8 @@ class GGUFCheckpoint:
         return part.cut(_unpermute(read(None), heads)).copy()
 
     def _permuted_heads(self, name: str) -> int | None:
-        if self.metadata["general.architecture"] != "llama":
-            return None  # only the llama writer interleaves the halves of a head
+        if not (self._format.permuted if self._format else self.metadata["general.architecture"] == "llama"):
+            return None  # only some writers interleave the halves of a head
         if ".q_proj." in name:
             return self.config.num_attention_heads
         return self.config.num_key_value_heads if ".k_proj." in name else None
@@ -351,11 +358,18 @@ def open_gguf(path: str | Path) -> GGUFCheckpoint:
     return GGUFCheckpoint(path, header.tensors, header.metadata)
 
 
-def _hf_name(name: str) -> str:
+def _family(metadata: Mapping[str, Any]) -> Family | None:
+    arch = str(metadata.get("general.architecture"))
+    if arch == "llama" and metadata.get("llama.expert_count"):
+        return family_of("mixtral")
+    return family_of(FAMILY_ARCHITECTURES.get(arch))
+
+
+def _hf_name(name: str, names: Mapping[str, str]) -> str:
     match = re.fullmatch(r"(blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
-    if match is None or match[3] not in _NAMES:
+    if match is None or match[3] not in names:
         return name
-    return f"model.layers.{match[2]}.{_NAMES[match[3]]}.{match[4]}" if match[1] else f"{_NAMES[match[3]]}.{match[4]}"
+    return f"{names['layer']}.{match[2]}.{names[match[3]]}.{match[4]}" if match[1] else f"{names[match[3]]}.{match[4]}"
 
 
 def _unpermute(array: Array, heads: int) -> Array:
@@ -375,7 +389,7 @@ def permute(array: Array, heads: int) -> Array:
 def gguf_name(name: str) -> str:
     """The name that a GGUF file has for a Hugging Face name."""
     match = re.fullmatch(r"(?:model\.layers\.(\d+)\.)?(.+)\.(weight|bias)", name)
-    own = {hf: short for short, hf in _NAMES.items()}
+    own = {hf: short for short, hf in _NAMES.items() if short != "layer"}
     if match is None or match[2] not in own:
         raise LoadError(f"GGUF files have no name for the tensor {name!r}")
     return f"{f'blk.{match[1]}.' if match[1] else ''}{own[match[2]]}.{match[3]}"
@@ -398,8 +412,8 @@ _READ = frozenset(
 class _Keys:
     """The metadata under the name of the architecture, with the types that are wanted."""
 
-    def __init__(self, metadata: Mapping[str, Any]) -> None:
-        self.arch, self.metadata = metadata.get("general.architecture"), metadata
+    def __init__(self, metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> None:
+        self.arch, self.metadata, self.tensors = metadata.get("general.architecture"), metadata, tensors
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return an entry; an array of equal numbers, one for each layer, counts as that number."""
@@ -420,27 +434,29 @@ class _Keys:
 
 def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> LlamaConfig:
     """Return the configuration in a file, or say what is wrong with it."""
-    keys = _Keys(metadata)
-    if not isinstance(keys.arch, str) or keys.arch not in ARCHITECTURES:
-        raise LoadError(f"unsupported architecture {keys.arch!r}", fix=f"supported: {', '.join(ARCHITECTURES)}")
+    keys = _Keys(metadata, tensors)
+    family = _family(metadata)
+    if not isinstance(keys.arch, str) or (keys.arch not in ARCHITECTURES and family is None):
+        supported = ", ".join((*ARCHITECTURES, *FAMILY_ARCHITECTURES))
+        raise LoadError(f"unsupported architecture {keys.arch!r}", fix=f"supported: {supported}")
     if not np.isin(metadata.get("split.count", 1), (0, 1)).all():
         raise LoadError("the model is split into several files", fix="merge them with gguf-split --merge")
-    if keys.number("expert_count"):
+    read = _READ if family is None or family.gguf is None else {*_READ, *family.gguf.keys}
+    if keys.number("expert_count") and "expert_used_count" not in read:
         raise LoadError("mixture-of-experts models are not supported")
     if not keys.get("attention.causal", True):
         why = "every token of it sees those behind it, so that it can't continue a text"
         raise LoadError("attention.causal is false: the model is an encoder", why=why)
     for name, value in metadata.items():
         key = name.removeprefix(f"{keys.arch}.")
-        if key not in (name, *_READ) and not isinstance(value, np.ndarray) and changes_numbers(key, value):
+        if key not in (name, *read) and not isinstance(value, np.ndarray) and changes_numbers(key, value):
             raise LoadError(f"unsupported metadata {name!r}", why=f"it is {value!r:.60}")
     head_dim = _check_shapes(keys, tensors)
     turned = keys.number("rope.dimension_count", head_dim)
     if keys.arch == "llama" and turned != head_dim:
         raise LoadError(f"rope.dimension_count is {turned}, but a head has {head_dim} values")
-    stored = tensors["blk.0.attn_q.weight"].kind if "blk.0.attn_q.weight" in tensors else "F32"
-    family: Any = None if keys.arch == "llama" else keys.arch
-    return LlamaConfig(
+    stored = next((tensors[n].kind for n in ("blk.0.attn_q.weight", "blk.0.attn_qkv.weight") if n in tensors), "F32")
+    arguments: dict[str, Any] = dict(
         vocab_size=tensors["token_embd.weight"].shape[0],
         hidden_size=keys.number("embedding_length"),
         intermediate_size=keys.number("feed_forward_length"),
@@ -449,11 +465,11 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
         num_key_value_heads=keys.number("attention.head_count_kv"),
         head_dim=head_dim,
         max_position_embeddings=keys.number("context_length"),
-        rms_norm_eps=keys.number("attention.layer_norm_rms_epsilon", 1e-6),
+        rms_norm_eps=keys.number("attention.layer_norm_rms_epsilon", keys.number("attention.layer_norm_epsilon", 1e-6)),
         rope_theta=keys.number("rope.freq_base", 10000.0),
         rope_scaling=_rope(keys, tensors),
         partial_rotary_factor=turned / head_dim,
-        attention_bias="blk.0.attn_q.bias" in tensors,
+        attention_bias="blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors,
         attention_out_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_down.bias" in tensors,
         qk_norm="blk.0.attn_q_norm.weight" in tensors,
@@ -462,9 +478,17 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
         eos_token_id=metadata.get("tokenizer.ggml.eos_token_id"),
         pad_token_id=metadata.get("tokenizer.ggml.padding_token_id"),
         sliding_window=keys.number("attention.sliding_window"),
-        model_type=family,
         dtype=FLOATS.get(stored, FLOATS["F32"]).name,
     )
+    if family is not None and family.gguf is not None:
+        made = family.gguf.config
+        arguments["model_type"] = FAMILY_ARCHITECTURES.get(keys.arch, "mixtral")
+        arguments["hidden_act"] = made.defaults.get("hidden_act", made.hidden_act)
+        family.gguf.complete(keys, arguments)
+        return made(**arguments)  # type: ignore[no-any-return]
+    if keys.arch != "llama":
+        arguments["model_type"] = keys.arch
+    return LlamaConfig(**arguments)
 
 
 def _check_shapes(keys: _Keys, tensors: Mapping[str, StoredTensor]) -> int:
@@ -502,7 +526,8 @@ def _rope(keys: _Keys, tensors: Mapping[str, StoredTensor]) -> dict[str, Any] | 
             # llama.cpp multiplies this key with the factor that other formats mean by attention_factor.
             values["attention_factor"] = attention * (1.0 + 0.1 * math.log(max(factor, 1.0)))
         return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **values}
-    if kind == "longrope" and found.keys() == set(ROPE_TENSORS[1:]):
+    # Files of Phi-3 do not name the kind.
+    if (kind == "longrope" or keys.arch == "phi3") and found.keys() == set(ROPE_TENSORS[1:]):
         long, short = found["rope_factors_long.weight"], found["rope_factors_short.weight"]
     elif kind in ("none", "linear") and found.keys() == {"rope_freqs.weight"}:
         # Llama 3's scaling comes as one divisor for each frequency: longrope with equal factors is just that.

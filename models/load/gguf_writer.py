@@ -216,6 +216,9 @@ def _stored(tensor: StoredTensor) -> Written:
 
 def _from_directory(opened: OpenModel) -> Source:
     config, weights = opened.config, opened.weights
+    if opened.family is not None:
+        fix = "convert it with llama.cpp, and quantize the GGUF file"
+        raise LoadError(f"a {config.model_type} model can't be written from its Hugging Face files", fix=fix)
     arch = "llama" if config.model_type == "mistral" else config.model_type
     if config.hidden_act not in ("silu", "swish"):
         raise LoadError(f"a GGUF file of a {arch} model can't say hidden_act {config.hidden_act!r}")

@@ -27,11 +27,18 @@ _DEFAULT = [
     r"\p{N}+",
     r"[0-9][0-9][0-9]",
 ]
+_FALCON = [r"[\p{P}\$\+<=>\^~\|`]+", _DEFAULT[1], _DEFAULT[3]]
+_SHORTENED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT4O = [
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SHORTENED}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SHORTENED}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+]
 PRE_TOKENIZERS: dict[str, list[str] | str | None] = {
     "default": _DEFAULT, "gpt-2": None, "gpt2": None, "olmo": None,
     "smollm": "digits", "starcoder": "digits", "refact": "digits",
     "llama-bpe": _LLAMA3, "llama3": _LLAMA3, "llama-v3": _LLAMA3,
-    "qwen2": _QWEN2, "deepseek-r1-qwen": _QWEN2, "tekken": _TEKKEN,
+    "qwen2": _QWEN2, "deepseek-r1-qwen": _QWEN2, "tekken": _TEKKEN, "falcon": _FALCON, "command-r": "digits",
+    "gpt-4o": _GPT4O, "dbrx": _LLAMA3, "smaug-bpe": _LLAMA3, "stablelm2": [*_QWEN2],
 }  # fmt: skip
 _LONGEST_PIECE = 512  # characters; SentencePiece's own vocabularies have 16, or some more for spaces
 _WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")  # these want a BOS as well

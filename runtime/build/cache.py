@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 
@@ -51,7 +52,7 @@ _PLACE_ERRORS = "ENOSPC EDQUOT EFBIG EROFS EACCES EPERM ENOTDIR EIO ESTALE".spli
 _PLACE_TEXTS = ("No space left on device", "Disk quota exceeded", "Read-only file system")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BuildKey:
     """Everything that may change the machine code; what is not here must not affect it."""
 
@@ -64,10 +65,14 @@ class BuildKey:
     language: str = "c"  # "c" or "cuda": names the files of the entry
 
     def digest(self) -> str:
+        return self._digest
+
+    @functools.cached_property
+    def _digest(self) -> str:
         """The name of the entry: sha256 of all fields, but for comments in C: they hold the user's lines, which move
         whenever a file is edited above them."""
         source = without_comments(self.source) if self.language == "c" else self.source
-        parts = asdict(self) | {"source": source, "format": FORMAT}
+        parts = {f.name: getattr(self, f.name) for f in fields(self)} | {"source": source, "format": FORMAT}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

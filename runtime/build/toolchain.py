@@ -141,11 +141,11 @@ def plan_build(
     target: str,
     abi: int,
     headers: Sequence[tuple[str, str]] = (),
-    parts: Sequence[str] = (),
+    parts: Callable[[], Sequence[str]] = tuple,
 ) -> tuple[cache.BuildKey, Callable[[Path], None]]:
     """The key of a C plan and the function that builds it: what cache.get_or_build and load take.
 
-    `parts` are translation units that together are the source: they are compiled side by side.
+    `parts` gives translation units that together are the source, if there are such: they are compiled side by side.
     """
     compiler = known_compiler()
     whole = build_flags(flags, compiler)  # asked once: the binary must be what the key says
@@ -157,8 +157,9 @@ def plan_build(
         if "-fopenmp" not in whole:
             text = f"plans run on one thread: {compiler.path} does not compile and link with -fopenmp"
             cache_places.warn_once("openmp", f"{text}; once that is repaired, `monoplan doctor` asks again")
-        if len(parts) > 1:
-            log = compile_parts(folder, parts, whole, compiler)
+        units = parts()
+        if len(units) > 1:
+            log = compile_parts(folder, units, whole, compiler)
         else:
             log = _compile(compiler, whole[:-1], folder / "plan.c", folder / "plan.so", whole[-1:])
         if not (folder / "plan.so").is_file():

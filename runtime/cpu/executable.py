@@ -16,7 +16,7 @@ import numpy as np
 
 from monoplan.codegen.kernels import Gather
 from monoplan.codegen.plan import Plan, Step
-from monoplan.codegen.source import Source, headers, origins
+from monoplan.codegen.source import Source, headers, included, origins
 from monoplan.codegen.target import Target, cpu_target
 from monoplan.codegen.views import Buffer
 from monoplan.ir.dims import evaluate
@@ -216,7 +216,7 @@ class CpuExecutable:
             target=features.detect().key,
             abi=ABI,
             headers=self.build_headers(),
-            parts=self.parts(),
+            parts=self.parts,
         )
         try:
             return toolchain.load(key, build, self.ffi.dlopen)
@@ -229,7 +229,7 @@ class CpuExecutable:
 
     def build_headers(self) -> tuple[tuple[str, str], ...]:
         """Names and texts of the headers that the source includes."""
-        return headers("cpu")
+        return included(self.text, headers("cpu"))
 
     def enter(self, args: Any, error: Any) -> int:
         """Calls the entry point."""

@@ -22,7 +22,7 @@ import mmap
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -66,25 +66,25 @@ class Keeping:
 
 def kept_or_packed(
     graph: Graph, uses: Sequence[ParamUse], source: Source, keeping: Keeping | None, progress: Progress | None = None
-) -> tuple[list[Array], bool]:
+) -> tuple[list[Array], bool, Callable[[], None]]:
     """The plan's params as `prepare` makes them, and whether nothing was packed for it.
 
-    What is packed is written to the cache meanwhile and afterwards, by a thread.
+    What was packed is written to the cache by a thread, which the third result begins: later than the compilers, for
+    which it would leave less of the machine.
     """
     entry = None if keeping is None or keeping.limit == 0 else _entry_of(graph, uses, source, keeping)
     if keeping is None or entry is None:
-        return prepare(graph, uses, source, progress), False
+        return prepare(graph, uses, source, progress), False, lambda: None
     arrays = entry.recall()
     found = arrays is not None
     # The rest comes from no file: tables that the configuration gives. They are small.
     rest = [i for i in range(len(uses)) if not found or i not in entry.places]
     made = dict(zip(rest, prepare(graph, [uses[i] for i in rest], source, progress), strict=True))
-    if arrays is None:
-        arrays = [made[i] for i in entry.places]
-        _begin_writing(entry, arrays, keeping.limit)
-    else:
+    if arrays is not None:
         made |= dict(zip(entry.places, arrays, strict=True))
-    return [made[i] for i in range(len(uses))], found
+        return [made[i] for i in range(len(uses))], True, lambda: None
+    begin = functools.partial(_begin_writing, entry, [made[i] for i in entry.places], keeping.limit)
+    return [made[i] for i in range(len(uses))], False, begin
 
 
 _writers: set[threading.Thread] = set()

@@ -255,6 +255,8 @@ case("full", shape=(2,), value=1e39, dtype=TESTED, only="f")
 
 # -- lookups --------------------------------------------------------------------------------------------------
 
+case("expert_linear", "T[b, 37]", arg("T[4, 19, 37]", param=True), arg("i64[b, 3]", 0, 3))
+case("expert_linear", "T[b, 2, 9]", "T[5, 8, 9]", arg("i32[b, 2]", 0, 4), arg("T[5, 8, 9]", param=True), gate="silu")
 case("embedding", arg("i64[b, s]", 0, 10), arg("T[11, 6]", param=True))
 case("embedding", arg("u8[s]", 0, 10), "T[11, 6]")
 case("embedding", arg("i16[]", 0, 3), "T[4, 2]")

@@ -174,6 +174,15 @@ static inline void __threadfence() {}
 template <typename T> static inline T __ldcg(const T *p) { return *p; }
 template <typename T> static inline T __shfl_xor_sync(unsigned, T v, int d) { emu::publish(v); const T r = emu::read<T>(emu::block->current->lane ^ d); emu::leave(); return r; }
 template <typename T> static inline T __shfl_sync(unsigned, T v, int lane) { emu::publish(v); const T r = emu::read<T>(lane); emu::leave(); return r; }
+static inline unsigned __ballot_sync(unsigned, bool v)
+{
+    emu::publish(v);
+    unsigned all = 0;
+    for (int lane = 0; lane < 32; ++lane) all |= (unsigned)emu::read<bool>(lane) << lane;
+    emu::leave();
+    return all;
+}
+static inline int __ffs(int v) { return __builtin_ffs(v); }
 template <typename T> static inline T __shfl_up_sync(unsigned, T v, int d)
 {
     emu::publish(v);

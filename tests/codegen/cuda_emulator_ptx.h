@@ -37,6 +37,8 @@ static inline unsigned mp_permute(unsigned a, unsigned b, unsigned which)
 }
 static inline unsigned mp_and_or(unsigned a, unsigned mask, unsigned more) { return (a & mask) | more; }
 static inline unsigned mp_rotate(unsigned v, int right) { return v >> (right & 31) | (right & 31 ? v << (32 - (right & 31)) : 0); }
+static inline int __float2int_rn(float f) { return f != f ? 0 : (int)nearbyintf(f); }
+static inline float mp_max_nan(float a, float b) { return a != a || a > b ? a : b; }
 static inline unsigned mp_fma_brains(unsigned a, unsigned b, unsigned c)
 {
     auto one = [](unsigned v, int upper) { return __uint_as_float(upper ? v & 0xffff0000u : v << 16); };
@@ -71,6 +73,19 @@ template <typename Widen> static inline void mma(float *c, int rows, const Fragm
     }
     leave();
 }
+template <typename A> static inline void mma_bytes(int *c, const Fragments &mine)
+{
+    publish(mine);
+    const int lane = block->current->lane, g = lane / 4, t = lane % 4;
+    for (int i = 0; i < 4; ++i) {
+        const int row = g + i / 2 * 8, n = 2 * t + i % 2;
+        for (int k = 0; k < 32; ++k) {
+            const Fragments a = read<Fragments>(row % 8 * 4 + k % 16 / 4), b = read<Fragments>(n * 4 + k % 16 / 4);
+            c[i] += (A)(a.a[(row >= 8) + 2 * (k >= 16)] >> k % 4 * 8) * (int8_t)(b.b[k >= 16] >> k % 4 * 8);
+        }
+    }
+    leave();
+}
 static inline float half(unsigned w, int upper) { return mp_half_to_float((unsigned short)(upper ? w >> 16 : w)); }
 static inline uint4 matrices(mp_shared address, bool transposed)
 {
@@ -92,6 +107,8 @@ static inline uint4 matrices(mp_shared address, bool transposed)
 }  // namespace emu
 static inline void mp_mma_bf16(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) { emu::mma(c, 16, {{a0, a1, a2, a3}, {b0, b1}}, emu::brain); }
 static inline void mp_mma_f16(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) { emu::mma(c, 16, {{a0, a1, a2, a3}, {b0, b1}}, emu::half); }
+static inline void mp_mma_u8(int (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) { emu::mma_bytes<uint8_t>(c, {{a0, a1, a2, a3}, {b0, b1}}); }
+static inline void mp_mma_s8(int (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) { emu::mma_bytes<int8_t>(c, {{a0, a1, a2, a3}, {b0, b1}}); }
 static inline void mp_mma_top(float (&c)[2], unsigned a0, unsigned a2, unsigned b0, unsigned b1) { emu::mma(c, 8, {{a0, 0, a2, 0}, {b0, b1}}, emu::brain); }
 static inline unsigned mp_transpose(unsigned v)
 {

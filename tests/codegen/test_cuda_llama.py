@@ -1,4 +1,4 @@
-"""A small LLaMA as a CUDA plan, fused and rolled: prompt, single tokens and batches, on the emulator and on a GPU."""
+"""Small models as CUDA plans, fused and rolled: prompt, single tokens and batches, on the emulator and on a GPU."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import bind_symbols, interpret
 from monoplan.ir.types import LOW_BITS
 from monoplan.models.config import LlamaConfig
+from monoplan.models.families import family_of
 from monoplan.models.generate.generation import GenerationStep, step_specs
 from monoplan.models.llama import LlamaForCausalLM
 from monoplan.runtime.cpu.weights import Source
@@ -41,7 +42,19 @@ MODELS: dict[str, tuple[str, int, int, int, dict[str, Any]]] = {
     "no bias, 96": ("bfloat16", 4, 2, 96, {"attention_bias": False}),
     "12 bits": ("bfloat16", 4, 2, 64, {"hidden_size": 256, "intermediate_size": 512}),
     "q5_1": ("bfloat16", 4, 2, 64, {"hidden_size": 192, "attention_bias": False}),  # a low-bit type of all matrices
-}
+    "gemma2": (
+        "bfloat16", 4, 2, 64,
+        {
+            "model_type": "gemma2", "sliding_window": 7, "attn_logit_softcapping": 2.0, "attention_bias": False,
+            "layer_types": ("sliding_attention", "full_attention", "sliding_attention"), "hidden_act": "gelu_fast",
+        },
+    ),
+    "gemma3": ("float32", 4, 2, 32, {"model_type": "gemma3_text", "qk_norm": True, "attention_bias": False}),
+    "gpt2": ("bfloat16", 2, 2, 64, {"model_type": "gpt2", "hidden_act": "gelu_new"}),
+    "phi3": ("bfloat16", 4, 2, 64, {"model_type": "phi3", "partial_rotary_factor": 0.75, "attention_bias": False}),
+    "cohere": ("float32", 4, 2, 32, {"model_type": "cohere", "norm_heads": True}),
+    "mixtral": ("bfloat16", 2, 1, 64, {"model_type": "mixtral", "attention_bias": False}),
+}  # fmt: skip
 
 
 @functools.cache
@@ -55,7 +68,9 @@ def model(name: str) -> tuple[Graph, dict[str, Any]]:
 def traced(name: str) -> tuple[Graph, Any]:
     dtype, heads, kv_heads, dim, extra = MODELS[name]
     sizes = {"hidden_size": 128, "intermediate_size": 192} | extra
-    config = LlamaConfig(
+    family = family_of(extra.get("model_type"))
+    made, causal_lm = (LlamaConfig, LlamaForCausalLM) if family is None else (family.gguf.config, family.model)
+    config = made(
         vocab_size=150,
         num_hidden_layers=3,
         num_attention_heads=heads,
@@ -66,7 +81,7 @@ def traced(name: str) -> tuple[Graph, Any]:
         dtype=dtype,
         **sizes,
     )
-    lm = LlamaForCausalLM.from_config(config, seed=3)
+    lm = causal_lm.from_config(config, seed=3)
     for n, p in lm.named_parameters():
         if "norm" in n:
             p.load((1 + 0.2 * np.random.default_rng(len(n)).normal(size=p.shape)).astype(np.float32))

@@ -110,7 +110,7 @@ def test_a_bad_part_is_reported_with_the_line_of_the_whole(
         for p in source.parts()
     ]
     key, build = toolchain.plan_build(
-        bad, cpu.flags_for(cpu.host_target()), target="test", abi=1, headers=headers("cpu"), parts=pieces
+        bad, cpu.flags_for(cpu.host_target()), target="test", abi=1, headers=headers("cpu"), parts=lambda: pieces
     )
     with pytest.raises(CompileError, match=rf"plan\.c:{line}:.*nowhere") as error:
         cache.get_or_build(key, build)

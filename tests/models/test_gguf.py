@@ -290,8 +290,8 @@ def test_per_layer_numbers_and_key_length(tmp_path: Path) -> None:
 
 
 def test_another_architecture_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="unsupported architecture 'gemma2'"):
-        open_gguf(write(tmp_path / "m.gguf", weights("qwen2"), "gemma2"))
+    with pytest.raises(LoadError, match="unsupported architecture 'mamba'"):
+        open_gguf(write(tmp_path / "m.gguf", weights("qwen2"), "mamba"))
 
 
 def test_qwen_may_rotate_a_part_of_a_head(tmp_path: Path) -> None:

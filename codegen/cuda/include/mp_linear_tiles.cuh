@@ -1,9 +1,10 @@
 /* Products by weights in tiles (mp_tiles.cuh), which are decoded in registers and multiplied by tensor cores: one row of x
  * (the decode kernel), a few of them, and the weights expanded for many.
  *
- * A format F whose groups of columns have scales needs the sums of each group apart. With one row of x the right operand
- * has columns to spare: column 2 t of the result is group t of four, column 2 t + 1 the same for the rest of x that bf16
- * does not hold (x times the norm's weight is exact in the two of them). Where x is not, the right operand is 0. */
+ * One row of x leaves columns of the right operand to spare: x is there in two parts, in bf16 and the rest that bf16 does
+ * not hold, or in the upper and the lower byte of 16 bits, times a scale of each 32 columns: 15 bits of the largest of
+ * them. Codes of whole numbers multiply these bytes, and their sums are exact. Groups of columns that have scales need their
+ * sums apart: columns 2 t and 2 t + 1 of the result are group t of four, and elsewhere the right operand is 0. */
 #include "mp_tiles.cuh"
 #include "mp_vec.cuh"
 
@@ -15,8 +16,121 @@ MP_FN void mp_put_eight(unsigned char *group, const int eighth, const uint32_t (
     *(uint2 *)(to + 16) = make_uint2(words[2], words[3]);
 }
 
+MP_FN void mp_put_brains(unsigned char *group, const float (&f)[8], const int lane)
+{
+    uint32_t high[4], low[4];
+    MP_UNROLL
+    for (int i = 0; i < 4; ++i) {
+        high[i] = mp_pack_brain(f[2 * i], f[2 * i + 1]);
+        const float rest0 = f[2 * i] - mp_bits_to_float(high[i] << 16);
+        const float rest1 = f[2 * i + 1] - mp_bits_to_float(high[i] & 0xffff0000u);
+        low[i] = mp_pack_brain(rest0, rest1);
+    }
+    mp_put_eight(group, lane % 4, high);
+    mp_put_eight(group + 64, lane % 4, low);
+}
+
+/* Eight neighbours as whole numbers, by a lane that has as many of a tile: for each 32 columns
+ * [upper byte, lower byte][lane t][half][4 columns]. What is no number makes the scale none. */
+template <typename F> MP_FN void mp_put_bytes(unsigned char *tile, int *sums, const float (&f)[8], const int lane)
+{
+    float most = 0.0f;
+    MP_UNROLL
+    for (int i = 0; i < 8; ++i) most = mp_max_nan(most, fabsf(f[i]));
+    most = mp_max_nan(most, __shfl_xor_sync(~0u, most, 1));
+    most = mp_max_nan(most, __shfl_xor_sync(~0u, most, 2));
+    const float times = most > 1e-30f ? 32512.0f / most : 0.0f;
+    uint32_t upper[2] = {0, 0}, lower[2] = {0, 0};
+    int sum = 0;
+    MP_UNROLL
+    for (int i = 0; i < 8; ++i) {
+        const int n = __float2int_rn(f[i] * times), high = (n + 128) >> 8;
+        upper[i / 4] |= (uint32_t)(high & 255) << i % 4 * 8;
+        lower[i / 4] |= (uint32_t)((n - high * 256) & 255) << i % 4 * 8;
+        sum += n;
+    }
+    unsigned char *const to = tile + lane / 4 * 64 + lane % 2 * 16 + lane % 4 / 2 * 4;
+    *(uint32_t *)to = upper[0], *(uint32_t *)(to + 8) = upper[1];
+    *(uint32_t *)(to + 32) = lower[0], *(uint32_t *)(to + 40) = lower[1];
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    if (F::GROUP == 32) sum += __shfl_xor_sync(~0u, sum, 2);
+    enum { EACH = F::GROUP == 16 ? 2 : 4 };
+    if (lane % EACH == 0) sums[lane / EACH] = sum;
+    if (lane % 4 == 0) ((float *)sums)[F::PARTS * 4 + lane / 4] = most > 1e-30f ? most * (1.0f / 32512.0f) : most * 0.0f;
+}
+
 /* Where a column of a tile is in 32 columns that mp_put_eight has put. */
 MP_FN int mp_place_of(const int column) { return column % 16 / 4 * 16 + column % 32 / 16 * 8 + column % 4 * 2; }
+
+/* y0 and y1 += a tile times a row of x, rows g and g + 8; of codes in groups the lanes of a four have a part each. */
+template <typename F>
+MP_FN void mp_row_by_bytes(float &y0, float &y1, const unsigned char *tile, const unsigned char *xs, const int *sums,
+    const unsigned char *nothing, const int lane)
+{
+    const int t = lane % 4;
+    MP_UNROLL
+    for (int p = 0; p < F::PARTS; ++p) {
+        int c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0}; /* two chains of products */
+        float scale[2], low[2] = {0.0f, 0.0f};
+        F::scales(scale, low, tile, p, lane);
+        MP_UNROLL
+        for (int m = 0; m < F::CHUNKS; ++m) {
+            mp_bytes b;
+            F::bytes(b, tile, p * F::CHUNKS + m, lane);
+            MP_UNROLL
+            for (int j = 0; j < 2; ++j) { /* 32 columns */
+                const unsigned char *const at = xs + ((p * F::CHUNKS + m) * 2 + j) * 64 + lane % 8 * 8;
+                uint2 u;
+                if (F::GROUP == 16) {
+                    u = *(const uint2 *)(lane / 16 == j ? at : nothing);
+                    if (lane / 8 % 2) u.x = 0;
+                    else u.y = 0;
+                } else {
+                    u = *(const uint2 *)(lane / 8 == 2 * m + j ? at : nothing);
+                }
+                if (F::SIGNED) mp_mma_s8(j ? d : c, b[2 * j][0], b[2 * j][1], b[2 * j + 1][0], b[2 * j + 1][1], u.x, u.y);
+                else mp_mma_u8(j ? d : c, b[2 * j][0], b[2 * j][1], b[2 * j + 1][0], b[2 * j + 1][1], u.x, u.y);
+            }
+        }
+        const int sum = F::LOWS || F::SUBTRACTED ? sums[p * 4 + t] : 0, less = F::SUBTRACTED * sum;
+        const float x_scale = ((const float *)sums)[F::PARTS * 4 + (F::GROUP == 16 ? p * 2 + t / 2 : p * 4 + t)];
+        y0 = fmaf(scale[0] * x_scale, (float)((c[0] + d[0]) * 256 + (c[1] + d[1]) - less), y0);
+        y1 = fmaf(scale[1] * x_scale, (float)((c[2] + d[2]) * 256 + (c[3] + d[3]) - less), y1);
+        if (F::LOWS) {
+            const float x_sum = x_scale * (float)sum;
+            y0 = fmaf(low[0], x_sum, y0);
+            y1 = fmaf(low[1], x_sum, y1);
+        }
+    }
+}
+template <typename F>
+MP_FN void mp_row_by_brains(float &y0, float &y1, const unsigned char *tile, const unsigned char *xs, const int lane)
+{
+    float c[4] = {}, d[4] = {}, scale[2], low[2];
+    const int g = lane / 4;
+    F::scales(scale, low, tile, 0, lane);
+    MP_UNROLL
+    for (int m = 0; m < 4; ++m) {
+        mp_words a;
+        F::words(a, tile, m, lane);
+        MP_UNROLL
+        for (int j = 0; j < 2; ++j) {
+            const uint4 u = *(const uint4 *)(xs + m * 256 + j * 128 + lane % 8 * 16);
+            mp_mma_bf16(c, a[2 * j][0], a[2 * j][1], a[2 * j][2], a[2 * j][3], u.x, u.y);
+            mp_mma_bf16(d, a[2 * j + 1][0], a[2 * j + 1][1], a[2 * j + 1][2], a[2 * j + 1][3], u.z, u.w);
+        }
+    }
+    y0 = fmaf(scale[0], (c[0] + c[1]) + (d[0] + d[1]), y0);
+    y1 = fmaf(scale[1], (c[2] + c[3]) + (d[2] + d[3]), y1);
+    for (int e = 1; e <= F::exceptions(tile); ++e) {
+        const uint32_t one = F::list(tile)[e];
+        const unsigned char *const at = xs + mp_exception_column(one) / 32 * 128 + mp_place_of(mp_exception_column(one));
+        const float x = mp_load_bf16(*(const mp_bf16 *)at) + mp_load_bf16(*(const mp_bf16 *)(at + 64));
+        const float more = scale[0] * mp_exception_excess(one) * x;
+        if (mp_exception_row(one) == g) y0 += more;
+        if (mp_exception_row(one) == g + 8) y1 += more;
+    }
+}
 
 /* One row: y = epilogue(w · norm(x)).
  *
@@ -30,16 +144,17 @@ MP_FN void mp_linear_tiles_row(const unsigned char *w, const X *x, const G *norm
     enum { K = S::K, N = S::N, STRIPS = (N + 15) / 16, TILES = (K + 255) / 256, GRID = S::GRID, WARPS = S::WARPS };
     enum { SLICES = S::SLICES, GROUPS = WARPS / SLICES, SLICE = (TILES + SLICES - 1) / SLICES, BATCH = S::BATCH };
     enum { UNITS = (SLICE + BATCH - 1) / BATCH, RING = S::RING, EARLY = S::EARLY, GENTLE = S::GENTLE, LATE = S::LATE };
-    enum { SLOT = BATCH * F::BYTES, MOST = (STRIPS + GRID - 1) / GRID, XS = SLICE * 1024, EVEN = SLICE * SLICES == TILES };
-    enum { SUMMED = F::LOWS || F::OFFSET, SUMS = SUMMED ? SLICE * F::PARTS * 4 : 0, WHOLE = EVEN && K % 256 == 0 && SLICE % BATCH == 0 };
+    enum { SLOT = BATCH * F::BYTES, MOST = (STRIPS + GRID - 1) / GRID, XS = SLICE * (F::INTEGERS ? 512 : 1024), EVEN = SLICE * SLICES == TILES };
+    enum { SUMS = F::INTEGERS ? F::PARTS * 4 + 8 : 0, WHOLE = EVEN && K % 256 == 0 && SLICE % BATCH == 0 };
     MP_DYNAMIC_SHARED(dynamic);
     __shared__ float squares[SLICES];
     __shared__ uint4 zero;
     typedef float sums_of_slice[MOST * 16];
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, slice = warp % SLICES, group = warp / SLICES;
     unsigned char *const xs = dynamic + WARPS * RING * SLOT + warp * XS;
-    float *const sums = (float *)(dynamic + WARPS * (RING * SLOT + XS)) + warp * SUMS;
-    sums_of_slice *const part = (sums_of_slice *)(dynamic + WARPS * (RING * SLOT + XS + SUMS * 4));
+    /* Of each tile the sums of x over groups, then the scales of x: numbers of 32 columns. */
+    int *const sums = (int *)(dynamic + WARPS * (RING * SLOT + XS)) + warp * SLICE * SUMS;
+    sums_of_slice *const part = (sums_of_slice *)(dynamic + WARPS * (RING * SLOT + XS + SLICE * SUMS * 4));
     const int s0 = (int)((int64_t)STRIPS * blockIdx.x / GRID), strips = (int)((int64_t)STRIPS * (blockIdx.x + 1) / GRID) - s0;
     const int p0 = s0 * 8, pairs = (int)mp_min(strips * 8, (N + 1) / 2 - p0);
     const int tiles = EVEN ? (int)SLICE : (int)mp_min((int)SLICE, TILES - slice * SLICE); /* may be less than 0 */
@@ -94,32 +209,17 @@ MP_FN void mp_linear_tiles_row(const unsigned char *w, const X *x, const G *norm
     float square = 0.0f;
     MP_UNROLL
     for (int v = 0; v < SLICE; ++v) {
-        float f[8], g[8], sum = 0.0f;
+        float f[8], g[8];
         if (!live[v]) mp_vec_zero<X, 8>(values[v]);
         mp_vec_floats<X, 8>(f, values[v]);
         if (S::GAMMA) mp_vec_floats<G, 8>(g, gamma[v]);
-        uint32_t high[4], low[4];
         MP_UNROLL
         for (int i = 0; i < 8; ++i) {
             if (S::RMS) square = fmaf(f[i], f[i], square);
             if (S::GAMMA) f[i] *= g[i];
-            sum += f[i];
         }
-        MP_UNROLL
-        for (int i = 0; i < 4; ++i) {
-            high[i] = mp_pack_brain(f[2 * i], f[2 * i + 1]);
-            const float rest0 = f[2 * i] - mp_bits_to_float(high[i] << 16);
-            const float rest1 = f[2 * i + 1] - mp_bits_to_float(high[i] & 0xffff0000u);
-            low[i] = mp_pack_brain(rest0, rest1);
-        }
-        unsigned char *const to = xs + (v * 8 + lane / 4) * 128;
-        mp_put_eight(to, lane % 4, high);
-        mp_put_eight(to + 64, lane % 4, low);
-        if (SUMMED) { /* a lane has eight columns of a group */
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            if (F::GROUP == 32) sum += __shfl_xor_sync(~0u, sum, 2);
-            if (lane % (F::GROUP / 8 + !F::GROUP) == 0) sums[v * F::PARTS * 4 + lane / (F::GROUP / 8 + !F::GROUP)] = sum;
-        }
+        if constexpr (F::INTEGERS) mp_put_bytes<F>(xs + v * 512, sums + v * SUMS, f, lane);
+        else mp_put_brains(xs + (v * 8 + lane / 4) * 128, f, lane);
     }
     if (S::RMS) {
         square = mp_warp_sum(square);
@@ -139,7 +239,7 @@ MP_FN void mp_linear_tiles_row(const unsigned char *w, const X *x, const G *norm
             for (int n = 0; n < BATCH; ++n) {
                 const int number = unit * BATCH + n;
                 if (!WHOLE && number >= tiles) break;
-                const unsigned char *const tile = ring + slot * SLOT + n * F::BYTES, *const own = xs + number * 1024;
+                const unsigned char *const tile = ring + slot * SLOT + n * F::BYTES, *const own = xs + number * (XS / SLICE);
                 if (F::is_raw(tile)) {
                     float c[4] = {};
                     MP_UNROLL_BY(1)
@@ -157,44 +257,8 @@ MP_FN void mp_linear_tiles_row(const unsigned char *w, const X *x, const G *norm
                     y1 += c[2] + c[3];
                     continue;
                 }
-                MP_UNROLL
-                for (int p = 0; p < F::PARTS; ++p) {
-                    float c[4] = {}, d[4] = {}, scale[2], low[2] = {0.0f, 0.0f}; /* two chains of products */
-                    F::scales(scale, low, tile, p, lane);
-                    MP_UNROLL
-                    for (int m = 0; m < F::CHUNKS; ++m) {
-                        mp_words a;
-                        F::template decode<false>(a, tile, p * F::CHUNKS + m, lane);
-                        MP_UNROLL
-                        for (int j = 0; j < 2; ++j) { /* 32 columns */
-                            const unsigned char *const pair = own + (p * F::CHUNKS + m) * 256 + j * 128 + lane % 8 * 16;
-                            uint4 u;
-                            if (F::GROUP == 16) {
-                                const uint2 even = *(const uint2 *)(lane / 8 == 2 * j ? pair : nothing);
-                                const uint2 odd = *(const uint2 *)(lane / 8 == 2 * j + 1 ? pair + 8 : nothing);
-                                u = make_uint4(even.x, even.y, odd.x, odd.y);
-                            } else {
-                                u = *(const uint4 *)(F::GROUP == 0 || lane / 8 == 2 * m + j ? pair : nothing);
-                            }
-                            mp_mma_bf16(c, a[2 * j][0], a[2 * j][1], a[2 * j][2], a[2 * j][3], u.x, u.y);
-                            mp_mma_bf16(d, a[2 * j + 1][0], a[2 * j + 1][1], a[2 * j + 1][2], a[2 * j + 1][3], u.z, u.w);
-                        }
-                    }
-                    float v0 = (c[0] + c[1]) + (d[0] + d[1]), v1 = (c[2] + c[3]) + (d[2] + d[3]);
-                    const float sum = SUMMED ? sums[(number * F::PARTS + p) * 4 + t] : 0.0f;
-                    if (F::OFFSET) v0 = fmaf(-(float)F::OFFSET, sum, v0), v1 = fmaf(-(float)F::OFFSET, sum, v1);
-                    y0 = fmaf(scale[0], v0, y0);
-                    y1 = fmaf(scale[1], v1, y1);
-                    if (F::LOWS) y0 = fmaf(low[0], sum, y0), y1 = fmaf(low[1], sum, y1);
-                    for (int e = 1; e <= F::exceptions(tile); ++e) {
-                        const uint32_t one = F::list(tile)[e];
-                        const unsigned char *const at = own + mp_exception_column(one) / 32 * 128 + mp_place_of(mp_exception_column(one));
-                        const float x_value = mp_load_bf16(*(const mp_bf16 *)at) + mp_load_bf16(*(const mp_bf16 *)(at + 64));
-                        const float more = scale[0] * mp_exception_excess(one) * x_value;
-                        if (mp_exception_row(one) == g) y0 += more;
-                        if (mp_exception_row(one) == g + 8) y1 += more;
-                    }
-                }
+                if constexpr (F::INTEGERS) mp_row_by_bytes<F>(y0, y1, tile, own, sums + number * SUMS, nothing, lane);
+                else mp_row_by_brains<F>(y0, y1, tile, own, lane);
             }
             __syncwarp();
             issue(i + RING, slot);
@@ -315,7 +379,7 @@ MP_FN void mp_linear_tiles_few(const unsigned char *w, const mp_bf16 *xs, float 
             for (int m = 0; m < F::CHUNKS; ++m) {
                 mp_words a;
                 if (F::is_raw(tile)) F::read_raw(a, tile, raw, p * F::CHUNKS + m, lane);
-                else F::template decode<true>(a, tile, p * F::CHUNKS + m, lane);
+                else F::words(a, tile, p * F::CHUNKS + m, lane);
                 MP_UNROLL
                 for (int j = 0; j < 2; ++j) {
                     uint4 b[TILES];

@@ -39,6 +39,7 @@ MP_PTX unsigned int mp_and_or(unsigned int a, unsigned int mask, unsigned int mo
 }
 MP_PTX unsigned int mp_rotate(unsigned int v, int right) { return __funnelshift_r(v, v, right); }
 #if __CUDA_ARCH__ >= 800
+MP_PTX float mp_max_nan(float a, float b) { float r; asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
 MP_PTX unsigned int mp_fma_brains(unsigned int a, unsigned int b, unsigned int c)
 {
     unsigned int d;
@@ -100,6 +101,14 @@ template <int N> MP_PTX void mp_copy_wait() {}
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1)); }
 MP_MMA(mp_mma_bf16, "bf16")
 MP_MMA(mp_mma_f16, "f16")
+/* c[16][8] += a[16][32] b[32][8] of bytes, exact; lane 4g + t holds a: (g, 4t ..) (g + 8, 4t ..) (g, 16 + 4t ..) (g + 8, ..),
+ * b: (4t .., g) (16 + 4t .., g). b is signed. */
+#define MP_MMA_BYTES(name, type) \
+    MP_PTX void name(int (&c)[4], unsigned int a0, unsigned int a1, unsigned int a2, unsigned int a3, unsigned int b0, unsigned int b1) { \
+        asm volatile("mma.sync.aligned.m16n8k32.row.col.s32." type ".s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+            : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1)); }
+MP_MMA_BYTES(mp_mma_u8, "u8")
+MP_MMA_BYTES(mp_mma_s8, "s8")
 /* The same with rows 8 to 15 of a zero: only rows 0 to 7 of c are kept. */
 MP_PTX void mp_mma_top(float (&c)[2], unsigned int a0, unsigned int a2, unsigned int b0, unsigned int b1)
 {

@@ -1,14 +1,79 @@
 /* Weights as tensor cores take them: tiles of 16 rows x 256 columns, [strip of 16 rows][tile along k], of any format.
  *
- * A tile is the left operand of 16 steps of mma, 16 columns each. Lane 4 g + t holds columns 4 t to 4 t + 3 of a step, in
- * rows g and g + 8, as four words of two neighbours: (g; 4 t, 4 t + 1), (g + 8; the same), (g; 4 t + 2, 4 t + 3),
- * (g + 8; the same). x lies so that the right operand agrees. Four steps are a chunk; codes lie in pieces of 16 bytes
- * for each lane. Behind the codes of a tile come its scales, in the order in which lanes need them.
+ * A tile is the left operand of 16 steps of 16 columns each. Lane 4 g + t holds columns 4 t to 4 t + 3 of a step, in rows g
+ * and g + 8: that is what mma takes, of bytes two steps at a time, of bf16 one, if x lies so that the right operand agrees.
+ * Four steps are a chunk; codes lie in pieces of 16 bytes for each lane. Behind the codes of a tile come its scales, in the
+ * order in which lanes need them.
  *
- * A format is mp_weight_tile<Codes, Scales, ZERO>. Codes::decode makes the words of a chunk: whole numbers, exact in bf16,
- * or bf16 itself. With EXACT they are the numbers; else they are above them by Codes::BASE + ZERO, which is cheaper where
- * the sum of x is known. Scales::get gives a lane the scale (and what is added) of its own group of columns: group t of
- * four, in rows g and g + 8. A value is scale (number - ZERO) + low. */
+ * A format is mp_weight_tile<Codes, Scales, ZERO>. Codes of whole numbers have bytes(), which gives a chunk as bytes: four
+ * columns of row g, and of row g + 8, for each step. Codes of bf16 have words(): (g; 4 t, 4 t + 1), (g + 8; the same),
+ * (g; 4 t + 2, 4 t + 3), (g + 8; the same), for each step. Scales::get gives a lane the scale (and what is added) of its own
+ * group of columns: group t of four, in rows g and g + 8. A value is scale (number - ZERO) + low. */
+
+typedef uint32_t mp_bytes[4][2];
+typedef uint32_t mp_words[4][4];
+
+/* Whole numbers of LOW + HIGH bits: LOW is 4 or 2, HIGH are one or two bits above them, in pieces of their own. */
+template <int LOW, int HIGH> struct mp_codes {
+    enum { PIECES = LOW + HIGH, INTEGERS = 1, SIGNED = 0, EXCEPTIONS = 0 };
+    static MP_FN uint32_t shifted(const uint32_t v, const int right) { return right >= 0 ? v >> right : v << -right; }
+    static MP_FN void bytes(mp_bytes &b, const unsigned char *tile, const int chunk, const int lane)
+    {
+        const int two = chunk / 2 * 512 + lane * 16 + chunk % 2 * 8; /* where two words of a chunk are */
+        const unsigned char *const high = tile + LOW * 512;
+        uint32_t lows[4] = {0, 0, 0, 0}, above[2] = {0, 0};
+        if (LOW == 4) {
+            const uint4 v = *(const uint4 *)(tile + chunk * 512 + lane * 16);
+            lows[0] = v.x, lows[1] = v.y, lows[2] = v.z, lows[3] = v.w;
+        } else {
+            const uint2 v = *(const uint2 *)(tile + two);
+            lows[0] = v.x, lows[1] = v.y;
+        }
+        if (HIGH == 1) above[0] = *(const uint32_t *)(high + lane * 16 + chunk * 4);
+        if (HIGH == 2) {
+            const uint2 v = *(const uint2 *)(high + two);
+            above[0] = v.x, above[1] = v.y;
+        }
+        MP_UNROLL
+        for (int k = 0; k < 8; ++k) { /* steps, and rows of a step */
+            const uint32_t from = LOW == 4 ? lows[k / 2] >> k % 2 * 4 : lows[k / 4] >> k % 4 * 2;
+            uint32_t w = from & (LOW == 4 ? 0x0f0f0f0fu : 0x03030303u);
+            if (HIGH == 1) w = mp_and_or(shifted(above[0], k - LOW), 0x01010101u << LOW, w);
+            if (HIGH == 2) w = mp_and_or(shifted(above[k / 4], k % 4 * 2 - LOW), 0x03030303u << LOW, w);
+            b[k / 2][k % 2] = w;
+        }
+    }
+};
+
+struct mp_codes_bytes {
+    enum { PIECES = 8, INTEGERS = 1, SIGNED = 1, EXCEPTIONS = 0 };
+    static MP_FN void bytes(mp_bytes &b, const unsigned char *tile, const int chunk, const int lane)
+    {
+        MP_UNROLL
+        for (int half = 0; half < 2; ++half) {
+            const uint4 v = *(const uint4 *)(tile + (2 * chunk + half) * 512 + lane * 16);
+            b[2 * half][0] = v.x, b[2 * half][1] = v.y, b[2 * half + 1][0] = v.z, b[2 * half + 1][1] = v.w;
+        }
+    }
+};
+
+/* Four bits are the number of a signed byte in a table of 16. */
+template <uint32_t A, uint32_t B, uint32_t C, uint32_t D> struct mp_codes_table {
+    enum { PIECES = 4, INTEGERS = 1, SIGNED = 1, EXCEPTIONS = 0 };
+    static MP_FN uint32_t look_up(const uint32_t codes)
+    {
+        const uint32_t low = mp_permute(A, B, codes & 0x7777u), high = mp_permute(C, D, codes & 0x7777u);
+        const uint32_t upper = mp_permute(0x0000ff00u, 0, codes >> 3 & 0x1111u); /* bytes whose code is 8 or more */
+        return (high & upper) | (low & ~upper);
+    }
+    static MP_FN void bytes(mp_bytes &b, const unsigned char *tile, const int chunk, const int lane)
+    {
+        const uint4 v = *(const uint4 *)(tile + chunk * 512 + lane * 16);
+        const uint32_t codes[4] = {v.x, v.y, v.z, v.w};
+        MP_UNROLL
+        for (int step = 0; step < 4; ++step) b[step][0] = look_up(codes[step]), b[step][1] = look_up(codes[step] >> 16);
+    }
+};
 
 /* bf16 of a small whole number, twice. */
 MP_FN constexpr uint32_t mp_two_brains(const int value)
@@ -19,87 +84,21 @@ MP_FN constexpr uint32_t mp_two_brains(const int value)
     return ((value < 0 ? 0x8000u : 0u) | exponent << 7 | (magnitude & 127)) * 0x10001u;
 }
 
-typedef uint32_t mp_words[4][4]; /* of a chunk: steps, and words of a step */
-
-/* Whole numbers of LOW + HIGH bits: LOW is 4 or 2, HIGH are one or two bits above them, in pieces of their own. They
- * become 2^bits + number by taking the upper bits of the significand, then the rest is subtracted. */
-template <int LOW, int HIGH> struct mp_codes {
-    enum { BITS = LOW + HIGH, BASE = 1 << BITS, SHIFT = 7 - BITS, PIECES = LOW + HIGH, EXCEPTIONS = 0 };
-    template <int ZERO, bool EXACT> static MP_FN void decode(mp_words &a, const unsigned char *tile, const int chunk, const int lane)
-    {
-        constexpr uint32_t less = mp_two_brains(-(BASE + ZERO));
-        const uint32_t one = 0x3f803f80u, magic = (127u + BITS) * 0x00800080u;
-        const unsigned char *const high = tile + LOW * 512;
-        uint4 low = make_uint4(0, 0, 0, 0);
-        if (LOW == 4) {
-            low = *(const uint4 *)(tile + chunk * 512 + lane * 16);
-        } else {
-            const uint2 two = *(const uint2 *)(tile + chunk / 2 * 512 + lane * 16 + chunk % 2 * 8);
-            low.x = two.x, low.y = two.y;
-        }
-        uint32_t above[2] = {0, 0};
-        if (HIGH == 1) above[0] = *(const uint32_t *)(high + lane * 16 + chunk * 4);
-        if (HIGH == 2) {
-            const uint2 two = *(const uint2 *)(high + chunk / 2 * 512 + lane * 16 + chunk % 2 * 8);
-            above[0] = two.x, above[1] = two.y;
-        }
-        const uint32_t lows[4] = {low.x, low.y, low.z, low.w};
-        const uint32_t mask = ((1u << LOW) - 1) << SHIFT, upper = ((1u << HIGH) - 1) << (SHIFT + LOW);
-        MP_UNROLL
-        for (int i = 0; i < 16; ++i) { /* words are stored so that the first one needs no rotation */
-            uint32_t w = mp_rotate(LOW == 4 ? lows[i / 4] : lows[i / 8], LOW == 4 ? i % 4 * 4 : i % 8 * 2);
-            w = mp_and_or(w, mask * 0x10001u, magic);
-            if (HIGH == 1) w = mp_and_or(mp_rotate(above[0], i), upper * 0x10001u, w);
-            if (HIGH == 2) w = mp_and_or(mp_rotate(above[i / 8], i % 8 * 2), upper * 0x10001u, w);
-            a[i / 4][i % 4] = EXACT ? mp_fma_brains(w, one, less) : w;
-        }
-    }
-};
-
-/* Four signed bytes as bf16, in two words: the lower seven bits and the sign's 128 are both exact above 128. */
-MP_FN void mp_bytes_to_brains(uint32_t &first, uint32_t &second, const uint32_t bytes)
+/* Bytes less ZERO as two words of bf16: the lower seven bits, and a sign's 128, are both exact above 128. */
+template <bool SIGNED, int ZERO> MP_FN void mp_bytes_to_brains(uint32_t &first, uint32_t &second, const uint32_t bytes)
 {
-    const uint32_t minus = 0xbf80bf80u, magic = 0x43004300u; /* -1, 128 */
+    const uint32_t magic = 0x43004300u; /* 128 */
     const uint32_t low = mp_permute(bytes, 0, 0x4140), high = mp_permute(bytes, 0, 0x4342);
-    first = mp_fma_brains(mp_and_or(low, 0x00800080u, magic), minus, mp_and_or(low, 0x007f007fu, magic));
-    second = mp_fma_brains(mp_and_or(high, 0x00800080u, magic), minus, mp_and_or(high, 0x007f007fu, magic));
+    if (SIGNED) {
+        const uint32_t minus = 0xbf80bf80u;
+        first = mp_fma_brains(mp_and_or(low, 0x00800080u, magic), minus, mp_and_or(low, 0x007f007fu, magic));
+        second = mp_fma_brains(mp_and_or(high, 0x00800080u, magic), minus, mp_and_or(high, 0x007f007fu, magic));
+    } else {
+        constexpr uint32_t less = mp_two_brains(-(128 + ZERO));
+        first = mp_fma_brains(low | magic, 0x3f803f80u, less);
+        second = mp_fma_brains(high | magic, 0x3f803f80u, less);
+    }
 }
-
-struct mp_codes_bytes {
-    enum { BASE = 0, PIECES = 8, EXCEPTIONS = 0 };
-    template <int ZERO, bool EXACT> static MP_FN void decode(mp_words &a, const unsigned char *tile, const int chunk, const int lane)
-    {
-        MP_UNROLL
-        for (int half = 0; half < 2; ++half) {
-            const uint4 v = *(const uint4 *)(tile + (2 * chunk + half) * 512 + lane * 16);
-            mp_bytes_to_brains(a[2 * half][0], a[2 * half][1], v.x);
-            mp_bytes_to_brains(a[2 * half][2], a[2 * half][3], v.y);
-            mp_bytes_to_brains(a[2 * half + 1][0], a[2 * half + 1][1], v.z);
-            mp_bytes_to_brains(a[2 * half + 1][2], a[2 * half + 1][3], v.w);
-        }
-    }
-};
-
-/* Four bits are the number of a signed byte in a table of 16. */
-template <uint32_t A, uint32_t B, uint32_t C, uint32_t D> struct mp_codes_table {
-    enum { BASE = 0, PIECES = 4, EXCEPTIONS = 0 };
-    static MP_FN uint32_t look_up(const uint32_t codes)
-    {
-        const uint32_t low = mp_permute(A, B, codes & 0x7777u), high = mp_permute(C, D, codes & 0x7777u);
-        const uint32_t upper = mp_permute(0x0000ff00u, 0, codes >> 3 & 0x1111u); /* bytes whose code is 8 or more */
-        return (high & upper) | (low & ~upper);
-    }
-    template <int ZERO, bool EXACT> static MP_FN void decode(mp_words &a, const unsigned char *tile, const int chunk, const int lane)
-    {
-        const uint4 v = *(const uint4 *)(tile + chunk * 512 + lane * 16);
-        const uint32_t codes[4] = {v.x, v.y, v.z, v.w};
-        MP_UNROLL
-        for (int step = 0; step < 4; ++step) {
-            mp_bytes_to_brains(a[step][0], a[step][1], look_up(codes[step]));
-            mp_bytes_to_brains(a[step][2], a[step][3], look_up(codes[step] >> 16));
-        }
-    }
-};
 
 /* bf16 in 12 bits, of which nothing is lost: the sign, three bits of the exponent, and the lower byte. The exponent's
  * other bits are those of 2^-15 to 2^1, and the tile has a power of two of its own. Eight words stand behind the codes:
@@ -108,8 +107,8 @@ template <uint32_t A, uint32_t B, uint32_t C, uint32_t D> struct mp_codes_table 
  * behind all tiles of the weight, [tile][chunk][step][lane][4 words]; its second word says which one. */
 enum { MP_RAW = 1 << 16 };
 struct mp_codes_12 {
-    enum { BASE = 0, PIECES = 12, EXCEPTIONS = 1 };
-    template <int ZERO, bool EXACT> static MP_FN void decode(mp_words &a, const unsigned char *tile, const int chunk, const int lane)
+    enum { PIECES = 12, INTEGERS = 0, SIGNED = 0, EXCEPTIONS = 1 };
+    static MP_FN void words(mp_words &a, const unsigned char *tile, const int chunk, const int lane)
     {
         const unsigned char *const from = tile + chunk * 3 * 512 + lane * 16;
         const uint4 codes = *(const uint4 *)from, first = *(const uint4 *)(from + 512), second = *(const uint4 *)(from + 1024);
@@ -196,10 +195,23 @@ struct mp_scales_tile { /* the power of two of a tile in 12 bits */
 template <typename Codes, typename Scales, int ZERO> struct mp_weight_tile {
     enum { CODES = Codes::PIECES * 512, BYTES = CODES + Scales::BYTES, GROUP = Scales::GROUP, LOWS = Scales::LOWS };
     enum { PARTS = GROUP == 16 ? 4 : GROUP == 32 ? 2 : 1, CHUNKS = 4 / PARTS }; /* parts have four groups each */
-    enum { OFFSET = Codes::BASE ? Codes::BASE + ZERO : 0, EXCEPTIONS = Codes::EXCEPTIONS };
-    template <bool EXACT> static MP_FN void decode(mp_words &a, const unsigned char *tile, const int chunk, const int lane)
+    enum { EXCEPTIONS = Codes::EXCEPTIONS, INTEGERS = Codes::INTEGERS, SIGNED = Codes::SIGNED, SUBTRACTED = ZERO };
+    static MP_FN void bytes(mp_bytes &b, const unsigned char *tile, const int chunk, const int lane)
     {
-        Codes::template decode<ZERO, EXACT>(a, tile, chunk, lane);
+        Codes::bytes(b, tile, chunk, lane);
+    }
+    /* The same as bf16, exact. */
+    static MP_FN void words(mp_words &a, const unsigned char *tile, const int chunk, const int lane)
+    {
+        if constexpr (INTEGERS) {
+            mp_bytes b;
+            Codes::bytes(b, tile, chunk, lane);
+            MP_UNROLL
+            for (int i = 0; i < 8; ++i)
+                mp_bytes_to_brains<SIGNED, ZERO>(a[i / 2][i % 2], a[i / 2][2 + i % 2], b[i / 2][i % 2]);
+        } else {
+            Codes::words(a, tile, chunk, lane);
+        }
     }
     static MP_FN void scales(float (&scale)[2], float (&low)[2], const unsigned char *tile, const int part, const int lane)
     {
@@ -237,7 +249,7 @@ template <typename F, typename Put> MP_FN void mp_tile_values(const unsigned cha
             const int chunk = part * F::CHUNKS + m;
             mp_words a;
             if (F::is_raw(tile)) F::read_raw(a, tile, raw, chunk, lane);
-            else F::template decode<true>(a, tile, chunk, lane);
+            else F::words(a, tile, chunk, lane);
             MP_UNROLL
             for (int step = 0; step < 4; ++step) {
                 const int group = F::GROUP == 16 ? step : F::GROUP == 32 ? m * 2 + step / 2 : t, owner = g * 4 + group;

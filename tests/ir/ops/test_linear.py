@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import FLOATS, DType, tensor_type
 from tests.ir.support import infer, refuses, run
 from tests.tolerances import check
@@ -27,6 +28,32 @@ def test_linear(dtype: DType, with_bias: bool, rng: np.random.Generator) -> None
         wanted[b, s, o] = dot(x[b, s], w[o]) + (0.0 if bias is None else float(bias[o]))
     check(run("linear", x, w, bias), wanted, dtype, "matmul")
     check(run("linear", x[0, 0], w, bias), wanted[0, 0], dtype, "matmul")
+
+
+@pytest.mark.parametrize("gate", ["", "silu"])
+def test_expert_linear(gate: str, rng: np.random.Generator) -> None:
+    x, w, up = (rng.standard_normal(shape).astype(np.float32) for shape in ((3, 5), (4, 6, 5), (4, 6, 5)))
+    ids = np.array([[0, 3], [2, 2], [3, 0]])
+    wanted = np.empty((3, 2, 6))
+    for r, j, n in np.ndindex(wanted.shape):
+        wanted[r, j, n] = dot(x[r], w[ids[r, j], n])
+        if gate:
+            first = wanted[r, j, n]
+            wanted[r, j, n] = first / (1 + math.exp(-first)) * dot(x[r], up[ids[r, j], n])
+    found = run("expert_linear", x, w, ids, up if gate else None, gate=gate)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    again = run("expert_linear", np.repeat(x[:, None], 2, 1), w, ids, up if gate else None, gate=gate)
+    np.testing.assert_array_equal(again, found)
+
+
+def test_expert_linear_refuses() -> None:
+    x, w, ids = tensor_type("f32", "n", 5), tensor_type("f32", 4, 6, 5), tensor_type("i64", "n", 2)
+    refuses("a gate and a weight `up` belong together", "expert_linear", x, w, ids, None, gate="silu")
+    refuses("is not one of", "expert_linear", x, w, ids, w, gate="tanh")
+    refuses("x must be", "expert_linear", tensor_type("f32", "n", 4), w, ids)
+    refuses("needs f32, bf16 or f16", "expert_linear", tensor_type("f64", "n", 5), w, ids)
+    with pytest.raises(ArgumentError, match="there are 4 experts"):
+        run("expert_linear", np.ones((1, 5), np.float32), np.ones((4, 6, 5), np.float32), np.array([[4]]))
 
 
 def test_linear_with_wide_activations() -> None:

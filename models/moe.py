@@ -1,0 +1,256 @@
+"""Mixtures of experts: Mixtral, Qwen3-MoE. A router chooses a few MLPs for each token; only theirs are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monoplan.frontend import functional as F
+from monoplan.frontend.layers import Linear
+from monoplan.frontend.module import Module
+from monoplan.frontend.parameter import Parameter, normal
+from monoplan.frontend.tensor import Tensor
+from monoplan.ir.errors import LoadError
+from monoplan.ir.ops.linear import GATES
+from monoplan.ir.types import DType, Part, as_dtype
+from monoplan.models.config import LlamaConfig, same
+from monoplan.models.families import GGUF, Family
+from monoplan.models.llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaModel
+from monoplan.models.load.checkpoint import Weights
+from monoplan.models.load.weight_file import Origin
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class MixtralConfig(LlamaConfig):
+    """Mixtral."""
+
+    keys: ClassVar[Mapping[str, str]] = {
+        **same("num_experts_per_tok sliding_window"), "num_local_experts": "num_experts"
+    }  # fmt: skip
+    also: ClassVar[tuple[str, ...]] = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+        "attention_bias": False, "rope_theta": 1e6,
+    }  # fmt: skip
+    num_experts: int = 8
+    num_experts_per_tok: int = 2
+    norm_topk_prob: bool = True
+    moe_intermediate_size: int | None = None  # None: intermediate_size
+    decoder_sparse_step: int = 1
+    mlp_only_layers: tuple[int, ...] = ()
+
+    def __post_init__(self, torch_dtype: Any) -> None:
+        super().__post_init__(torch_dtype)
+        self._set("mlp_only_layers", tuple(self.mlp_only_layers or ()))
+        if not 0 < self.num_experts_per_tok <= self.num_experts:
+            raise LoadError(f"{self.num_experts_per_tok} of {self.num_experts} experts can't be chosen")
+        if self.activation not in GATES:
+            raise LoadError(f"hidden_act {self.hidden_act!r} is not supported in experts")
+
+    def layer_has_experts(self, layer: int) -> bool:
+        """Say whether a layer has experts in place of one MLP."""
+        return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
+
+
+@dataclass(frozen=True)
+class Qwen3MoeConfig(MixtralConfig):
+    """Qwen3-MoE."""
+
+    keys: ClassVar[Mapping[str, str]] = same(
+        "attention_bias num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob decoder_sparse_step"
+        " mlp_only_layers sliding_window use_sliding_window"
+    )
+    also: ClassVar[tuple[str, ...]] = (
+        *MixtralConfig.also, "max_window_layers", "num_local_experts",
+    )  # fmt: skip
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
+        "num_key_value_heads": 4, "max_position_embeddings": 32768, "attention_bias": False, "bos_token_id": None,
+        "eos_token_id": None, "qk_norm": True, "num_experts": 128, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768, "norm_topk_prob": False, "sliding_window": 4096,
+    }  # fmt: skip
+
+    @property
+    def use_sliding_window(self) -> bool:
+        """A key of config.json."""
+        return self.sliding_window is not None
+
+    @classmethod
+    def complete(cls, arguments: dict[str, Any], data: Mapping[str, Any]) -> None:
+        if not arguments.pop("use_sliding_window", False):
+            arguments["sliding_window"] = None
+        if "num_experts" not in data and "num_local_experts" in data:  # the name that transformers 5 writes
+            arguments["num_experts"] = data["num_local_experts"]
+
+
+class Matrices(Module):
+    """A matrix for each expert."""
+
+    def __init__(self, experts: int, inputs: int, outputs: int, dtype: str) -> None:
+        super().__init__()
+        self.weight = Parameter(normal((experts, outputs, inputs), as_dtype(dtype)))
+
+
+class Experts(Module):
+    """The MLPs of a layer."""
+
+    def __init__(self, config: MixtralConfig) -> None:
+        super().__init__()
+        count, hidden = config.num_experts, config.hidden_size
+        inner = config.moe_intermediate_size or config.intermediate_size
+        self.gate_proj = Matrices(count, hidden, inner, config.dtype)
+        self.up_proj = Matrices(count, hidden, inner, config.dtype)
+        self.down_proj = Matrices(count, inner, hidden, config.dtype)
+        self.act = config.activation
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        gate, up, down = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
+        return F.expert_linear(F.expert_linear(x, gate, ids, up, gate=self.act), down, ids)
+
+
+class SparseMLP(Module):
+    """The sum of the chosen experts' results, times the router's probabilities."""
+
+    def __init__(self, config: MixtralConfig) -> None:
+        super().__init__()
+        self.gate = Linear(config.hidden_size, config.num_experts, bias=False, dtype=config.dtype)
+        self.experts, self.choices = Experts(config), config.num_experts_per_tok
+        self.normalized = config.norm_topk_prob
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, seq, hidden = x.shape
+        rows = x.reshape(batch * seq, hidden)
+        scores = self.gate(rows).float()
+        if self.normalized:  # probabilities of all, divided by their sum over the chosen: a softmax of these
+            scores, ids = F.topk(scores, self.choices)
+            share = F.softmax(scores, -1)
+        else:
+            share, ids = F.topk(F.softmax(scores, -1), self.choices)
+        y = self.experts(rows, ids).view(batch, seq, self.choices, hidden)
+        return (y * share.view(batch, seq, self.choices, 1)).sum(2).to(x.dtype)  # type: ignore[no-any-return]
+
+
+class MoeDecoderLayer(LlamaDecoderLayer):
+    """LLaMA's with experts."""
+
+    def __init__(self, config: MixtralConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        if config.layer_has_experts(layer_idx):
+            self.mlp = SparseMLP(config)  # type: ignore[assignment]
+
+
+class MoeModel(LlamaModel):
+    layer_class = MoeDecoderLayer
+
+
+class MoeForCausalLM(LlamaForCausalLM):
+    """Mixtral and Qwen3-MoE."""
+
+    model_class = MoeModel
+
+
+@dataclass(frozen=True)
+class ExpertsLayout:
+    """Files with a tensor for each expert; `names` of its matrices by ours, `block` the name of the MLP."""
+
+    names: Mapping[str, str]
+    block: str = "mlp"
+
+    def open(self, weights: Weights, config: Any) -> Weights:
+        return StackedExperts(weights, self)  # type: ignore[return-value]
+
+    def stored(self, state: Mapping[str, Array], config: Any) -> dict[str, Array]:
+        """Our tensors as the files have them."""
+        found: dict[str, Array] = {}
+        for name, values in state.items():
+            head, _, tail = name.partition(".mlp.experts.")
+            if tail:
+                theirs = self.names[tail.removesuffix(".weight")]
+                found |= {f"{head}.{self.block}.experts.{e}.{theirs}.weight": v for e, v in enumerate(values)}
+            else:
+                found[name.replace(".mlp.gate.", f".{self.block}.gate.")] = values
+        return found
+
+
+class StackedExperts:
+    """The tensors of a checkpoint with those of all experts as one."""
+
+    def __init__(self, stored: Weights, layout: ExpertsLayout) -> None:
+        self.stored, self.path = stored, stored.path
+        own = {theirs: ours for ours, theirs in layout.names.items()}
+        self._names: dict[str, list[str]] = {}
+        for name in stored.names():
+            match = re.fullmatch(rf"(.*)\.{layout.block}\.experts\.(\d+)\.(\w+)\.weight", name)
+            if match is None or match[3] not in own:
+                self._names[name.replace(f".{layout.block}.gate.", ".mlp.gate.")] = [name]
+            else:
+                self._names.setdefault(f"{match[1]}.mlp.experts.{own[match[3]]}.weight", []).append(name)
+        for names in self._names.values():
+            names.sort(key=lambda name: [int(part) if part.isdigit() else part for part in name.split(".")])
+
+    def names(self) -> list[str]:
+        return list(self._names)
+
+    def _is_stack(self, name: str) -> bool:
+        return ".mlp.experts." in name
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        found = self.stored.shape(self._names[name][0])
+        return (len(self._names[name]), *found) if self._is_stack(name) else found
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        return self.stored.dtype(self._names[name][0])
+
+    def tensor(self, name: str, part: Part | None = None) -> Array:
+        if not self._is_stack(name):
+            return self.stored.tensor(self._names[name][0], part)
+        values = np.stack([self.stored.tensor(one) for one in self._names[name]])
+        return values if part is None else np.ascontiguousarray(part.cut(values))
+
+    def origin(self, name: str) -> Origin | None:
+        return None if self._is_stack(name) else self.stored.origin(self._names[name][0])
+
+    def low_bit(self, name: str) -> DType | None:
+        return None if self._is_stack(name) else self.stored.low_bit(self._names[name][0])
+
+    def blocks(self, name: str, part: Part | None = None) -> Array:
+        return self.stored.blocks(self._names[name][0], part)
+
+
+def _from_gguf(keys: Any, arguments: dict[str, Any]) -> None:
+    if keys.number("expert_used_count") is None:
+        raise LoadError("a mixture-of-experts model without expert_used_count")
+    arguments["num_experts"] = keys.number("expert_count")
+    arguments["num_experts_per_tok"] = keys.number("expert_used_count")
+    arguments["moe_intermediate_size"] = keys.number("expert_feed_forward_length")
+    arguments["norm_topk_prob"] = True  # llama.cpp always does
+
+
+_KEYS = ("expert_count", "expert_used_count", "expert_feed_forward_length")
+_NAMES = {
+    "ffn_gate_inp": "mlp.gate", "ffn_gate_exps": "mlp.experts.gate_proj", "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}  # fmt: skip
+_MIXTRAL = ExpertsLayout({"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}, "block_sparse_moe")
+_QWEN = ExpertsLayout({name: name for name in ("gate_proj", "up_proj", "down_proj")})
+FAMILIES = {
+    "mixtral": Family(
+        MixtralConfig.from_dict,
+        MoeForCausalLM,
+        GGUF("llama", MixtralConfig, _from_gguf, _KEYS, lambda config: _NAMES, permuted=True),
+        lambda config: _MIXTRAL,
+    ),
+    "qwen3_moe": Family(
+        Qwen3MoeConfig.from_dict,
+        MoeForCausalLM,
+        GGUF("qwen3moe", Qwen3MoeConfig, _from_gguf, _KEYS, lambda config: _NAMES),
+        lambda config: _QWEN,
+    ),
+}

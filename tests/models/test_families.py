@@ -1,0 +1,162 @@
+"""Model families against logits of transformers: recorded ones, and random configurations where it is installed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import monoplan as mp
+from monoplan.frontend.parameter import no_init
+from monoplan.ir.errors import LoadError
+from monoplan.models import AutoModel
+from monoplan.models.families import family_of
+from monoplan.models.load.safetensors import save_checkpoint
+from tests.golden.family_cases import KINDS, weights
+from tests.golden.weights import fingerprint
+from tests.matrices import partly
+from tests.models.family_gguf import FILES, VOCABULARY, write
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+RANDOM = 20  # configurations of each family
+ALWAYS = (("gemma2", 0), ("phi3", 0), ("gpt2", 0))  # plans of the others are made by `full`
+REFUSED: dict[str, dict[str, Any]] = {
+    "gemma2": {"use_bidirectional_attention": True},
+    "gemma3_text": {"attn_logit_softcapping": 50.0, "partial_rotary_factor": 0.5},
+    "gpt2": {"add_cross_attention": True},
+    "stablelm": {"qk_layernorm": True},
+    "falcon": {"alibi": True},
+}
+MODELS = [(kind, number) for kind in KINDS for number in range(3)]
+
+
+def golden_checkpoint(kind: str, number: int, folder: Path) -> tuple[Any, Any, Any]:
+    """Writes a recorded model to a folder; its ids and logits, and what they are of."""
+    arrays = np.load(GOLDEN / "families" / f"{kind}.npz")
+    meta = json.loads(str(arrays["meta"]))
+    model = meta["models"][number]
+    state = weights(kind, {name: tuple(shape) for name, shape in model["shapes"].items()}, model["seed"])
+    assert fingerprint(state) == model["weights_sha256"]
+    save_checkpoint(folder, state, model["config"])
+    return arrays[f"ids_{number}"], arrays[f"logits_{number}"], meta
+
+
+def logits(model: Any, ids: Any, prompt: int) -> Any:
+    """Logits of a prompt in one call, and of the rest one by one through a cache."""
+    cache = model.new_cache(1)
+    parts = [model(ids[None, :prompt], None, cache, all_logits=True)]
+    parts += [model(ids[None, at : at + 1], None, cache, all_logits=True) for at in range(prompt, len(ids))]
+    return np.concatenate([np.asarray(part) for part in parts], axis=1)[0]
+
+
+def check(found: Any, wanted: Any) -> None:
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * max(1.0, float(np.abs(wanted).max())))
+
+
+@pytest.mark.parametrize(("kind", "number"), MODELS)
+def test_logits_are_those_of_transformers(kind: str, number: int, tmp_path: Path) -> None:
+    ids, wanted, meta = golden_checkpoint(kind, number, tmp_path)
+    check(logits(AutoModel.from_pretrained(tmp_path), ids, meta["prompt"])[meta["kept"]], wanted)
+
+
+@pytest.mark.parametrize(("kind", "number"), partly(MODELS, lambda case: case in ALWAYS))
+def test_logits_of_plans_are_those_of_transformers(kind: str, number: int, tmp_path: Path) -> None:
+    ids, wanted, meta = golden_checkpoint(kind, number, tmp_path)
+    check(logits(mp.compile(AutoModel.from_pretrained(tmp_path)), ids, meta["prompt"])[meta["kept"]], wanted)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(RANDOM))
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_configurations(kind: str, seed: int, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from tests.golden import record_families as record
+
+    theirs, _ = record.make(kind, 100 + seed, tmp_path)
+    plan = mp.compile(AutoModel.from_pretrained(tmp_path))
+    random = np.random.Generator(np.random.Philox(seed))
+    ids = random.integers(0, theirs.config.vocab_size, 330)
+    for prompt, steps in ((int(random.integers(2, 65)), 30), (1, 1), (300, 30)):
+        part = ids[: prompt + steps]
+        check(logits(plan, part, prompt), record.run(theirs, part, prompt))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_model_is_the_same(kind: str, tmp_path: Path) -> None:
+    ids, _, _ = golden_checkpoint(kind, 1, tmp_path)
+    model = AutoModel.from_pretrained(tmp_path)
+    model.save_pretrained(tmp_path / "again")
+    again = AutoModel.from_pretrained(tmp_path / "again")
+    assert again.config == model.config
+    np.testing.assert_array_equal(again(ids[None, :9]).numpy(), model(ids[None, :9]).numpy())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_that_change_numbers_are_refused(kind: str, tmp_path: Path) -> None:
+    golden_checkpoint(kind, 0, tmp_path)
+    data = json.loads((tmp_path / "config.json").read_text())
+    for key, value in (("moe_num_experts", 8), ("value_residual_scale", 0.3), *REFUSED.get(kind, {}).items()):
+        (tmp_path / "config.json").write_text(json.dumps({**data, key: value}))
+        with pytest.raises(LoadError, match=key):
+            AutoModel.from_pretrained(tmp_path)
+
+
+def test_vision_towers_are_refused(tmp_path: Path) -> None:
+    golden_checkpoint("gemma3_text", 0, tmp_path)
+    text = json.loads((tmp_path / "config.json").read_text())
+    data = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 8}}
+    (tmp_path / "config.json").write_text(json.dumps(data))
+    with pytest.raises(LoadError, match="vision tower"):
+        AutoModel.from_pretrained(tmp_path)
+
+
+def gguf_pair(kind: str, folder: Path) -> tuple[Path, Path]:
+    """A checkpoint of random weights as a Hugging Face directory and as a GGUF file."""
+    written = FILES[kind]
+    family = family_of(kind)
+    data = {**written.config, "model_type": kind}
+    config = family.config(data)
+    with no_init():
+        model = family.model(config)
+    state = weights(kind, {name: p.full_shape for name, p in model.named_parameters()}, 1)
+    stored = state if family.layout is None else family.layout(config).stored(state, config)
+    save_checkpoint(folder / "hf", stored, data)
+    # The converter joins the matrices of experts, as our modules do.
+    write(folder / "model.gguf", written, state if "expert_count" in written.metadata else stored)
+    return folder / "hf", folder / "model.gguf"
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_gguf_file_is_the_same_model(kind: str, tmp_path: Path) -> None:
+    ids = np.random.Generator(np.random.Philox(1)).integers(2, VOCABULARY, 24)
+    one, other = (logits(AutoModel.from_pretrained(path), ids, 20) for path in gguf_pair(kind, tmp_path))
+    np.testing.assert_allclose(other, one, rtol=0, atol=1e-5)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", FILES)
+def test_llama_cpp_agrees_on_the_gguf_file(kind: str, tmp_path: Path) -> None:
+    xllamacpp = pytest.importorskip("xllamacpp")
+    _, path = gguf_pair(kind, tmp_path)
+    ids = np.random.Generator(np.random.Philox(1)).integers(2, VOCABULARY, 40)
+    params = xllamacpp.CommonParams()
+    params.model.path = str(path)
+    params.n_ctx, params.n_parallel, params.port, params.warmup, params.verbosity = 256, 1, 0, False, 0
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    request = {"prompt": ids.tolist(), "n_predict": 6, "cache_prompt": False, "ignore_eos": True, "temperature": 0.0}
+    request |= {"samplers": ["temperature"], "logprobs": VOCABULARY, "n_probs": VOCABULARY}
+    answer = xllamacpp.Server(params).handle_completions(request)
+    found = json.loads(answer) if isinstance(answer, str) else answer
+    steps = found["choices"][0]["logprobs"]["content"]
+    chosen = [int(step["id"]) for step in steps]
+    ours = logits(mp.compile(AutoModel.from_pretrained(path)), np.array([*ids, *chosen[:-1]]), len(ids))[len(ids) - 1 :]
+    ours = ours - np.log(np.exp(ours).sum(-1, keepdims=True))
+    for row, step in zip(ours, steps, strict=True):
+        theirs = {int(entry["id"]): entry["logprob"] for entry in step["top_logprobs"]}
+        assert len(theirs) > 1
+        np.testing.assert_allclose(
+            [row[i] for i in theirs], list(theirs.values()), rtol=0, atol=0.03
+        )  # its gelu is a table of f16
