@@ -17,8 +17,9 @@ from monoplan.ir.types import DType, as_dtype
 Array = np.ndarray[Any, Any]
 
 EPSILON = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
-# A product with low-bit weights rounds x to 15 bits, by the largest of each 32 of them; errors of many even out.
-LOW_BIT_EPSILON = 2.0**-17
+# A product with low-bit weights rounds x to 15 bits, by the largest of each 32 of them (x and weights to 16, by the
+# largest of each 256, on tile units); errors of many even out.
+LOW_BIT_EPSILON = 2.0**-16
 LARGEST = {"f64": 1.7976931348623157e308, "f32": 3.4028234663852886e38, "f16": 65504.0, "bf16": 3.3895313892515355e38}
 
 # kind: (relative, absolute), in epsilons. Halves are computed in f32 and rounded once at the end of each op.

@@ -21,7 +21,7 @@ from monoplan.frontend.module import HeldWeights, Module
 from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.types import TensorType, as_weight_dtype, bf16, plain_array
+from monoplan.ir.types import DType, TensorType, as_weight_dtype, bf16, f16, plain_array
 from monoplan.models.generate.decoding import Array, Row, Settings, greedy_arrays, pieces, sampling_arrays, whole_rows
 from monoplan.models.generate.generation import (
     GenerationMixin,
@@ -117,7 +117,12 @@ class CompiledLM(GenerationMixin):
 
     def new_cache(self, batch: int = 1, capacity: int = 0) -> KVCache:
         """An empty KV cache for `batch` rows; it grows as needed, without recompilation."""
-        return self.model.new_cache(batch, capacity, dtype=self.dtype, kv_heads=self._kv_heads())
+        return self.model.new_cache(batch, capacity, dtype=self._cache_dtype, kv_heads=self._kv_heads())
+
+    @property
+    def _cache_dtype(self) -> DType:
+        """Of keys and values: f16 beside low-bit weights, which err much more; else what the model computes in."""
+        return f16 if any(p.type.dtype.is_low_bit for p in self.model.parameters()) else self.dtype
 
     def _steps(self, rows: list[Row], session: Session | None) -> Any:
         if not self._stays:
@@ -275,9 +280,9 @@ class CompiledLM(GenerationMixin):
 
             if name == "generation":
                 step: Module = self.model.generation_step()
-                specs = step_specs(self.config, self.dtype)
+                specs = step_specs(self.config, self._cache_dtype)
             elif name == "greedy":
-                step, specs = GreedyStep(self.model), greedy_specs(self.config, self.dtype)
+                step, specs = GreedyStep(self.model), greedy_specs(self.config, self._cache_dtype)
             else:
                 step = PositionedStep(self.model)
                 ids = spec("batch", "seq", dtype="int64")
@@ -285,7 +290,7 @@ class CompiledLM(GenerationMixin):
                     "input_ids": ids,
                     "position_ids": ids,
                     "num_valid": spec("batch", dtype="int32"),
-                    "past_key_values": cache_spec(self.config, self.dtype),
+                    "past_key_values": cache_spec(self.config, self._cache_dtype),
                 }
             with sharing(self._weights):
                 self._plans[name] = Compiled(step, **self._arguments, **specs)

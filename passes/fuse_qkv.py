@@ -44,7 +44,10 @@ class _Refused(Exception):
 
 
 def fuse_qkv(graph: Graph, notes: Notes) -> Graph:
-    """Finds split(linear) whose three parts are reshaped to heads, rotated and written to two caches."""
+    """Finds split(linear) whose three parts are reshaped to heads, rotated and written to two caches.
+
+    Or two parts, with v from a linear beside it, whose low-bit weight has another format.
+    """
     if not any(op.name == "kv_update" for op in graph.ops):
         return graph
     defs = definitions(graph)
@@ -52,13 +55,16 @@ def fuse_qkv(graph: Graph, notes: Notes) -> Graph:
     facts = _Facts(distinct_readers(graph), param_values(graph), place, Overwrites(graph))
     replaced: dict[Op, Op] = {}
     for cut in graph.ops:
-        if cut.name != "split" or len(cut.results) != 3:
+        if cut.name != "split" or len(cut.results) not in (2, 3):
             continue
         source = defs.get(cut.operands[0]) if cut.operands[0] is not None else None
         if source is None or source.name not in ("linear", "fused_linear"):
             continue
+        beside = _value_product(source, facts) if len(cut.results) == 2 else None
+        if len(cut.results) == 2 and beside is None:
+            continue
         try:
-            last, made = _fuse(cut, source, facts)
+            last, made = _fuse(cut, source, beside, defs, facts)
         except _Refused as reason:
             notes.missed("fuse-qkv", source, str(reason))
             continue
@@ -76,16 +82,39 @@ def fuse_qkv(graph: Graph, notes: Notes) -> Graph:
     return drop_dead(graph.replace(ops=tuple(ops)))
 
 
-def _fuse(cut: Op, source: Op, facts: _Facts) -> tuple[Op, Op]:
+def _value_product(source: Op, facts: _Facts) -> Op | None:
+    """The product of v beside that of q and k: of the same x, with a low-bit weight in another format."""
+    x, weight, bias = source.operands[:3]
+    if source.name != "linear" or x is None or weight is None or bias is not None or not weight.type.dtype.is_low_bit:
+        return None
+    for op in facts.readers.get(x, ()):
+        if op is not None and op is not source and op.name == "linear" and op.operands[2] is None:
+            other = op.operands[1]
+            if other in facts.fixed and other.type.dtype.is_low_bit and other.type.dtype != weight.type.dtype:
+                return op
+    return None
+
+
+def _norm_before(source: Op, beside: Op, defs: Mapping[Value, Op], facts: _Facts) -> Op | None:
+    """The norm that only these two products read: merged, they would have taken it."""
+    x = source.operands[0]
+    norm = defs.get(x) if x is not None else None
+    fits = norm is not None and norm.name == "rms_norm" and norm.attrs["dims"] == 1 and norm.operands[1] in facts.fixed
+    return norm if fits and x is not None and facts.readers[x] == {source, beside} else None
+
+
+def _fuse(cut: Op, source: Op, beside: Op | None, defs: Mapping[Value, Op], facts: _Facts) -> tuple[Op, Op]:
     """The last op of the group and the fused op that takes its place."""
     x, weight = source.operands[:2]
     assert x is not None and weight is not None
+    before = None if beside is None else _norm_before(source, beside, defs, facts)
     if source.name == "fused_linear" and (source.attrs["gated"] or source.attrs["expr"] != "x0"):
         raise _Refused("the product has another epilogue already")
     if weight not in facts.fixed or weight.type.dtype.values not in _FAST or x.type.dtype not in _FAST:
         raise _Refused("the packed product takes a constant weight and floats up to f32")
     _only(source.result, facts.readers)
-    q, k, v = (_follow(part, facts.readers) for part in cut.results)
+    parts = cut.results if beside is None else (*cut.results, beside.result)
+    q, k, v = (_follow(part, facts.readers) for part in parts)
     if q.rope is None or k.rope is None or v.rope is not None or v.norm is not None:
         raise _Refused("q and k must be rotated, v must not")
     if q.rope.operands[1:] != k.rope.operands[1:] or dict(q.rope.attrs) != dict(k.rope.attrs):
@@ -100,10 +129,12 @@ def _fuse(cut: Op, source: Op, facts: _Facts) -> tuple[Op, Op]:
         raise _Refused("the norms of q and k differ in eps")
     last = max((q.rope, k_write, v_write), key=lambda op: facts.place[op])
     results = (q.rope.result, k_write.result, v_write.result)
-    _check_order(last, source, results, facts)
+    _check_order(last, [op for op in (source, beside, before) if op is not None], results, facts)
     head = [*source.operands, None, None] if source.name == "linear" else list(source.operands)
+    if before is not None:
+        head[3] = before.operands[1]
     operands = [
-        x,
+        x if before is None else before.operands[0],
         weight,
         *q.rope.operands[1:4],
         k_write.operands[0],
@@ -112,13 +143,14 @@ def _fuse(cut: Op, source: Op, facts: _Facts) -> tuple[Op, Op]:
         *head[2:5],
         q.norm.operands[1] if q.norm else None,
         k.norm.operands[1] if k.norm else None,
+        None if beside is None else beside.operands[1],
     ]
     attrs: dict[str, Any] = {
         "heads": q.heads,
         "kv_heads": k.heads,
         "algo": q.rope.attrs["algo"],
-        "norm": source.attrs.get("norm", "none"),
-        "eps": source.attrs.get("eps", 0.0),
+        "norm": source.attrs.get("norm", "none") if before is None else "rms",
+        "eps": source.attrs.get("eps", 0.0) if before is None else before.attrs["eps"],
         "qk_eps": eps.pop() if eps else 0.0,
     }
     try:
@@ -168,13 +200,13 @@ def _write(v: Value, readers: Readers) -> Op:
     return op
 
 
-def _check_order(last: Op, source: Op, results: tuple[Value, ...], facts: _Facts) -> None:
+def _check_order(last: Op, sources: list[Op], results: tuple[Value, ...], facts: _Facts) -> None:
     """Every reader of the three results must come after the place where the fused op will stand."""
     for r in results:
         for op in facts.readers.get(r, ()):
             if op is not None and facts.place[op] <= facts.place[last]:
                 raise _Refused(f"{op.results[0]} reads {r} before the whole group is ready")
-    if reason := facts.overwrites.refusal([source], facts.place[last]):
+    if reason := facts.overwrites.refusal(sources, facts.place[last]):
         raise _Refused(reason)
 
 

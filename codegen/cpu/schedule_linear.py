@@ -22,7 +22,10 @@ NEAR_BYTES, FAR_BYTES = 4096, 32768  # few rows: how far ahead weights are prefe
 NEON_NEAR_BYTES, NEON_FAR_BYTES = 512, 1024  # Neoverse-N1 cores look ahead themselves: f32 is 20 % faster so
 TILE_PIECE = 8  # panels that a thread takes at a time, so that it knows which one to prefetch next
 TILE_LEAST = 4  # panels that a thread takes at a time in the end where x passes in strips, which come from far away
-BLOCK_ROWS = 4  # rows that a pass over a panel of low-bit blocks serves: unpacking its codes is shared by them
+BLOCK_ROWS, WIDE_BLOCK_ROWS = 4, 8  # rows that a pass over low-bit blocks serves at most; with vectors of 512 bits
+BLOCK_NEAR_BYTES, BLOCK_FAR_BYTES = 2048, 8192  # the same of low-bit blocks
+BLOCK_PANELS = 4  # panels of such blocks that are finished at once: small pieces of work for many threads
+BLOCK_CHUNK, BLOCK_STRIP = 512, 1024  # tile units: rows that share expanded weights, and k of them in L2, 1 MB
 TILE_FEW = (1, 4, 8)  # rows whose three parts are rows of one or two tiles
 TILE_SOME = 2  # rows of heads that are finished at a time between tile steps
 TILE_EVERY = 4  # steps after which the rows of all of them are finished, of other products: in pauses, not in each step
@@ -114,7 +117,8 @@ def linear_layout(target: Target, weight: TensorType, epilogue: str, head_dim: i
     if not target.is_cpu:  # row-major; rows that an epilogue needs together are neighbours
         return Layout(found.name, order=order, head_dim=head_dim)
     panel = found.panel(target)
-    wide = max(1, 8 * target.lanes // panel)  # panels that are finished at once, at most: eight vectors
+    # Panels that are finished at once, at most: eight vectors.
+    wide = BLOCK_PANELS if found.blocks else max(1, 8 * target.lanes // panel)
     if order == "heads":
         return Layout(found.name, panel, -(-head_dim // panel), order, head_dim)
     if order == "gated":
@@ -137,8 +141,11 @@ def blocking(target: Target, layout: Layout, depth: int) -> Blocking:
     if format_of(layout).for_tiles:
         return _tile_blocking(depth, panels if layout.order == "heads" else 1)
     if format_of(layout).blocks:
-        chunk = max(1, STRIP_BYTES // (depth * 5 // 2) // BLOCK_ROWS) * BLOCK_ROWS
-        return Blocking(BLOCK_ROWS, PART, 1, min(CHUNK, chunk), depth, depth, 1, 0)
+        rows = few_rows(target, layout)[-1]
+        if target.has_tiles:
+            return Blocking(rows, PART, 1, BLOCK_CHUNK, 0, BLOCK_STRIP, 1, BLOCK_CHUNK * layout.width)
+        chunk = max(1, STRIP_BYTES // (depth * 5 // 2) // rows) * rows
+        return Blocking(rows, PART, 1, min(CHUNK, chunk), depth, depth, 1, 0)
     vectors = panel // target.lanes
     fitting = [n for n in range(1, panels + 1) if panels % n == 0 and n * vectors <= max(target.abreast, vectors)]
     abreast = min(fitting, key=lambda n: (abs(4 - n * vectors), -n))  # about as many as rows
@@ -177,7 +184,7 @@ def few_rows(target: Target, layout: Layout) -> tuple[int, ...]:
     if format_of(layout).for_tiles:
         return TILE_FEW
     if format_of(layout).blocks:
-        return (1, BLOCK_ROWS)
+        return (1, BLOCK_ROWS, WIDE_BLOCK_ROWS) if target.lanes == 16 else (1, BLOCK_ROWS)
     return tuple(max(1, rows * target.panel // layout.panel) for rows in target.row_blocks)
 
 
@@ -194,7 +201,9 @@ def choose_linear(k: Linear, target: Target) -> LinearSchedule:
     row, vectors = 1 if packed.blocks else panel * packed.bits // 8, panel // target.lanes
     tiles = packed.for_tiles
     ahead = 1 if tiles else row
-    near, far = (NEON_NEAR_BYTES, NEON_FAR_BYTES) if target.isa == "neon" else (NEAR_BYTES, FAR_BYTES)
+    near, far = (BLOCK_NEAR_BYTES, BLOCK_FAR_BYTES) if packed.blocks else (NEAR_BYTES, FAR_BYTES)
+    if target.isa == "neon":
+        near, far = NEON_NEAR_BYTES, NEON_FAR_BYTES
     return LinearSchedule(
         layout,
         groups,

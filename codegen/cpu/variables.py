@@ -449,7 +449,8 @@ _WIDTH = 112  # columns of a line of declarations
 def linear(k: Linear, s: LinearSchedule) -> Variables:
     """The functions of a packed product read its arguments from a structure `a`."""
     a = {o.name: Operand(f"a.{o.name}", o.view, o.written) for o in k.operands}
-    passed = [o for o in k.pointers if o.name not in ("w", "xt", "partial", "found")]
+    passed = [o for o in k.pointers if o.name not in ("w", "v_w", "xt", "partial", "found")]
+    other = k.operand("v_w").view.buffer.layout if k.has("v_w") else None
     symbols = _symbols(k, k.mentioned)
     norm = [k.operand(name) for name in ("norm_weight", "norm_bias") if k.has(name)]
     args = [(f"{'' if o.written else 'const '}{o.ctype} *", o.name) for o in passed]
@@ -466,7 +467,9 @@ def linear(k: Linear, s: LinearSchedule) -> Variables:
         normed = f"{normed} + {a['norm_bias'].at('i')}"
     found: Variables = {
         "format": s.format,
+        "other": None if other is None else format_of(other),
         "loop": s.loop,
+        "tile_rows": TILE_ROWS,
         "fields": _filled([f"{kind}{name};" for kind, name in (*args, *(("int64_t ", name) for name in symbols))]),
         # `mine`: the best column of each row, so far
         "given": [{"mine": "mp_no_best(found, t, rows)", "writes": "0"}.get(name, name) for _, name in args],
@@ -483,15 +486,17 @@ def linear(k: Linear, s: LinearSchedule) -> Variables:
         "sums": s.row_blocks[-1] * s.width,
         "epilogues": _epilogues(k, s, a),
     }
-    found["shared"] = [f'#include "{name}"' for name in (_LOOPS[s.loop], s.format.header)]
-    if not s.tiles:
+    formats = [f for f in (s.format, found["other"]) if f is not None]
+    found["shared"] = [f'#include "{name}"' for name in (_LOOPS[s.loop], *(f.header for f in formats))]
+    if s.loop == "blocks":
+        found["shared"] += [f"MP_BLOCK_FORMAT({f.name}, {f.c_fields(s.panel, s.vectors)})" for f in formats]
+    elif not s.tiles:
         panels = _panel_functions(s)
         found["shared"] += panels.pop("shared")
         found |= panels
     if s.tiles:
         units = s.groups if k.epilogue == "heads" else -(-k.columns // s.panel)  # panels that only pad are left out
         found |= {
-            "tile_rows": TILE_ROWS,
             "units": units,
             "prefetch": _prefetched(k, s, a),
             "some": TILE_SOME,
@@ -504,13 +509,12 @@ def linear(k: Linear, s: LinearSchedule) -> Variables:
 
 def _panel_functions(s: LinearSchedule) -> Variables:
     """The loops over panels of a format; `shared` are lines of the plan's head that make them for all products."""
-    packed, blocks = s.format, s.format.blocks
+    packed = s.format
     by_panel = {rows: f"mp_panel_{packed.name}_{rows}" for rows in s.row_blocks}
     fields = packed.c_fields(s.panel, s.vectors)
-    ahead = f"{fields}, .far = {s.far}" if blocks else f"{fields}, .line = {s.line}, .near = {s.near}, .far = {s.far}"
-    macro = "MP_BLOCKS_FUNCTION" if blocks else "MP_PANEL_FUNCTION"
-    shared = [f"{macro}({name}, {rows}, {ahead})" for rows, name in by_panel.items()]
-    widen = "0" if blocks or packed.c_type == "float" else f"mp_widen_{packed.name}"
+    ahead = f"{fields}, .line = {s.line}, .near = {s.near}, .far = {s.far}"
+    shared = [f"MP_PANEL_FUNCTION({name}, {rows}, {ahead})" for rows, name in by_panel.items()]
+    widen = "0" if packed.c_type == "float" else f"mp_widen_{packed.name}"
     if widen != "0":
         shared.append(f"MP_WIDEN_FUNCTION({widen}, {fields})")
     return {"by_panel": list(by_panel.values()), "widen": widen, "shared": shared}

@@ -21,6 +21,7 @@ from monoplan.ir.types import LOW_BITS, TensorType
 PANEL = 16  # columns, for every instruction set: MP_PANEL of mp_blocks.h
 GROUP = 32  # numbers that a function of the header takes out of a block
 X_GROUP = 80  # bytes of a group of x: mp_x_group
+X_DEEP = 256  # numbers of x that have one scale on tile units, in two bytes each: mp_blocks_tiles.h
 
 
 class Blocks(WeightFormat):
@@ -63,18 +64,14 @@ class Blocks(WeightFormat):
         return -(-depth // (self.unit * self.dtype.block))
 
     def x_floats(self, depth: int) -> int:
-        """Floats that a row of x takes, as integers with their scales."""
-        return self.units(depth) * self.unit * self.dtype.block // GROUP * (X_GROUP // 4)
-
-    @property
-    def c_unit(self) -> str:
-        """Fields of mp_linear_blocks and mp_block_format: the size of a unit."""
-        return f".unit_bytes = {self.unit_bytes}, .unit = {self.unit * self.dtype.block // GROUP}"
+        """Floats that a row of x takes, as integers with their scales, on tile units or elsewhere."""
+        groups = self.units(depth) * self.unit * self.dtype.block // GROUP
+        return max(groups * (X_GROUP // 4), -(-depth // X_DEEP) * (X_DEEP // 2 + 1))
 
     def c_fields(self, panel: int, vectors: int) -> str:
         flags = {"is_signed": self.signed, "halves": self.half_scales, "offsets": self.offsets}
-        codes = ", ".join(f".{name} = {int(value)}" for name, value in ({"zero": self.zero} | flags).items())
-        return f".group = mp_group_{self.name}, {self.c_unit}, {codes}"
+        unit = {"unit_bytes": self.unit_bytes, "unit": self.unit * self.dtype.block // GROUP, "zero": self.zero}
+        return ", ".join(f".{name} = {int(value)}" for name, value in (unit | flags).items())
 
     def load_column(self, row: str, table: str, column: str, depth: int, panel: int) -> str:
         groups = self.unit * self.dtype.block // GROUP

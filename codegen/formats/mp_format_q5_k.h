@@ -10,9 +10,10 @@ MP_FN void mp_group_q5_k(const char *unit, const int g, const int v, mp_words *c
     MP_BLOCK_UNROLL
     for (int i = 0; i < 8; ++i) {
         const mp_words low = mp_word_row(unit, 11 + g / 2 * 8 + i, v) >> (g % 2 * 4) & 0x0f0f0f0fu;
-        codes[i] = low | (mp_word_row(unit, 3 + i, v) >> g & 0x01010101u) << 4;
+        const mp_words fifth = mp_word_row(unit, 3 + i, v);
+        codes[i] = low | ((g < 4 ? fifth << (4 - g % 4) : fifth >> (g % 4)) & 0x10101010u);
     }
-    mp_scales_q4_k(unit, 43, g, v, scale, offset);
+    mp_scales_q4_k(unit, 43, g, v, 1.0f, scale, offset);
 }
 
 #endif

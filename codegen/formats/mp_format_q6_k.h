@@ -12,7 +12,8 @@ MP_FN void mp_group_q6_k(const char *unit, const int g, const int v, mp_words *c
     MP_BLOCK_UNROLL
     for (int i = 0; i < 8; ++i) {
         const mp_words low = mp_word_row(unit, half * 16 + part % 2 * 8 + i, v) >> (part / 2 * 4) & 0x0f0f0f0fu;
-        codes[i] = low | (mp_word_row(unit, 32 + half * 8 + i, v) >> (2 * part) & 0x03030303u) << 4;
+        const mp_words high = mp_word_row(unit, 32 + half * 8 + i, v);
+        codes[i] = low | ((part < 2 ? high << (4 - part % 2 * 2) : high >> (part % 2 * 2)) & 0x30303030u);
     }
     const mp_words scales = mp_word_row(unit, 48 + g / 2, v);
     const mp_vec d = mp_half_row(unit, 52, 0, v);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monoplan.codegen.cpu.schedule_linear import blocking, few_rows, linear_layout
+from monoplan.codegen.cpu.schedule_linear import TILE_ROWS, blocking, few_rows, linear_layout
 from monoplan.codegen.expressions import compute_type
 from monoplan.codegen.formats import choose_format, format_of
 from monoplan.codegen.kernels import Experts, KVUpdate, Linear, Matmul, Norm, Reduce, Rope
@@ -108,7 +108,7 @@ def lo_threads() -> Dim:
     return symbol("threads")
 
 
-def _scratch(lo: Lowerer, x: Value, weight: View) -> tuple[Operand, ...]:
+def _scratch(lo: Lowerer, x: Value, weight: View, *others: View) -> tuple[Operand, ...]:
     """Rows of x, normed and transposed into blocks: one copy for all threads, or a block for each when rows are few;
     and for each thread the sums of many rows between strips of k."""
     depth, layout = x.type.shape[-1], weight.buffer.layout
@@ -119,9 +119,14 @@ def _scratch(lo: Lowerer, x: Value, weight: View) -> tuple[Operand, ...]:
     b, few = blocking(lo.target, layout, depth), few_rows(lo.target, layout)[-1]
     packed = format_of(layout)
     if packed.blocks:  # rows as integers, and a block of them for each thread when they are few
-        rows = (_rows(x) + (b.block - 1)) // b.block * b.block + lo_threads() * few
-        xt = lo.fresh(f32, (rows, packed.x_floats(depth)), "scratch")
-        return (Operand("xt", xt, written=True),)
+        block = TILE_ROWS if b.sums else b.block
+        rows = (_rows(x) + (block - 1)) // block * block + lo_threads() * few
+        layouts = [layout, *(o.buffer.layout for o in others)]
+        floats = sum(format_of(each).x_floats(depth) for each in layouts if each is not None)
+        found = [Operand("xt", lo.fresh(f32, (rows, floats), "scratch"), written=True)]
+        if b.sums:
+            found.append(Operand("partial", lo.fresh(f32, (lo_threads(), b.sums), "scratch"), written=True))
+        return tuple(found)
     # Floats for each k: on tile units rows are bf16, or a few of them in three parts.
     many, own = (b.block // 2, -(-3 * few // 2)) if format_of(layout).for_tiles else (b.block, few)
     rows = (_rows(x) + (b.block - 1)) // b.block * many + lo_threads() * own
@@ -161,8 +166,38 @@ def _lower_general_linear(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
     lo.pointwise(parse_expr(a["expr"]), [*parts, *extras], lo.destination(op.result))
 
 
+def _packed_product(lo: Lowerer, op: Op, x: Value, weight: Value) -> View:
+    """The same with a packed weight."""
+    columns, depth = weight.type.shape
+    assert isinstance(columns, int) and isinstance(depth, int)
+    acc, operands = promote(x.type.dtype, weight.type.dtype), _prologue(lo, op, x)
+    packed = lo.param(weight, linear_layout(lo.target, weight.type, "pointwise"))
+    operands.insert(1, Operand("w", View(packed, (columns, depth), (depth, 1))))
+    y = lo.fresh(compute_type(acc), (*x.type.shape[:-1], columns))
+    out = y.reshaped((_rows(x), columns))
+    assert out is not None
+    lo.emit(
+        Linear(
+            op=op,
+            operands=(*operands, Operand("y", out, written=True)),
+            norm=op.attrs["norm"],
+            eps=op.attrs["eps"],
+            rows=_rows(x),
+            depth=depth,
+            columns=columns,
+            epilogue="pointwise",
+            body=Body(Arg(0), (acc,)),
+            flops=_rows(x) * (2 * columns * depth),
+            scratch=_scratch(lo, x, operands[1].view),
+        )
+    )
+    return y
+
+
 def _product(lo: Lowerer, op: Op, x: Value, weight: Value, into: View | None) -> View:
     """linear(norm(x), weight, bias) by a norm kernel (if any) and a matmul; half floats stay f32 in between."""
+    if weight.type.dtype.is_low_bit and into is None:
+        return _packed_product(lo, op, x, weight)
     xs = lo.read(x)
     if op.attrs.get("norm", "none") != "none":
         depth = x.type.shape[-1]
@@ -250,7 +285,8 @@ def lower_qkv(lo: Lowerer, op: Op) -> None:
     a = op.attrs
     x, weight = op.operands[0], op.operands[1]
     assert x is not None and weight is not None
-    if not can_pack(lo, x, weight):
+    v_weight = op.operand("v_weight")
+    if not can_pack(lo, x, weight) or (v_weight is not None and not lo.target.is_cpu):
         _lower_general_qkv(lo, op, x, weight)
         return
     columns, depth = weight.type.shape
@@ -260,6 +296,11 @@ def lower_qkv(lo: Lowerer, op: Op) -> None:
     assert isinstance(dim, int) and isinstance(columns, int) and isinstance(depth, int)
     packed = lo.param(weight, linear_layout(lo.target, weight.type, "heads", dim))
     operands.insert(1, Operand("w", View(packed, (columns, depth), (depth, 1))))
+    if v_weight is not None:
+        rest = a["kv_heads"] * dim
+        packed = lo.param(v_weight, linear_layout(lo.target, v_weight.type, "heads", dim))
+        operands.insert(2, Operand("v_w", View(packed, (rest, depth), (depth, 1))))
+        columns += rest
     batch, seq = x.type.shape[:2]
     positions = op.operand("positions")
     assert positions is not None
@@ -293,7 +334,7 @@ def lower_qkv(lo: Lowerer, op: Op) -> None:
             batch=batch,
             seq=seq,
             flops=rows * (2 * columns * depth),
-            scratch=_scratch(lo, x, operands[1].view),
+            scratch=_scratch(lo, x, *(o.view for o in operands if o.name in ("w", "v_w"))),
         )
     )
 
@@ -305,11 +346,17 @@ def _lower_general_qkv(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
     caches = [lo.inplace_view(op, 1), lo.inplace_view(op, 2)]
     dim = caches[0].shape[3]
     assert isinstance(dim, int)
-    made = _product(lo, op, x, weight, None)
-    cut = made.reshaped((batch, seq, a["heads"] + 2 * a["kv_heads"], dim))
+    v_weight = op.operand("v_weight")
+    joined = a["heads"] + (1 if v_weight is not None else 2) * a["kv_heads"]
+    cut = _product(lo, op, x, weight, None).reshaped((batch, seq, joined, dim))
     assert cut is not None
     q, k = cut.sliced(2, 0, a["heads"]), cut.sliced(2, a["heads"], a["kv_heads"])
-    v = cut.sliced(2, a["heads"] + a["kv_heads"], a["kv_heads"])
+    if v_weight is None:
+        v = cut.sliced(2, a["heads"] + a["kv_heads"], a["kv_heads"])
+    else:
+        own = _product(lo, op, x, v_weight, None).reshaped((batch, seq, a["kv_heads"], dim))
+        assert own is not None
+        v = own
     positions, sin, cos, lengths = (op.operand(n) for n in ("positions", "sin", "cos", "lengths"))
     assert positions is not None and sin is not None and cos is not None and lengths is not None
     half = sin.type.shape[1]

@@ -267,6 +267,7 @@ def _qkv_type(
     norm_bias: TensorType | None,
     q_norm: TensorType | None,
     k_norm: TensorType | None,
+    v_weight: TensorType | None,
     *,
     heads: int,
     kv_heads: int,
@@ -280,8 +281,12 @@ def _qkv_type(
     norm_type(x, norm_weight, norm_bias, 1, "qkv_rope_cache")
     full = linear_type(x, weight, bias, "qkv_rope_cache")
     dim: Any = k_cache.shape[-1]
+    columns: Any = full.shape[-1]
+    if v_weight is not None:
+        require(bias is None, "qkv_rope_cache: a weight of v by itself goes with no bias")
+        columns = columns + linear_type(x, v_weight, None, "qkv_rope_cache").shape[-1]
     require(
-        equal(full.shape[-1], (heads + 2 * kv_heads) * dim),
+        equal(columns, (heads + 2 * kv_heads) * dim),
         f"qkv_rope_cache: the weight {weight} is not {heads} + 2 x {kv_heads} heads of {dim}",
     )
     batch, seq = x.shape[:2]
@@ -296,7 +301,7 @@ def _qkv_type(
     return q.with_dtype(promote(q.dtype)), k_cache, v_cache
 
 
-@op(_qkv_type, "qkv_rope_cache", inplace={1: "k_cache", 2: "v_cache"}, low_bit=("weight",))
+@op(_qkv_type, "qkv_rope_cache", inplace={1: "k_cache", 2: "v_cache"}, low_bit=("weight", "v_weight"))
 def qkv_rope_cache(
     x: Array,
     weight: Array,
@@ -312,6 +317,7 @@ def qkv_rope_cache(
     norm_bias: Array | None = None,
     q_norm: Array | None = None,
     k_norm: Array | None = None,
+    v_weight: Array | None = None,
     *,
     heads: int,
     kv_heads: int,
@@ -320,9 +326,15 @@ def qkv_rope_cache(
     eps: float = 0.0,
     qk_eps: float = 0.0,
 ) -> tuple[Array, Array, Array]:
-    """linear(norm(x)) cut into heads; q and k normed (if asked) and rotated; k and v into their caches."""
+    """linear(norm(x)) cut into heads; q and k normed (if asked) and rotated; k and v into their caches.
+
+    The rows of v may be a weight by themselves, in another low-bit format.
+    """
     dim = k_cache.shape[-1]
-    y = linear.reference(_norm_then(x, norm_weight, norm_bias, norm, eps), weight, bias)
+    normed = _norm_then(x, norm_weight, norm_bias, norm, eps)
+    y = linear.reference(normed, weight, bias)
+    if v_weight is not None:
+        y = np.concatenate([y, linear.reference(normed, v_weight)], axis=-1)
     y = y.reshape(*y.shape[:-1], heads + 2 * kv_heads, dim)
     q, k, v = y[..., :heads, :], y[..., heads : heads + kv_heads, :], y[..., heads + kv_heads :, :]
     q = q if q_norm is None else rms_norm.reference(q, q_norm, eps=qk_eps)

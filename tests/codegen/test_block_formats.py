@@ -15,7 +15,7 @@ from monoplan.codegen.cpu.render import render_cpu
 from monoplan.codegen.formats import Layout
 from monoplan.codegen.formats.blocks import BLOCK_FORMATS
 from monoplan.codegen.plan import make_plan
-from monoplan.codegen.target import cpu_target
+from monoplan.codegen.target import cpu_target, cuda_target
 from monoplan.frontend.parameter import Parameter, low_bit_part
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.builder import build_graph
@@ -39,7 +39,7 @@ from tests.matrices import partly
 from tests.needs import COMPILERS, needs
 
 FORMATS = {f.name: f for f in BLOCK_FORMATS}
-ISAS = [isa for isa in levels(machine(), read_cpu()[1]) if isa != "amx"]  # whose products by blocks are avx512's
+ISAS = [isa for isa in levels(machine(), read_cpu()[1]) if isa != "amx"]  # whose few rows are avx512's
 USUAL, WILD = 40, 16  # rows of a weight: with scales of a usual size, and of any bits
 QUICK = ("q4_k", "mxfp4")  # scales and minima of one block; a table, four blocks with scales of a byte
 MATRIX = partly(
@@ -157,6 +157,25 @@ def test_rows_of_strange_numbers_harm_no_others(name: str, isa: str) -> None:
         assert product(name, isa, row[None])[0, :USUAL].tobytes() == one.tobytes()
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("name", FORMATS)
+def test_many_rows_on_tile_units(name: str) -> None:
+    """Their bits depend on no thread and on no other row, in whichever block of 16 they are."""
+    rng, exact = np.random.default_rng(1), FORMATS[name].values(blocks_of(name))[:USUAL].astype(np.float64)
+    x = (rng.standard_normal((37, depth_of(name))) * np.geomspace(1e-3, 1e3, 37)[:, None]).astype(np.float32)
+    got = product(name, "tiles", x)
+    for one, row in zip(got[:, :USUAL], x.astype(np.float64) @ exact.T, strict=True):
+        difference = compare(one, row, "f32", "matmul", epsilon=LOW_BIT_EPSILON)
+        assert difference.ok, difference
+    assert product(name, "tiles", x, threads=2).tobytes() == got.tobytes()
+    assert product(name, "tiles", x[11:]).tobytes() == got[11:].tobytes()
+    x[3, 5], x[20, -1], x[21], x[22] = np.nan, -np.inf, 0.0, np.float32(1e-40)
+    strange = product(name, "tiles", x)[:, :USUAL]
+    assert np.isnan(strange[[3, 20]]).all() and not strange[21].any() and np.abs(strange[22]).max() < 1e-30
+    others = [r for r in range(37) if r not in (3, 20, 21, 22)]
+    assert strange[others].tobytes() == got[others, :USUAL].tobytes()
+
+
 def source_of(target: Any) -> str:
     """The plan of a product and a lookup of every format."""
     params = {f"w_{name}": TensorType(LOW_BITS[name], (USUAL, depth_of(name))) for name in FORMATS}
@@ -168,6 +187,29 @@ def source_of(target: Any) -> str:
 
     types = {"short": tensor_type("f32", "n", 352), "long": tensor_type("f32", "n", 512), "ids": tensor_type("i64", 3)}
     return render_cpu(make_plan(build_graph("tables", forward, types, params), target), "test").text
+
+
+def test_a_gpu_multiplies_values_of_another_format_by_themselves() -> None:
+    """The product of q, k and v over two weights is for CPUs."""
+    inputs = {
+        "x": tensor_type("f32", "b", "s", 256),
+        "positions": tensor_type("i64", "b", "s"),
+        **{name: tensor_type("f32", "b", 2, "capacity", 32) for name in ("k_cache", "v_cache")},
+        "lengths": tensor_type("i32", "b"),
+    }
+    params = {
+        "weight": TensorType(LOW_BITS["q4_k"], (6 * 32, 256)),
+        "v_weight": TensorType(LOW_BITS["q6_k"], (2 * 32, 256)),
+        **{name: tensor_type("f32", 64, 16) for name in ("sin", "cos")},
+    }
+
+    def forward(**given: Any) -> Any:
+        return REGISTRY["qkv_rope_cache"](**given, heads=4, kv_heads=2, algo="gpt_neox")
+
+    graph = build_graph("mixed", forward, inputs, params)
+    plans = [make_plan(graph, target) for target in (cuda_target(90, 132, 227 << 10), cpu_target("neon", 16))]
+    counts = [[step.kernel.family for step, _ in plan.steps()].count("linear") for plan in plans]
+    assert counts == [2, 1]
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
@@ -183,7 +225,12 @@ def test_plans_build_without_warnings(compiler: str, level: str, tmp_path: Path)
 @needs("x86_64-linux-gnu-gcc")
 @pytest.mark.parametrize(
     ("isa", "options", "used"),
-    [("avx2", (), "vpmaddwd"), ("avx512", (), "vpmaddwd"), ("avx512", ("avx512_vnni",), "vpdpbusd")],
+    [
+        ("avx2", (), "vpmaddwd"),
+        ("avx512", (), "vpmaddwd"),
+        ("avx512", ("avx512_vnni",), "vpdpbusd"),
+        ("amx", ("avx512_vnni",), "tdpbssd"),
+    ],
 )
 def test_plans_for_x86_build_without_warnings(isa: str, options: tuple[str, ...], used: str, tmp_path: Path) -> None:
     target = cpu_target(isa, vector_bytes(isa))

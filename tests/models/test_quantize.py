@@ -19,7 +19,7 @@ from monoplan.ir.types import LOW_BITS
 from monoplan.models import AutoLlamaModel, LlamaForCausalLM
 from monoplan.models.load.checkpoint import open_model
 from monoplan.models.load.gguf_writer import FILE_TYPES, write_quantized
-from monoplan.models.quantize import SCHEMES, Scheme, quantize
+from monoplan.models.quantize import SCHEMES, Rounded, Scheme, quantize
 from monoplan.models.rope_scaling import inverse_frequencies
 from monoplan.models.text.tokenizer import Tokenizer
 from tests.models.support import tiny_config, tiny_tokenizer_files
@@ -159,6 +159,29 @@ def test_a_model_is_compiled_with_rounded_matrices(dtype: str, kind: str) -> Non
     head = "q8_0" if kind == "q8_0" else "q6_k"
     assert {str(p.type.dtype) for p in fast.model.parameters()} == {"f32", kind, head}
     assert model.dtype.name == "f32" and fast.model.lm_head.weight.type.dtype.name == head
+
+
+def test_values_may_have_more_bits_than_queries_and_keys() -> None:
+    """One product over weights of two formats, for few rows and many, bit for bit alike with any number of threads."""
+    model = LlamaForCausalLM.from_config(tiny_config(hidden_size=64, intermediate_size=64), seed=3)
+    mixed, expected = model.with_dtype("q4_0"), LlamaForCausalLM.from_config(model.config, seed=3)
+    exact = {n: p.numpy() for n, p in model.named_parameters() if p.ndim == 2}
+    kinds = {n: "q8_0" if ".v_proj." in n or n.startswith("lm_head") else "q4_0" for n in exact}
+    for name, parameter in mixed.named_parameters():
+        if ".v_proj." in name:
+            rounded = Rounded(name, parameter.full_shape, lambda part=None, n=name: exact[n], LOW_BITS["q8_0"])
+            parameter.defer(rounded.values, None, LOW_BITS["q8_0"], rounded.blocks)
+    for name, parameter in expected.named_parameters():
+        if name in kinds:
+            parameter.load(FORMATS[kinds[name]].values(quantize(exact[name], kinds[name])))
+    fast = [mp.compile(mixed, options={"threads": n}) for n in (1, 2)]
+    for rows in (1, 3, 21):
+        ids = np.arange(rows)[None]
+        found, others = (np.asarray(m(ids, all_logits=True)) for m in fast)
+        want = np.asarray(expected(ids, all_logits=True))
+        assert found.tobytes() == others.tobytes()
+        assert np.abs(found - want).max() < 0.01 * np.abs(want).max()  # keys and values are f16
+    assert fast[0].ir().count("qkv_rope_cache(") == model.config.num_hidden_layers
 
 
 def test_what_a_compiled_model_cannot_be_rounded_to() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from monoplan.ir.graph import Graph
+from monoplan.ir.printer import print_graph
 from monoplan.passes.fuse_qkv import FUSE_QKV
 from tests.passes.conftest import Golden
-from tests.passes.support import fires, refuses
+from tests.passes.support import fires, parse, refuses, run
 
 HEADS = {"q": 4, "k": 2, "v": 2}
 PARAMS = (
@@ -89,6 +90,29 @@ def test_qkv(algo: str, norms: str, valid: str) -> None:
 )
 def test_products(product: str, golden: Golden) -> None:
     fires(FUSE_QKV, graph(lines(product, valid="%valid")), golden, count=1)
+
+
+def test_values_in_another_format(golden: Golden) -> None:
+    """Low-bit weights of unlike formats are not joined: v is a product beside, of the same norm."""
+    _, cut, *rest = lines()
+    two = cut.replace("%q, %k, %v =", "%q, %k =").replace(", 8), axis", "), axis").removesuffix(", f32[batch, seq, 8]")
+    products = [
+        "%n = rms_norm(%x, %g) {eps=1e-05, dims=1} : f32[batch, seq, 32]",
+        "%l = linear(%n, %w, _) : f32[batch, seq, 24]",
+        two,
+        "%v = linear(%n, %wv, _) : f32[batch, seq, 8]",
+    ]
+    text = (
+        graph([*products, *rest])
+        .replace("%w: f32[32, 8]", "%w: q4_0[24, 32]")
+        .replace("%b: f32[32]", "%wv: q8_0[8, 32]")
+    )
+    text = text.replace('"b"', '"wv"').replace("%g: f32[8]", "%g: f32[32]").replace("seq, 8]", "seq, 32]", 1)
+    after, notes = run(FUSE_QKV, parse(text))
+    golden(print_graph(after))
+    assert notes.rewrites == 1 and names(after) == ["qkv_rope_cache", "attention"]
+    alike = text.replace("q8_0", "q4_0")  # would have been joined before
+    assert "rope" in names(run(FUSE_QKV, parse(alike))[0])
 
 
 def test_partial_rotation() -> None:

@@ -59,8 +59,21 @@ MP_EMULATED void mp_tile_dot(int c, int a, int b)
         memcpy(mp_emulated[c][m], sums, sizeof sums);
     }
 }
+/* The same of groups of four signed bytes, in integers. */
+MP_EMULATED void mp_tile_dot_bytes(int c, int a, int b)
+{
+    for (int m = 0; m < mp_emulated_shape[c].rows; ++m)
+        for (int k = 0; k < 16; ++k)
+            for (int n = 0; n < 16; ++n) {
+                int8_t x[4], y[4];
+                memcpy(x, &mp_emulated[a][m][k], 4);
+                memcpy(y, &mp_emulated[b][k][n], 4);
+                mp_emulated[c][m][n] += (uint32_t)(x[0] * y[0] + x[1] * y[1] + x[2] * y[2] + x[3] * y[3]);
+            }
+}
 #define mp_tile_load_close mp_tile_load
 #define mp_tile_dot_close mp_tile_dot
+#define MP_TILE_BYTES 1
 #define MP_TILES 1
 #elif defined(__AMX_BF16__) || defined(__AMXBF16__) /* the second: clang before 16 */
 #include <immintrin.h>
@@ -91,11 +104,24 @@ static inline void mp_tiles_end(void) { _tile_release(); }
 #define mp_tile_stream(i, p, stride) do { _tile_stream_loadd(i, p, stride); mp_tile_gap(); } while (0)
 #define mp_tile_store(i, p, stride) do { _tile_stored(i, p, stride); mp_tile_gap(); } while (0)
 #define mp_tile_dot(c, a, b) do { _tile_dpbf16ps(c, a, b); mp_tile_gap(); } while (0)
+#if defined(__AMX_INT8__) || defined(__AMXINT8__)
+#define mp_tile_dot_bytes(c, a, b) _tile_dpbssd(c, a, b) /* others stand between them */
+#define MP_TILE_BYTES 1
+#endif
 #define MP_TILES 1
 #endif
 
 #if defined(MP_TILES)
 static inline void mp_tiles_begin(void) { mp_tiles_shape(16, 64); }
+
+/* The tiles of sums. */
+static inline void mp_zero_sums(void)
+{
+    mp_tile_zero(0);
+    mp_tile_zero(1);
+    mp_tile_zero(2);
+    mp_tile_zero(3);
+}
 
 /* `count` floats (16 or 32) in bf16, for a row of a tile. Tile units take subnormal numbers as 0, and so may this. */
 MP_FN void mp_tile_round(mp_bf16 *to, const float *from, const int count)

@@ -16,10 +16,18 @@
 #include "mp_tile.h"
 
 /* Loops over vectors of a panel and over quads are unrolled; without vectors there would be too much of them. */
-#if MP_LANES > 1
+#if MP_LANES > 1 && !defined(MP_TILES_EMULATED)
 #define MP_BLOCK_UNROLL MP_FULLY
 #else
 #define MP_BLOCK_UNROLL
+#endif
+
+/* Rows that a pass over a panel serves when they are many. With 8 the groups of a unit are unrolled for several rows, too:
+ * elsewhere registers do not suffice. */
+#if defined(__AVX512VNNI__) && MP_LANES == 16
+#define MP_BLOCK_ROWS 8
+#else
+#define MP_BLOCK_ROWS 4
 #endif
 
 enum { MP_PANEL = 16, MP_GROUP = 32, MP_QUADS = MP_GROUP / 4 };
@@ -66,6 +74,15 @@ MP_FN mp_words mp_high_nibbles(const mp_words w)
     return w >> 4 & 0x0f0f0f0fu;
 #endif
 }
+
+/* The same as codes that may be MP_UPPER_TIMES times as large, which saves a shift; NEON has signed bytes and shifts them. */
+#if defined(__ARM_NEON)
+#define MP_UPPER_TIMES 1.0f
+MP_FN mp_words mp_upper_nibbles(const mp_words w) { return mp_high_nibbles(w); }
+#else
+#define MP_UPPER_TIMES 16.0f
+MP_FN mp_words mp_upper_nibbles(const mp_words w) { return w & 0xf0f0f0f0u; }
+#endif
 
 MP_FN mp_words mp_byte_row(const char *unit, const int words, const int halves, const int i, const int v)
 {
@@ -150,48 +167,59 @@ typedef struct {
 #if defined(__ARM_FEATURE_DOTPROD) || defined(__AVX512VNNI__)
     int8_t high[MP_GROUP], low[MP_GROUP]; /* number = 128 * high + low */
 #else
-    int16_t numbers[MP_GROUP]; /* of four neighbours the first and the third, then the others: see mp_block_dot */
+    int16_t numbers[MP_GROUP]; /* of four neighbours the first and the third, then the others: see mp_block_dots */
 #endif
     float scale;
-    int32_t sums[2]; /* of the numbers of each half */
     int32_t unused;
+    union { /* of each half of the group; of all of it in the first place where halves have the same scale */
+        int32_t start[2];  /* what sums begin with: -zero * the sum of the numbers */
+        float weighted[2]; /* scale * the sum of the numbers, which offsets are multiplied with */
+    };
 } mp_x_group;
 
 enum { MP_X_LARGEST = 127 * 128 };
 
-MP_FN void mp_x_group_make(mp_x_group *to, const float *x)
+MP_FN void mp_x_group_make(mp_x_group *to, const float *x, const int zero, const int halves, const int offsets)
 {
-    float largest = 0.0f;
-    int bad = 0;
+    uint32_t top = 0; /* bits of the largest: those of positive floats have their order, and NaN is above infinity */
+    _Pragma("omp simd reduction(max : top)")
     for (int i = 0; i < MP_GROUP; ++i) {
-        const float a = fabsf(x[i]);
-        largest = a > largest ? a : largest;
-        bad |= !(a < INFINITY);
+        const uint32_t bits = mp_float_to_bits(x[i]) & 0x7fffffffu;
+        top = bits > top ? bits : top;
     }
+    const int bad = top >= 0x7f800000u;
+    const float largest = mp_bits_to_float(top);
     to->scale = bad ? NAN : largest / MP_X_LARGEST;
-    const float inverse = largest > 0.0f && !bad ? MP_X_LARGEST / largest : 0.0f;
-    int32_t numbers[MP_GROUP];
-    for (int i = 0; i < MP_GROUP; ++i) {
-        /* The inverse of the smallest floats overflows: their products are too small to count. */
-        const float scaled = inverse < INFINITY ? x[i] * inverse : 0.0f;
-        numbers[i] = bad ? 0 : (int32_t)rintf(scaled);
+    to->unused = 0;
+    /* The inverse of the smallest floats overflows: their products are too small to count. */
+    const float ratio = top > 0 && !bad ? MP_X_LARGEST / largest : 0.0f, inverse = ratio < INFINITY ? ratio : 0.0f;
+    int32_t numbers[MP_GROUP], sums[2] = {0, 0};
+    _Pragma("omp simd")
+    for (int i = 0; i < MP_GROUP; ++i) numbers[i] = bad ? 0 : (int32_t)rintf(x[i] * inverse);
+    for (int h = 0; h < 2; ++h) {
+        int32_t sum = 0;
+        _Pragma("omp simd reduction(+ : sum)")
+        for (int i = 0; i < MP_GROUP / 2; ++i) sum += numbers[h * MP_GROUP / 2 + i];
+        sums[halves ? h : 0] += sum;
     }
-    to->sums[0] = to->sums[1] = to->unused = 0;
-    for (int i = 0; i < MP_GROUP; ++i) to->sums[i / 16] += numbers[i];
-    for (int i = 0; i < MP_GROUP; ++i) {
+    for (int h = 0; h < 2; ++h) {
+        if (offsets) to->weighted[h] = to->scale * (float)sums[h];
+        else to->start[h] = -zero * sums[h];
+    }
 #if defined(__ARM_FEATURE_DOTPROD) || defined(__AVX512VNNI__)
+    _Pragma("omp simd")
+    for (int i = 0; i < MP_GROUP; ++i) {
         to->high[i] = (int8_t)((numbers[i] + 64) >> 7);
-        to->low[i] = (int8_t)(numbers[i] - 128 * to->high[i]);
-#else
-        to->numbers[i / 4 * 4 + i % 2 * 2 + i % 4 / 2] = (int16_t)numbers[i];
-#endif
+        to->low[i] = (int8_t)(numbers[i] - 128 * ((numbers[i] + 64) >> 7));
     }
+#else
+    for (int i = 0; i < MP_GROUP; ++i) to->numbers[i / 4 * 4 + i % 2 * 2 + i % 4 / 2] = (int16_t)numbers[i];
+#endif
 }
 
 /* sums[r], which begin as they are given, += codes * numbers over `quads` quads from quad `first` on, of every column and
  * of R rows, which take turns so that no sum waits for itself. VNNI takes unsigned codes: signed ones are moved by 128,
  * which MP_BLOCK_MOVED says. */
-enum { MP_MOST_BLOCK_ROWS = 8 };
 #if defined(__ARM_FEATURE_DOTPROD)
 #define MP_BLOCK_MOVED 0
 #define MP_DOT(lane) \
@@ -203,7 +231,7 @@ enum { MP_MOST_BLOCK_ROWS = 8 };
 MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int R, const int first,
                          const int quads, const int is_signed)
 {
-    int32x4_t high[MP_MOST_BLOCK_ROWS], low[MP_MOST_BLOCK_ROWS];
+    int32x4_t high[MP_BLOCK_ROWS], low[MP_BLOCK_ROWS];
     (void)is_signed;
     MP_BLOCK_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -212,7 +240,7 @@ MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *su
     }
     MP_BLOCK_UNROLL
     for (int i = first; i < first + quads; i += 4) {
-        int8x16_t h[MP_MOST_BLOCK_ROWS], l[MP_MOST_BLOCK_ROWS];
+        int8x16_t h[MP_BLOCK_ROWS], l[MP_BLOCK_ROWS];
         MP_BLOCK_UNROLL
         for (int r = 0; r < R; ++r) {
             h[r] = vld1q_s8(x[r].high + 4 * i);
@@ -232,7 +260,7 @@ MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *su
 MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int R, const int first,
                          const int quads, const int is_signed)
 {
-    __m512i high[MP_MOST_BLOCK_ROWS], low[MP_MOST_BLOCK_ROWS];
+    __m512i high[MP_BLOCK_ROWS], low[MP_BLOCK_ROWS];
     MP_BLOCK_UNROLL
     for (int r = 0; r < R; ++r) {
         high[r] = _mm512_setzero_si512();
@@ -271,15 +299,18 @@ MP_FN mp_words mp_odd_bytes(const mp_words w, const int is_signed)
 {
 #if MP_LANES > 1
     typedef int16_t shorts __attribute__((vector_size(4 * MP_LANES), aligned(4), may_alias));
-    if (is_signed) return (mp_words)((shorts)w >> 8);
-#endif
+    typedef uint16_t unsigned_shorts __attribute__((vector_size(4 * MP_LANES), aligned(4), may_alias));
+    return is_signed ? (mp_words)((shorts)w >> 8) : (mp_words)((unsigned_shorts)w >> 8);
+#else
     mp_words pairs = w >> 8 & 0x00ff00ffu;
     if (is_signed) pairs |= (pairs & 0x00800080u) * 510u; /* the sign fills the byte above */
     return pairs;
+#endif
 }
 MP_FN mp_words mp_even_bytes(const mp_words w, const int is_signed)
 {
-    return mp_odd_bytes(w << 8, is_signed);
+    const mp_words pairs = w & 0x00ff00ffu;
+    return is_signed ? mp_odd_bytes(w << 8, 1) : pairs;
 }
 
 MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int R, const int first,

@@ -6,41 +6,57 @@
 #ifndef MP_LINEAR_BLOCKS_H
 #define MP_LINEAR_BLOCKS_H
 
-#include "mp_blocks.h"
+#include "mp_blocks_tiles.h"
 #include "mp_linear_row.h"
 
+/* What a format is to these loops. */
 typedef struct {
     int unit_bytes, unit; /* of a unit of all columns of a panel; groups of 32 k in it */
     int zero, is_signed;  /* what is taken off the codes; whether their bytes have signs */
     int halves, offsets;  /* whether both halves of a group have scales of their own; whether there are offsets */
-    int far;              /* bytes by which a panel is prefetched before it is read */
     mp_group group;
 } mp_block_format;
 
-/* What MP_BLOCKS_FUNCTION makes. */
-typedef void (*mp_block_panel)(const mp_x_group *x, const char *panel, int64_t groups, float *sums, int width);
+/* sums[R][width] = R rows of `groups` groups times a panel. */
+typedef void (*mp_block_panel)(const mp_x_group *x, const char *panel, float *sums, int64_t groups, int64_t width, int64_t near,
+                         int64_t far);
 
-typedef struct {
+/* Up to 8 groups of a panel as planes of tiles: see mp_blocks_expand. */
+typedef void (*mp_expand)(const char *units, int groups, mp_words *high, mp_words *low, mp_vec *factor);
+
+typedef struct mp_linear_blocks {
     int64_t K;             /* depth: columns of x */
     int panels, groups;    /* panels that one epilogue finishes, and how many such groups there are */
-    int unit_bytes, unit;  /* as in mp_block_format */
-    int many;              /* rows that a pass over a panel serves; fewer are padded, but for one */
+    int before;            /* groups of the columns before these, where formats are mixed */
+    const struct mp_linear_blocks *more; /* the columns behind these, in another format; or 0 */
     int chunk;             /* rows that share a pass over the weights */
     int tail;              /* groups that are not assigned beforehand when rows are few */
-    mp_block_panel by_panel[2]; /* for one row, and for `many` */
+    int near, far;         /* bytes by which L1 and L2 prefetches run ahead */
+    int tiled_from;        /* rows from which on tile units are used; 0: never */
+    int strip;             /* tile units: k of a chunk of x that stay in L2 */
+    const mp_block_format *format;
+    mp_block_panel one, four, many; /* for 1, 4 and MP_BLOCK_ROWS rows; fewer are padded */
+    mp_expand expand;
     mp_read_row row;
     mp_finish finish;
 } mp_linear_blocks;
 
 MP_INLINE int64_t mp_blocks_groups(const mp_linear_blocks *s)
 {
-    const int64_t all = (s->K + MP_GROUP - 1) / MP_GROUP;
-    return (all + s->unit - 1) / s->unit * s->unit;
+    const int64_t all = (s->K + MP_GROUP - 1) / MP_GROUP, unit = s->format->unit;
+    return (all + unit - 1) / unit * unit;
 }
+
+/* Groups of all columns. */
+MP_INLINE int64_t mp_blocks_all(const mp_linear_blocks *s) { return s->groups + (s->more ? s->more->groups : 0); }
+
+/* What is taken off the codes as mp_block_dots takes them. */
+MP_INLINE int mp_blocks_zero(const mp_block_format *f) { return f->zero + (f->is_signed ? MP_BLOCK_MOVED : 0); }
 
 /* Row `row` of x, normed, as every R-th of the groups `to`. Zeros follow its end. */
 static void mp_blocks_pack(const mp_linear_blocks *s, const void *c, const int64_t row, const int R, mp_x_group *to)
 {
+    const mp_block_format *const f = s->format;
     const int64_t groups = mp_blocks_groups(s);
     mp_stats stats;
     for (int64_t n = 0; n < groups;) {
@@ -49,7 +65,7 @@ static void mp_blocks_pack(const mp_linear_blocks *s, const void *c, const int64
         if (k0 < end) s->row(c, row, k0, end, &stats, values);
         for (int64_t i = end - k0; i < MP_SOME_COLUMNS; ++i) values[i] = 0.0f;
         for (int i = 0; i < MP_SOME_COLUMNS / MP_GROUP && n < groups; ++i, ++n)
-            mp_x_group_make(to + n * R, values + i * MP_GROUP);
+            mp_x_group_make(to + n * R, values + i * MP_GROUP, mp_blocks_zero(f), f->halves, f->offsets);
     }
 }
 
@@ -57,47 +73,67 @@ static void mp_blocks_pack(const mp_linear_blocks *s, const void *c, const int64
 MP_INLINE void mp_blocks_step(const mp_block_format *f, const mp_x_group *x, const char *unit, const int g, const int v,
                               mp_vec *acc, const int R)
 {
-    const int parts = f->halves ? 2 : 1, zero = f->zero + (f->is_signed ? MP_BLOCK_MOVED : 0);
+    const int parts = f->halves ? 2 : 1;
     mp_words codes[MP_QUADS];
     mp_vec scale[2], offset[2];
     f->group(unit, g, v, codes, scale, offset);
     MP_BLOCK_UNROLL
     for (int h = 0; h < parts; ++h) {
-        mp_ints dots[MP_MOST_BLOCK_ROWS];
-        int32_t sums[MP_MOST_BLOCK_ROWS];
+        mp_ints dots[MP_BLOCK_ROWS];
         MP_BLOCK_UNROLL
-        for (int r = 0; r < R; ++r) {
-            sums[r] = f->halves ? x[r].sums[h] : x[r].sums[0] + x[r].sums[1];
-            dots[r] = (mp_ints)(codes[0] ^ codes[0]) - zero * sums[r];
-        }
+        for (int r = 0; r < R; ++r) dots[r] = (mp_ints)(codes[0] ^ codes[0]) + (f->offsets ? 0 : x[r].start[h]);
         mp_block_dots(codes, x, dots, R, h * MP_QUADS / 2, MP_QUADS / parts, f->is_signed);
         MP_BLOCK_UNROLL
         for (int r = 0; r < R; ++r) {
             /* One product for each addition, so that every compiler makes the same multiply-adds of them. */
             acc[r] = mp_multiply_add(mp_splat(x[r].scale), scale[h] * mp_ints_to_floats(dots[r]), acc[r]);
-            if (f->offsets) acc[r] = mp_multiply_add(offset[h], mp_splat(x[r].scale * (float)sums[r]), acc[r]);
+            if (f->offsets) acc[r] = mp_multiply_add(offset[h], mp_splat(x[r].weighted[h]), acc[r]);
         }
     }
 }
 
-/* sums[R][width] = R rows times a panel. Within a unit one vector of columns follows the other: registers hold its codes
- * and the sums of R rows, and what all groups of a unit have in common is computed once. */
-MP_INLINE void mp_blocks_panel(const mp_block_format *f, const mp_x_group *x, const char *panel, const int64_t groups,
-                               float *sums, const int width, const int R)
+/* Prefetches the i-th of n parts of a unit that is read later: into L2 what comes `far` bytes behind, into L1 what comes
+ * `near` bytes behind. Past the end of a panel lies the one that is read next. */
+MP_INLINE void mp_blocks_prefetch(const char *unit, const int lines, const int i, const int n, const int64_t near,
+                                  const int64_t far)
+{
+    MP_BLOCK_UNROLL
+    for (int line = lines * i / n; line < lines * (i + 1) / n; ++line) {
+        __builtin_prefetch(unit + far + line * 64, 0, 2);
+        __builtin_prefetch(unit + near + line * 64, 0, 3);
+    }
+}
+
+/* Within a unit one vector of columns follows the other: registers hold its codes and the sums of R rows, and what all
+ * groups of a unit have in common is computed once. */
+MP_INLINE void mp_blocks_panel(const mp_block_format *f, const mp_x_group *x, const char *panel, float *sums,
+                               const int64_t groups, const int R, const int64_t width, const int64_t near,
+                               const int64_t far)
 {
     enum { V = MP_PANEL / MP_LANES };
-    mp_vec acc[MP_MOST_BLOCK_ROWS * V];
+    const int lines = (f->unit_bytes + 63) / 64, parts = V * f->unit;
+    mp_vec acc[MP_BLOCK_ROWS * V];
     MP_BLOCK_UNROLL
     for (int i = 0; i < R * V; ++i) acc[i] = mp_splat(0.0f);
     for (int64_t n = 0; n < groups; n += f->unit, panel += f->unit_bytes) {
-        for (int i = 0; i < f->unit_bytes; i += 64) __builtin_prefetch(panel + f->far + i, 0, 2);
         MP_ONCE
         for (int v = 0; v < V; ++v) {
-            mp_vec own[MP_MOST_BLOCK_ROWS];
+            mp_vec own[MP_BLOCK_ROWS];
             MP_BLOCK_UNROLL
             for (int r = 0; r < R; ++r) own[r] = acc[v * R + r];
-            MP_ONCE
-            for (int g = 0; g < f->unit; ++g) mp_blocks_step(f, x + (n + g) * R, panel, g, v, own, R);
+            if (R == 1 || MP_BLOCK_ROWS > 4) {
+                MP_BLOCK_UNROLL
+                for (int g = 0; g < f->unit; ++g) {
+                    mp_blocks_prefetch(panel, lines, v * f->unit + g, parts, near, far);
+                    mp_blocks_step(f, x + (n + g) * R, panel, g, v, own, R);
+                }
+            } else {
+                MP_ONCE
+                for (int g = 0; g < f->unit; ++g) {
+                    mp_blocks_prefetch(panel, lines, v * f->unit + g, parts, near, far);
+                    mp_blocks_step(f, x + (n + g) * R, panel, g, v, own, R);
+                }
+            }
             MP_BLOCK_UNROLL
             for (int r = 0; r < R; ++r) acc[v * R + r] = own[r];
         }
@@ -106,62 +142,245 @@ MP_INLINE void mp_blocks_panel(const mp_block_format *f, const mp_x_group *x, co
     for (int i = 0; i < R * V; ++i) mp_vstore(sums + i % R * width + i / R * MP_LANES, acc[i]);
 }
 
-/* mp_blocks_panel for R rows and panels of a format, whose fields follow: all products of a plan share it. */
-#define MP_BLOCKS_FUNCTION(name, R, ...) \
-    MP_SHARED name(const mp_x_group *x, const char *panel, const int64_t groups, float *sums, const int width) \
+/* Functions by themselves: all products of a plan with weights of this format share them, and the compiler sees them
+ * once. */
+#define MP_BLOCK_PANEL(format, name, R) \
+    MP_SHARED mp_panel_##format##_##name(const mp_x_group *x, const char *panel, float *sums, const int64_t groups, \
+                                         const int64_t width, const int64_t near, const int64_t far) \
     { \
-        const mp_block_format f = {__VA_ARGS__}; \
-        mp_blocks_panel(&f, x, panel, groups, sums, width, R); \
+        mp_blocks_panel(&mp_block_##format, x, panel, sums, groups, R, width, near, far); \
     }
+#define MP_BLOCK_FORMAT(format, ...) \
+    static const mp_block_format mp_block_##format = {__VA_ARGS__, .group = mp_group_##format}; \
+    MP_BLOCK_PANEL(format, one, 1) \
+    MP_BLOCK_PANEL(format, four, 4) \
+    MP_BLOCK_MANY(format) \
+    MP_BLOCK_EXPAND(format)
+#if MP_BLOCK_ROWS > 4
+#define MP_BLOCK_MANY(format) MP_BLOCK_PANEL(format, many, MP_BLOCK_ROWS)
+#define MP_PANEL_MANY(format) mp_panel_##format##_many
+#else
+#define MP_BLOCK_MANY(format)
+#define MP_PANEL_MANY(format) mp_panel_##format##_four
+#endif
+#if defined(MP_TILE_BYTES)
+#define MP_BLOCK_EXPAND(format) \
+    MP_SHARED mp_expand_##format(const char *units, const int groups, mp_words *high, mp_words *low, mp_vec *factor) \
+    { \
+        const mp_block_format f = mp_block_##format; \
+        mp_blocks_expand(units, groups, f.group, f.unit_bytes, f.unit, f.zero, f.is_signed, f.offsets, high, low, factor); \
+    }
+#define MP_EXPAND(format) mp_expand_##format
+#else
+#define MP_BLOCK_EXPAND(format)
+#define MP_EXPAND(format) 0
+#endif
 
 /* Group g of the columns for rows [first, first + count), which lie in blocks of R. */
 static void mp_blocks_group(const mp_linear_blocks *s, const mp_x_group *x, const char *w, const int64_t g,
                             const int64_t first, const int64_t count, const int R, float *sums, const void *c)
 {
-    const int64_t groups = mp_blocks_groups(s), panel_bytes = groups / s->unit * s->unit_bytes;
-    const mp_block_panel by_panel = s->by_panel[R > 1];
-    const int width = s->panels * MP_PANEL;
+    const int64_t groups = mp_blocks_groups(s), panel_bytes = groups / s->format->unit * s->format->unit_bytes;
+    const int64_t width = s->panels * MP_PANEL;
+    const mp_block_panel panel = R == 1 ? s->one : R == 4 ? s->four : s->many;
     for (int64_t b = 0; b < count; b += R) {
         for (int p = 0; p < s->panels; ++p)
-            by_panel(x + b * groups, w + (g * s->panels + p) * panel_bytes, groups, sums + p * MP_PANEL, width);
-        for (int64_t r = b; r < mp_min(count, b + R); ++r) s->finish(c, g, first + r, sums + (r - b) * width);
+            panel(x + b * groups, w + (g * s->panels + p) * panel_bytes, sums + p * MP_PANEL, groups, width, s->near, s->far);
+        for (int64_t r = b; r < mp_min(count, b + R); ++r) s->finish(c, s->before + g, first + r, sums + (r - b) * width);
     }
 }
 
-/* Few rows: the weights stream past them. Each thread has a share of the groups; the last ones go to whoever is done
- * first. Many rows: chunks of them, whose groups of columns are taken one by one. */
-MP_SHARED mp_linear_blocks_run(const mp_linear_blocks *s, mp_run *run, const int t, const int T, const int64_t rows,
-                               const void *weights, float *xt, float *sums, const void *c)
+#if defined(MP_TILE_BYTES)
+/* Row r of block b of 16 rows of x, normed. Zeros follow its end. */
+MP_INLINE void mp_blocks_pack_deep(const mp_linear_blocks *s, const void *c, const int64_t row, char *to, const int r)
 {
-    const char *const w = (const char *)weights;
-    const int64_t groups = mp_blocks_groups(s);
+    mp_stats stats;
+    for (int64_t k0 = 0; k0 < s->K; k0 += MP_DEEP, to += MP_X_DEEP) {
+        float values[MP_DEEP];
+        const int64_t end = mp_min(s->K - k0, MP_DEEP);
+        s->row(c, row, k0, k0 + end, &stats, values);
+        for (int64_t i = end; i < MP_DEEP; ++i) values[i] = 0.0f;
+        mp_x_deep_make(to, r, values);
+    }
+}
+
+/* 16 rows of x times 256 k of two panels: sums of bytes that wait to be scaled and added to others. */
+typedef struct {
+    const int32_t *dots; /* [panel][high, low][row][column] */
+    const float *scales; /* of the rows */
+    float *to[2];        /* of each panel, rows `apart` from each other */
+    int64_t apart[2];
+    mp_vec factors[2];   /* of the columns of each panel */
+} mp_tile_sums;
+
+/* The i-th of 32 rows of two panels. */
+MP_INLINE void mp_tile_sums_add(const mp_tile_sums *s, const int i)
+{
+    const int p = i / MP_PANEL, r = i % MP_PANEL;
+    const int32_t *const dots = s->dots + 2 * p * MP_PANEL * MP_PANEL + r * MP_PANEL;
+    float *const to = s->to[p] + r * s->apart[p];
+    const mp_vec high = mp_ints_to_floats(*(const mp_ints *)dots);
+    const mp_vec low = mp_ints_to_floats(*(const mp_ints *)(dots + MP_PANEL * MP_PANEL));
+    const mp_vec made = (high * mp_splat(256.0f) + low) * s->factors[p];
+    mp_vstore(to, made * mp_splat(s->scales[r]) + mp_vload_f32(to));
+}
+
+/* dots = 16 rows of x times the planes of two panels, [panel][plane]. The sums of the block before are added meanwhile: tile
+ * instructions want others between them. */
+MP_INLINE void mp_blocks_tile_step(const char *x, const mp_words *planes, int32_t *dots, const mp_tile_sums waiting)
+{
+    enum { TILE = MP_PANEL * MP_PANEL };
+    const mp_words *const first = planes, *const second = planes + 2 * MP_PLANE / 64;
+    mp_tile_fence();
+    mp_zero_sums();
+    MP_FULLY
+    for (int step = 0; step < MP_DEEP_STEPS; ++step) {
+        mp_tile_load_close(4, x + step * 2048, 64);
+        mp_tile_load_close(6, first + step * 16, 64);
+        mp_tile_sums_add(&waiting, step * 8);
+        mp_tile_fence();
+        mp_tile_dot_bytes(0, 4, 6);
+        mp_tile_load_close(7, first + MP_PLANE / 64 + step * 16, 64);
+        mp_tile_sums_add(&waiting, step * 8 + 1);
+        mp_tile_sums_add(&waiting, step * 8 + 2);
+        mp_tile_fence();
+        mp_tile_dot_bytes(1, 4, 7);
+        mp_tile_load_close(7, second + step * 16, 64);
+        mp_tile_sums_add(&waiting, step * 8 + 3);
+        mp_tile_fence();
+        mp_tile_dot_bytes(2, 4, 7);
+        mp_tile_load_close(5, x + step * 2048 + 1024, 64);
+        mp_tile_sums_add(&waiting, step * 8 + 4);
+        mp_tile_fence();
+        mp_tile_dot_bytes(1, 5, 6);
+        mp_tile_load_close(6, second + MP_PLANE / 64 + step * 16, 64);
+        mp_tile_sums_add(&waiting, step * 8 + 5);
+        mp_tile_sums_add(&waiting, step * 8 + 6);
+        mp_tile_fence();
+        mp_tile_dot_bytes(3, 4, 6);
+        mp_tile_sums_add(&waiting, step * 8 + 7);
+        mp_tile_fence();
+        mp_tile_dot_bytes(3, 5, 7);
+    }
+    mp_tile_store(0, dots + 0 * TILE, 64);
+    mp_tile_store(1, dots + 1 * TILE, 64);
+    mp_tile_store(2, dots + 2 * TILE, 64);
+    mp_tile_store(3, dots + 3 * TILE, 64);
+    mp_tile_fence();
+}
+
+/* Group g of the columns for `count` rows from row `first` on, which begin with a block of 16. Within a strip of k, which
+ * stays in L2 of the rows, two panels at a time: 256 k of theirs, expanded, stay in L1 while the rows pass. Sums wait in
+ * `partial`. */
+static void mp_blocks_tile_group(const mp_linear_blocks *s, const char *x, const char *w, const int64_t g,
+                                 const int64_t first, const int64_t count, float *partial, const void *c)
+{
+    const mp_block_format *const f = s->format;
+    const int64_t groups = mp_blocks_groups(s), panel_bytes = groups / f->unit * f->unit_bytes;
+    const int64_t deep_bytes = MP_DEEP_GROUPS / f->unit * f->unit_bytes, deeps = (s->K + MP_DEEP - 1) / MP_DEEP;
+    const int64_t width = s->panels * MP_PANEL, blocks = (count + 15) / 16, strip = s->strip / MP_DEEP;
+    _Alignas(64) mp_words planes[2][2][MP_PLANE / 64];
+    mp_vec factors[2] = {mp_splat(0.0f), mp_splat(0.0f)};
+    _Alignas(64) int32_t dots[2][4 * MP_PANEL * MP_PANEL] = {{0}};
+    _Alignas(64) float nobody[MP_PANEL]; /* gets what is not wanted: there is no second panel, or nothing waits */
+    for (int i = 0; i < MP_PANEL; ++i) nobody[i] = 0.0f;
+    for (int64_t i = 0; i < blocks * 16 * width; ++i) partial[i] = 0.0f;
+    mp_tiles_begin();
+    for (int64_t d0 = 0; d0 < deeps; d0 += strip)
+        for (int p = 0; p < s->panels; p += 2)
+            for (int64_t d = d0; d < mp_min(deeps, d0 + strip); ++d) {
+                const int panels = (int)mp_min(2, s->panels - p);
+                const char *const units = w + (g * s->panels + p) * panel_bytes + d * deep_bytes;
+                for (int q = 0; q < panels; ++q)
+                    s->expand(units + q * panel_bytes, (int)mp_min(MP_DEEP_GROUPS, groups - d * MP_DEEP_GROUPS),
+                              planes[q][0], planes[q][1], factors + q);
+                mp_tile_sums waiting = {dots[1], nobody, {nobody, nobody}, {0, 0}, {factors[0], factors[1]}};
+                for (int64_t b = 0; b < blocks; ++b) {
+                    const char *const from = x + (b * deeps + d) * MP_X_DEEP;
+                    float *const to = partial + b * 16 * width + p * MP_PANEL;
+                    mp_blocks_tile_step(from, planes[0][0], dots[b % 2], waiting);
+                    waiting.dots = dots[b % 2];
+                    waiting.scales = (const float *)(const void *)(from + 2 * MP_PLANE);
+                    waiting.to[0] = to;
+                    waiting.apart[0] = width;
+                    waiting.to[1] = panels > 1 ? to + MP_PANEL : nobody;
+                    waiting.apart[1] = panels > 1 ? width : 0;
+                }
+                for (int i = 0; i < 2 * MP_PANEL; ++i) mp_tile_sums_add(&waiting, i);
+            }
+    mp_tiles_end();
+    for (int64_t r = 0; r < count; ++r) s->finish(c, s->before + g, first + r, partial + r * width);
+}
+
+/* Many rows: all threads make planes of them, then take groups of columns and chunks of rows one by one. */
+static void mp_blocks_tiles(const mp_linear_blocks *s, mp_run *run, const int t, const int T, const int64_t rows,
+                            const char *w, const char *more, char *x, float *partial, const void *c)
+{
+    const int64_t deeps = (s->K + MP_DEEP - 1) / MP_DEEP, padded = (rows + 15) / 16 * 16;
+    int64_t chunk = s->chunk; /* enough pieces for all threads */
+    const int64_t groups = mp_blocks_all(s);
+    while (chunk > 128 && (rows + chunk - 1) / chunk * groups < 4 * T) chunk /= 2;
+    const int64_t pieces = (rows + chunk - 1) / chunk * groups;
+    for (int64_t r = mp_share(padded, t, T); r < mp_share(padded, t + 1, T); ++r)
+        /* Rows behind the last one repeat it: nobody reads their sums. */
+        mp_blocks_pack_deep(s, c, mp_min(r, rows - 1), x + r / 16 * deeps * MP_X_DEEP, (int)(r % 16));
+    mp_barrier(run, T);
+    for (int64_t piece; (piece = mp_take(run)) < pieces;) {
+        const int64_t first = piece / groups * chunk, count = mp_min(chunk, rows - first), g = piece % groups;
+        const char *const from = x + first / 16 * deeps * MP_X_DEEP;
+        if (g < s->groups) mp_blocks_tile_group(s, from, w, g, first, count, partial, c);
+        else mp_blocks_tile_group(s->more, from, more, g - s->groups, first, count, partial, c);
+    }
+}
+#endif
+
+/* Few rows: the weights stream past them. Each thread has a share of the groups; the last ones go to whoever is done
+ * first. Many rows: chunks of them, whose groups of columns are taken one by one. `more_weights` are those of s->more. */
+MP_SHARED mp_linear_blocks_run(const mp_linear_blocks *s, mp_run *run, const int t, const int T, const int64_t rows,
+                               const void *weights, const void *more_weights, float *xt, float *partial, float *sums,
+                               const void *c)
+{
+    const char *const w = (const char *)weights, *const more = (const char *)more_weights;
+    const int64_t all = mp_blocks_all(s), groups = mp_blocks_groups(s), more_groups = s->more ? mp_blocks_groups(s->more) : 0;
     if (rows == 0) return;
-    if (rows <= s->many) {
+#if defined(MP_TILE_BYTES)
+    if (s->tiled_from && rows >= s->tiled_from) {
+        mp_blocks_tiles(s, run, t, T, rows, w, more, (char *)xt, partial + t * s->chunk * s->panels * MP_PANEL, c);
+        return;
+    }
+#else
+    (void)partial;
+#endif
+    if (rows <= MP_BLOCK_ROWS) {
         /* Each thread packs the rows for itself, which is cheaper than waiting for another. */
-        const int R = rows == 1 ? 1 : s->many;
-        mp_x_group *const own = (mp_x_group *)(void *)xt + t * groups * s->many;
+        const int R = rows == 1 ? 1 : rows <= 4 ? 4 : MP_BLOCK_ROWS;
+        mp_x_group *const own = (mp_x_group *)(void *)xt + t * (groups + more_groups) * MP_BLOCK_ROWS;
+        mp_x_group *const other = own + groups * MP_BLOCK_ROWS;
         for (int r = 0; r < R; ++r) mp_blocks_pack(s, c, mp_min(r, rows - 1), R, own + r);
-        const int64_t assigned = T == 1 ? s->groups : s->groups - s->tail;
+        for (int r = 0; s->more && r < R; ++r) mp_blocks_pack(s->more, c, mp_min(r, rows - 1), R, other + r);
+        const int64_t assigned = T == 1 ? all : all - s->tail;
         int64_t g = mp_share(assigned, t, T), end = mp_share(assigned, t + 1, T);
         for (;; ++g) {
-            if (g >= end && (g = assigned + mp_take(run)) >= s->groups) return;
-            mp_blocks_group(s, own, w, g, 0, rows, R, sums, c);
+            if (g >= end && (g = assigned + mp_take(run)) >= all) return;
+            if (g < s->groups) mp_blocks_group(s, own, w, g, 0, rows, R, sums, c);
+            else mp_blocks_group(s->more, other, more, g - s->groups, 0, rows, R, sums, c);
         }
     }
-    mp_x_group *const x = (mp_x_group *)(void *)xt;
-    const int64_t blocks = (rows + s->many - 1) / s->many;
+    const int64_t blocks = (rows + MP_BLOCK_ROWS - 1) / MP_BLOCK_ROWS;
+    mp_x_group *const x = (mp_x_group *)(void *)xt, *const other = x + blocks * MP_BLOCK_ROWS * groups;
     for (int64_t b = mp_share(blocks, t, T); b < mp_share(blocks, t + 1, T); ++b)
-        for (int r = 0; r < s->many; ++r) {
+        for (int r = 0; r < MP_BLOCK_ROWS; ++r) {
             /* Rows behind the last one repeat it: nobody reads their sums. */
-            const int64_t row = mp_min(b * s->many + r, rows - 1);
-            mp_blocks_pack(s, c, row, s->many, x + b * s->many * groups + r);
+            const int64_t row = mp_min(b * MP_BLOCK_ROWS + r, rows - 1), block = b * MP_BLOCK_ROWS;
+            mp_blocks_pack(s, c, row, MP_BLOCK_ROWS, x + block * groups + r);
+            if (s->more) mp_blocks_pack(s->more, c, row, MP_BLOCK_ROWS, other + block * more_groups + r);
         }
     mp_barrier(run, T);
-    const int64_t chunks = (rows + s->chunk - 1) / s->chunk, pieces = chunks * s->groups;
+    const int64_t chunks = (rows + s->chunk - 1) / s->chunk, pieces = chunks * all;
     for (int64_t piece; (piece = mp_take(run)) < pieces;) {
-        const int64_t first = piece / s->groups * s->chunk;
-        mp_blocks_group(s, x + first * groups, w, piece % s->groups, first, mp_min(s->chunk, rows - first), s->many,
-                        sums, c);
+        const int64_t first = piece / all * s->chunk, count = mp_min(s->chunk, rows - first), g = piece % all;
+        if (g < s->groups) mp_blocks_group(s, x + first * groups, w, g, first, count, MP_BLOCK_ROWS, sums, c);
+        else mp_blocks_group(s->more, other + first * more_groups, more, g - s->groups, first, count, MP_BLOCK_ROWS, sums, c);
     }
 }
 

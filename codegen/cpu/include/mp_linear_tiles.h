@@ -159,13 +159,6 @@ MP_INLINE void mp_finish_next(mp_finish finish, const void *c, mp_waiting *w, co
 }
 
 /* 32 x 32 sums: four tiles. */
-MP_INLINE void mp_zero_sums(void)
-{
-    mp_tile_zero(0);
-    mp_tile_zero(1);
-    mp_tile_zero(2);
-    mp_tile_zero(3);
-}
 MP_INLINE void mp_load_sums(const float *from)
 {
     mp_tile_stream(0, from, 128);

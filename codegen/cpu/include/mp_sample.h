@@ -82,23 +82,31 @@ static int64_t __attribute__((unused)) mp_draw(const double *w, int64_t *heap, c
 MP_FN int64_t mp_sample(const mp_view *logits, const int64_t vocabulary, const mp_sampling *rule, double *weights,
                         int64_t *heap)
 {
+    enum { LOOK = 64 }; /* a vector loop finds out whether any of them is larger */
     int64_t best = 0;
-    for (int64_t i = 0; i < vocabulary; ++i) {
-        weights[i] = mp_at(logits, i * logits->s0);
-        if (weights[i] > weights[best]) best = i;
+    double top = mp_at(logits, 0);
+    for (int64_t i = 0; i < vocabulary; i += LOOK) {
+        const int64_t end = mp_min(i + LOOK, vocabulary);
+        int larger = 0;
+        _Pragma("omp simd reduction(| : larger)")
+        for (int64_t j = i; j < end; ++j) larger |= mp_at(logits, j * logits->s0) > top;
+        for (int64_t j = i; larger && j < end; ++j)
+            if (mp_at(logits, j * logits->s0) > top) top = mp_at(logits, (best = j) * logits->s0);
     }
-    return rule->temperature > 0 ? mp_draw(weights, heap, vocabulary, best, rule) : best;
+    if (!(rule->temperature > 0)) return best;
+    for (int64_t i = 0; i < vocabulary; ++i) weights[i] = mp_at(logits, i * logits->s0);
+    return mp_draw(weights, heap, vocabulary, best, rule);
 }
 
-/* Logits with those of the first `seen` tokens of a history made smaller. They are read from the untouched input, so
- * that a token that was seen twice is penalized once. */
-MP_FN void mp_penalize(const mp_view *x, const mp_view *y, const int64_t vocabulary, const mp_view *history,
+/* Logits [from, to) with those of the first `seen` tokens of a history made smaller. They are read from the untouched input,
+ * so that a token that was seen twice is penalized once. */
+MP_FN void mp_penalize(const mp_view *x, const mp_view *y, const int64_t from, const int64_t to, const mp_view *history,
                        const int64_t seen, const double penalty)
 {
-    for (int64_t i = 0; i < vocabulary; ++i) mp_put(y, i * y->s0, mp_at(x, i * x->s0));
+    for (int64_t i = from; i < to; ++i) mp_put(y, i * y->s0, mp_at(x, i * x->s0));
     for (int64_t j = 0; j < seen; ++j) {
         const int64_t i = mp_int_at(history, j * history->s0);
-        if (i < 0 || i >= vocabulary) continue;
+        if (i < from || i >= to) continue;
         const double logit = mp_at(x, i * x->s0);
         mp_put(y, i * y->s0, logit > 0 ? logit / penalty : logit * penalty);
     }

@@ -55,7 +55,7 @@ MP_KERNEL embedding_1(mp_run *run MP_UNUSED, const int t MP_UNUSED, const int T 
 
 /* %rope, %kv_update, %kv_update_1 = qkv_rope_cache(%embedding, %concat, %minimum, %model.rotary_emb.sin,
  *     %model.rotary_emb.cos, %past_key_values.k.0, %past_key_values.v.0, %past_key_values.lengths, %num_valid, _,
- *     %model.layers.0.input_layernorm.weight, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
+ *     %model.layers.0.input_layernorm.weight, _, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
  *     eps=1e-06, qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
  * monoplan/models/llama.py:0 in model.layers.0.self_attn.q_proj */
 typedef struct {
@@ -439,14 +439,16 @@ MP_KERNEL repetition_penalty_16(mp_run *run MP_UNUSED, const int t MP_UNUSED, co
     const int64_t n_batch MP_UNUSED = run->args->symbols[0];
     const int64_t n_hist MP_UNUSED = run->args->symbols[3];
     const int64_t rows = n_batch, vocabulary = 50;
-    const int64_t end = mp_share(rows, t + 1, T);
-    for (int64_t o = mp_share(rows, t, T); o < end; ++o) {
+    /* Threads share the rows, or parts of every row: there is seldom more than one. */
+    const int64_t first = 0, end = rows;
+    for (int64_t o = first; o < end; ++o) {
         const int64_t o0 MP_UNUSED = o;
         const mp_view logits = MP_STORED(x + o0 * 50, MP_F32, 1, 0, 0, 0);
         const mp_view result = MP_STORED(y + o0 * 50, MP_F32, 1, 0, 0, 0), seen = MP_STORED(history + o0 * n_hist,
             MP_I64, 1, 0, 0, 0);
         const int64_t count = mp_min((int64_t)counts[o0], n_hist);
-        mp_penalize(&logits, &result, vocabulary, &seen, count, (float)penalty[o0]);
+        mp_penalize(&logits, &result, mp_share(vocabulary, t, T), mp_share(vocabulary, t + 1, T), &seen, count,
+            (float)penalty[o0]);
     }
 }
 
@@ -462,8 +464,9 @@ MP_KERNEL random_sample_17(mp_run *run MP_UNUSED, const int t MP_UNUSED, const i
 {
     const int64_t n_batch MP_UNUSED = run->args->symbols[0];
     const int64_t rows = n_batch, vocabulary = 50;
-    const int64_t end = mp_share(rows, t + 1, T);
-    for (int64_t o = mp_share(rows, t, T); o < end; ++o) {
+    /* Threads share the rows, or parts of every row: there is seldom more than one. */
+    const int64_t first = mp_share(rows, t, T), end = mp_share(rows, t + 1, T);
+    for (int64_t o = first; o < end; ++o) {
         const int64_t o0 MP_UNUSED = o;
         const mp_view logits = MP_STORED(x + o0 * 50, MP_F32, 1, 0, 0, 0);
         const mp_sampling rule = {
@@ -574,9 +577,9 @@ static void plan_run(mp_run *run, int t, int T)
     if (mp_phase_before(run, w0_q_k_v, 6, n_batch * n_seq <= 6 ? 2048 : 0, &t, &T)) return;
     /* 2: %rope, %kv_update, %kv_update_1 = qkv_rope_cache(%embedding, %concat, %minimum, %model.rotary_emb.sin,
      *     %model.rotary_emb.cos, %past_key_values.k.0, %past_key_values.v.0, %past_key_values.lengths, %num_valid,
-     *     _, %model.layers.0.input_layernorm.weight, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
-     *     eps=1e-06, qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
-     *     (monoplan/models/llama.py:0 in model.layers.0.self_attn.q_proj) */
+     *     _, %model.layers.0.input_layernorm.weight, _, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox",
+     *     norm="rms", eps=1e-06, qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2,
+     *     capacity, 8]  (monoplan/models/llama.py:0 in model.layers.0.self_attn.q_proj) */
     qkv_rope_cache_2(run, t, T, 2, (const float *)(arena + at[1]), w0_q_k_v, w0_input_layernorm,
         (const int64_t *)(arena + at[0]), w_rotary_emb_sin, w_rotary_emb_cos, (const int32_t *)in[5],
         (const int32_t *)in[6], (float *)in[1], (float *)in[3], (float *)(arena + at[2]), (float *)(arena + at[4]),
@@ -611,9 +614,9 @@ static void plan_run(mp_run *run, int t, int T)
     if (mp_phase_before(run, w1_q_k_v, 6, n_batch * n_seq <= 6 ? 2048 : 0, &t, &T)) return;
     /* 7: %rope_2, %kv_update_2, %kv_update_3 = qkv_rope_cache(%add_3, %concat_2, %minimum, %model.rotary_emb.sin,
      *     %model.rotary_emb.cos, %past_key_values.k.1, %past_key_values.v.1, %past_key_values.lengths, %num_valid,
-     *     _, %model.layers.1.input_layernorm.weight, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
-     *     eps=1e-06, qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
-     *     (monoplan/models/llama.py:0 in model.layers.1.self_attn.q_proj) */
+     *     _, %model.layers.1.input_layernorm.weight, _, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox",
+     *     norm="rms", eps=1e-06, qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2,
+     *     capacity, 8]  (monoplan/models/llama.py:0 in model.layers.1.self_attn.q_proj) */
     qkv_rope_cache_2(run, t, T, 7, (const float *)(arena + at[1]), w1_q_k_v, w1_input_layernorm,
         (const int64_t *)(arena + at[0]), w_rotary_emb_sin, w_rotary_emb_cos, (const int32_t *)in[5],
         (const int32_t *)in[6], (float *)in[2], (float *)in[4], (float *)(arena + at[2]), (float *)(arena + at[4]),

@@ -10,7 +10,7 @@
  *     embedding_1<<<(((n_batch * n_seq * 32 + 255) / 256)), 256>>>
  * 2: %rope, %kv_update, %kv_update_1 = qkv_rope_cache(%embedding, %concat, %minimum, %model.rotary_emb.sin,
  *     %model.rotary_emb.cos, %past_key_values.k.0, %past_key_values.v.0, %past_key_values.lengths, %num_valid, _,
- *     %model.layers.0.input_layernorm.weight, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
+ *     %model.layers.0.input_layernorm.weight, _, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
  *     eps=1e-06, qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
  *     (monoplan/models/llama.py:0 in model.layers.0.self_attn.q_proj)
  *     n_batch * n_seq = 1: qkv_rope_cache_2_row<<<(32), 512>>>
@@ -37,7 +37,7 @@
  *     n_batch * n_seq >= 2: library product n_batch * n_seq x 32 x 48
  * 7: %rope_2, %kv_update_2, %kv_update_3 = qkv_rope_cache(%add_3, %concat_2, %minimum, %model.rotary_emb.sin,
  *     %model.rotary_emb.cos, %past_key_values.k.1, %past_key_values.v.1, %past_key_values.lengths, %num_valid, _,
- *     %model.layers.1.input_layernorm.weight, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
+ *     %model.layers.1.input_layernorm.weight, _, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
  *     eps=1e-06, qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
  *     (monoplan/models/llama.py:0 in model.layers.1.self_attn.q_proj)
  *     n_batch * n_seq = 1: qkv_rope_cache_2_row<<<(32), 512>>>
@@ -131,7 +131,7 @@ embedding_1(const float *x, const int64_t *index, float *y, const int64_t n_batc
 
 /* %rope, %kv_update, %kv_update_1 = qkv_rope_cache(%embedding, %concat, %minimum, %model.rotary_emb.sin,
  *     %model.rotary_emb.cos, %past_key_values.k.0, %past_key_values.v.0, %past_key_values.lengths, %num_valid, _,
- *     %model.layers.0.input_layernorm.weight, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
+ *     %model.layers.0.input_layernorm.weight, _, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
  *     eps=1e-06, qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
  * monoplan/models/llama.py:0 in model.layers.0.self_attn.q_proj */
 extern "C" __global__ void __launch_bounds__(512, 2)
@@ -208,7 +208,7 @@ qkv_rope_cache_2_row(const float *x, const float *w, const float *norm_weight, c
 
 /* %rope, %kv_update, %kv_update_1 = qkv_rope_cache(%embedding, %concat, %minimum, %model.rotary_emb.sin,
  *     %model.rotary_emb.cos, %past_key_values.k.0, %past_key_values.v.0, %past_key_values.lengths, %num_valid, _,
- *     %model.layers.0.input_layernorm.weight, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
+ *     %model.layers.0.input_layernorm.weight, _, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
  *     eps=1e-06, qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
  * monoplan/models/llama.py:0 in model.layers.0.self_attn.q_proj */
 extern "C" __global__ void __launch_bounds__(256)
@@ -226,7 +226,7 @@ qkv_rope_cache_2_prepare(const float *x, const float *norm_weight, float *xs, co
 
 /* %rope, %kv_update, %kv_update_1 = qkv_rope_cache(%embedding, %concat, %minimum, %model.rotary_emb.sin,
  *     %model.rotary_emb.cos, %past_key_values.k.0, %past_key_values.v.0, %past_key_values.lengths, %num_valid, _,
- *     %model.layers.0.input_layernorm.weight, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
+ *     %model.layers.0.input_layernorm.weight, _, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
  *     eps=1e-06, qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
  * monoplan/models/llama.py:0 in model.layers.0.self_attn.q_proj */
 extern "C" __global__ void __launch_bounds__(256)
