@@ -139,6 +139,7 @@ class Linear(Kernel):
     epilogue: str
     body: Body | None = None
     # heads epilogue
+    first_head: int = 0  # whose columns come first: on a GPU v may have a product of its own
     heads: int = 0
     kv_heads: int = 0
     head_dim: int = 0

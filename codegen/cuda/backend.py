@@ -97,10 +97,12 @@ def _exchange(renderer: Renderer, k: Collective, s: CudaSchedule) -> tuple[Varia
 
 
 def _prepare(lowered: Lowered, target: Target) -> Lowered:
-    items = map_kernels(map_kernels(lowered.items, _without_scratch), _split_norm)
+    items = lowered.items
+    for change in (_without_scratch, _split_norm, _split_values):
+        items = map_kernels(items, change)
     lowered = replace(lowered, items=items)
-    for change in (narrowed, residuals):
-        lowered = moved(lowered, change(lowered.items))
+    for find in (narrowed, residuals):
+        lowered = moved(lowered, find(lowered.items))
     return lowered
 
 
@@ -135,6 +137,24 @@ def _split_norm(k: Kernel) -> Iterator[Kernel]:
         Operand("x", normed) if o.name == "x" else o for o in k.operands if o.name not in ("norm_weight", "norm_bias")
     )
     yield replace(k, norm="none", eps=0.0, operands=tuple(left))
+
+
+def _split_values(k: Kernel) -> Iterator[Kernel]:
+    """q and k in one format and v in another are two products with one epilogue."""
+    if not isinstance(k, Linear) or not k.has("v_w"):
+        yield k
+        return
+    joined, values = (k.heads + k.kv_heads) * k.head_dim, k.kv_heads * k.head_dim
+    rest = tuple(o for o in k.operands if o.name != "v_w")
+    yield replace(k, operands=rest, columns=joined, flops=k.rows * (2 * joined * k.depth))
+    own = Operand("w", k.operand("v_w").view)
+    yield replace(
+        k,
+        operands=tuple(own if o.name == "w" else o for o in rest),
+        columns=values,
+        first_head=k.heads + k.kv_heads,
+        flops=k.rows * (2 * values * k.depth),
+    )
 
 
 def narrowed(items: Items) -> dict[Buffer, Buffer]:

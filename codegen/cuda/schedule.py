@@ -361,6 +361,7 @@ def _wide_heads(k: Linear) -> bool:
     half = all(v.dtype.itemsize == 2 and rows_aligned(v, 8) for v in places)
     floats = all(v.dtype == f32 and rows_aligned(v, 4) for v in tables)
     plain = not k.has("bias") and k.algo != "gpt_j" and k.rotary == k.head_dim and k.head_dim % 8 == 0
+    plain = plain and k.columns == (k.heads + 2 * k.kv_heads) * k.head_dim
     return plain and half and floats and places[1].dtype == places[2].dtype
 
 

@@ -176,6 +176,7 @@ def _heads(k: Linear) -> Variables:
             norms.append({"condition": condition, "weight0": values[0], "weight1": values[1]})
     biases = [_bias(k, f"(head * DIM + dims.{side})") for side in ("first", "second")]
     found: Variables = {
+        "head": f"pair / (DIM / 2) + {k.first_head}" if k.first_head else "pair / (DIM / 2)",
         "head_norms": norms,
         "head_normed": " || ".join(f"({n['condition']})" for n in norms),
         # a norm takes its bias before it, in mp_finish_normed_heads

@@ -286,7 +286,8 @@ def lower_qkv(lo: Lowerer, op: Op) -> None:
     x, weight = op.operands[0], op.operands[1]
     assert x is not None and weight is not None
     v_weight = op.operand("v_weight")
-    if not can_pack(lo, x, weight) or (v_weight is not None and not lo.target.is_cpu):
+    normed = op.operand("q_norm") is not None or op.operand("k_norm") is not None
+    if not can_pack(lo, x, weight) or (v_weight is not None and normed and not lo.target.is_cpu):
         _lower_general_qkv(lo, op, x, weight)
         return
     columns, depth = weight.type.shape

@@ -91,5 +91,6 @@ def head_rows(k: Linear) -> Array:
     paired = natural.copy()
     if k.algo != "gpt_j":
         paired[: 2 * half] = natural[: 2 * half].reshape(2, half).T.reshape(-1)
-    heads = [natural if h >= k.heads + k.kv_heads else paired for h in range(k.heads + 2 * k.kv_heads)]
-    return np.concatenate([h * dim + order for h, order in enumerate(heads)])
+    heads = range(k.first_head, k.first_head + k.columns // dim)
+    orders = [natural if h >= k.heads + k.kv_heads else paired for h in heads]
+    return np.concatenate([i * dim + order for i, order in enumerate(orders)])

@@ -20,6 +20,7 @@ from monoplan.models.config import LlamaConfig
 from monoplan.models.families import family_of
 from monoplan.models.generate.generation import GenerationStep, step_specs
 from monoplan.models.llama import LlamaForCausalLM
+from monoplan.models.quantize import Rounded
 from monoplan.runtime.cpu.weights import Source
 from monoplan.runtime.cuda.executable import CudaExecutable, choose_variant
 from monoplan.runtime.cuda.weights import upload_params
@@ -85,8 +86,13 @@ def traced(name: str) -> tuple[Graph, Any]:
     for n, p in lm.named_parameters():
         if "norm" in n:
             p.load((1 + 0.2 * np.random.default_rng(len(n)).normal(size=p.shape)).astype(np.float32))
-    if name in LOW_BITS:
-        lm = lm.with_dtype(name, dtype)
+    if name in LOW_BITS or name == "q8_0, values":
+        full, lm = lm, lm.with_dtype("q5_1", dtype)
+        if name not in LOW_BITS:
+            for n, p in lm.named_parameters():
+                if "v_proj" in n:
+                    other = Rounded(n, p.full_shape, full.state_dict()[n].numpy, LOW_BITS["q8_0"])
+                    p.defer(other.values, None, other.dtype, other.blocks)
     step = Compiled(GenerationStep(lm), target="reference", **step_specs(config, dtype))
     built = step.built[0][2]
     return built.stages[-1].graph, built.tensors

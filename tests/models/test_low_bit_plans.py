@@ -52,11 +52,17 @@ def test_bits_depend_on_neither_batch_nor_threads(file: Path) -> None:
         assert np.array_equal(logits(one, rows[i : i + 1]), together[i : i + 1])
 
 
-def test_a_dtype_expands_and_a_gpu_does(file: Path) -> None:
+def test_a_dtype_expands_and_a_gpu_computes_in_bf16(file: Path) -> None:
     model = AutoLlamaModel.from_pretrained(file)
-    for llm in (mp.compile(model, dtype="float32"), mp.compile(model, target="cuda")):
-        kinds = {str(p.type.dtype) for p in llm.model.parameters()}
-        assert kinds == {"f32" if llm.target == "cpu" else "bf16"}
+    own = {str(p.type.dtype) for p in model.parameters() if p.type.dtype.is_low_bit}
+    assert own
+    for llm, kinds in (
+        (mp.compile(model, dtype="float32"), {"f32"}),
+        (mp.compile(model, dtype="bfloat16", target="cuda"), {"bf16"}),
+        (mp.compile(model, target="cuda"), {"bf16", *own}),
+        (mp.compile(model, dtype="q8_0", target="cuda"), {"bf16", "q8_0"}),
+    ):
+        assert {str(p.type.dtype) for p in llm.model.parameters()} == kinds
 
 
 def test_a_stored_plan_is_found_again(file: Path) -> None:
