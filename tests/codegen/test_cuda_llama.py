@@ -50,7 +50,7 @@ MODELS: dict[str, tuple[str, int, int, int, dict[str, Any]]] = {
             "layer_types": ("sliding_attention", "full_attention", "sliding_attention"), "hidden_act": "gelu_fast",
         },
     ),
-    "gemma3": ("float32", 4, 2, 32, {"model_type": "gemma3_text", "qk_norm": True, "attention_bias": False}),
+    "gemma3": ("bfloat16", 2, 1, 256, {"model_type": "gemma3_text", "qk_norm": True, "attention_bias": False}),
     "gpt2": ("bfloat16", 2, 2, 64, {"model_type": "gpt2", "hidden_act": "gelu_new"}),
     "phi3": ("bfloat16", 4, 2, 64, {"model_type": "phi3", "partial_rotary_factor": 0.75, "attention_bias": False}),
     "cohere": ("float32", 4, 2, 32, {"model_type": "cohere", "norm_heads": True}),
@@ -83,9 +83,10 @@ def traced(name: str) -> tuple[Graph, Any]:
         **sizes,
     )
     lm = causal_lm.from_config(config, seed=3)
+    one = 0 if config.norm == "rms_offset" else 1
     for n, p in lm.named_parameters():
         if "norm" in n:
-            p.load((1 + 0.2 * np.random.default_rng(len(n)).normal(size=p.shape)).astype(np.float32))
+            p.load((one + 0.2 * np.random.default_rng(len(n)).normal(size=p.shape)).astype(np.float32))
     if name in LOW_BITS or name == "q8_0, values":
         full, lm = lm, lm.with_dtype("q5_1", dtype)
         if name not in LOW_BITS:
