@@ -244,6 +244,11 @@ CASES = {
         'graph g(%x: f32[1, 3, 8, 8]) {\n  %y = adaptive_pool2d(%x) {kind="avg", size=(3, 3)} : f32[1, 3, 3, 3]\n'
         "  return %y\n}",
     ),
+    "experts": (
+        "experts",
+        'graph g(%x: f32[3, 9], %i: i64[3, 2]) {\n  param %w: f32[4, 8, 9] = "w"\n'
+        '  %y = expert_linear(%x, %w, %i, _) {gate=""} : f32[3, 2, 8]\n  return %y\n}',
+    ),
     "scatter": (
         "scatter",
         "graph g(%x: f32[4, 7], %i: i64[4, 5], %v: f32[4, 5]) {\n"
