@@ -82,6 +82,14 @@ def identifier(prefix: str, text: str, taken: Container[str] = ()) -> str:
     return name
 
 
+def c_string(text: str) -> str:
+    """A string literal of C: printable ASCII, and octal numbers for other bytes, quotes, backslashes and trigraphs."""
+    plain = (
+        chr(c) if 32 <= c < 127 and chr(c) not in '"\\?' else f"\\{c:03o}" for c in text.encode("utf-8", "replace")
+    )
+    return f'"{"".join(plain)}"'
+
+
 def file_name(text: str) -> str:
     """A name for a file or folder: no separator, not hidden, neither `.` nor `..`."""
     return re.sub(r"[^\w.$-]|^\.+|^$", "_", text)[:60]

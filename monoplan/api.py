@@ -333,6 +333,16 @@ class Compiled(Inspection):
         """Every stage, the plan, the source and the build log as files in a folder."""
         return self._latest().dump(Path(folder))
 
+    def export(self, folder: str | os.PathLike[str], *, isa: str | None = None, name: str = "model") -> Path:
+        """The plan and its weights as a C program that needs no Python: see docs/export.md.
+
+        `isa`: the instruction set, "generic" for any CPU, None for this machine's. `name` begins the names of files and
+        functions.
+        """
+        from monoplan.export import export
+
+        return export(self._latest(), Path(folder), isa, name)
+
     def __repr__(self) -> str:
         state = f"{len(self.built)} plans" if self.built else "not traced yet"
         return f"<Compiled {type(self.module).__name__} for {self.target}, {state}>"

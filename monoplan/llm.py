@@ -318,6 +318,10 @@ class CompiledLM(GenerationMixin):
         """Every stage, the plan, the source and the build log as files in a folder."""
         return self.compiled.dump(folder)
 
+    def export(self, folder: str | os.PathLike[str], *, isa: str | None = None, name: str = "model") -> Path:
+        """Compiled.export of the plan of generation."""
+        return self.compiled.export(folder, isa=isa, name=name)
+
     @property
     def plan(self) -> Plan | None:
         """Steps, buffers, arena; prints as a table."""

@@ -1,4 +1,4 @@
-"""The commands that look inside: compile, inspect, verify, bisect, report, golden, run-ir."""
+"""The commands that look inside: compile, export, inspect, verify, bisect, report, golden, run-ir."""
 
 from __future__ import annotations
 
@@ -51,6 +51,23 @@ def compile(args: argparse.Namespace) -> int:
     load(args, timings).dump(args.output)
     print(f"written to {args.output}")
     timings.print_start(args)
+    return 0
+
+
+def add_export(parser: argparse.ArgumentParser) -> None:
+    """The model, where it goes, and for which CPUs."""
+    from monoplan.runtime.machine.features import known
+
+    add_model_options(parser, positional=True, own=True)
+    parser.add_argument("output", metavar="DIR", help="where to write")
+    parser.add_argument("--isa", choices=known(), help="the instruction set (default: this machine's)")
+    parser.add_argument("--name", default="model", metavar="NAME", help="of files and functions (default: %(default)s)")
+
+
+def export(args: argparse.Namespace) -> int:
+    """Writes the plan and its weights as C files to build and to run without Python."""
+    path = _open(args).compiled.export(args.output, isa=args.isa, name=args.name)
+    print(f"written to {path}; to build: make -C {shlex.quote(str(path))}")
     return 0
 
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "bench": ("bench", "tokens per second of prompt processing and generation"),
     "quantize": ("quantize", "write a model as a GGUF file with weights of a few bits"),
     "compile": ("inspect", "compile a model and write the IR, the source and the plan"),
+    "export": ("inspect", "write a model as a C program with its weights"),
     "inspect": ("inspect", "IR at any stage, a diff for each pass, the plan, the source"),
     "verify": ("inspect", "compare the compiled model with the float64 interpreter"),
     "bisect": ("inspect", "name the pass or the kernel that makes the numbers wrong"),

@@ -169,6 +169,17 @@ def vector_bytes(isa: str) -> int:
     return _VECTOR_BYTES[isa]
 
 
+def known() -> tuple[str, ...]:
+    """Levels that code can be generated for, here or elsewhere."""
+    return tuple(isa for isa in _VECTOR_BYTES if isa != _EMULATED)
+
+
+def plain(isa: str) -> CpuFeatures:
+    """A level without options, on whichever architecture has it."""
+    arch = next((arch for arch, needs in _NEEDS.items() if isa in needs), "any CPU")
+    return CpuFeatures(arch, isa, tuple(sorted(_NEEDS.get(arch, {}).get(isa, ()))))
+
+
 def choose(arch: str, flags: frozenset[str], wanted: str, trial: Callable[[CpuFeatures], str]) -> CpuFeatures:
     """The strongest claimed level, or `wanted`, for which `trial` has no objection (an empty string)."""
     claimed = levels(arch, flags)

@@ -3,6 +3,9 @@
 #ifndef MP_CALL_H
 #define MP_CALL_H
 
+#if defined(MP_EXPORTED) /* a program of its own: it knows what its interrupts mean, and may have several plans */
+static int mp_run_plan(const mp_args *args, mp_error *error);
+#else
 static _Alignas(64) atomic_int mp_signal; /* an interrupt came while a run was listening */
 
 static void mp_interrupted(int number)
@@ -39,6 +42,7 @@ int mp_heard(void)
     raise(SIGINT);
     return 1;
 }
+#endif
 
 /* Where threads are slower than one (see mp_crowded), the next calls are left to one of them, for twice as long each time. That is
  * forgotten by halves, each after as long a time in which threads were faster: a few good runs between two bad ones say little. */
@@ -91,7 +95,11 @@ static inline int mp_call(void (*plan)(mp_run *, int, int), const mp_args *args,
     memset(&run, 0, sizeof run);
     run.args = args;
     run.error = error;
+#if defined(MP_EXPORTED)
+    run.signal = &silence;
+#else
     run.signal = args->stoppable ? &mp_signal : &silence;
+#endif
     const int threads MP_UNUSED = mp_threads(args->threads);
 #if defined(_OPENMP)
     if (threads > 1) {
