@@ -73,6 +73,12 @@ static void round_of(int stops, int crowds)
     if (crowds >= 0 && threads > 1 && (!alone || run.verdict != MP_ALONE)) fail("nobody went on alone");
 }
 
+static void pass(const int64_t nanoseconds)
+{
+    const int64_t end = mp_now() + nanoseconds + 1000000;
+    while (mp_now() < end) sched_yield();
+}
+
 int main(int count, char **arguments)
 {
     threads = count > 1 ? atoi(arguments[1]) : 2;
@@ -87,6 +93,15 @@ int main(int count, char **arguments)
     if (mp_threads(3) != 1 || mp_threads(1) != 1) fail("crowded threads are tried at once");
     run.verdict = MP_ON;
     mp_learn(&run);
-    if (mp_threads(3) != 3) fail("a good run is not believed");
+    if (mp_threads(3) != 1) fail("one good run is believed too soon");
+    pass(MP_ALONE_LEAST);
+    if (mp_threads(3) != 3) fail("crowded threads are never tried again");
+    run.verdict = MP_ALONE;
+    mp_learn(&run);
+    if (atomic_load(&mp_alone_for) != 2 * MP_ALONE_LEAST) fail("a second bad run is as the first one");
+    pass(4 * MP_ALONE_LEAST);
+    run.verdict = MP_ON;
+    mp_learn(&run);
+    if (atomic_load(&mp_alone_for) != MP_ALONE_LEAST) fail("good runs are never believed");
     return 0;
 }
