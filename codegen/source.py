@@ -91,6 +91,8 @@ class Source:
         Each has some of the functions, with the lines of the whole; the last one also has the tail. See MP_PARTS. Not
         more than there are cores: every part reads the headers anew and compiles the loops that its functions share.
         """
+        if len(self.functions) < 2:
+            return ()
         total, heaviest = weight_of(self.functions), max(weight_of([f]) for f in self.functions)
         useful = -(-total // heaviest)  # with more parts, all of them wait for the heaviest function
         count = min(max(FEWEST, min(cores, MOST)), len(self.functions), total // LEAST, useful)

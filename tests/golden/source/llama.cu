@@ -152,9 +152,9 @@ qkv_rope_cache_2_row(const float *x, const float *w, const float *norm_weight, c
     };
     enum { DIM = Heads::DIM, HEADS = Heads::HEADS, KV = Heads::KV, HALF = Heads::HALF };
     const uint32_t seq = (uint32_t)(n_seq);
-    struct Extra { float sine, cosine; int64_t start, given; bool failed; };
+    struct Extra { float sine, cosine; int64_t start, given; };
     auto fetch = [&](const int64_t row, const int64_t pair) {
-        Extra extra = {0.0f, 1.0f, 0, 0, false};
+        Extra extra = {0.0f, 1.0f, 0, 0};
         const int64_t head = pair / (DIM / 2), i = pair % (DIM / 2);
         const int64_t b0 MP_UNUSED = (uint32_t)row / seq, s0 MP_UNUSED = (uint32_t)row % seq;
         if (head < HEADS + KV && i < HALF) {
@@ -166,9 +166,8 @@ qkv_rope_cache_2_row(const float *x, const float *w, const float *norm_weight, c
             extra.sine = sin[angle * 4 + i];
             extra.cosine = cos[angle * 4 + i];
         }
-        /* The error of an earlier step is read ahead as well: the stores wait for it. */
-        if (head >= HEADS) extra.start = (int64_t)lengths[b0], extra.given = (int64_t)valid[b0],
-            extra.failed = error->code != 0;
+        /* After an error of an earlier step the caller keeps what it had. It is read ahead: the stores wait for it. */
+        if (head >= HEADS) extra.start = (int64_t)lengths[b0], extra.given = error->code ? 0 : (int64_t)valid[b0];
         return extra;
     };
     auto finish = [&](const Extra &extra, const int64_t row, const int64_t pair, const float first,
@@ -193,8 +192,7 @@ qkv_rope_cache_2_row(const float *x, const float *w, const float *norm_weight, c
                 mp_fail(error, MP_CACHE_FULL, step, b0, extra.start + extra.given, n_capacity);
             return;
         }
-        if (s0 >= extra.given
-            || extra.failed) return; /* after an error of an earlier step the caller keeps what it had */
+        if (s0 >= extra.given) return;
         if (head < HEADS + KV) {
             k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.first] = a;
             k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.second] = b;
@@ -244,9 +242,9 @@ qkv_rope_cache_2_finish(const int64_t *positions, const float *sin, const float 
     };
     enum { DIM = Heads::DIM, HEADS = Heads::HEADS, KV = Heads::KV, HALF = Heads::HALF };
     const uint32_t seq = (uint32_t)(n_seq);
-    struct Extra { float sine, cosine; int64_t start, given; bool failed; };
+    struct Extra { float sine, cosine; int64_t start, given; };
     auto fetch = [&](const int64_t row, const int64_t pair) {
-        Extra extra = {0.0f, 1.0f, 0, 0, false};
+        Extra extra = {0.0f, 1.0f, 0, 0};
         const int64_t head = pair / (DIM / 2), i = pair % (DIM / 2);
         const int64_t b0 MP_UNUSED = (uint32_t)row / seq, s0 MP_UNUSED = (uint32_t)row % seq;
         if (head < HEADS + KV && i < HALF) {
@@ -258,9 +256,8 @@ qkv_rope_cache_2_finish(const int64_t *positions, const float *sin, const float 
             extra.sine = sin[angle * 4 + i];
             extra.cosine = cos[angle * 4 + i];
         }
-        /* The error of an earlier step is read ahead as well: the stores wait for it. */
-        if (head >= HEADS) extra.start = (int64_t)lengths[b0], extra.given = (int64_t)valid[b0],
-            extra.failed = error->code != 0;
+        /* After an error of an earlier step the caller keeps what it had. It is read ahead: the stores wait for it. */
+        if (head >= HEADS) extra.start = (int64_t)lengths[b0], extra.given = error->code ? 0 : (int64_t)valid[b0];
         return extra;
     };
     auto finish = [&](const Extra &extra, const int64_t row, const int64_t pair, const float first,
@@ -285,8 +282,7 @@ qkv_rope_cache_2_finish(const int64_t *positions, const float *sin, const float 
                 mp_fail(error, MP_CACHE_FULL, step, b0, extra.start + extra.given, n_capacity);
             return;
         }
-        if (s0 >= extra.given
-            || extra.failed) return; /* after an error of an earlier step the caller keeps what it had */
+        if (s0 >= extra.given) return;
         if (head < HEADS + KV) {
             k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.first] = a;
             k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.second] = b;
