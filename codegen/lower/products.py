@@ -418,7 +418,8 @@ def lower_experts(lo: Lowerer, op: Op) -> None:
     assert x is not None and weight is not None and ids is not None
     rows, choices = ids.type.shape
     experts, columns, depth = weight.type.shape
-    assert all(isinstance(n, int) for n in (choices, experts, columns, depth))
+    assert isinstance(choices, int) and isinstance(experts, int)
+    assert isinstance(columns, int) and isinstance(depth, int)
     flat = lo.dense(lo.read(x))
     steps = (depth, 0, 1) if x.type.rank == 2 else (choices * depth, depth, 1)
     operands = [Operand("x", View(flat.buffer, (rows, choices, depth), steps, flat.offset))]
@@ -436,10 +437,10 @@ def lower_experts(lo: Lowerer, op: Op) -> None:
             operands=tuple(operands),
             scratch=scratch,
             rows=rows,
-            choices=choices,  # type: ignore[arg-type]
-            experts=experts,  # type: ignore[arg-type]
-            columns=columns,  # type: ignore[arg-type]
-            depth=depth,  # type: ignore[arg-type]
+            choices=choices,
+            experts=experts,
+            columns=columns,
+            depth=depth,
             body=body,
             flops=rows * choices * (2 * columns * depth * len(operands[1:-2])),
         )

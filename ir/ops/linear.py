@@ -45,6 +45,8 @@ def _expert_type(x: TensorType, weight: TensorType, ids: TensorType, up: TensorT
     require(x.dtype in floats and weight.dtype in floats, f"expert_linear needs f32, bf16 or f16, got {x} and {weight}")
     require(weight.rank == 3, f"expert_linear: the weight must be [experts, out, in], got {weight}")
     require(ids.dtype.is_integer and ids.rank == 2, f"expert_linear: ids must be integers [rows, choices], got {ids}")
+    fixed = all(isinstance(n, int) for n in (*weight.shape, ids.shape[1]))
+    require(fixed, f"expert_linear: sizes of {weight} and the number of choices are constants, got {ids}")
     lead = (ids.shape[0],) if x.rank == 2 else ids.shape
     require(
         x.rank in (2, 3) and all(equal(a, b) for a, b in zip(x.shape, (*lead, weight.shape[2]), strict=True)),

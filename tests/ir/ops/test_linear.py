@@ -51,6 +51,7 @@ def test_expert_linear_refuses() -> None:
     refuses("a gate and a weight `up` belong together", "expert_linear", x, w, ids, None, gate="silu")
     refuses("is not one of", "expert_linear", x, w, ids, w, gate="tanh")
     refuses("x must be", "expert_linear", tensor_type("f32", "n", 4), w, ids)
+    refuses("the number of choices are constants", "expert_linear", x, w, tensor_type("i64", "n", "k"))
     refuses("needs f32, bf16 or f16", "expert_linear", tensor_type("f64", "n", 5), w, ids)
     with pytest.raises(ArgumentError, match="there are 4 experts"):
         run("expert_linear", np.ones((1, 5), np.float32), np.ones((4, 6, 5), np.float32), np.array([[4]]))
