@@ -40,11 +40,11 @@ class Settings:
         penalty, texts = self.repetition_penalty, self.stop
         for name, fits, expected in (
             ("max_new_tokens", is_whole(count) and (count > 0 or count == -1), "a whole number above 0, or -1"),
-            ("temperature", _is_real(heat) and heat >= 0, "a number of 0 or more"),
+            ("temperature", is_real(heat) and heat >= 0, "a number of 0 or more"),
             ("top_k", is_whole(k) and 0 <= k < 2**31, "a whole number of 0 or more"),
-            ("top_p", _is_real(p) and 0 < p <= 1, "a number above 0 and at most 1"),
-            ("min_p", _is_real(least) and 0 <= least <= 1, "a number from 0 to 1"),
-            ("repetition_penalty", _is_real(penalty) and penalty > 0, "a number above 0"),
+            ("top_p", is_real(p) and 0 < p <= 1, "a number above 0 and at most 1"),
+            ("min_p", is_real(least) and 0 <= least <= 1, "a number from 0 to 1"),
+            ("repetition_penalty", is_real(penalty) and penalty > 0, "a number above 0"),
             ("seed", is_whole(self.seed), "a whole number"),
             ("stop", all(isinstance(s, str) and s for s in texts), "texts that are not empty"),
             ("eos_ids", all(map(is_whole, self.eos_ids)), "token ids"),
@@ -58,7 +58,7 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def _is_real(value: Any) -> bool:
+def is_real(value: Any) -> bool:
     number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     return number and math.isfinite(value)
 

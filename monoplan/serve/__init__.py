@@ -1,0 +1,1 @@
+"""Many users on one plan: the engine that keeps it full, and the server in front of it."""
