@@ -43,10 +43,18 @@ class Operand:
         """Symbols that the text of an element mentions."""
         start = self.view.buffer.start
         places = (*self.view.strides, self.view.offset, start if isinstance(start, Expr) else 0)
+        if self.view.table is not None:
+            places = (*places, *self.view.table.strides, self.view.pages)
         return {name for d in places for name in symbols_of(d)}
 
     def index(self, *indices: str) -> str:
         """The element number of an index, as C."""
+        table = self.view.table
+        if table is not None:  # the kernel has it under the name `table`, beside this one
+            owner = self.name[: self.name.rfind(".") + 1]
+            b, h, at, i = indices
+            place = c_index([(b, table.strides[0]), (f"({at}) / {self.view.page}", 1)])
+            indices = (f"(int64_t){owner}table[{place}]", h, f"({at}) % {self.view.page}", i)
         return c_index(list(zip(indices, self.view.strides, strict=True)), self.view.offset)
 
     def place(self, *indices: str) -> str:
@@ -80,6 +88,8 @@ class Operand:
             start = b.start if isinstance(b.start, int | Expr) else int(b.start)
             return f"MP_RAMP({c_index(terms, self.view.offset + start)}, {kind}, {inner})"
         place = c_index(terms, self.view.offset)
+        if self.view.table is not None:
+            return f"MP_PAGED({self.name}, {kind}, {inner}, table, {c_dim(self.view.table.shape[1])}, {self.view.page})"
         return f"MP_STORED({self.name if place == '0' else f'{self.name} + {place}'}, {kind}, {inner})"
 
     def with_view(self, view: View) -> Operand:

@@ -42,12 +42,19 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Elements of a buffer at offset + sum(index * stride), all counted in elements."""
+    """Elements of a buffer at offset + sum(index * stride), all counted in elements.
+
+    Of a cache in pages of `page` positions, index 2 is a position: page table[index 0, position / page] has it, in
+    dimension 0, at position % page. Only kernels that know of it get such a view.
+    """
 
     buffer: Buffer
     shape: tuple[Dim, ...]
     strides: tuple[Dim, ...]
     offset: Dim = 0
+    page: int = 0
+    pages: Dim = 0  # how many there are
+    table: View | None = None
 
     @property
     def dtype(self) -> DType:
@@ -69,6 +76,13 @@ class View:
     def is_whole(self) -> bool:
         """Whether it is the whole buffer in row-major order."""
         return self.is_contiguous and equal(self.offset, 0) and equal(product(self.shape), self.buffer.size)
+
+    def paged(self, table: View) -> View:
+        """These pages [number, heads, size, dim] as the cache of sequences: [batch, heads, positions, dim]."""
+        count, heads, size, dim = self.shape
+        assert isinstance(size, int)
+        shape = (table.shape[0], heads, table.shape[1] * size, dim)
+        return View(self.buffer, shape, self.strides, self.offset, size, count, table)
 
     def transposed(self, axes: Sequence[int]) -> View:
         return View(self.buffer, tuple(self.shape[a] for a in axes), tuple(self.strides[a] for a in axes), self.offset)

@@ -722,14 +722,16 @@ def scaled_dot_product_attention(
     softcap: float | None = None,
     window: int | None = None,
     past: Any = None,
+    table: Any = None,
     causal_alignment: str = "lower_right",
 ) -> Tensor:
     """softmax(query key' * scale) value, on [batch, heads, seq, dim]; the batch may be missing.
 
     Heads of key and value may be shared by groups of query heads. The last query stands at the last key;
     causal_alignment="upper_left" puts the first at the first, as PyTorch does. With `past` [batch], query i of row b
-    stands at past[b] + i, and keys from past[b] + queries on are not seen. `window` hides keys that lie that far back;
-    `softcap` makes a score c * tanh(score / c).
+    stands at past[b] + i, and keys from past[b] + queries on are not seen. With a `table` [batch, pages] as well, key
+    and value are pages [number, heads, size, dim], and row b has those that table[b] names, in that order. `window`
+    hides keys that lie that far back; `softcap` makes a score c * tanh(score / c).
     """
     if dropout_p:
         raise ArgumentError(f"attention: dropout_p={dropout_p} is not supported", why="inference only")
@@ -746,12 +748,13 @@ def scaled_dot_product_attention(
     if q.ndim == 2:
         q, k, v = (t.unsqueeze(0) for t in (q, k, v))
         return call("attention", q, k, v, attn_mask, past, **attrs).squeeze(0)  # type: ignore[no-any-return]
-    return call("attention", q, k, v, attn_mask, past, **attrs)  # type: ignore[no-any-return]
+    return call("attention", q, k, v, attn_mask, past, table, **attrs)  # type: ignore[no-any-return]
 
 
-def kv_update(cache: Any, rows: Any, lengths: Any, valid: Any = None) -> Tensor:
-    """The cache [batch, heads, capacity, dim] with rows [batch, seq, heads, dim] from lengths[b] on."""
-    return call("kv_update", cache, rows, lengths, valid)  # type: ignore[no-any-return]
+def kv_update(cache: Any, rows: Any, lengths: Any, valid: Any = None, table: Any = None) -> Tensor:
+    """The cache [batch, heads, capacity, dim] with rows [batch, seq, heads, dim] from lengths[b] on; with a `table`
+    the cache is pages [number, heads, size, dim], as in scaled_dot_product_attention."""
+    return call("kv_update", cache, rows, lengths, valid, table)  # type: ignore[no-any-return]
 
 
 # -- sampling ------------------------------------------------------------------------------------------

@@ -22,7 +22,82 @@ from monoplan.ir.types import aligned, as_dtype, i32, i64
 _TENSORS, _ARRAY = frozenset((Tensor,)), attrgetter("_array")
 
 
-class KVCache:
+class Cache:
+    """What forward needs of a cache: keys and values of each layer, the lengths of its rows, and where rows lie."""
+
+    k: list[Tensor]
+    v: list[Tensor]
+    lengths: Tensor  # i32 [batch]
+    table: Tensor | None = None  # i32 [batch, pages] of a cache in pages
+
+    def update(self, layer: int, k: Any, v: Any, num_valid: Any = None) -> tuple[Tensor, Tensor]:
+        """Writes k and v [batch, seq, kv_heads, head_dim] behind the past tokens; the layer's whole cache."""
+        for cache, rows in ((self.k[layer], k), (self.v[layer], v)):
+            cache.assign(call("kv_update", cache, rows, self.lengths, num_valid, self.table))
+        return self.k[layer], self.v[layer]
+
+    def positions(self, seq: Dim) -> Tensor:
+        """The positions of the next `seq` tokens of each row: int64 [batch, seq]."""
+        return self.lengths.unsqueeze(1).to(i64) + arange(seq)  # type: ignore[no-any-return]
+
+    def advance(self, n: Any) -> None:
+        """Counts n more tokens: a number for all rows, or a tensor [batch]."""
+        if isinstance(n, int | np.integer | Expr):
+            self.lengths = self.lengths + n
+        else:
+            self.lengths = self.lengths + as_tensor(n).to(i32)
+
+    @property
+    def layers(self) -> int:
+        return len(self.k)
+
+    @property
+    def kv_heads(self) -> Any:
+        return self.k[0].shape[1]
+
+    @property
+    def head_dim(self) -> Any:
+        return self.k[0].shape[3]
+
+    @property
+    def dtype(self) -> Any:
+        return self.k[0].dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values."""
+        return sum(t.numpy().nbytes for t in (*self.k, *self.v))
+
+
+class PagedKVCache(Cache):
+    """Pages [pages, kv_heads, page, head_dim] of keys and values, which rows share out among themselves.
+
+    The tokens of row b are in the pages table[b, 0], table[b, 1], … Who owns which page is for its user to know; see
+    monoplan.serve.pages.
+    """
+
+    def __init__(self, k: list[Any], v: list[Any], table: Any, lengths: Any) -> None:
+        self.k, self.v, self.table, self.lengths = list(k), list(v), table, lengths
+
+    def tree_flatten(self) -> tuple[dict[str, Any], Any]:
+        """Leaves by name (see pytree)."""
+        return {"k": list(self.k), "v": list(self.v), "table": self.table, "lengths": self.lengths}, ()
+
+    @classmethod
+    def tree_unflatten(cls, parts: dict[str, Any], meta: Any) -> PagedKVCache:
+        """A cache from its parts, which may be tensors, traced tensors or specs."""
+        return cls(parts["k"], parts["v"], parts["table"], parts["lengths"])
+
+    def tree_outline(self, arrays: list[Any]) -> Any:
+        """The same for a call like an earlier one (see pytree.outline)."""
+        tensors = (*self.k, *self.v, self.table, self.lengths)
+        if not _TENSORS.issuperset(map(type, tensors)):
+            raise NoOutline
+        arrays += map(_ARRAY, tensors)
+        return PagedKVCache, len(self.k), len(self.v)
+
+
+class KVCache(Cache):
     """Keys and values [batch, kv_heads, capacity, head_dim] of each layer; row b holds lengths[b] tokens."""
 
     def __init__(
@@ -48,55 +123,15 @@ class KVCache:
         self.v: list[Tensor] = [Tensor(aligned(shape, kind, zero=True)) for _ in range(layers)]
         self.lengths = Tensor(np.zeros(batch, np.int32))
 
-    # -- in forward, eager and traced ---------------------------------------------------------------------
-
-    def update(self, layer: int, k: Any, v: Any, num_valid: Any = None) -> tuple[Tensor, Tensor]:
-        """Writes k and v [batch, seq, kv_heads, head_dim] behind the past tokens; the layer's whole cache."""
-        for cache, rows in ((self.k[layer], k), (self.v[layer], v)):
-            cache.assign(call("kv_update", cache, rows, self.lengths, num_valid))
-        return self.k[layer], self.v[layer]
-
-    def positions(self, seq: Dim) -> Tensor:
-        """The positions of the next `seq` tokens of each row: int64 [batch, seq]."""
-        return self.lengths.unsqueeze(1).to(i64) + arange(seq)  # type: ignore[no-any-return]
-
-    def advance(self, n: Any) -> None:
-        """Counts n more tokens: a number for all rows, or a tensor [batch]."""
-        if isinstance(n, int | np.integer | Expr):
-            self.lengths = self.lengths + n
-        else:
-            self.lengths = self.lengths + as_tensor(n).to(i32)
-
     # -- between calls, on the host -----------------------------------------------------------------------
-
-    @property
-    def layers(self) -> int:
-        return len(self.k)
 
     @property
     def batch(self) -> Any:
         return self.k[0].shape[0]
 
     @property
-    def kv_heads(self) -> Any:
-        return self.k[0].shape[1]
-
-    @property
     def capacity(self) -> Any:
         return self.k[0].shape[2]
-
-    @property
-    def head_dim(self) -> Any:
-        return self.k[0].shape[3]
-
-    @property
-    def dtype(self) -> Any:
-        return self.k[0].dtype
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all keys and values."""
-        return sum(t.numpy().nbytes for t in (*self.k, *self.v))
 
     def reserve(self, extra: int) -> None:
         """Makes room for `extra` more tokens of the longest row; capacity doubles, up to the limit."""

@@ -146,7 +146,8 @@ class _Parser:
         if not rest.startswith(":"):
             raise self.fail("expected `: type` at the end of the op", rest or line)
         types = [self.type(t) for t in _pieces(rest[1:])]
-        operands = [None if t == "_" else self.value(t) for t in _pieces(m[3])]
+        operands: list[Value | None] = [None if t == "_" else self.value(t) for t in _pieces(m[3])]
+        operands += [None] * (len(opdef.operand_names) - len(operands))
         here = self.at
         self.at += 1
         for name, default in opdef.attr_defaults.items():

@@ -19,7 +19,8 @@ def print_graph(graph: Graph, *, locs: bool = False) -> str:
 def print_op(op: Op, *, locs: bool = False) -> str:
     """The one line of an op (without the body of a repeat)."""
     results = ", ".join(map(str, op.results))
-    operands = ", ".join("_" if v is None else str(v) for v in op.operands)
+    last = max((i for i, v in enumerate(op.operands) if v is not None), default=-1)  # absent ones behind it go unsaid
+    operands = ", ".join("_" if v is None else str(v) for v in op.operands[: last + 1])
     attrs = ", ".join(f"{k}={format_attr(v)}" for k, v in op.attrs.items() if not isinstance(v, Graph))
     text = f"{results} = {op.name}({operands})" + (f" {{{attrs}}}" if attrs else "")
     text += " : " + ", ".join(str(r.type) for r in op.results)

@@ -133,11 +133,11 @@ class LlamaAttention(Module):
         if rope is not None:
             rows, sin, cos = rope
             q, k = (F.rope(t, rows, sin, cos, self.rope_algo) for t in (q, k))
-        past = None
+        past = table = None
         if past_key_values is None:
             k, v = k.transpose(1, 2), v.transpose(1, 2)
         else:
-            past = past_key_values.lengths
+            past, table = past_key_values.lengths, past_key_values.table
             k, v = past_key_values.update(self.layer_idx, k, v, num_valid)
         y = F.scaled_dot_product_attention(
             q.transpose(1, 2),
@@ -148,6 +148,7 @@ class LlamaAttention(Module):
             softcap=self.softcap,
             window=self.window,
             past=past,
+            table=table,
         )
         return self.o_proj(y.transpose(1, 2).reshape(batch, seq, self.num_heads * self.head_dim))
 

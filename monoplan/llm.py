@@ -31,6 +31,7 @@ from monoplan.models.generate.generation import (
     cache_spec,
     greedy_specs,
     make_room,
+    paged_specs,
     step_specs,
 )
 from monoplan.models.llama import LlamaForCausalLM
@@ -42,6 +43,9 @@ from monoplan.runtime.cpu.weights import sharing
 if TYPE_CHECKING:
     from monoplan.api import Compiled, Stats
     from monoplan.codegen.plan import Plan
+
+
+PAGE = 64  # tokens of a page of the cache that many texts share
 
 
 class PositionedStep(ModelStep):
@@ -117,12 +121,16 @@ class CompiledLM(GenerationMixin):
 
     def new_cache(self, batch: int = 1, capacity: int = 0) -> KVCache:
         """An empty KV cache for `batch` rows; it grows as needed, without recompilation."""
-        return self.model.new_cache(batch, capacity, dtype=self._cache_dtype, kv_heads=self._kv_heads())
+        return self.model.new_cache(batch, capacity, dtype=self.cache_dtype, kv_heads=self._kv_heads())
 
     @property
-    def _cache_dtype(self) -> DType:
+    def cache_dtype(self) -> DType:
         """Of keys and values: f16 beside low-bit weights, which err much more; else what the model computes in."""
         return f16 if any(p.type.dtype.is_low_bit for p in self.model.parameters()) else self.dtype
+
+    def paged_plan(self) -> Compiled:
+        """The plan of GenerationStep over a PagedKVCache with pages of PAGE tokens."""
+        return self._plan("paged")
 
     def _steps(self, rows: list[Row], session: Session | None) -> Any:
         if not self._stays:
@@ -280,9 +288,11 @@ class CompiledLM(GenerationMixin):
 
             if name == "generation":
                 step: Module = self.model.generation_step()
-                specs = step_specs(self.config, self._cache_dtype)
+                specs = step_specs(self.config, self.cache_dtype)
+            elif name == "paged":
+                step, specs = self.model.generation_step(), paged_specs(self.config, self.cache_dtype, PAGE)
             elif name == "greedy":
-                step, specs = GreedyStep(self.model), greedy_specs(self.config, self._cache_dtype)
+                step, specs = GreedyStep(self.model), greedy_specs(self.config, self.cache_dtype)
             else:
                 step = PositionedStep(self.model)
                 ids = spec("batch", "seq", dtype="int64")
@@ -290,7 +300,7 @@ class CompiledLM(GenerationMixin):
                     "input_ids": ids,
                     "position_ids": ids,
                     "num_valid": spec("batch", dtype="int32"),
-                    "past_key_values": cache_spec(self.config, self._cache_dtype),
+                    "past_key_values": cache_spec(self.config, self.cache_dtype),
                 }
             with sharing(self._weights):
                 self._plans[name] = Compiled(step, **self._arguments, **specs)

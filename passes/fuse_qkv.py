@@ -144,6 +144,7 @@ def _fuse(cut: Op, source: Op, beside: Op | None, defs: Mapping[Value, Op], fact
         q.norm.operands[1] if q.norm else None,
         k.norm.operands[1] if k.norm else None,
         None if beside is None else beside.operands[1],
+        k_write.operand("table"),
     ]
     attrs: dict[str, Any] = {
         "heads": q.heads,

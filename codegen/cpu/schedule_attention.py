@@ -113,5 +113,5 @@ def on_tiles(k: Attention, target: Target) -> bool:
 def few_on_tiles(k: Attention) -> bool:
     """Whether few queries do so too: rows of the cache that lie as tiles can load them, enough heads that share a key
     (with one or two of them vectors have as little to do), and not more than the rows of a tile can take twice."""
-    dense = all(k.operand(n).view.strides[3] == 1 for n in ("k", "v"))
+    dense = all(k.operand(n).view.strides[3] == 1 and k.operand(n).view.table is None for n in ("k", "v"))
     return dense and 3 <= k.heads // k.kv_heads <= 8 and k.head_dim <= 128 and k.value_dim <= 128

@@ -14,7 +14,7 @@ from monoplan.codegen.backend import Variables
 from monoplan.codegen.cpu.schedule_attention import AttentionSchedule
 from monoplan.codegen.cpu.schedule_conv import WIDE, ConvSchedule
 from monoplan.codegen.cpu.schedule_linear import TILE_ROWS, TILE_SOME, LinearSchedule
-from monoplan.codegen.expressions import C_TYPES, c_dim, c_literal, c_symbol, load
+from monoplan.codegen.expressions import C_TYPES, c_dim, c_index, c_literal, c_symbol, load
 from monoplan.codegen.formats import WeightFormat, format_of
 from monoplan.codegen.kernels import (
     Attention,
@@ -229,6 +229,19 @@ def rope(k: Rope) -> Variables:
     }
 
 
+def written_pages(cache: Operand, sequence: str) -> Variables | None:
+    """Of a cache in pages: the places of its table that `count` rows from `start` on go to, and the pages' number."""
+    table, page = cache.view.table, cache.view.page
+    if table is None:
+        return None
+    row = c_index([(sequence, table.strides[0])])
+    return {
+        "from": f"{row} + start / {page}",
+        "to": f"{row} + (start + count + {page - 1}) / {page}",
+        "pages": cache.view.pages,
+    }
+
+
 def kv_update(k: KVUpdate) -> Variables:
     rows, cache = k.operand("rows"), k.operand("cache")
     b, s, h, d = rows.shape
@@ -242,6 +255,7 @@ def kv_update(k: KVUpdate) -> Variables:
             "length": k.operand("lengths").at("b"),
             "count": count,
             "statement": cache.store(rows.at("b", "s", "h", "i"), rows.compute, "b", "h", "at", "i"),
+            "pages": written_pages(cache, "b"),
         }
     }
 
@@ -619,6 +633,7 @@ def _heads(k: Linear, s: LinearSchedule, a: Mapping[str, Operand]) -> Variables:
         "count": f"(int64_t){a['valid'].at('b0')}" if k.has("valid") else c_dim(k.seq),
         "store_k": kc.store("sums[j]", f32, "b0", "kv", "at", "j"),
         "store_v": vc.store("sums[j]", f32, "b0", "kv", "at", "j"),
+        "pages": written_pages(kc, "b0"),
     }
 
 
@@ -636,7 +651,7 @@ class Variant:
 
 
 def attention(k: Attention, s: AttentionSchedule) -> dict[str, Any]:
-    views = [f".{o.name} = {o.c_view()}" for o in k.operands]
+    views = [f".{o.name} = {o.c_view()}" for o in k.operands if o.name != "table"]
     views += [f".has_{name} = 1" for name in ("mask", "past") if k.has(name)]
     return {
         "attn": {
@@ -645,6 +660,7 @@ def attention(k: Attention, s: AttentionSchedule) -> dict[str, Any]:
             "views": views,
             "sizes": [] if s.simple else _sizes(k, s),
             "variants": _variants(k, s),
+            "pages": k.operand("k").view.pages,
         }
     }
 

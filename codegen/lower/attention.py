@@ -10,6 +10,7 @@ from monoplan.codegen.kernels import Attention
 from monoplan.codegen.lower.lowerer import Lowerer, lowers
 from monoplan.codegen.operands import Operand
 from monoplan.codegen.views import View
+from monoplan.ir.errors import CompileError
 from monoplan.ir.graph import Op
 from monoplan.ir.types import f32, u32
 
@@ -27,6 +28,12 @@ def lower_attention(lo: Lowerer, op: Op) -> None:
         return view.transposed((0, 2, 1, 3)) if swap else view
 
     q, y, k, v = four(q, heads_first), four(y, heads_first), four(k, False), four(v, False)
+    table = op.operand("table")
+    pages = None if table is None else lo.dense(lo.read(table))
+    if pages is not None and not lo.target.is_cpu:
+        raise CompileError("attention over pages has no CUDA kernel yet", where=op.loc, fix="compile for target='cpu'")
+    if pages is not None:
+        k, v = k.paged(pages), v.paged(pages)
     batch, seq, heads, dim = q.shape
     kv_heads, keys, value_dim = k.shape[1], k.shape[2], v.shape[3]
     assert all(isinstance(d, int) for d in (heads, dim, kv_heads, value_dim))
@@ -36,6 +43,8 @@ def lower_attention(lo: Lowerer, op: Op) -> None:
         operands.append(Operand("mask", lo.read(mask).expanded((batch, heads, seq, keys))))
     if past is not None:
         operands.append(Operand("past", lo.read(past)))
+    if pages is not None:
+        operands.append(Operand("table", pages))
     operands.append(Operand("y", y, written=True))
     a: Any = op.attrs
     scale = a["scale"] if a["scale"] is not None else dim**-0.5  # type: ignore[operator]

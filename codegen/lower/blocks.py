@@ -335,6 +335,10 @@ def lower_kv_update(lo: Lowerer, op: Op) -> None:
     valid = op.operand("valid")
     if valid is not None:
         operands.append(Operand("valid", lo.read(valid)))
+    table = op.operand("table")
+    if table is not None:
+        operands.append(Operand("table", lo.dense(lo.read(table))))
+        cache = cache.paged(operands[-1].view)
     operands.append(Operand("cache", cache, written=True))
     lo.emit(KVUpdate(op=op, operands=tuple(operands), capacity=cache.shape[2]))
 

@@ -306,10 +306,12 @@ def lower_qkv(lo: Lowerer, op: Op) -> None:
     positions = op.operand("positions")
     assert positions is not None
     operands.append(Operand("positions", lo.read(positions).expanded((batch, seq))))
-    for name in ("sin", "cos", "lengths", "valid", "q_norm", "k_norm"):
+    for name in ("sin", "cos", "lengths", "valid", "q_norm", "k_norm", "table"):
         v = op.operand(name)
         if v is not None:
             operands.append(Operand(name, lo.dense(lo.read(v))))
+    if operands[-1].name == "table":
+        kc, vc = kc.paged(operands[-1].view), vc.paged(operands[-1].view)
     operands += [Operand("k_cache", kc, written=True), Operand("v_cache", vc, written=True)]
     operands.append(Operand("y", lo.destination(op.results[0]), written=True))
     table = next(o for o in operands if o.name == "sin")
@@ -406,6 +408,10 @@ def _lower_general_qkv(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
     valid = op.operand("valid")
     counts = [Operand("lengths", lo.read(lengths))]
     counts += [] if valid is None else [Operand("valid", lo.read(valid))]
+    table = op.operand("table")
+    if table is not None:
+        counts.append(Operand("table", lo.dense(lo.read(table))))
+        caches = [cache.paged(counts[-1].view) for cache in caches]
     for cache, rows in zip(caches, (turned(k, "k_norm", None), v), strict=True):
         operands = (Operand("rows", rows), *counts, Operand("cache", cache, written=True))
         lo.emit(KVUpdate(op=op, operands=operands, capacity=cache.shape[2]))

@@ -8,7 +8,7 @@ from monoplan.ir.dims import Dim, equal
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.opdef import Array, op, require
 from monoplan.ir.rules import broadcasts_to
-from monoplan.ir.types import TensorType, bool_, promote
+from monoplan.ir.types import TensorType, bool_, i32, promote
 
 ROPE_ALGORITHMS = ("gpt_neox", "gpt_j")
 
@@ -56,12 +56,39 @@ def rope(x: Array, positions: Array, sin: Array, cos: Array, *, algo: str = "gpt
 LAYOUTS = ("bhsd", "bshd")
 
 
+def _paged_type(cache: TensorType, table: TensorType, batch: Dim, name: str) -> TensorType:
+    """The cache [batch, heads, positions, dim] that a table [batch, pages] makes of pages [count, heads, size, dim]."""
+    require(
+        table.dtype == i32 and table.rank == 2 and equal(table.shape[0], batch),
+        f"{name}: the table must be i32[batch, pages], got {table}",
+    )
+    require(
+        cache.rank == 4 and isinstance(cache.shape[2], int) and cache.shape[2] > 0,
+        f"{name}: pages must be [number, heads, size, dim] with a size that is known, got {cache}",
+    )
+    return cache.with_shape((batch, cache.shape[1], table.shape[1] * cache.shape[2], cache.shape[3]))
+
+
+def _check_pages(table: Array, cache: Array) -> None:
+    bad = table[(table < 0) | (table >= len(cache))]
+    if bad.size:
+        raise ArgumentError(f"page {int(bad[0])} of a table is not one of the cache's {len(cache)}")
+
+
+def _joined_pages(cache: Array, table: Array) -> Array:
+    """Pages [number, heads, size, dim] in the order of each sequence: [batch, heads, positions, dim]."""
+    _check_pages(table, cache)
+    joined = np.swapaxes(cache[table], 1, 2)  # [batch, heads, pages, size, dim]
+    return joined.reshape(*joined.shape[:2], -1, joined.shape[-1])
+
+
 def _attention_type(
     q: TensorType,
     k: TensorType,
     v: TensorType,
     mask: TensorType | None,
     past: TensorType | None,
+    table: TensorType | None,
     *,
     causal: bool,
     scale: float | None,
@@ -69,6 +96,9 @@ def _attention_type(
     window: int | None,
     layout: str,
 ) -> TensorType:
+    if table is not None:
+        require(q.rank == 4 and past is not None, "attention: pages of keys go with queries of rank 4 and with past")
+        k, v = (_paged_type(t, table, q.shape[0], "attention") for t in (k, v))
     require(layout in LAYOUTS, f"attention: layout={layout!r} is not one of {', '.join(LAYOUTS)}")
     require(
         q.rank in (3, 4) and k.rank == q.rank == v.rank,
@@ -112,6 +142,7 @@ def attention(
     v: Array,
     mask: Array | None = None,
     past: Array | None = None,
+    table: Array | None = None,
     *,
     causal: bool = False,
     scale: float | None = None,
@@ -123,8 +154,14 @@ def attention(
 
     Query i of row b stands at position past[b] + i (keys - queries + i without `past`); `causal` hides later
     keys, `window` keys that lie `window` or more before it; keys from past[b] + queries on are never seen.
-    `layout` is that of q and the result: bhsd (heads before seq) or bshd.
+    `layout` is that of q and the result: bhsd (heads before seq) or bshd. With a `table` [batch, pages], k and v are
+    pages [number, heads, size, dim], and those of row b are table[b, 0], table[b, 1], …
     """
+    if table is not None:
+        assert past is not None
+        seen = -(-(past + q.shape[-2 if layout == "bhsd" else -3]) // k.shape[2])  # behind them a table holds anything
+        table = np.where(np.arange(table.shape[1]) < seen[:, None], table, 0)
+        k, v = _joined_pages(k, table), _joined_pages(v, table)
     qh = q if layout == "bhsd" else np.swapaxes(q, -3, -2)
     heads, seq, dim = qh.shape[-3:]
     kv_heads, keys = k.shape[-3], k.shape[-2]
@@ -153,7 +190,12 @@ def attention(
     return out if layout == "bhsd" else np.swapaxes(out, -3, -2)
 
 
-def _kv_type(cache: TensorType, rows: TensorType, lengths: TensorType, valid: TensorType | None) -> TensorType:
+def _kv_type(
+    cache: TensorType, rows: TensorType, lengths: TensorType, valid: TensorType | None, table: TensorType | None = None
+) -> TensorType:
+    stored = cache
+    if table is not None:
+        cache = _paged_type(cache, table, rows.shape[0], "kv_update")
     require(
         cache.rank == 4 and rows.rank == 4,
         f"kv_update: the cache is [batch, heads, capacity, dim], rows [batch, seq, heads, dim]; got {cache} and {rows}",
@@ -169,21 +211,34 @@ def _kv_type(cache: TensorType, rows: TensorType, lengths: TensorType, valid: Te
             t is None or (t.dtype.is_integer and t.rank == 1 and equal(t.shape[0], b)),
             f"kv_update: lengths and valid counts must be integers [batch], got {t}",
         )
-    return cache
+    return stored
 
 
 @op(_kv_type, "kv_update", inplace={0: "cache"})
-def kv_update(cache: Array, rows: Array, lengths: Array, valid: Array | None = None) -> Array:
-    """The cache with row s of sequence b at lengths[b] + s (for s < valid[b]); takes over its storage."""
+def kv_update(
+    cache: Array, rows: Array, lengths: Array, valid: Array | None = None, table: Array | None = None
+) -> Array:
+    """The cache with row s of sequence b at lengths[b] + s (for s < valid[b]); takes over its storage.
+
+    With a `table` [batch, pages], the cache is pages [number, heads, size, dim], as in attention.
+    """
     out = cache.copy()
     batch, seq, _, _ = rows.shape
+    size = cache.shape[2]
+    capacity = size if table is None else size * table.shape[1]
     for b in range(batch):
         count = seq if valid is None else int(valid[b])
         start = int(lengths[b])
-        if start < 0 or count < 0 or count > seq or start + count > cache.shape[2]:
+        if start < 0 or count < 0 or count > seq or start + count > capacity:
             raise ArgumentError(
                 f"kv_update: {count} rows at position {start} of sequence {b} do not fit a cache of "
-                f"{cache.shape[2]} positions"
+                f"{capacity} positions"
             )
-        out[b, :, start : start + count] = np.swapaxes(rows[b, :count], 0, 1)
+        if table is None:
+            out[b, :, start : start + count] = np.swapaxes(rows[b, :count], 0, 1)
+            continue
+        at = np.arange(start, start + count)
+        page = table[b, at // size]
+        _check_pages(page, cache)
+        out[page, :, at % size] = rows[b, :count]
     return out

@@ -268,6 +268,7 @@ def _qkv_type(
     q_norm: TensorType | None,
     k_norm: TensorType | None,
     v_weight: TensorType | None,
+    table: TensorType | None,
     *,
     heads: int,
     kv_heads: int,
@@ -292,7 +293,7 @@ def _qkv_type(
     batch, seq = x.shape[:2]
     rows = full.with_shape((batch, seq, kv_heads, dim))
     for cache in (k_cache, v_cache):
-        _kv_type(cache, rows, lengths, valid)
+        _kv_type(cache, rows, lengths, valid, table)
     q = full.with_shape((batch, seq, heads, dim))
     for part, weight_ in ((q, q_norm), (rows, k_norm)):
         if weight_ is not None:
@@ -318,6 +319,7 @@ def qkv_rope_cache(
     q_norm: Array | None = None,
     k_norm: Array | None = None,
     v_weight: Array | None = None,
+    table: Array | None = None,
     *,
     heads: int,
     kv_heads: int,
@@ -340,7 +342,8 @@ def qkv_rope_cache(
     q = q if q_norm is None else rms_norm.reference(q, q_norm, eps=qk_eps)
     k = k if k_norm is None else rms_norm.reference(k, k_norm, eps=qk_eps)
     q, k = (rope.reference(t, positions, sin, cos, algo=algo) for t in (q, k))
-    return (q, kv_update.reference(k_cache, k, lengths, valid), kv_update.reference(v_cache, v, lengths, valid))
+    k_cache, v_cache = (kv_update.reference(c, t, lengths, valid, table) for c, t in ((k_cache, k), (v_cache, v)))
+    return q, k_cache, v_cache
 
 
 # Rolled layers: one body that runs several times over a table of weights.

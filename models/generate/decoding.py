@@ -235,11 +235,24 @@ class Row:
                 result.finish_reason = "stop"
             elif len(result.ids) >= self.limit:
                 result.finish_reason = "length"
-        if result.finish_reason in ("eos", "length") and self.decoder is not None:
-            last, stopped = self.stops.push(self.decoder.finish())
-            piece += last + self.stops.finish()
-            result.finish_reason = "stop" if stopped else result.finish_reason
+        if result.finish_reason in ("eos", "length"):
+            piece += self._rest()
         result.text += piece
         if self.callback is not None and self.callback(self.number, token, piece) is False:
             result.finish_reason = result.finish_reason or "callback"
         return piece
+
+    def finish(self) -> str:
+        """Ends the text here, as an end-of-text id would; returns what was held back of it."""
+        self.result.finish_reason = "eos"
+        piece = self._rest()
+        self.result.text += piece
+        return piece
+
+    def _rest(self) -> str:
+        if self.decoder is None:
+            return ""
+        last, stopped = self.stops.push(self.decoder.finish())
+        if stopped:
+            self.result.finish_reason = "stop"
+        return last + self.stops.finish()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from monoplan.frontend import functional as F
-from monoplan.frontend.kv_cache import KVCache
+from monoplan.frontend.kv_cache import KVCache, PagedKVCache
 from monoplan.frontend.module import Module
 from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
@@ -202,6 +202,14 @@ def cache_spec(config: LlamaConfig, dtype: Any) -> KVCache:
     return KVCache.tree_unflatten({"k": k, "v": v, "lengths": spec("batch", dtype="int32")}, (None,))
 
 
+def paged_specs(config: LlamaConfig, dtype: Any, page: int) -> dict[str, Any]:
+    """Placeholders for GenerationStep.forward whose cache lies in pages of so many tokens."""
+    shape = ("pages", config.num_key_value_heads, page, config.head_dim)
+    k, v = ([spec(*shape, dtype=dtype) for _ in range(config.num_hidden_layers)] for _ in "kv")
+    rows = {"table": spec("batch", "width", dtype="int32"), "lengths": spec("batch", dtype="int32")}
+    return {**step_specs(config, dtype), "past_key_values": PagedKVCache(k, v, **rows)}
+
+
 def make_room(cache: KVCache, num_valid: Any) -> None:
     """Lets the cache grow before `num_valid` more tokens (of each row, or of all) are written."""
     lengths = cache.lengths.numpy()
@@ -333,7 +341,7 @@ class GenerationMixin:
             raise ArgumentError("stop texts need a tokenizer", why="the model was made without one")
         rows = []
         for number, prompt in enumerate(prompts):
-            ids = self._prompt_ids(prompt, special)
+            ids = self.checked_ids(prompt, special)
             rows.append(Row(number, ids, settings, self.max_length, tokenizer, callback, logprobs))
         if not rows:
             raise ArgumentError("there is no prompt to continue")
@@ -363,8 +371,8 @@ class GenerationMixin:
             raise ArgumentError("eos_token_id must be a token id or several", why=f"it is {eos!r:.60}")
         return Settings(max_new_tokens, stop=stop, eos_ids=frozenset(ends), **given)
 
-    def _prompt_ids(self, prompt: Prompt, special: bool) -> list[int]:
-        """Checked token ids of a prompt."""
+    def checked_ids(self, prompt: Prompt, special: bool = True) -> list[int]:
+        """The token ids of a prompt, all of which the model has."""
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 fix = "give token ids, or load the model from a directory that has a tokenizer.json"

@@ -27,7 +27,7 @@ graph ffn(%x: f32[batch, seq, 8], %mask: bool[seq]) {
   param %w: f32[16, 8] = "layers.0.\\"w\\""
   setup %cast = cast(%w) {dtype=f16} : f16[16, 8]
   %rms_norm = rms_norm(%x, %norm.weight) {eps=1e-06, dims=1} : f32[batch, seq, 8]
-  %linear = linear(%rms_norm, %cast, _) : f32[batch, seq, 16]
+  %linear = linear(%rms_norm, %cast) : f32[batch, seq, 16]
   %split, %split_1 = split(%linear) {sizes=(8, 8), axis=2} : f32[batch, seq, 8], f32[batch, seq, 8]
   %swiglu = swiglu(%split, %split_1) : f32[batch, seq, 8]
   %slice = slice(%swiglu) {axis=1, start=seq-1, length=1, step=1} : f32[batch, 1, 8]
@@ -62,7 +62,7 @@ def test_blank_lines_and_comments_are_skipped() -> None:
 def test_writes() -> None:
     text = """\
 graph g(%cache: f32[2, 1, n, 4], %rows: f32[2, 3, 1, 4], %lengths: i32[2]) {
-  %kv_update = kv_update(%cache, %rows, %lengths, _) : f32[2, 1, n, 4]
+  %kv_update = kv_update(%cache, %rows, %lengths) : f32[2, 1, n, 4]
   %exp = exp(%rows) : f32[2, 3, 1, 4]
   return %exp, %kv_update -> %cache
 }

@@ -55,6 +55,16 @@ MP_FN int64_t mp_last_key(const mp_attention *a, const int64_t before, const int
     return a->causal ? mp_min(written, before + s1 + 1) : written;
 }
 
+/* Whether every page that a query sees is one of the cache's. All workers look at all of them. */
+MP_FN int mp_pages_seen(mp_run *run, const int step, const mp_attention *a, const int64_t pages)
+{
+    for (int64_t b = 0; b < a->batches; ++b) {
+        const int64_t row = b * a->k.pages, written = mp_written(a, mp_before(a, b));
+        if (!mp_pages_fit(run, step, a->k.table, row, row + (written + a->k.page - 1) / a->k.page, pages)) return 0;
+    }
+    return 1;
+}
+
 /* Weights are powers of two: what multiplies scores for that is part of the scale. Where something comes between, it
  * multiplies their distances: a score of -3.4e38, by a mask, is finite and must stay so. */
 #define MP_LOG2E 1.4426950408889634

@@ -127,8 +127,9 @@ MP_FN void mp_strip_block(const mp_attention *a, const mp_strip_state *s, const 
     const int64_t columns = a->columns, line = mp_strip_sums(a);
     const int whole = width == a->block && (!a->causal || j0 + a->block <= s->before + s->s0 + 1)
                       && (!a->window || j0 > s->before + s->s1 - a->window);
-    const int k_there = mp_dense(&a->k) && a->k.type == MP_F32 && whole;
-    const int v_there = mp_dense(&a->v) && a->v.type == MP_F32 && a->value_dim % R == 0 && whole;
+    const int joined = !a->k.page || j0 / a->k.page == (j0 + a->block - 1) / a->k.page; /* all of it is in one page */
+    const int k_there = mp_dense(&a->k) && a->k.type == MP_F32 && whole && joined;
+    const int v_there = mp_dense(&a->v) && a->v.type == MP_F32 && a->value_dim % R == 0 && whole && joined;
     const float *const k = k_there ? (const float *)mp_row(&a->k, s->b, s->g, j0) : s->rows;
     const float *const v = v_there ? (const float *)mp_row(&a->v, s->b, s->g, j0) : s->rows;
     const int64_t k_step = k_there ? a->k.s2 : a->dim, v_step = v_there ? a->v.s2 : line;

@@ -310,6 +310,17 @@ MP_INLINE int mp_fits(mp_run *run, int step, int64_t b, int64_t start, int64_t c
     return counted && fits;
 }
 
+/* Whether the places [from, to) of a table name pages of a cache that has so many. */
+MP_INLINE int mp_pages_fit(mp_run *run, int step, const int32_t *table, int64_t from, int64_t to, int64_t pages)
+{
+    for (int64_t i = from; i < to; ++i) {
+        if (table[i] >= 0 && table[i] < pages) continue;
+        mp_fail(run, MP_INDEX, step, i, table[i], pages);
+        return 0;
+    }
+    return 1;
+}
+
 /* One exchange with the other ranks, by thread 0: every thread's data is ready before, and everyone's there after. */
 static void __attribute__((unused, noinline))
 mp_exchange(mp_run *run, int t, int T, int step, const void *data, int64_t bytes, int64_t number)

@@ -14,14 +14,23 @@ typedef struct {
     int64_t s0, s1, s2, s3; /* elements from one index to the next, by dimension */
     double start;
     int rises;
+    const int32_t *table;   /* of a cache in pages: position i2 of sequence i0 is in page table[i0 * pages + i2 / page] */
+    int64_t pages;          /* of a sequence */
+    int page;               /* positions of a page; 0: the cache has none */
 } mp_view;
 
-#define MP_STORED(data, type, s0, s1, s2, s3) {0, type, (void *)(data), s0, s1, s2, s3, 0.0, 0}
-#define MP_CONSTANT(start, type) {1, type, 0, 0, 0, 0, 0, (double)(start), 0}
-#define MP_RAMP(start, type, s0, s1, s2, s3) {1, type, 0, s0, s1, s2, s3, (double)(start), 1}
+#define MP_STORED(data, type, s0, s1, s2, s3) {0, type, (void *)(data), s0, s1, s2, s3, 0.0, 0, 0, 0, 0}
+#define MP_PAGED(data, type, s0, s1, s2, s3, table, pages, page) \
+    {0, type, (void *)(data), s0, s1, s2, s3, 0.0, 0, table, pages, page}
+#define MP_CONSTANT(start, type) {1, type, 0, 0, 0, 0, 0, (double)(start), 0, 0, 0, 0}
+#define MP_RAMP(start, type, s0, s1, s2, s3) {1, type, 0, s0, s1, s2, s3, (double)(start), 1, 0, 0, 0}
 
 MP_FN int64_t mp_place(const mp_view *v, int64_t i0, int64_t i1, int64_t i2, int64_t i3)
 {
+    if (v->page) {
+        i0 = v->table[i0 * v->pages + i2 / v->page];
+        i2 %= v->page;
+    }
     return i0 * v->s0 + i1 * v->s1 + i2 * v->s2 + i3 * v->s3;
 }
 

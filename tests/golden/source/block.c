@@ -8,8 +8,8 @@ MP_PANEL_FUNCTION(mp_panel_f32_1, 1, .load = mp_load_row_f32, .vectors = 2, .byt
 MP_PANEL_FUNCTION(mp_panel_f32_6, 6, .load = mp_load_row_f32, .vectors = 2, .bytes = 64, .line = 1, .near = 64,
     .far = 512)
 
-/* %mul = fused_linear(%x, %concat, _, %norm.weight, _) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"}
- *     : f32[batch, seq, 1024]
+/* %mul = fused_linear(%x, %concat, _, %norm.weight) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"} :
+ *     f32[batch, seq, 1024]
  * tests/codegen/test_golden_source.py:0 */
 typedef struct {
     const float *x; const float *norm_weight; float *y;
@@ -117,7 +117,7 @@ static void plan_run(mp_run *run, int t, int T)
     const float *const w_norm = param[0]; /* norm.weight f32[256] */
     const void *const w_down = param[2]; /* down.weight f32[256, 1024] */
     if (mp_phase_before(run, w_gate_up, 24, n_batch * n_seq <= 6 ? 65536 : 0, &t, &T)) return;
-    /* 0: %mul = fused_linear(%x, %concat, _, %norm.weight, _) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0,
+    /* 0: %mul = fused_linear(%x, %concat, _, %norm.weight) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0,
      *     x1)"} : f32[batch, seq, 1024]  (tests/codegen/test_golden_source.py:0) */
     fused_linear_0(run, t, T, 0, (const float *)in[0], w_gate_up, w_norm, (float *)(arena + at[0]),
         (float *)(arena + at[2]), (float *)(arena + at[1]), n_batch * n_seq);

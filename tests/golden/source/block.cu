@@ -2,8 +2,8 @@
  * 2 kernels; symbols: batch, seq
  *
  * Steps, each with the launches it may become; the number of rows decides.
- * 0: %mul = fused_linear(%x, %concat, _, %norm.weight, _) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0,
- *     x1)"} : f32[batch, seq, 1024]  (tests/codegen/test_golden_source.py:0)
+ * 0: %mul = fused_linear(%x, %concat, _, %norm.weight) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"}
+ *     : f32[batch, seq, 1024]  (tests/codegen/test_golden_source.py:0)
  *     n_batch * n_seq = 1: fused_linear_0_row<<<(128), 256>>>
  *     n_batch * n_seq >= 2: fused_linear_0_prepare<<<(n_batch * n_seq), 256>>>, library product n_batch * n_seq x
  *     2048 x 256, fused_linear_0_finish<<<(4, n_batch * n_seq), 256>>>
@@ -12,8 +12,8 @@
  *     n_batch * n_seq = 1: fused_linear_1_row<<<(128), 256>>>
  *     n_batch * n_seq >= 2: library product n_batch * n_seq x 256 x 1024 */
 
-/* %mul = fused_linear(%x, %concat, _, %norm.weight, _) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"}
- *     : f32[batch, seq, 1024]
+/* %mul = fused_linear(%x, %concat, _, %norm.weight) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"} :
+ *     f32[batch, seq, 1024]
  * tests/codegen/test_golden_source.py:0 */
 extern "C" __global__ void __launch_bounds__(256, 1)
 fused_linear_0_row(const float *x, const float *w, const float *norm_weight, float *y, const int64_t n_batch,
@@ -41,8 +41,8 @@ fused_linear_0_row(const float *x, const float *w, const float *norm_weight, flo
     mp_linear_row<S>(w, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch, finish);
 }
 
-/* %mul = fused_linear(%x, %concat, _, %norm.weight, _) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"}
- *     : f32[batch, seq, 1024]
+/* %mul = fused_linear(%x, %concat, _, %norm.weight) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"} :
+ *     f32[batch, seq, 1024]
  * tests/codegen/test_golden_source.py:0 */
 extern "C" __global__ void __launch_bounds__(256)
 fused_linear_0_prepare(const float *x, const float *norm_weight, float *xs, const int64_t n_batch,
@@ -57,8 +57,8 @@ fused_linear_0_prepare(const float *x, const float *norm_weight, float *xs, cons
     mp_linear_prepare_each<K, RMS>(xs + row * K, 9.999999974752427e-07f, value, rounded);
 }
 
-/* %mul = fused_linear(%x, %concat, _, %norm.weight, _) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"}
- *     : f32[batch, seq, 1024]
+/* %mul = fused_linear(%x, %concat, _, %norm.weight) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"} :
+ *     f32[batch, seq, 1024]
  * tests/codegen/test_golden_source.py:0 */
 extern "C" __global__ void __launch_bounds__(256)
 fused_linear_0_finish(float *y, const float *sums, const int64_t splits, const int64_t n_batch,

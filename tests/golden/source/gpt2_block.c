@@ -59,7 +59,7 @@ MP_KERNEL fused_linear_0(mp_run *run, const int t, const int T, const int step M
     mp_linear_run(&shape, run, t, T, rows, w, xt, partial, sums, &a);
 }
 
-/* %transpose_3 = attention(%reshape_1, %transpose_1, %transpose_2, _, _) {causal=True, scale=None, softcap=None,
+/* %transpose_3 = attention(%reshape_1, %transpose_1, %transpose_2) {causal=True, scale=None, softcap=None,
  *     window=None, layout="bshd"} : f32[batch, seq, 4, 16]
  * tests/codegen/test_golden_source.py:0 */
 #include "mp_attention.h"
@@ -256,9 +256,8 @@ static void plan_run(mp_run *run, int t, int T)
     fused_linear_0(run, t, T, 0, (const float *)in[0], w_c_attn, w_c_attn_bias, w_ln_1, w_ln_1_bias,
         (float *)(arena + at[0]), (float *)(arena + at[2]), (float *)(arena + at[1]), n_batch * n_seq);
     if (mp_phase(run, &t, &T)) return;
-    /* 1: %transpose_3 = attention(%reshape_1, %transpose_1, %transpose_2, _, _) {causal=True, scale=None,
-     *     softcap=None, window=None, layout="bshd"} : f32[batch, seq, 4, 16]
-     *     (tests/codegen/test_golden_source.py:0) */
+    /* 1: %transpose_3 = attention(%reshape_1, %transpose_1, %transpose_2) {causal=True, scale=None, softcap=None,
+     *     window=None, layout="bshd"} : f32[batch, seq, 4, 16]  (tests/codegen/test_golden_source.py:0) */
     attention_1(run, t, T, 1, (const float *)(arena + at[0]), (const float *)(arena + at[0]),
         (const float *)(arena + at[0]), (float *)(arena + at[2]), (float *)(arena + at[1]));
     if (mp_phase_before(run, w_c_proj, 2, n_batch * n_seq <= 6 ? 8192 : 0, &t, &T)) return;

@@ -10,8 +10,8 @@
  *     n_batch * n_seq = 1: fused_linear_1_row<<<(96), 256>>>
  *     n_batch * n_seq >= 2: library product n_batch * n_seq x 192 x 64, fused_linear_1_finish<<<(n_batch * n_seq),
  *     256>>>
- * 2: %transpose_3 = attention(%reshape_1, %transpose_1, %transpose_2, _, _) {causal=True, scale=None,
- *     softcap=None, window=None, layout="bshd"} : f32[batch, seq, 4, 16]  (tests/codegen/test_golden_source.py:0)
+ * 2: %transpose_3 = attention(%reshape_1, %transpose_1, %transpose_2) {causal=True, scale=None, softcap=None,
+ *     window=None, layout="bshd"} : f32[batch, seq, 4, 16]  (tests/codegen/test_golden_source.py:0)
  *     attention_2<<<(n_batch * n_seq * 4), 128>>>
  * 3: %add = fused_linear(%reshape_4, %c_proj.weight, %c_proj.bias, _, _, %x) {norm="none", eps=0.0, gated=False,
  *     expr="add(x0, x1)"} : f32[batch, seq, 64]  (tests/codegen/test_golden_source.py:0)
@@ -123,7 +123,7 @@ fused_linear_1_finish(const float *bias, float *y, const float *sums, const int6
     mp_finish_pairs<N, 1>(sums, splits, rows, fetch, finish);
 }
 
-/* %transpose_3 = attention(%reshape_1, %transpose_1, %transpose_2, _, _) {causal=True, scale=None, softcap=None,
+/* %transpose_3 = attention(%reshape_1, %transpose_1, %transpose_2) {causal=True, scale=None, softcap=None,
  *     window=None, layout="bshd"} : f32[batch, seq, 4, 16]
  * tests/codegen/test_golden_source.py:0 */
 extern "C" __global__ void __launch_bounds__(128)

@@ -55,8 +55,8 @@ MP_KERNEL embedding_1(mp_run *run MP_UNUSED, const int t MP_UNUSED, const int T 
 
 /* %rope, %kv_update, %kv_update_1 = qkv_rope_cache(%embedding, %concat, %minimum, %model.rotary_emb.sin,
  *     %model.rotary_emb.cos, %past_key_values.k.0, %past_key_values.v.0, %past_key_values.lengths, %num_valid, _,
- *     %model.layers.0.input_layernorm.weight, _, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
- *     eps=1e-06, qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
+ *     %model.layers.0.input_layernorm.weight) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms", eps=1e-06,
+ *     qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
  * monoplan/models/llama.py:0 in model.layers.0.self_attn.q_proj */
 typedef struct {
     const float *x; const float *norm_weight; const int64_t *positions; const float *sin; const float *cos;
@@ -126,7 +126,8 @@ MP_INLINE int qkv_rope_cache_2_fits(const void *c)
     const int64_t batch = n_batch, seq = n_seq, capacity = n_capacity, positions = 64;
     int fits = !mp_went_wrong(a.run);
     for (int64_t b0 = 0; b0 < batch; ++b0) {
-        if (!mp_fits(a.run, a.step, b0, (int64_t)a.lengths[b0], (int64_t)a.valid[b0], seq, capacity)) fits = 0;
+        const int64_t start = (int64_t)a.lengths[b0], count = (int64_t)a.valid[b0];
+        if (!mp_fits(a.run, a.step, b0, start, count, seq, capacity)) fits = 0;
         for (int64_t s0 = 0; s0 < seq; ++s0) {
             const int64_t angle = (int64_t)a.positions[b0 * n_seq + s0];
             if (angle >= 0 && angle < positions) continue;
@@ -236,7 +237,7 @@ MP_KERNEL fused_linear_4(mp_run *run, const int t, const int T, const int step M
     mp_linear_run(&shape, run, t, T, rows, w, xt, partial, sums, &a);
 }
 
-/* %mul = fused_linear(%add_2, %concat_1, _, %model.layers.0.post_attention_layernorm.weight, _) {norm="rms",
+/* %mul = fused_linear(%add_2, %concat_1, _, %model.layers.0.post_attention_layernorm.weight) {norm="rms",
  *     eps=1e-06, gated=True, expr="swiglu(x0, x1)"} : f32[batch, seq, 48]
  * monoplan/models/llama.py:0 in model.layers.0.mlp */
 typedef struct {
@@ -379,8 +380,8 @@ MP_KERNEL select_rows_12(mp_run *run MP_UNUSED, const int t MP_UNUSED, const int
     }
 }
 
-/* %linear_14 = fused_linear(%add_8, %lm_head.weight, _, %model.norm.weight, _) {norm="rms", eps=1e-06,
- *     gated=False, expr="x0"} : f32[batch, 1, 50]
+/* %linear_14 = fused_linear(%add_8, %lm_head.weight, _, %model.norm.weight) {norm="rms", eps=1e-06, gated=False,
+ *     expr="x0"} : f32[batch, 1, 50]
  * monoplan/models/llama.py:0 in lm_head */
 typedef struct {
     const float *x; const float *norm_weight; float *y;
@@ -577,9 +578,9 @@ static void plan_run(mp_run *run, int t, int T)
     if (mp_phase_before(run, w0_q_k_v, 6, n_batch * n_seq <= 6 ? 2048 : 0, &t, &T)) return;
     /* 2: %rope, %kv_update, %kv_update_1 = qkv_rope_cache(%embedding, %concat, %minimum, %model.rotary_emb.sin,
      *     %model.rotary_emb.cos, %past_key_values.k.0, %past_key_values.v.0, %past_key_values.lengths, %num_valid,
-     *     _, %model.layers.0.input_layernorm.weight, _, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox",
-     *     norm="rms", eps=1e-06, qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2,
-     *     capacity, 8]  (monoplan/models/llama.py:0 in model.layers.0.self_attn.q_proj) */
+     *     _, %model.layers.0.input_layernorm.weight) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms", eps=1e-06,
+     *     qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
+     *     (monoplan/models/llama.py:0 in model.layers.0.self_attn.q_proj) */
     qkv_rope_cache_2(run, t, T, 2, (const float *)(arena + at[1]), w0_q_k_v, w0_input_layernorm,
         (const int64_t *)(arena + at[0]), w_rotary_emb_sin, w_rotary_emb_cos, (const int32_t *)in[5],
         (const int32_t *)in[6], (float *)in[1], (float *)in[3], (float *)(arena + at[2]), (float *)(arena + at[4]),
@@ -597,9 +598,9 @@ static void plan_run(mp_run *run, int t, int T)
     fused_linear_4(run, t, T, 4, (const float *)(arena + at[4]), w0_o_proj, (const float *)(arena + at[1]),
         (float *)(arena + at[1]), (float *)(arena + at[2]), (float *)(arena + at[3]), n_batch * n_seq);
     if (mp_phase_before(run, w0_gate_up, 2, n_batch * n_seq <= 6 ? 8192 : 0, &t, &T)) return;
-    /* 5: %mul = fused_linear(%add_2, %concat_1, _, %model.layers.0.post_attention_layernorm.weight, _)
-     *     {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"} : f32[batch, seq, 48]
-     *     (monoplan/models/llama.py:0 in model.layers.0.mlp) */
+    /* 5: %mul = fused_linear(%add_2, %concat_1, _, %model.layers.0.post_attention_layernorm.weight) {norm="rms",
+     *     eps=1e-06, gated=True, expr="swiglu(x0, x1)"} : f32[batch, seq, 48]  (monoplan/models/llama.py:0 in
+     *     model.layers.0.mlp) */
     fused_linear_5(run, t, T, 5, (const float *)(arena + at[1]), w0_gate_up, w0_post_attention_layernorm,
         (float *)(arena + at[2]), (float *)(arena + at[4]), (float *)(arena + at[3]), n_batch * n_seq);
     if (mp_phase_before(run, w0_down_proj, 1, n_batch * n_seq <= 6 ? 6144 : 0, &t, &T)) return;
@@ -614,9 +615,9 @@ static void plan_run(mp_run *run, int t, int T)
     if (mp_phase_before(run, w1_q_k_v, 6, n_batch * n_seq <= 6 ? 2048 : 0, &t, &T)) return;
     /* 7: %rope_2, %kv_update_2, %kv_update_3 = qkv_rope_cache(%add_3, %concat_2, %minimum, %model.rotary_emb.sin,
      *     %model.rotary_emb.cos, %past_key_values.k.1, %past_key_values.v.1, %past_key_values.lengths, %num_valid,
-     *     _, %model.layers.1.input_layernorm.weight, _, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox",
-     *     norm="rms", eps=1e-06, qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2,
-     *     capacity, 8]  (monoplan/models/llama.py:0 in model.layers.1.self_attn.q_proj) */
+     *     _, %model.layers.1.input_layernorm.weight) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms", eps=1e-06,
+     *     qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
+     *     (monoplan/models/llama.py:0 in model.layers.1.self_attn.q_proj) */
     qkv_rope_cache_2(run, t, T, 7, (const float *)(arena + at[1]), w1_q_k_v, w1_input_layernorm,
         (const int64_t *)(arena + at[0]), w_rotary_emb_sin, w_rotary_emb_cos, (const int32_t *)in[5],
         (const int32_t *)in[6], (float *)in[2], (float *)in[4], (float *)(arena + at[2]), (float *)(arena + at[4]),
@@ -648,7 +649,7 @@ static void plan_run(mp_run *run, int t, int T)
     const float *const w1_post_attention_layernorm = param[12];
     const void *const w1_down_proj = param[14]; /* model.layers.1.mlp.down_proj.weight f32[32, 48] */
     if (mp_phase_before(run, w1_gate_up, 2, n_batch <= 6 ? 8192 : 0, &t, &T)) return;
-    /* 13: %swiglu = fused_linear(%select_rows_1, %concat_3, _, %model.layers.1.post_attention_layernorm.weight, _)
+    /* 13: %swiglu = fused_linear(%select_rows_1, %concat_3, _, %model.layers.1.post_attention_layernorm.weight)
      *     {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"} : f32[batch, 1, 48]
      *     (monoplan/models/llama.py:0 in model.layers.1.mlp) */
     fused_linear_5(run, t, T, 13, (const float *)(arena + at[2]), w1_gate_up, w1_post_attention_layernorm,
@@ -663,7 +664,7 @@ static void plan_run(mp_run *run, int t, int T)
     const void *const w_lm_head = param[16]; /* lm_head.weight f32[50, 32] */
     const float *const w_norm = param[15]; /* model.norm.weight f32[32] */
     if (mp_phase_before(run, w_lm_head, 2, n_batch <= 6 ? 4096 : 0, &t, &T)) return;
-    /* 15: %linear_14 = fused_linear(%add_8, %lm_head.weight, _, %model.norm.weight, _) {norm="rms", eps=1e-06,
+    /* 15: %linear_14 = fused_linear(%add_8, %lm_head.weight, _, %model.norm.weight) {norm="rms", eps=1e-06,
      *     gated=False, expr="x0"} : f32[batch, 1, 50]  (monoplan/models/llama.py:0 in lm_head) */
     fused_linear_15(run, t, T, 15, (const float *)(arena + at[2]), w_lm_head, w_norm, (float *)out[2],
         (float *)(arena + at[1]), (float *)(arena + at[3]), n_batch);

@@ -10,8 +10,8 @@
  *     embedding_1<<<(((n_batch * n_seq * 32 + 255) / 256)), 256>>>
  * 2: %rope, %kv_update, %kv_update_1 = qkv_rope_cache(%embedding, %concat, %minimum, %model.rotary_emb.sin,
  *     %model.rotary_emb.cos, %past_key_values.k.0, %past_key_values.v.0, %past_key_values.lengths, %num_valid, _,
- *     %model.layers.0.input_layernorm.weight, _, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
- *     eps=1e-06, qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
+ *     %model.layers.0.input_layernorm.weight) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms", eps=1e-06,
+ *     qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
  *     (monoplan/models/llama.py:0 in model.layers.0.self_attn.q_proj)
  *     n_batch * n_seq = 1: qkv_rope_cache_2_row<<<(32), 512>>>
  *     n_batch * n_seq >= 2: qkv_rope_cache_2_prepare<<<(n_batch * n_seq), 256>>>, library product n_batch * n_seq
@@ -25,7 +25,7 @@
  *     model.layers.0)
  *     n_batch * n_seq = 1: fused_linear_4_row<<<(16), 256>>>
  *     n_batch * n_seq >= 2: library product n_batch * n_seq x 32 x 32
- * 5: %mul = fused_linear(%add_2, %concat_1, _, %model.layers.0.post_attention_layernorm.weight, _) {norm="rms",
+ * 5: %mul = fused_linear(%add_2, %concat_1, _, %model.layers.0.post_attention_layernorm.weight) {norm="rms",
  *     eps=1e-06, gated=True, expr="swiglu(x0, x1)"} : f32[batch, seq, 48]  (monoplan/models/llama.py:0 in
  *     model.layers.0.mlp)
  *     n_batch * n_seq = 1: fused_linear_5_row<<<(48), 256>>>
@@ -37,8 +37,8 @@
  *     n_batch * n_seq >= 2: library product n_batch * n_seq x 32 x 48
  * 7: %rope_2, %kv_update_2, %kv_update_3 = qkv_rope_cache(%add_3, %concat_2, %minimum, %model.rotary_emb.sin,
  *     %model.rotary_emb.cos, %past_key_values.k.1, %past_key_values.v.1, %past_key_values.lengths, %num_valid, _,
- *     %model.layers.1.input_layernorm.weight, _, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
- *     eps=1e-06, qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
+ *     %model.layers.1.input_layernorm.weight) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms", eps=1e-06,
+ *     qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
  *     (monoplan/models/llama.py:0 in model.layers.1.self_attn.q_proj)
  *     n_batch * n_seq = 1: qkv_rope_cache_2_row<<<(32), 512>>>
  *     n_batch * n_seq >= 2: qkv_rope_cache_2_prepare<<<(n_batch * n_seq), 256>>>, library product n_batch * n_seq
@@ -58,7 +58,7 @@
  *     pointwise_11<<<(((n_batch + 255) / 256)), 256>>>
  * 12: %select_rows_1 = select_rows(%add_4, %sub_1) : f32[batch, 1, 32]  (monoplan/models/llama.py:0 in model)
  *     select_rows_12<<<(((n_batch * 32 + 255) / 256)), 256>>>
- * 13: %swiglu = fused_linear(%select_rows_1, %concat_3, _, %model.layers.1.post_attention_layernorm.weight, _)
+ * 13: %swiglu = fused_linear(%select_rows_1, %concat_3, _, %model.layers.1.post_attention_layernorm.weight)
  *     {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"} : f32[batch, 1, 48]  (monoplan/models/llama.py:0
  *     in model.layers.1.mlp)
  *     n_batch = 1: fused_linear_13_row<<<(48), 256>>>
@@ -69,7 +69,7 @@
  *     model.layers.1)
  *     n_batch = 1: fused_linear_14_row<<<(16), 256>>>
  *     n_batch >= 2: library product n_batch x 32 x 48
- * 15: %linear_14 = fused_linear(%add_8, %lm_head.weight, _, %model.norm.weight, _) {norm="rms", eps=1e-06,
+ * 15: %linear_14 = fused_linear(%add_8, %lm_head.weight, _, %model.norm.weight) {norm="rms", eps=1e-06,
  *     gated=False, expr="x0"} : f32[batch, 1, 50]  (monoplan/models/llama.py:0 in lm_head)
  *     n_batch = 1: fused_linear_15_row<<<(25), 256>>>
  *     n_batch >= 2: fused_linear_13_prepare<<<(n_batch), 256>>>, library product n_batch x 50 x 32
@@ -131,8 +131,8 @@ embedding_1(const float *x, const int64_t *index, float *y, const int64_t n_batc
 
 /* %rope, %kv_update, %kv_update_1 = qkv_rope_cache(%embedding, %concat, %minimum, %model.rotary_emb.sin,
  *     %model.rotary_emb.cos, %past_key_values.k.0, %past_key_values.v.0, %past_key_values.lengths, %num_valid, _,
- *     %model.layers.0.input_layernorm.weight, _, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
- *     eps=1e-06, qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
+ *     %model.layers.0.input_layernorm.weight) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms", eps=1e-06,
+ *     qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
  * monoplan/models/llama.py:0 in model.layers.0.self_attn.q_proj */
 extern "C" __global__ void __launch_bounds__(512, 2)
 qkv_rope_cache_2_row(const float *x, const float *w, const float *norm_weight, const int64_t *positions,
@@ -206,8 +206,8 @@ qkv_rope_cache_2_row(const float *x, const float *w, const float *norm_weight, c
 
 /* %rope, %kv_update, %kv_update_1 = qkv_rope_cache(%embedding, %concat, %minimum, %model.rotary_emb.sin,
  *     %model.rotary_emb.cos, %past_key_values.k.0, %past_key_values.v.0, %past_key_values.lengths, %num_valid, _,
- *     %model.layers.0.input_layernorm.weight, _, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
- *     eps=1e-06, qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
+ *     %model.layers.0.input_layernorm.weight) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms", eps=1e-06,
+ *     qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
  * monoplan/models/llama.py:0 in model.layers.0.self_attn.q_proj */
 extern "C" __global__ void __launch_bounds__(256)
 qkv_rope_cache_2_prepare(const float *x, const float *norm_weight, float *xs, const int64_t n_batch,
@@ -224,8 +224,8 @@ qkv_rope_cache_2_prepare(const float *x, const float *norm_weight, float *xs, co
 
 /* %rope, %kv_update, %kv_update_1 = qkv_rope_cache(%embedding, %concat, %minimum, %model.rotary_emb.sin,
  *     %model.rotary_emb.cos, %past_key_values.k.0, %past_key_values.v.0, %past_key_values.lengths, %num_valid, _,
- *     %model.layers.0.input_layernorm.weight, _, _, _, _) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms",
- *     eps=1e-06, qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
+ *     %model.layers.0.input_layernorm.weight) {heads=4, kv_heads=2, algo="gpt_neox", norm="rms", eps=1e-06,
+ *     qk_eps=0.0} : f32[batch, seq, 4, 8], f32[batch, 2, capacity, 8], f32[batch, 2, capacity, 8]
  * monoplan/models/llama.py:0 in model.layers.0.self_attn.q_proj */
 extern "C" __global__ void __launch_bounds__(256)
 qkv_rope_cache_2_finish(const int64_t *positions, const float *sin, const float *cos, const int32_t *lengths,
@@ -352,7 +352,7 @@ fused_linear_4_row(const float *x, const float *w, const float *e0, float *y, co
     mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, finish);
 }
 
-/* %mul = fused_linear(%add_2, %concat_1, _, %model.layers.0.post_attention_layernorm.weight, _) {norm="rms",
+/* %mul = fused_linear(%add_2, %concat_1, _, %model.layers.0.post_attention_layernorm.weight) {norm="rms",
  *     eps=1e-06, gated=True, expr="swiglu(x0, x1)"} : f32[batch, seq, 48]
  * monoplan/models/llama.py:0 in model.layers.0.mlp */
 extern "C" __global__ void __launch_bounds__(256, 1)
@@ -381,7 +381,7 @@ fused_linear_5_row(const float *x, const float *w, const float *norm_weight, flo
     mp_linear_row<S>(w, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch, finish);
 }
 
-/* %mul = fused_linear(%add_2, %concat_1, _, %model.layers.0.post_attention_layernorm.weight, _) {norm="rms",
+/* %mul = fused_linear(%add_2, %concat_1, _, %model.layers.0.post_attention_layernorm.weight) {norm="rms",
  *     eps=1e-06, gated=True, expr="swiglu(x0, x1)"} : f32[batch, seq, 48]
  * monoplan/models/llama.py:0 in model.layers.0.mlp */
 extern "C" __global__ void __launch_bounds__(256)
@@ -397,7 +397,7 @@ fused_linear_5_prepare(const float *x, const float *norm_weight, float *xs, cons
     mp_linear_prepare_each<K, RMS>(xs + row * K, 9.999999974752427e-07f, value, rounded);
 }
 
-/* %mul = fused_linear(%add_2, %concat_1, _, %model.layers.0.post_attention_layernorm.weight, _) {norm="rms",
+/* %mul = fused_linear(%add_2, %concat_1, _, %model.layers.0.post_attention_layernorm.weight) {norm="rms",
  *     eps=1e-06, gated=True, expr="swiglu(x0, x1)"} : f32[batch, seq, 48]
  * monoplan/models/llama.py:0 in model.layers.0.mlp */
 extern "C" __global__ void __launch_bounds__(256)
@@ -504,7 +504,7 @@ select_rows_12(const float *x, const int32_t *index, float *y, const int64_t n_b
     y[o0 * 32 + i0] = x[o0 * n_seq * 32 + at * 32 + i0];
 }
 
-/* %swiglu = fused_linear(%select_rows_1, %concat_3, _, %model.layers.1.post_attention_layernorm.weight, _)
+/* %swiglu = fused_linear(%select_rows_1, %concat_3, _, %model.layers.1.post_attention_layernorm.weight)
  *     {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"} : f32[batch, 1, 48]
  * monoplan/models/llama.py:0 in model.layers.1.mlp */
 extern "C" __global__ void __launch_bounds__(256, 1)
@@ -533,7 +533,7 @@ fused_linear_13_row(const float *x, const float *w, const float *norm_weight, fl
     mp_linear_row<S>(w, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch, finish);
 }
 
-/* %swiglu = fused_linear(%select_rows_1, %concat_3, _, %model.layers.1.post_attention_layernorm.weight, _)
+/* %swiglu = fused_linear(%select_rows_1, %concat_3, _, %model.layers.1.post_attention_layernorm.weight)
  *     {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"} : f32[batch, 1, 48]
  * monoplan/models/llama.py:0 in model.layers.1.mlp */
 extern "C" __global__ void __launch_bounds__(256)
@@ -549,7 +549,7 @@ fused_linear_13_prepare(const float *x, const float *norm_weight, float *xs, con
     mp_linear_prepare_each<K, RMS>(xs + row * K, 9.999999974752427e-07f, value, rounded);
 }
 
-/* %swiglu = fused_linear(%select_rows_1, %concat_3, _, %model.layers.1.post_attention_layernorm.weight, _)
+/* %swiglu = fused_linear(%select_rows_1, %concat_3, _, %model.layers.1.post_attention_layernorm.weight)
  *     {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"} : f32[batch, 1, 48]
  * monoplan/models/llama.py:0 in model.layers.1.mlp */
 extern "C" __global__ void __launch_bounds__(256)
@@ -608,8 +608,8 @@ fused_linear_14_row(const float *x, const float *w, const float *e0, float *y, c
     mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, finish);
 }
 
-/* %linear_14 = fused_linear(%add_8, %lm_head.weight, _, %model.norm.weight, _) {norm="rms", eps=1e-06,
- *     gated=False, expr="x0"} : f32[batch, 1, 50]
+/* %linear_14 = fused_linear(%add_8, %lm_head.weight, _, %model.norm.weight) {norm="rms", eps=1e-06, gated=False,
+ *     expr="x0"} : f32[batch, 1, 50]
  * monoplan/models/llama.py:0 in lm_head */
 extern "C" __global__ void __launch_bounds__(256, 1)
 fused_linear_15_row(const float *x, const float *w, const float *norm_weight, float *y, const int64_t n_batch,

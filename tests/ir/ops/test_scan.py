@@ -16,7 +16,7 @@ TEXT = """graph g(%h: f32[2], %x: f32[n, 2], %k: f32[m]) {
   param %w: f32[2, 2] = "w"
   %scan, %scan_1 = scan(%h, %x, %w) {length=n, state=1, slices=1, reverse=False} : f32[2], f32[n, 2]
     graph cell(%s: f32[2], %v: f32[2], %u: f32[2, 2]) {
-      %linear = linear(%s, %u, _) : f32[2]
+      %linear = linear(%s, %u) : f32[2]
       %add = add(%linear, %v) : f32[2]
       %mul = mul(%s, %v) : f32[2]
       return %add, %mul

@@ -1,0 +1,433 @@
+"""The engine: many texts at once on one compiled language model.
+
+Every step runs the plan for what is there: one new token of each text that is being answered, together, and pieces of
+the prompts that wait, at most `step_tokens` tokens in all, so that a long prompt never stalls running answers. Texts
+share the pages of one KV cache (see pages.py). A text does not depend on its neighbours: neither its tokens' bits nor
+its random numbers do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from monoplan.frontend.kv_cache import PagedKVCache
+from monoplan.frontend.tensor import Tensor
+from monoplan.ir.errors import ArgumentError, MonoplanError, in_words
+from monoplan.ir.types import aligned
+from monoplan.llm import PAGE, CompiledLM
+from monoplan.models.generate.decoding import Array, Row
+from monoplan.models.rope_scaling import table_key
+from monoplan.models.text.tokenizer import MissingTokenizer
+from monoplan.serve.choice import choice_arrays, choose, is_for_host, logprob_of
+from monoplan.serve.pages import Page, PagePool
+from monoplan.serve.request import Busy, Piece, Request, Sampling, TokenLogprob
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+LEAST = 16  # tokens of prompts that a step has room for, however many answers there are
+WIDTH = 8  # what the width of a table grows by: its size is then the same for many steps
+
+
+class EngineError(MonoplanError):
+    """A step failed: the requests that were in it are answered with this."""
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine does and has done."""
+
+    running: int
+    waiting: int
+    cache_usage: float  # the share of the cache's pages that running texts hold
+    prompt_tokens: int
+    generation_tokens: int
+    prefix_queries: int  # tokens of prompts
+    prefix_hits: int  # those that earlier texts had computed
+    preemptions: int
+    finished: Mapping[str, int]  # by finish_reason
+    failure: str | None  # why the engine runs no more
+
+
+@dataclass(eq=False)
+class _Text:
+    """A request that has pages: its tokens are in the cache up to `done`."""
+
+    request: Request
+    pages: list[Page] = field(default_factory=list)
+    kept: int = 0  # pages from the first on that are in the pool's tree
+    done: int = 0
+
+    @property
+    def left(self) -> int:
+        """Tokens that must run before the next one can be chosen; 1 while an answer is under way."""
+        return len(self.request.prompt_ids) + len(self.request.ids) - self.done
+
+
+class Engine:
+    """Answers requests by continuous batching; `submit` from any thread, `with Engine(lm) as engine` runs it."""
+
+    def __init__(
+        self,
+        lm: CompiledLM,
+        *,
+        streams: int = 32,
+        cache_tokens: int | None = None,
+        step_tokens: int = 256,
+        queue: int = 256,
+    ) -> None:
+        sizes = {"streams": streams, "step_tokens": step_tokens, "queue": queue, "cache_tokens": cache_tokens or 1}
+        for name, value in sizes.items():
+            if not isinstance(value, int) or value < 1:
+                raise ArgumentError(f"Engine: {name} must be a whole number of 1 or more, got {value!r}")
+        if lm.tp is not None and lm.tp.size > 1:
+            raise ArgumentError("Engine: a model that is split over ranks can't be served yet", fix="compile it whole")
+        if lm.target != "cpu":
+            raise ArgumentError(f"Engine: there is no paged cache for target {lm.target!r} yet", fix="use target='cpu'")
+        self.lm, self.streams, self.step_tokens, self.queue = lm, streams, step_tokens, queue
+        config, dtype = lm.config, lm.cache_dtype
+        shape = (config.num_key_value_heads, PAGE, config.head_dim)
+        page_bytes = 2 * config.num_hidden_layers * int(np.prod(shape)) * dtype.itemsize
+        if cache_tokens is None:  # as the system gives memory when it is written, unused pages cost nothing
+            cache_tokens = min(streams * lm.max_length, max(lm.max_length, _free_memory() // 4 // page_bytes * PAGE))
+        self.pool = PagePool(-(-cache_tokens // PAGE) + 1, PAGE)
+        self.cache_tokens = (self.pool.count - 1) * PAGE
+        layers = range(config.num_hidden_layers)
+        self._k, self._v = (
+            [Tensor(aligned((self.pool.count, *shape), dtype.numpy, zero=True)) for _ in layers] for _ in "kv"
+        )
+        # A rotation that follows the length of a text: its keys belong to nobody else, and its prompt runs whole.
+        self._fixed_rope = table_key(config, 1) == table_key(config, lm.max_length)
+        self._waiting: deque[Request] = deque()
+        self._texts: list[_Text] = []  # in the order of their arrival
+        self._turn: deque[_Text] = deque()  # those whose prompts run, in the order of their turns
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        self._closing = self._cancelling = False
+        self._failure: str | None = None
+        self._counts: Counter[str] = Counter()
+        self._finished: Counter[str] = Counter()
+        self._masks = ThreadPoolExecutor(1, thread_name_prefix="monoplan-masks")
+        self._thread: threading.Thread | None = None
+
+    # -- from any thread ----------------------------------------------------------------------------------
+
+    def start(self) -> Engine:
+        """Compiles what is not compiled yet and starts the thread that runs steps."""
+        if self._thread is None:
+            self.lm.paged_plan()
+            self._thread = threading.Thread(target=self._run, name="monoplan-engine", daemon=True)
+            self._thread.start()
+        return self
+
+    def __enter__(self) -> Engine:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close(finish=kind is None)
+
+    def submit(self, prompt: Sequence[int], sampling: Sampling, on_piece: Callable[[Piece], Any]) -> Request:
+        """Asks for the continuation of a prompt. `on_piece` is called from the engine's thread, and must not block."""
+        ids = self.lm.checked_ids(prompt)
+        try:
+            tokenizer = self.lm.tokenizer
+        except MissingTokenizer:
+            tokenizer = None
+        if sampling.stop and tokenizer is None:
+            raise ArgumentError("stop texts need a tokenizer", why="the model was made without one")
+        for token in sampling.logit_bias:
+            if not 0 <= token < self.lm.config.vocab_size:
+                raise ArgumentError(f"logit_bias: token id {token} is out of range [0, {self.lm.config.vocab_size})")
+        row = Row(0, ids, sampling, min(self.lm.max_length, self.cache_tokens), tokenizer, None, False)
+        if row.limit < 1:
+            what = f"the prompt has {len(ids)} tokens, the cache room for {self.cache_tokens}"
+            raise ArgumentError(what, fix="shorten the prompt, or serve with a larger cache")
+        request = Request(next(self._numbers), row, sampling, on_piece)
+        with self._changed:
+            if self._failure is not None:
+                raise Busy("the engine has failed", why=self._failure, fix="restart the server")
+            if self._closing:
+                raise Busy("the engine is closing", fix="ask again when the server is back")
+            if len(self._waiting) >= self.queue:
+                raise Busy(f"{self.queue} requests are waiting already", fix="ask again later")
+            self._waiting.append(request)
+            self._changed.notify_all()
+        return request
+
+    def cancel(self, request: Request) -> None:
+        """Ends a request before the next step."""
+        request.cancel()
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self, finish: bool = True) -> None:
+        """Takes no more requests; those that run and wait are answered first, or else cancelled. Then it ends."""
+        with self._changed:
+            self._closing = True
+            self._cancelling = self._cancelling or not finish
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._masks.shutdown(wait=False)
+
+    @property
+    def stats(self) -> EngineStats:
+        """A snapshot."""
+        with self._changed:
+            c = self._counts
+            return EngineStats(
+                running=len(self._texts),
+                waiting=len(self._waiting),
+                cache_usage=self.pool.usage,
+                prompt_tokens=c["prompt_tokens"],
+                generation_tokens=c["generation_tokens"],
+                prefix_queries=c["prefix_queries"],
+                prefix_hits=c["prefix_hits"],
+                preemptions=c["preemptions"],
+                finished=dict(self._finished),
+                failure=self._failure,
+            )
+
+    # -- in the engine's thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._wait():
+                try:
+                    self.step()
+                except Exception as error:  # whatever it is: those who wait must hear of it, and others go on
+                    for text in list(self._texts):
+                        self._end(text, "error", _told(error, "a step failed"))
+        except BaseException as error:
+            with self._changed:
+                self._failure = in_words(error)
+            raise
+        finally:
+            self._answer_all(self._failure)
+
+    def _wait(self) -> bool:
+        """Waits until there is something to do; False when the engine is to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._texts or self._waiting or self._closing)
+            return bool(not self._closing or ((self._texts or self._waiting) and not self._cancelling))
+
+    def _answer_all(self, failure: str | None) -> None:
+        """Nothing runs any more: everybody who still waits is told so."""
+        error = None if failure is None else EngineError("the engine has failed", why=failure)
+        reason = "cancelled" if failure is None else "error"
+        for text in list(self._texts):
+            self._end(text, reason, error)
+        with self._changed:
+            waiting, self._waiting = list(self._waiting), deque()
+        for request in waiting:
+            self._tell_end(request, reason, error)
+
+    def step(self) -> None:
+        """One step: who was cancelled leaves, who waits comes in, prompts and answers move on."""
+        for text in [t for t in self._texts if t.request.cancelled]:
+            self._end(text, "cancelled")
+        self._admit()
+        answering = [t for t in self._texts if t.left == 1]
+        self._run_prompts(max(self.step_tokens - len(answering), LEAST))
+        answering = [t for t in answering if t in self._texts and self._give_room(t, 1)]
+        answering = [t for t in answering if t in self._texts]  # another one's room may have been taken from it
+        if answering:
+            self._run_plan(answering, 1)
+
+    def _admit(self) -> None:
+        """Waiting requests in order, while there are streams and room for their prompts."""
+        while True:
+            with self._changed:
+                cancelled = [r for r in self._waiting if r.cancelled]
+                for gone in cancelled:
+                    self._waiting.remove(gone)
+                request: Request | None = None
+                if self._waiting and len(self._texts) < self.streams:
+                    tokens = self._waiting[0].row.tokens
+                    needed = len(tokens) // PAGE + 1
+                    if not self._texts or needed <= self.pool.available:
+                        request = self._waiting.popleft()
+            for gone in cancelled:
+                self._tell_end(gone, "cancelled")
+            if request is None:
+                return
+            text = _Text(request)
+            self._share(text, tokens[:-1])
+            request.started = request.started or time.monotonic()
+            with self._changed:
+                self._texts.append(text)
+                if not request.ids:
+                    request.cached_tokens = text.done
+                    self._counts["prefix_queries"] += len(tokens)
+                    self._counts["prefix_hits"] += text.done
+            self._turn.append(text)
+
+    def _share(self, text: _Text, tokens: list[int]) -> None:
+        """Gives a text the pages of earlier ones that begin like it; of the last one it gets a copy."""
+        if not self._fixed_rope:
+            return
+        text.pages, partly, shared = self.pool.find(tokens)
+        text.kept, text.done = len(text.pages), len(text.pages) * PAGE
+        if partly is None:
+            return
+        own = self.pool.new()
+        if own is not None:
+            for cache in (*self._k, *self._v):
+                pages = cache.numpy()
+                pages[own.number, :, :shared] = pages[partly.number, :, :shared]
+            text.pages.append(own)
+            text.done += shared
+        self.pool.release([partly])
+
+    def _run_prompts(self, budget: int) -> None:
+        """Pieces of prompts, in turns: a short prompt does not wait for the whole of a long one."""
+        for _ in range(len(self._turn)):
+            text = self._turn.popleft()
+            if text not in self._texts or text.left == 1:
+                continue
+            if budget < 1:
+                self._turn.appendleft(text)
+                return
+            count = min(text.left, budget) if self._fixed_rope else text.left
+            if not self._give_room(text, count):
+                continue
+            budget -= count
+            with self._changed:
+                self._counts["prompt_tokens"] += count
+            self._run_plan([text], count)
+            if text in self._texts and text.left > 1:
+                self._turn.append(text)
+
+    def _give_room(self, text: _Text, count: int) -> bool:
+        """Pages for `count` more tokens; the text that came last gives its own up where there are none left."""
+        while len(text.pages) * PAGE < text.done + count:
+            page = self.pool.new()
+            if page is not None:
+                text.pages.append(page)
+                continue
+            last = self._texts[-1]
+            self._leave(last)
+            with self._changed:
+                self._counts["preemptions"] += 1
+                self._waiting.appendleft(last.request)
+            if last is text:
+                return False
+        return True
+
+    def _leave(self, text: _Text) -> None:
+        """A text stops running; what it has computed is kept for those who begin like it, itself among them."""
+        if self._fixed_rope:
+            self._keep(text, text.done)
+        self.pool.release(text.pages)
+        with self._changed:
+            self._texts.remove(text)
+        text.pages, text.kept, text.done = [], 0, 0
+
+    def _keep(self, text: _Text, until: int) -> None:
+        """Puts the pages of a text's first `until` tokens into the tree."""
+        tokens = text.request.row.tokens
+        while text.kept < len(text.pages) and text.kept * PAGE < until:
+            content = tokens[text.kept * PAGE : min(until, (text.kept + 1) * PAGE)]
+            parent = text.pages[text.kept - 1] if text.kept else None
+            text.pages[text.kept] = self.pool.keep(text.pages[text.kept], parent, content)
+            text.kept += 1
+
+    def _run_plan(self, texts: list[_Text], count: int) -> None:
+        """Runs the next `count` tokens of each text, and takes the tokens that are chosen."""
+        requests = [t.request for t in texts]
+        ids = np.array([t.request.row.tokens[t.done : t.done + count] for t in texts], np.int64)
+        lengths = np.array([t.done for t in texts], np.int32)
+        width = -(-max(len(t.pages) for t in texts) // WIDTH) * WIDTH
+        table = np.zeros((len(texts), width), np.int32)
+        for row, t in zip(table, texts, strict=True):
+            row[: len(t.pages)] = [page.number for page in t.pages]
+        chosen = [t.left == count for t in texts]
+        masks = {i: self._mask(r) for i, r in enumerate(requests) if chosen[i] and r.sampling.constraint is not None}
+        out = self.lm.paged_plan()(
+            input_ids=ids,
+            past_key_values=PagedKVCache(self._k, self._v, Tensor(table), Tensor(lengths)),
+            num_valid=np.full(len(texts), count, np.int32),
+            **choice_arrays(requests),
+        )
+        for i, text in enumerate(texts):
+            before = text.done
+            text.done += count
+            if self._fixed_rope and text.done // PAGE > before // PAGE:
+                self._keep(text, text.done // PAGE * PAGE)
+            if chosen[i]:
+                self._take_token(text, out, i, masks.get(i))
+
+    def _mask(self, request: Request) -> Future[Array]:
+        assert request.sampling.constraint is not None
+        return self._masks.submit(request.sampling.constraint.mask)
+
+    def _take_token(self, text: _Text, out: dict[str, Array], i: int, mask: Future[Array] | None) -> None:
+        """The token that row i of a step has chosen, or that is chosen now from its logits."""
+        request, s = text.request, text.request.sampling
+        logits = out["logits"][i, -1]
+        try:
+            token = int(out["token"][i])
+            if is_for_host(request):
+                token = choose(request, logits, None if mask is None else mask.result())
+            complete = s.constraint is not None and s.constraint.accept(token)
+        except Exception as error:  # a constraint is its user's: its failure is the failure of this text alone
+            self._end(text, "error", _told(error, "the constraint failed"))
+            return
+        scored = TokenLogprob(token, float(out["logprob"][i]))
+        if s.logprobs is not None:
+            scored = logprob_of(token, logits, s.logprobs)
+        request.first = request.first or time.monotonic()
+        piece = request.row.push(token, scored.logprob)
+        if complete and request.finish_reason is None:
+            piece += request.row.finish()
+        with self._changed:
+            self._counts["generation_tokens"] += 1
+        if request.finish_reason is None:
+            self._tell(request, Piece(piece, scored))
+            return
+        self._leave(text)
+        self._tell_end(request, request.finish_reason, None, piece, scored)
+
+    def _end(self, text: _Text, reason: str, error: MonoplanError | None = None) -> None:
+        """A running text ends before its time."""
+        self._leave(text)
+        self._tell_end(text.request, reason, error)
+
+    def _tell_end(
+        self,
+        request: Request,
+        reason: str,
+        error: MonoplanError | None = None,
+        piece: str = "",
+        token: TokenLogprob | None = None,
+    ) -> None:
+        request.row.result.finish_reason, request.ended = reason, time.monotonic()
+        with self._changed:
+            self._finished[reason] += 1
+        self._tell(request, Piece(piece, token, reason, error))
+
+    def _tell(self, request: Request, piece: Piece) -> None:
+        try:
+            request.on_piece(piece)
+        except Exception:  # nobody listens any more, as when an event loop is closed: the answer is for nobody
+            request.cancel()
+
+
+def _told(error: Exception, what: str) -> MonoplanError:
+    return error if isinstance(error, MonoplanError) else EngineError(what, why=in_words(error))
+
+
+def _free_memory() -> int:
+    """Bytes of memory that this machine could give; half of all where it does not say."""
+    pages = os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in os.sysconf_names else os.sysconf("SC_PHYS_PAGES") // 2
+    return pages * os.sysconf("SC_PAGE_SIZE")
