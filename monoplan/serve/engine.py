@@ -211,7 +211,6 @@ class Engine:
         except BaseException as error:
             with self._changed:
                 self._failure = in_words(error)
-            raise
         finally:
             self._answer_all(self._failure)
 

@@ -342,7 +342,10 @@ def describe_failure(
     """An error of the running plan in words, with the op's line of IR and the user's line."""
     k = step.kernel
     op = k.op
-    if code == _INDEX:
+    if code == _INDEX and "table" in op.opdef.operand_names:
+        what = f"page {value} at place {place} of the table is not one of the cache's {limit}"
+        fix = "check the table that goes in"
+    elif code == _INDEX:
         shape = [evaluate(d, symbols) for d in k.outer] if isinstance(k, Gather) else []
         spot = list(map(int, np.unravel_index(place, shape))) if shape and place < product(shape) else [place]
         index = op.operand(next(n for n in ("index", "ids", "rows") if n in op.opdef.operand_names))

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
 from monoplan.driver import build_graph_executable
 from monoplan.ir import ops as _ops  # noqa: F401  (fills the registry)
+from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import interpret
 from monoplan.ir.parser import parse_graph
-from monoplan.ir.types import DTYPES
+from monoplan.ir.printer import print_graph
+from monoplan.ir.types import DTYPES, bf16
 from monoplan.runtime.cpu.executable import host_target
 from tests.tolerances import check
 
@@ -47,6 +50,11 @@ class AttentionCase:
             f"  %y = attention(%q, %k, %v, {'%m' if mask else '_'}, %p) {{causal={self.causal}, scale=None, "
             f'softcap={self.softcap}, window={self.window}, layout="{self.layout}"}} : {y}\n  return %y\n}}'
         )
+
+    def paged(self, page: int) -> Graph:
+        """The same over a cache in pages, which %t names."""
+        text = print_graph(self.graph()).replace(f"[b, {self.kv_heads}, {self.room},", f"[n, {self.kv_heads}, {page},")
+        return parse_graph(text.replace("%p: i64[b])", "%p: i64[b], %t: i32[b, w])").replace(", %p)", ", %p, %t)"))
 
     def arrays(self, queries: int, past: tuple[int, ...], seed: int = 0) -> list[Any]:
         """Inputs of a call; rows of the cache that no query sees hold NaN in K and V."""
@@ -125,6 +133,44 @@ def check_pieces(case: AttentionCase) -> None:
         np.testing.assert_array_equal(piece, whole[:, start:stop])
     alone = run([q[1:], k[1:], v[1:], np.zeros(1, np.int64)])[0]
     np.testing.assert_array_equal(alone, whole[1:])
+
+
+def in_pages(caches: list[Any], page: int, rng: np.random.Generator) -> tuple[list[Any], Any]:
+    """Caches [batch, heads, room, dim] cut into pages that lie in any order, and the table that names them."""
+    batch, _, room, _ = caches[0].shape
+    width = -(-room // page)
+    table = (rng.permutation(batch * width) + 1).astype(np.int32).reshape(batch, width)
+    made = []
+    for cache in caches:
+        _, heads, _, dim = cache.shape
+        pages = np.full((batch * width + 2, heads, page, dim), np.nan, cache.dtype)
+        for b, i in np.ndindex(batch, width):
+            rows = cache[b, :, i * page : (i + 1) * page]
+            pages[table[b, i], :, : rows.shape[1]] = rows
+        made.append(pages)
+    return made, table
+
+
+def check_pages(case: AttentionCase, page: int) -> None:
+    """A cache in pages gives the bits of the same cache in one piece, and a page that is not there is refused."""
+    whole, paged = build_graph_executable(case.graph()), build_graph_executable(case.paged(page))
+    rng = np.random.default_rng(page)
+    for queries, past in case.calls:
+        q, k, v, p = case.arrays(queries, past)
+        (pk, pv), table = in_pages([k, v], page, rng)
+        table[:, -(-(max(past) + queries) // page) :] = -1  # behind the text a table holds anything
+        want, got = whole([q, k, v, p])[0], paged([q, pk, pv, p, table])[0]
+        if case.dtype == "f64":  # a plain loop: the compiler adds in another order where rows are not side by side
+            check(got, want, np.float64, "matmul")
+        elif host_target().has_tiles and queries <= 2:  # they read one piece on tile units, and pages by vectors
+            check(got.astype(bf16.numpy), want.astype(np.float64), bf16.numpy, "matmul", 2.0)
+        else:
+            np.testing.assert_array_equal(got, want)
+        for wrong in (-1, len(pk)):
+            bad = table.copy()
+            bad[-1, 0] = wrong
+            with pytest.raises(ArgumentError, match=str(wrong)):
+                paged([q, pk, pv, p, bad])
 
 
 def check_nan(case: AttentionCase) -> None:

@@ -330,6 +330,9 @@ case("attention", "T[1, 1, 5, 4]", "T[1, 1, 3, 4]", "T[1, 1, 3, 4]", causal=True
 _ROWS, _LENGTHS = "T[b, s, 2, 4]", arg("i64[b]", values=[1, 4, 0])
 case("kv_update", "T[b, 2, 13, 4]", _ROWS, _LENGTHS)
 case("kv_update", "f32[b, 2, 13, 4]", _ROWS, _LENGTHS, arg("i32[b]", values=[1, 0, 1]))
+_PAGES, _PAGE_TABLE = "T[12, 2, 4, 4]", arg("i32[b, 4]", values=[8, 1, 3, 11, 5, 2, 7, 9, 6, 4, 0, 10])
+case("kv_update", _PAGES, _ROWS, _LENGTHS, None, _PAGE_TABLE)
+case("kv_update", "f32[12, 2, 4, 4]", _ROWS, _LENGTHS, arg("i32[b]", values=[1, 0, 1]), _PAGE_TABLE)
 
 # -- sampling -------------------------------------------------------------------------------------------------
 

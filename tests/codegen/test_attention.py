@@ -16,10 +16,19 @@ from monoplan.ir.interpreter import interpret
 from monoplan.ir.parser import parse_graph
 from monoplan.ir.types import bf16
 from monoplan.runtime.machine.features import detect, levels, machine, read_cpu
-from tests.codegen.attention_cases import CASES, check_case, check_nan, check_neighbours, check_pieces, check_unseen
+from tests.codegen.attention_cases import (
+    CASES,
+    check_case,
+    check_nan,
+    check_neighbours,
+    check_pages,
+    check_pieces,
+    check_unseen,
+)
 from tests.tolerances import check
 
 PIECES = ("gqa", "group_of_3", "window")
+PAGES = [("gqa", 64), ("gqa_half", 64), ("group_of_3", 32), ("window", 16), ("odd_half", 7), ("double", 64)]
 ROOT = Path(__file__).resolve().parents[2]
 OTHERS = [isa for isa in (*levels(machine(), read_cpu()[1]), "tiles") if isa != detect().isa]
 
@@ -47,6 +56,11 @@ def test_attention(name: str) -> None:
     check_case(CASES[name])
 
 
+@pytest.mark.parametrize(("name", "page"), PAGES)
+def test_a_cache_in_pages(name: str, page: int) -> None:
+    check_pages(CASES[name], page)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("isa", OTHERS)
 def test_other_instruction_sets(isa: str) -> None:
@@ -54,13 +68,15 @@ def test_other_instruction_sets(isa: str) -> None:
         import sys
         from concurrent.futures import ThreadPoolExecutor
         from tests.codegen.attention_cases import (
-            CASES, check_case, check_nan, check_neighbours, check_pieces, check_unseen,
+            CASES, check_case, check_nan, check_neighbours, check_pages, check_pieces, check_unseen,
         )
-        from tests.codegen.test_attention import check_columns
+        from tests.codegen.test_attention import PAGES, check_columns
         with ThreadPoolExecutor(2) as threads:  # compilers side by side
             list(threads.map(check_case, CASES.values()))
         for name in sys.argv[1:]:
             check_pieces(CASES[name])
+        for name, page in PAGES:
+            check_pages(CASES[name], page)
         check_nan(CASES["gqa_half"])
         check_unseen(CASES["window"])
         check_neighbours(CASES["long"])

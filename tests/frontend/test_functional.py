@@ -49,7 +49,7 @@ SEEDS = {
     "silu": "(input, inplace=False, *, out=None)",
     "swiglu": "(input, other, *, out=None)",
     "scaled_dot_product_attention": "(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, "
-    "enable_gqa=False, *, softcap=None, window=None, past=None, causal_alignment='lower_right')",
+    "enable_gqa=False, *, softcap=None, window=None, past=None, table=None, causal_alignment='lower_right')",
 }
 
 
