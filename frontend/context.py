@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -75,8 +76,24 @@ def deactivate(token: contextvars.Token[Tracing | None]) -> None:
     _tracing.reset(token)
 
 
+_said: contextvars.ContextVar[Loc | None] = contextvars.ContextVar("said", default=None)
+
+
+@contextlib.contextmanager
+def located(loc: Loc) -> Iterator[None]:
+    """What is computed here belongs to that line: for code that runs somebody else's program op by op."""
+    token = _said.set(loc)
+    try:
+        yield
+    finally:
+        _said.reset(token)
+
+
 def user_location() -> Loc:
     """The innermost line that is not inside the library, with the path of the module being traced."""
+    said = _said.get()
+    if said is not None:
+        return said
     tracing = current()
     path = tracing.module_path() if tracing is not None else ""
     frame = sys._getframe(1)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # for type checkers and editors; what runs is below
     )
     from monoplan.llm import CompiledLM
     from monoplan.options import Options
+    from monoplan.pytorch.program import coverage, from_torch
 
 # Where the names of the public face live; each is imported when it is first used, so that `import monoplan` stays cheap
 # and needs neither a compiler, CuPy nor a tokenizer.
@@ -36,6 +37,7 @@ _PLACES = {
     "api": ("compile", "Compiled"),
     "llm": ("CompiledLM",),
     "options": ("Options",),
+    "pytorch.program": ("coverage", "from_torch"),
     "frontend.specs": ("spec", "Spec"),
     "frontend.tracer": ("trace",),
     "frontend.scan": ("scan",),
@@ -55,7 +57,8 @@ _imported = time.time()  # files that change after this are not the code that ru
 __all__ = [
     "ArgumentError", "CompileError", "Compiled", "CompiledLM", "KVCache", "LoadError", "Module", "MonoplanError",
     "Options", "Parameter", "ParseError", "PlanError", "Spec", "Tensor", "TraceError", "TypeRuleError", "VerifyError",
-    "__version__", "codegen", "compile", "frontend", "ir", "models", "nn", "passes", "runtime", "scan", "spec",
+    "__version__", "codegen", "compile", "coverage", "from_torch", "frontend",
+    "ir", "models", "nn", "passes", "runtime", "scan", "spec",
     "trace",
 ]  # fmt: skip
 

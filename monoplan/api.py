@@ -399,6 +399,8 @@ def compile(  # noqa: A001  (the public name)
 
             dtype = None if dtype is None else as_weight_dtype(dtype, low_bits=True)
             return CompiledLM(module, target=target, dtype=dtype, options=options, tp=tp)
+        if not specs and not kw_specs:
+            kw_specs = getattr(module, "specs", {})  # of a module that knows them, as from_torch's do
         return Compiled(module, *specs, target=target, dtype=dtype, options=options, tp=tp, **kw_specs)
     except MonoplanError as error:
         raise shortened(error) from error.__cause__
@@ -417,7 +419,7 @@ def _no_module(given: Any) -> ArgumentError:
     elif "torch" in homes:
         what = f"compile needs a monoplan.nn.Module, got the torch module {type(given).__name__}"
         why = "a plan is made of a Module's own ops, which this one does not call"
-        fix = "write it with monoplan.nn, which has torch's names, and load_state_dict(torch_module.state_dict())"
+        fix = "mp.compile(mp.from_torch(module, example)): see docs/pytorch.md"
     elif callable(given):
         fix = "put it into forward of a monoplan.nn.Module"
     return ArgumentError(what, why=why, fix=fix)

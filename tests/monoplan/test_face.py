@@ -148,7 +148,7 @@ def test_compile_says_what_to_do_instead() -> None:
         return type(name, (), {"__module__": home, "__call__": lambda self: 0, **attributes})()
 
     for wrong, what, fix in (
-        (fake("Net", "torch.nn.modules.module"), "got the torch module Net", "load_state_dict(torch_module"),
+        (fake("Net", "torch.nn.modules.module"), "got the torch module Net", "mp.from_torch(module"),
         (
             fake("Llama", "transformers.models.llama", name_or_path="org/name"),
             "got Llama",

@@ -1,0 +1,511 @@
+"""What each operator of PyTorch's graphs is here: one small function by its name, `aten.add.Tensor` or `aten.add` for
+all of its forms. Arguments come as PyTorch has them; element types are monoplan's."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monoplan.frontend import functional as F
+from monoplan.frontend.tensor import Tensor, as_tensor
+from monoplan.ir.errors import ArgumentError
+from monoplan.ir.types import DType, bool_, f32, i64
+
+Function = Callable[..., Any]
+OPERATORS: dict[str, Function] = {}
+_END = 2**63 - 1  # what PyTorch writes for the end of a slice
+
+
+def aten(*names: str) -> Callable[[Function], Function]:
+    """Registers a function for operators."""
+
+    def register(function: Function) -> Function:
+        OPERATORS.update({f"aten.{name}": function for name in names})
+        return function
+
+    return register
+
+
+def find(name: str) -> Function | None:
+    """The function of an operator: of just this form, or of all forms."""
+    return OPERATORS.get(name) or OPERATORS.get(name.rpartition(".")[0])
+
+
+# Operators that have the name and the arguments of a function here.
+_SAME = """
+    abs acos acosh adaptive_avg_pool1d adaptive_avg_pool2d amax amin argmax argmin argsort asin asinh atan atan2
+    atanh avg_pool1d bitwise_and bitwise_not bitwise_or bitwise_xor bmm ceil celu chunk clamp conv1d conv2d cos cosh
+    cummax cummin cumprod cumsum diag_embed diagonal eq erf erfc exp exp2 expm1 flatten flip floor floor_divide fmod
+    frac full_like gather ge gelu glu gt hardshrink hardsigmoid hardswish hardtanh index_add index_copy index_fill
+    index_put index_select instance_norm isfinite isinf isnan le leaky_relu lerp linear log log10 log1p log2
+    logical_and logical_not logical_or logical_xor logsigmoid logsumexp lt masked_fill matmul maximum minimum mish
+    movedim mul nan_to_num narrow ne neg one_hot ones_like outer permute pow prelu reciprocal relu relu6 remainder
+    roll round rsqrt scatter_add scatter_reduce select selu sigmoid sign silu sin sinh softplus softshrink sort sqrt
+    square squeeze stack take tan tanh threshold tile topk transpose tril triu trunc unbind unflatten unsqueeze
+    where zeros_like
+"""
+OPERATORS.update({f"aten.{name}": getattr(F, name) for name in _SAME.split()})
+_OTHER_NAMES = {
+    "__and__": "bitwise_and", "__or__": "bitwise_or", "__xor__": "bitwise_xor", "mm": "matmul", "view": "reshape",
+    "_unsafe_view": "reshape", "clip": "clamp", "concat": "cat", "absolute": "abs", "negative": "neg",
+    "arctan2": "atan2",
+    "clamp_min.Tensor": "maximum", "clamp_max.Tensor": "minimum", "multiply": "mul", "less": "lt", "greater": "gt",
+    "less_equal": "le", "greater_equal": "ge", "not_equal": "ne", "swapaxes": "transpose", "sum": "sum", "mean": "mean",
+    "prod": "prod", "any": "any", "all": "all", "cat": "cat", "reshape": "reshape", "special_erf": "erf",
+    "min.other": "minimum", "max.other": "maximum", "special_expit": "sigmoid", "log_sigmoid": "logsigmoid",
+}  # fmt: skip
+OPERATORS.update({f"aten.{name}": getattr(F, here) for name, here in _OTHER_NAMES.items()})
+
+
+# Operators that change nothing here.
+@aten(
+    "clone", "contiguous", "detach", "alias", "lift_fresh_copy", "lift_fresh", "dropout", "feature_dropout", "detach_"
+)
+def _itself(x: Any, *args: Any, **kwargs: Any) -> Any:
+    return x
+
+
+@aten(
+    "_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range", "sym_constrain_range_for_size"
+)
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Checks of PyTorch's: it made them when the example ran, and a plan checks sizes itself."""
+
+
+# -- element types and new tensors -----------------------------------------------------------------------
+
+
+@aten("_to_copy", "to.dtype_layout")
+def _to_copy(x: Any, *, dtype: DType | None = None, **kwargs: Any) -> Any:
+    return x if dtype is None else as_tensor(x).to(dtype)
+
+
+@aten("to.dtype", "to.device")
+def _to(x: Any, *args: Any, dtype: DType | None = None, **kwargs: Any) -> Any:
+    dtype = next((a for a in args if isinstance(a, DType)), dtype)
+    return x if dtype is None else as_tensor(x).to(dtype)
+
+
+@aten("type_as", "to.other")
+def _type_as(x: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+    return as_tensor(x).to(as_tensor(other).dtype)
+
+
+def _default(value: Any, dtype: DType | None) -> DType:
+    if dtype is not None:
+        return dtype
+    return bool_ if isinstance(value, bool) else i64 if isinstance(value, int) else f32
+
+
+@aten("full")
+def _full(size: Any, value: Any, *, dtype: DType | None = None) -> Any:
+    return F.full(tuple(size), value, dtype=_default(value, dtype))
+
+
+@aten("scalar_tensor")
+def _scalar(value: Any, *, dtype: DType | None = None) -> Any:
+    return F.full((), value, dtype=dtype or f32)
+
+
+@aten("zeros", "empty")
+def _zeros(size: Any, *, dtype: DType | None = None, **kwargs: Any) -> Any:
+    return F.full(tuple(size), 0, dtype=dtype or f32)
+
+
+@aten("ones")
+def _ones(size: Any, *, dtype: DType | None = None, **kwargs: Any) -> Any:
+    return F.full(tuple(size), 1, dtype=dtype or f32)
+
+
+@aten("new_zeros", "new_empty")
+def _new_zeros(x: Any, size: Any, *, dtype: DType | None = None, **kwargs: Any) -> Any:
+    return F.full(tuple(size), 0, dtype=dtype or as_tensor(x).dtype)
+
+
+@aten("new_ones")
+def _new_ones(x: Any, size: Any, *, dtype: DType | None = None, **kwargs: Any) -> Any:
+    return F.full(tuple(size), 1, dtype=dtype or as_tensor(x).dtype)
+
+
+@aten("new_full")
+def _new_full(x: Any, size: Any, value: Any, *, dtype: DType | None = None, **kwargs: Any) -> Any:
+    return F.full(tuple(size), value, dtype=dtype or as_tensor(x).dtype)
+
+
+@aten("arange")
+def _arange(start: Any, end: Any = None, step: Any = 1, *, dtype: DType | None = None, **kwargs: Any) -> Any:
+    fractions = any(isinstance(x, float) for x in (start, end, step))
+    return F.arange(start, end, step, dtype=dtype or (f32 if fractions else i64))
+
+
+@aten("eye")
+def _eye(n: Any, *args: Any, dtype: DType | None = None, **kwargs: Any) -> Any:
+    return F.eye(n, *args[:1], dtype=dtype or f32)
+
+
+# -- arithmetic -------------------------------------------------------------------------------------------
+
+
+@aten("add", "add_")
+def _add(a: Any, b: Any, *, alpha: Any = 1) -> Any:
+    return F.add(a, b if alpha == 1 else F.mul(b, alpha))
+
+
+@aten("sub", "subtract")
+def _sub(a: Any, b: Any, *, alpha: Any = 1) -> Any:
+    return F.sub(a, b if alpha == 1 else F.mul(b, alpha))
+
+
+@aten("rsub")
+def _rsub(a: Any, b: Any, *, alpha: Any = 1) -> Any:
+    return F.sub(b, a if alpha == 1 else F.mul(a, alpha))
+
+
+@aten("div", "divide", "true_divide")
+def _div(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
+    return F.div(a, b, rounding_mode=rounding_mode)
+
+
+@aten("pow.Scalar")
+def _pow(base: Any, exponent: Any) -> Any:
+    return F.pow(as_tensor(base), exponent)
+
+
+@aten("addmm")
+def _addmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    product = F.matmul(a, b) if alpha == 1 else F.mul(F.matmul(a, b), alpha)
+    return F.add(product, bias if beta == 1 else F.mul(bias, beta))
+
+
+@aten("baddbmm")
+def _baddbmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    return _addmm(bias, a, b, beta=beta, alpha=alpha)
+
+
+@aten("addcmul")
+def _addcmul(x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
+    return F.add(x, F.mul(F.mul(a, b), value))
+
+
+@aten("clamp_min")
+def _clamp_min(x: Any, least: Any) -> Any:
+    return F.clamp(x, least, None)
+
+
+@aten("clamp_max")
+def _clamp_max(x: Any, most: Any) -> Any:
+    return F.clamp(x, None, most)
+
+
+@aten("elu")
+def _elu(x: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Any:
+    y = F.elu(x if input_scale == 1 else F.mul(x, input_scale), alpha)
+    return y if scale == 1 else F.mul(y, scale)
+
+
+@aten("embedding")
+def _embedding(weight: Any, ids: Any, *args: Any) -> Any:
+    return F.embedding(ids, weight)
+
+
+@aten("einsum")
+def _einsum(equation: str, operands: Sequence[Any], **kwargs: Any) -> Any:
+    return F.einsum(equation, *operands)
+
+
+@aten("repeat_interleave")
+def _repeat_interleave(x: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None) -> Any:
+    return F.repeat_interleave(x, repeats, dim)
+
+
+@aten("isin")
+def _isin(x: Any, values: Any, **kwargs: Any) -> Any:
+    flat = as_tensor(values).reshape(-1)
+    return F.any(F.eq(as_tensor(x).unsqueeze(-1), flat), -1)
+
+
+# -- shapes and places ------------------------------------------------------------------------------------
+
+
+@aten("t", "numpy_T")
+def _t(x: Tensor) -> Any:
+    return x if x.ndim < 2 else x.transpose(0, 1)
+
+
+@aten("expand")
+def _expand(x: Tensor, size: Sequence[Any], *, implicit: bool = False) -> Any:
+    return x.expand(*size)
+
+
+@aten("expand_as")
+def _expand_as(x: Tensor, other: Tensor) -> Any:
+    return x.expand(*other.shape)
+
+
+@aten("repeat")
+def _repeat(x: Tensor, sizes: Sequence[Any]) -> Any:
+    return x.repeat(*sizes)
+
+
+@aten("view_as", "reshape_as")
+def _view_as(x: Tensor, other: Tensor) -> Any:
+    return x.reshape(*other.shape)
+
+
+@aten("slice")
+def _slice(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    end = None if isinstance(end, int) and end >= _END else end
+    return x[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)]
+
+
+@aten("split", "split_with_sizes")
+def _split(x: Tensor, size: Any, dim: int = 0) -> Any:
+    return x.split(size, dim)
+
+
+@aten("index", "_unsafe_index")
+def _index(x: Tensor, indices: Sequence[Any]) -> Any:
+    return x[tuple(slice(None) if i is None else i for i in indices)]
+
+
+@aten("diff")
+def _diff(x: Tensor, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
+    parts = [p for p in (prepend, x, append) if p is not None]
+    x = x if len(parts) == 1 else F.cat(parts, dim)
+    for _ in range(n):
+        count = x.shape[dim] - 1
+        later, earlier = x.narrow(dim, 1, count), x.narrow(dim, 0, count)
+        x = F.ne(later, earlier) if x.dtype == bool_ else F.sub(later, earlier)
+    return x
+
+
+@aten("slice_scatter")
+def _slice_scatter(x: Tensor, source: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    size = x.shape[dim]
+    first = 0 if start is None else start
+    last = size if end is None or (isinstance(end, int) and end >= _END) else end
+    index = F.arange(first, last, step, dtype=i64)
+    return F.index_copy(x, dim, index, source.to(x.dtype))
+
+
+@aten("select_scatter")
+def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Any:
+    place = F.full((1,), index % int(x.shape[dim]), dtype=i64)
+    return F.index_copy(x, dim, place, source.unsqueeze(dim).to(x.dtype))
+
+
+@aten("copy")
+def _copy(x: Tensor, source: Tensor, *args: Any) -> Any:
+    return source.to(x.dtype).expand(*x.shape)
+
+
+@aten("scatter.src")
+def _scatter(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
+    return F.scatter(x, dim, index, source)
+
+
+@aten("scatter.value")
+def _scatter_value(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
+    return F.scatter(x, dim, index, value=value)
+
+
+@aten("constant_pad_nd")
+def _pad_constant(x: Tensor, pad: Sequence[Any], value: Any = 0) -> Any:
+    return F.pad(x, pad, "constant", value)
+
+
+@aten("pad")
+def _pad(x: Tensor, pad: Sequence[Any], mode: str = "constant", value: Any = None) -> Any:
+    return F.pad(x, pad, mode, value)
+
+
+@aten("reflection_pad1d", "reflection_pad2d")
+def _pad_reflect(x: Tensor, pad: Sequence[Any]) -> Any:
+    return F.pad(x, pad, "reflect")
+
+
+@aten("replication_pad1d", "replication_pad2d")
+def _pad_replicate(x: Tensor, pad: Sequence[Any]) -> Any:
+    return F.pad(x, pad, "replicate")
+
+
+@aten("pixel_shuffle")
+def _pixel_shuffle(x: Tensor, factor: int) -> Any:
+    *lead, channels, height, width = x.shape
+    parts = x.reshape(*lead, channels // factor**2, factor, factor, height, width)
+    n = len(lead)
+    order = (*range(n), n, n + 3, n + 1, n + 4, n + 2)
+    return parts.permute(*order).reshape(*lead, channels // factor**2, height * factor, width * factor)
+
+
+# -- reductions and norms ---------------------------------------------------------------------------------
+
+
+@aten("max", "max.dim")
+def _max(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    return F.max(x) if dim is None else F.max(x, dim, keepdim)
+
+
+@aten("min", "min.dim")
+def _min(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    return F.min(x) if dim is None else F.min(x, dim, keepdim)
+
+
+@aten("var", "var.correction")
+def _var(x: Tensor, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: Any = None) -> Any:
+    return F.var(x, dim, unbiased, keepdim, correction=correction)
+
+
+@aten("std", "std.correction")
+def _std(x: Tensor, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: Any = None) -> Any:
+    return F.std(x, dim, unbiased, keepdim, correction=correction)
+
+
+@aten("var_mean")
+def _var_mean(
+    x: Tensor, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: Any = None
+) -> Any:
+    return F.var_mean(x, dim, unbiased, keepdim, correction=correction)
+
+
+@aten("linalg_vector_norm", "norm")
+def _norm(x: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: DType | None = None) -> Any:
+    return F.norm(x if dtype is None else x.to(dtype), p, dim, keepdim)
+
+
+@aten("softmax", "_softmax", "special_softmax", "_safe_softmax")
+def _softmax(x: Tensor, dim: int, dtype: DType | bool | None = None) -> Any:
+    return F.softmax(x.to(dtype) if isinstance(dtype, DType) else x, dim)
+
+
+@aten("log_softmax", "_log_softmax")
+def _log_softmax(x: Tensor, dim: int, dtype: DType | bool | None = None) -> Any:
+    return F.log_softmax(x.to(dtype) if isinstance(dtype, DType) else x, dim)
+
+
+@aten("native_layer_norm")
+def _native_layer_norm(x: Tensor, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+    return F.layer_norm(x, shape, weight, bias, eps), None, None
+
+
+@aten("layer_norm")
+def _layer_norm(
+    x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, enable: bool = True
+) -> Any:
+    return F.layer_norm(x, shape, weight, bias, eps)
+
+
+@aten("group_norm")
+def _group_norm(
+    x: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, enable: bool = True
+) -> Any:
+    return F.group_norm(x, groups, weight, bias, eps)
+
+
+@aten("rms_norm")
+def _rms_norm(x: Tensor, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+    steps = {"f32": 2.0**-23, "f64": 2.0**-52, "f16": 2.0**-10, "bf16": 2.0**-7}  # what PyTorch takes without eps
+    return F.rms_norm(x, shape, weight, steps[x.dtype.name] if eps is None else eps)
+
+
+@aten("batch_norm")
+def _batch_norm(
+    x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float, cudnn: bool
+) -> Any:
+    return F.batch_norm(x, mean, var, weight, bias, training, momentum, eps)
+
+
+@aten("_native_batch_norm_legit_no_training")
+def _native_batch_norm(x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Any:
+    return F.batch_norm(x, mean, var, weight, bias, False, momentum, eps), None, None
+
+
+# -- windows ----------------------------------------------------------------------------------------------
+
+
+@aten("convolution")
+def _convolution(
+    x: Tensor, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any,
+    groups: int,
+) -> Any:  # fmt: skip
+    one = x.ndim == 3
+    if transposed:
+        function = F.conv_transpose1d if one else F.conv_transpose2d
+        return function(x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return (F.conv1d if one else F.conv2d)(x, weight, bias, stride, padding, dilation, groups)
+
+
+@aten("conv_transpose1d", "conv_transpose2d.input")
+def _conv_transpose(
+    x: Tensor, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
+    groups: int = 1, dilation: Any = 1,
+) -> Any:  # fmt: skip
+    function = F.conv_transpose1d if x.ndim == 3 else F.conv_transpose2d
+    return function(x, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+@aten("max_pool1d", "max_pool2d", "max_pool2d_with_indices")
+def _max_pool(
+    x: Tensor, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Any:
+    function = F.max_pool1d if len(size) == 1 else F.max_pool2d
+    return function(x, size, stride or None, padding, dilation, ceil_mode)
+
+
+@aten("avg_pool2d")
+def _avg_pool2d(
+    x: Tensor, size: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False, counted: bool = True,
+    divisor: Any = None,
+) -> Any:  # fmt: skip
+    return F.avg_pool2d(x, size, stride or None, padding, ceil_mode, counted, divisor)
+
+
+@aten("adaptive_max_pool2d")
+def _adaptive_max_pool2d(x: Tensor, size: Any) -> Any:
+    return F.adaptive_max_pool2d(x, size, return_indices=True)
+
+
+@aten("upsample_nearest2d.vec", "upsample_nearest1d.vec")
+def _upsample_nearest(x: Tensor, size: Any, factors: Any) -> Any:
+    return F.interpolate(x, size, None if size is not None else tuple(factors), "nearest")
+
+
+@aten("upsample_bilinear2d.vec")
+def _upsample_bilinear(x: Tensor, size: Any, align: bool, factors: Any) -> Any:
+    return F.interpolate(x, size, None if size is not None else tuple(factors), "bilinear", align)
+
+
+# -- attention --------------------------------------------------------------------------------------------
+
+
+@aten("scaled_dot_product_attention")
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Any = None, dropout: float = 0.0, is_causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    if q.ndim > 4:
+        raise ArgumentError(f"attention over tensors of rank {q.ndim} is not covered", fix="join leading dimensions")
+    return F.scaled_dot_product_attention(
+        q, k, v, mask, is_causal=is_causal, scale=scale, causal_alignment="upper_left"
+    )
+
+
+# -- sizes ------------------------------------------------------------------------------------------------
+
+
+@aten("sym_size")
+def _size(x: Tensor, dim: int) -> Any:
+    return x.shape[dim]
+
+
+@aten("sym_numel")
+def _numel(x: Tensor) -> Any:
+    return x.numel()
+
+
+# Python's own functions, on sizes and on results that are several tensors.
+_PYTHON = "getitem add sub mul floordiv mod neg eq ne lt le gt ge truediv pow"
+PYTHON: dict[str, Function] = {name: getattr(operator, name) for name in _PYTHON.split()}
+PYTHON |= {"sym_min": min, "sym_max": max, "sym_sqrt": math.sqrt, "sym_int": int, "sym_not": operator.not_}
