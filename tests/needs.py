@@ -6,6 +6,7 @@ test fails. `.ci/run` installs these things and sets the variable: no capability
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Callable
@@ -29,6 +30,10 @@ def _program(name: str) -> Callable[[], str]:
     return lambda: "" if shutil.which(name) else f"there is no {name}"
 
 
+def _package(name: str) -> Callable[[], str]:
+    return lambda: "" if importlib.util.find_spec(name) else f"there is no {name}"
+
+
 # Name -> the function that says why it is missing; an empty text if it is there.
 PROBLEMS: dict[str, Callable[[], str]] = {
     "gcc": _program("gcc"),
@@ -39,6 +44,8 @@ PROBLEMS: dict[str, Callable[[], str]] = {
     "browser": lambda: "" if find_browser() else "there is no Chromium or Chrome on PATH: apt install chromium",
     "model": lambda: "" if default_model() else f"{SMOLLM2.name} is not in the cache: `monoplan generate` fetches it",
     "mpi": mpi_support.problem,
+    "torch": _package("torch"),
+    "transformers": _package("transformers"),
 }
 
 

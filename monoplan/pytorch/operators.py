@@ -39,7 +39,7 @@ _SAME = """
     atanh avg_pool1d bitwise_and bitwise_not bitwise_or bitwise_xor bmm ceil celu chunk clamp conv1d conv2d cos cosh
     cummax cummin cumprod cumsum diag_embed diagonal eq erf erfc exp exp2 expm1 flatten flip floor floor_divide fmod
     frac full_like gather ge gelu glu gt hardshrink hardsigmoid hardswish hardtanh index_add index_copy index_fill
-    index_put index_select instance_norm isfinite isinf isnan le leaky_relu lerp linear log log10 log1p log2
+    index_put index_select isfinite isinf isnan le leaky_relu lerp linear log log10 log1p log2
     logical_and logical_not logical_or logical_xor logsigmoid logsumexp lt masked_fill matmul maximum minimum mish
     movedim mul nan_to_num narrow ne neg one_hot ones_like outer permute pow prelu reciprocal relu relu6 remainder
     roll round rsqrt scatter_add scatter_reduce select selu sigmoid sign silu sin sinh softplus softshrink sort sqrt
@@ -402,6 +402,13 @@ def _group_norm(
     x: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, enable: bool = True
 ) -> Any:
     return F.group_norm(x, groups, weight, bias, eps)
+
+
+@aten("instance_norm")
+def _instance_norm(
+    x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, own: bool, momentum: float, eps: float, cudnn: bool
+) -> Any:
+    return F.instance_norm(x, mean, var, weight, bias, own, momentum, eps)
 
 
 @aten("rms_norm")

@@ -198,7 +198,7 @@ def _capture(
             f"{type(module).__name__}.forward: {error}", fix="give one example of each argument"
         ) from None
     arguments = _joined(module.forward, arguments)
-    shapes = _dynamic_shapes(torch, arguments, dynamic)
+    shapes = _dynamic_shapes(torch, module.forward, arguments, dynamic)
     try:
         with torch.no_grad():
             exported = torch.export.export(module, (), arguments, dynamic_shapes=shapes, strict=False)
@@ -236,7 +236,9 @@ def _joined(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str
     return found
 
 
-def _dynamic_shapes(torch: Any, arguments: Mapping[str, Any], dynamic: Mapping[str, Any] | None) -> Any:
+def _dynamic_shapes(
+    torch: Any, forward: Callable[..., Any], arguments: Mapping[str, Any], dynamic: Mapping[str, Any] | None
+) -> Any:
     """What torch.export takes: for every argument its dimensions that change."""
     unknown = sorted(set(dynamic or ()) - set(arguments))
     if unknown:
@@ -257,7 +259,13 @@ def _dynamic_shapes(torch: Any, arguments: Mapping[str, Any], dynamic: Mapping[s
                     what, why="torch.export takes such a size as fixed", fix="give an example of size 2"
                 )
     shown = {n: {d: torch.export.Dim.DYNAMIC for d in dims} for n, dims in dynamic.items()}
-    return {n: shown.get(n) for n in arguments}
+    hidden = [n for n in arguments if n not in inspect.signature(forward).parameters]
+    if hidden:
+        what = f"{hidden[0]} comes in **kwargs of forward, beside sizes that change"
+        raise ArgumentError(what, why="torch.export can't tell them apart", fix="wrap it in a module that names it")
+    from torch.utils._pytree import tree_map
+
+    return {n: shown.get(n) or tree_map(lambda _: None, value) for n, value in arguments.items()}
 
 
 def _specs(torch: Any, arguments: Mapping[str, Any], dynamic: Mapping[str, Any] | None) -> dict[str, Any]:
