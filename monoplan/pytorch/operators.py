@@ -43,7 +43,7 @@ _SAME = """
     logical_and logical_not logical_or logical_xor logsigmoid logsumexp lt masked_fill matmul maximum minimum mish
     movedim mul nan_to_num narrow ne neg one_hot ones_like outer permute pow prelu reciprocal relu relu6 remainder
     roll round rsqrt scatter_add scatter_reduce select selu sigmoid sign silu sin sinh softplus softshrink sort sqrt
-    square squeeze stack take tan tanh threshold tile topk transpose tril triu trunc unbind unflatten unsqueeze
+    square squeeze stack take tan tanh threshold tile topk tril triu trunc unbind unflatten unsqueeze
     where zeros_like
 """
 OPERATORS.update({f"aten.{name}": getattr(F, name) for name in _SAME.split()})
@@ -52,7 +52,7 @@ _OTHER_NAMES = {
     "_unsafe_view": "reshape", "clip": "clamp", "concat": "cat", "absolute": "abs", "negative": "neg",
     "arctan2": "atan2",
     "clamp_min.Tensor": "maximum", "clamp_max.Tensor": "minimum", "multiply": "mul", "less": "lt", "greater": "gt",
-    "less_equal": "le", "greater_equal": "ge", "not_equal": "ne", "swapaxes": "transpose", "sum": "sum", "mean": "mean",
+    "less_equal": "le", "greater_equal": "ge", "not_equal": "ne", "sum": "sum", "mean": "mean",
     "prod": "prod", "any": "any", "all": "all", "cat": "cat", "reshape": "reshape", "special_erf": "erf",
     "min.other": "minimum", "max.other": "maximum", "special_expit": "sigmoid", "log_sigmoid": "logsigmoid",
 }  # fmt: skip
@@ -137,7 +137,17 @@ def _new_full(x: Any, size: Any, value: Any, *, dtype: DType | None = None, **kw
 @aten("arange")
 def _arange(start: Any, end: Any = None, step: Any = 1, *, dtype: DType | None = None, **kwargs: Any) -> Any:
     fractions = any(isinstance(x, float) for x in (start, end, step))
-    return F.arange(start, end, step, dtype=dtype or (f32 if fractions else i64))
+    dtype = dtype or (f32 if fractions else i64)
+    if fractions and dtype.is_integer and dtype != i64:  # PyTorch counts with the fractions, then cuts them off
+        start, end = (0, start) if end is None else (start, end)
+        count = math.ceil((end - start) / step)
+        return F.add(F.mul(F.arange(0, count, dtype=dtype), int(step)), int(start))
+    return F.arange(int(start) if isinstance(start, bool) else start, end, step, dtype=dtype)
+
+
+@aten("linspace")
+def _linspace(start: Any, end: Any, steps: int, *, dtype: DType | None = None, **kwargs: Any) -> Any:
+    return F.linspace(start, end, steps, dtype=dtype or f32)
 
 
 @aten("eye")
@@ -175,8 +185,10 @@ def _pow(base: Any, exponent: Any) -> Any:
 
 @aten("addmm")
 def _addmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    if as_tensor(a).dtype.is_integer:
+        beta, alpha = int(beta), int(alpha)
     product = F.matmul(a, b) if alpha == 1 else F.mul(F.matmul(a, b), alpha)
-    return F.add(product, bias if beta == 1 else F.mul(bias, beta))
+    return F.add(product, bias if beta == 1 else F.mul(bias, beta)).to(as_tensor(a).dtype)
 
 
 @aten("baddbmm")
@@ -232,6 +244,11 @@ def _isin(x: Any, values: Any, **kwargs: Any) -> Any:
 @aten("t", "numpy_T")
 def _t(x: Tensor) -> Any:
     return x if x.ndim < 2 else x.transpose(0, 1)
+
+
+@aten("transpose", "swapaxes")
+def _transpose(x: Tensor, a: int, b: int) -> Any:
+    return x if x.ndim == 0 else x.transpose(a, b)
 
 
 @aten("expand")
@@ -372,10 +389,17 @@ def _var_mean(
 
 @aten("linalg_vector_norm", "norm")
 def _norm(x: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: DType | None = None) -> Any:
-    return F.norm(x if dtype is None else x.to(dtype), p, dim, keepdim)
+    kept = dtype or x.dtype
+    return F.norm(x.to(f32) if kept.bits < 32 else x.to(kept), p, dim, keepdim).to(kept)  # powers of halves overflow
 
 
-@aten("softmax", "_softmax", "special_softmax", "_safe_softmax")
+@aten("_safe_softmax")
+def _safe_softmax(x: Tensor, dim: int, dtype: DType | None = None) -> Any:
+    y = _softmax(x, dim, dtype)
+    return F.masked_fill(y, F.all(F.eq(x, -math.inf), dim, True), 0.0)
+
+
+@aten("softmax", "_softmax", "special_softmax")
 def _softmax(x: Tensor, dim: int, dtype: DType | bool | None = None) -> Any:
     return F.softmax(x.to(dtype) if isinstance(dtype, DType) else x, dim)
 
@@ -409,6 +433,13 @@ def _instance_norm(
     x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, own: bool, momentum: float, eps: float, cudnn: bool
 ) -> Any:
     return F.instance_norm(x, mean, var, weight, bias, own, momentum, eps)
+
+
+@aten("native_group_norm")
+def _native_group_norm(
+    x: Tensor, weight: Any, bias: Any, batch: Any, channels: Any, rest: Any, groups: int, eps: float
+) -> Any:
+    return F.group_norm(x, groups, weight, bias, eps), None, None
 
 
 @aten("rms_norm")
@@ -453,7 +484,12 @@ def _conv_transpose(
     return function(x, weight, bias, stride, padding, output_padding, groups, dilation)
 
 
-@aten("max_pool1d", "max_pool2d", "max_pool2d_with_indices")
+@aten("max_pool2d_with_indices")
+def _max_pool_indices(*args: Any) -> Any:
+    return _max_pool(*args), None  # nobody asks for the indices in inference
+
+
+@aten("max_pool1d", "max_pool2d")
 def _max_pool(
     x: Tensor, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Any:
