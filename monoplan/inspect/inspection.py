@@ -15,6 +15,7 @@ from monoplan.ir.ops.collective import among
 
 if TYPE_CHECKING:
     from monoplan.built import Built
+    from monoplan.frontend.module import Module
     from monoplan.inspect.bisect import Finding
     from monoplan.inspect.profile import Profile
     from monoplan.inspect.verify import Subject, Verification
@@ -27,6 +28,7 @@ Array = np.ndarray[Any, Any]
 class Inspection:
     """Mixed into Compiled, which finds the plan that fits the arguments."""
 
+    module: Module
     target: str
     tp: Communicator | None = None
 
@@ -59,11 +61,18 @@ class Inspection:
             output_names(built),
         )
 
-    def verify(self, *args: Any, nodes: bool = False, **kwargs: Any) -> Verification:
-        """Compares a call with the float64 interpreter: each output, with `nodes` each value on the way."""
+    def verify(self, *args: Any, nodes: bool = False, against: Any = None, **kwargs: Any) -> Verification:
+        """Compares a call with the float64 interpreter: each output, with `nodes` each value on the way.
+
+        `against` is the torch module that from_torch took: then outputs are compared with its own, in float64.
+        """
         from monoplan.inspect.verify import verify
 
         subject = self.subject(*args, **kwargs)
+        if against is not None:
+            from monoplan.pytorch.program import exact_outputs
+
+            subject.exact = exact_outputs(against, self.module.bind_arguments(args, kwargs))
         with among(self.tp):
             if self.tp is not None:  # now, on every rank: later some might want it and others not
                 subject.exact, subject.plain  # noqa: B018

@@ -6,6 +6,7 @@ knows the line of the user's file that it comes from.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -301,6 +302,29 @@ def as_array(tensor: Any) -> Any:
 
         return tensor.view(torch.int16).numpy().view(dtype.numpy)
     return tensor.numpy()
+
+
+def exact_outputs(module: Any, arguments: Mapping[str, Any]) -> list[Any]:
+    """What a torch module gives in float64 for arrays, in the order of a plan's outputs."""
+    torch = _import_torch()
+    if not isinstance(module, torch.nn.Module):
+        raise ArgumentError(f"verify(against=...) needs a torch.nn.Module, got {type(module).__name__}")
+
+    def wide(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {k: wide(v) for k, v in value.items()}
+        if isinstance(value, tuple | list):
+            return type(value)(wide(v) for v in value)
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, torch.Tensor):
+            return value.double() if value.is_floating_point() else value
+        array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
+        return torch.from_numpy(array.astype(array.dtype if array.dtype.kind in "biu" else np.float64))
+
+    with torch.no_grad():
+        result = copy.deepcopy(module).double()(**{k: wide(v) for k, v in arguments.items()})
+    return [as_array(t) for t in _tensors(_plain(result))]
 
 
 class _Reader:

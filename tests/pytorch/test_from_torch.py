@@ -194,7 +194,14 @@ def test_parameters_structures_and_lines() -> None:
     line = next(line for line in text.splitlines() if "tanh(" in line)
     assert re.search(r"test_from_torch\.py\":\d+", line)
     assert "embed.weight" in text and '@ "inner"' in text
-    assert fast.verify(*arrays(ids), {"weight": more["weight"].numpy()}, 0.5).ok
+    call = (*arrays(ids), {"weight": more["weight"].numpy()}, 0.5)
+    assert fast.verify(*call).ok and fast.verify(*call, against=net).ok
+    with torch.no_grad():
+        net.inner.bias += 1
+    assert not fast.verify(*call, against=net).ok
+    for word in ("tanh", "linear"):
+        assert word in fast.explain()
+    assert "tanh" in str(fast.profile(*call))
 
 
 def test_sizes_that_change() -> None:
