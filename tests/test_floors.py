@@ -23,7 +23,7 @@ FLOORS: dict[str, set[str]] = {
     "models": {"frontend", "runtime", "ir", "codegen"},
 }
 FILES = [(package, path) for package in FLOORS for path in sorted((ROOT / package).rglob("*.py"))]
-FACE = [p for place in (".", "nn", "cli", "inspect") for p in sorted((ROOT / "monoplan" / place).glob("*.py"))]
+FACE = [p for place in (".", "nn", "cli", "inspect", "serve") for p in sorted((ROOT / "monoplan" / place).glob("*.py"))]
 EVERYTHING = [*(path for _, path in FILES), *FACE, *sorted((ROOT / "tests").rglob("*.py"))]
 
 

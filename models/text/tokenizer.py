@@ -197,6 +197,10 @@ class Tokenizer:
         except BaseException as error:  # panics are no Exceptions
             raise LoadError("the tokenizer failed", where=self._where, why=in_words(error)) from None
 
+    def to_json(self) -> str:
+        """The text of a tokenizer.json, for other libraries that read one."""
+        return str(self._core.to_str())
+
     def token(self, token: int) -> str | None:
         """Return the vocabulary's own spelling of a token; None where the model has a row without one."""
         text = self._core.id_to_token(self._check(token))
