@@ -24,6 +24,8 @@ ENVIRONMENT = {
     "MONOPLAN_COMPILE_TIMEOUT": "seconds after which a compiler that hangs is killed (default: 600)",
     "MONOPLAN_COMM": "shared or mpi: the transport between ranks (default: the best one)",
     "MONOPLAN_COMM_TIMEOUT": "seconds that a rank waits for the others; 0: for ever (default: 600)",
+    "MONOPLAN_API_KEY": "what clients of `monoplan serve` must send, and what `llm` sends",
+    "MONOPLAN_URL": "the server that `llm -m monoplan` asks (default: http://127.0.0.1:8000)",
     "CC": "the C compiler",
     "NO_COLOR": "no colours on a terminal",
     "HF_HOME, HF_TOKEN, HF_HUB_OFFLINE": "cache, account and network of the hub, as huggingface_hub reads them",

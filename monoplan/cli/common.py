@@ -19,6 +19,7 @@ INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the number of the signal, as shells
 # Packages that not every user needs -> the extra that brings them.
 EXTRAS = {
     "safetensors": "llm", "tokenizers": "llm", "gguf": "llm", "cupy": "cuda", "mpi4py": "mpi", "huggingface_hub": "hub",
+    "starlette": "serve", "uvicorn": "serve", "prometheus_client": "serve", "llguidance": "serve",
 }  # fmt: skip
 TARGETS = ("cpu", "cuda", "reference")  # those of monoplan.ir.types, which needs numpy
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -215,8 +216,11 @@ def peak_memory() -> int | None:
 # Loading.
 
 
-def load(args: argparse.Namespace, timings: Timings) -> CompiledLM:
-    """The model of the command line, compiled; all values are checked before anything is loaded."""
+def load(args: argparse.Namespace, timings: Timings, prepare: bool = True) -> CompiledLM:
+    """The model of the command line, compiled; all values are checked before anything is loaded.
+
+    `prepare`: now, and not at the first use.
+    """
     settings = sampling(args) if hasattr(args, "temp") else {}
     comm = ranks(args)
     check_threads(args)
@@ -228,6 +232,8 @@ def load(args: argparse.Namespace, timings: Timings) -> CompiledLM:
     model = AutoLlamaModel.from_pretrained(model_path, dtype=args.dtype, device=args.target)
     loaded = time.perf_counter()
     llm: CompiledLM = monoplan.compile(model, target=args.target, options={"threads": args.threads}, tp=comm)
+    if not prepare:
+        return llm
     llm.prepare(**settings)
     timings.compiled(llm, loaded - begin, time.perf_counter() - loaded)
     return llm

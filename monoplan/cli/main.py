@@ -21,6 +21,7 @@ from monoplan.ir.errors import MonoplanError, did_you_mean, install_extra
 COMMANDS = {
     "generate": ("run", "continue a prompt, streamed"),
     "chat": ("run", "talk with a model"),
+    "serve": ("serve", "serve a model by the OpenAI protocol, with a page to chat at"),
     "bench": ("bench", "tokens per second of prompt processing and generation"),
     "quantize": ("quantize", "write a model as a GGUF file with weights of a few bits"),
     "compile": ("inspect", "compile a model and write the IR, the source and the plan"),
