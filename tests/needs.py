@@ -30,8 +30,9 @@ def _program(name: str) -> Callable[[], str]:
     return lambda: "" if shutil.which(name) else f"there is no {name}"
 
 
-def _package(name: str) -> Callable[[], str]:
-    return lambda: "" if importlib.util.find_spec(name) else f"there is no {name}"
+def _package(*names: str) -> Callable[[], str]:
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    return lambda: f"there is no {', '.join(missing)}" if missing else ""
 
 
 # Name -> the function that says why it is missing; an empty text if it is there.
@@ -46,6 +47,8 @@ PROBLEMS: dict[str, Callable[[], str]] = {
     "mpi": mpi_support.problem,
     "torch": _package("torch"),
     "transformers": _package("transformers"),
+    "ray": _package("ray"),
+    "clients": _package("llm", "langchain_openai"),
 }
 
 
