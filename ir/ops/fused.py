@@ -355,8 +355,9 @@ def _repeat_type(*xs: TensorType, count: int, carried: int, shared: int, body: G
         len(xs) == carried + shared + slices * count,
         f"repeat_layers: {len(xs)} operands, expected {carried} carried + {shared} shared + {slices} x {count}",
     )
-    given = [*xs[: carried + shared], *(xs[carried + shared + i * count] for i in range(slices))]
-    for v, t in zip(body.inputs, given, strict=True):
+    first = carried + shared
+    for i, t in enumerate(xs):  # every turn's operand, not only that of the first one
+        v = body.inputs[i if i < first else first + (i - first) // count]
         require(v.type == t, f"repeat_layers: body input {v} is {v.type}, got {t}")
     for v, o in zip(body.inputs[:carried], body.outputs, strict=False):
         require(v.type == o.type, f"repeat_layers: carried {v} is {v.type} at the start and {o.type} at the end")

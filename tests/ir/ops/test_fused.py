@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from monoplan.ir.errors import ParseError
+from monoplan.ir.parser import parse_graph
 from monoplan.ir.types import FLOATS, DType, tensor_type
 from tests.ir.support import infer, refuses, run
 from tests.tolerances import check
@@ -193,3 +195,19 @@ def test_qkv_rope_cache_types() -> None:
     refuses("is not 4 \\+ 2 x 2 heads of 4", "qkv_rope_cache", x, bad, p, table, table, cache, cache, n, **attrs)
     flat = t("f32", "s", 6)
     refuses("x must be", "qkv_rope_cache", flat, w, p, table, table, cache, cache, n, **attrs)
+
+
+def test_every_turn_of_rolled_layers_has_the_types_of_the_body() -> None:
+    text = """graph rolled(%x: f32[2, 6]) {
+  param %w0: f32[6, 6] = "w0"
+  param %w1: f32[6, 6] = "w1"
+  %y = repeat_layers(%x, %w0, %w1) {count=2, carried=1, shared=0} : f32[2, 6]
+    graph layer(%x: f32[2, 6], %w: f32[6, 6]) {
+      %linear = linear(%x, %w) : f32[2, 6]
+      return %linear
+    }
+  return %y
+}"""
+    assert parse_graph(text).outputs
+    with pytest.raises(ParseError, match=r"body input %w is f32\[6, 6\], got f32\[6, 31\]"):
+        parse_graph(text.replace("param %w1: f32[6, 6]", "param %w1: f32[6, 31]"))
