@@ -24,7 +24,7 @@ from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import LOW_BITS, DType, Part, as_weight_dtype
 from monoplan.models.config import LlamaConfig
-from monoplan.models.generate.generation import GenerationMixin, GenerationStep, make_room
+from monoplan.models.generate.generation import CheckStep, GenerationMixin, GenerationStep, make_room
 from monoplan.models.rope_scaling import context_length
 from monoplan.models.rotary import TABLE_POSITIONS, LlamaRotaryEmbedding, RopeRows
 
@@ -381,6 +381,9 @@ class LlamaForCausalLM(Module, GenerationMixin):
 
     def _run_step(self, **arguments: Any) -> dict[str, Any]:
         return {name: t.numpy() for name, t in self.generation_step()(**arguments).items()}
+
+    def _run_check(self, **arguments: Any) -> dict[str, Any]:
+        return {name: t.numpy() for name, t in CheckStep(self)(**arguments).items()}
 
     def generation_step(self) -> GenerationStep:
         """The module that `compile` makes a plan of: one step of generation, sampling included."""

@@ -24,11 +24,13 @@ from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import DType, TensorType, as_weight_dtype, bf16, f16, plain_array
 from monoplan.models.generate.decoding import Array, Row, Settings, greedy_arrays, pieces, sampling_arrays, whole_rows
 from monoplan.models.generate.generation import (
+    CheckStep,
     GenerationMixin,
     GreedyStep,
     ModelStep,
     Session,
     cache_spec,
+    check_specs,
     greedy_specs,
     make_room,
     paged_specs,
@@ -81,6 +83,7 @@ class CompiledLM(GenerationMixin):
             made = dataclasses.replace(made, tp_plan=self.model.tp_plan)
         self._arguments: dict[str, Any] = {"target": self.target, "options": made, "tp": self.tp}
         self._plans: dict[str, Any] = {}
+        self._draft: tuple[Module, CompiledLM] | None = None  # the last draft model, compiled
         self._weights: dict[str, Any] = {}  # in device memory, for all plans
 
     @property
@@ -140,6 +143,17 @@ class CompiledLM(GenerationMixin):
         s = rows[0].settings
         plain = s.temperature == 0 and s.repetition_penalty == 1 and rows[0].result.logprobs is None
         return DeviceSteps(self, self._plan("greedy" if plain else "generation").built[0][2].executable, rows, session)
+
+    def _drafts(self, lookup: bool, draft: Any) -> dict[str, Any]:
+        if self.target == "cuda" or (self.tp is not None and self.tp.size > 1):
+            what = "drafts are checked on one CPU, not on a GPU or by several ranks"
+            raise ArgumentError(what, fix="leave lookup and draft out, or use target='cpu'")
+        if isinstance(draft, LlamaForCausalLM):
+            if self._draft is None or self._draft[0] is not draft:
+                self._draft = draft, CompiledLM(draft, target=self.target, options=self._arguments["options"])
+            draft = self._draft[1]
+        self._plan("check")
+        return super()._drafts(lookup, draft)
 
     @property
     def _stays(self) -> bool:
@@ -255,6 +269,10 @@ class CompiledLM(GenerationMixin):
         out: dict[str, Array] = self._run("generation", **arguments)
         return out
 
+    def _run_check(self, **arguments: Any) -> dict[str, Array]:
+        out: dict[str, Array] = self._run("check", **arguments)
+        return out
+
     def _run(self, plan: str, *, past_key_values: KVCache, num_valid: Array, **arguments: Any) -> Any:
         """Runs a plan on the tensors of a cache, which grows first where it must."""
         batch, seq = arguments["input_ids"].shape
@@ -293,6 +311,8 @@ class CompiledLM(GenerationMixin):
                 step, specs = self.model.generation_step(), paged_specs(self.config, self.cache_dtype, PAGE)
             elif name == "greedy":
                 step, specs = GreedyStep(self.model), greedy_specs(self.config, self.cache_dtype)
+            elif name == "check":
+                step, specs = CheckStep(self.model), check_specs(self.config, self.cache_dtype)
             else:
                 step = PositionedStep(self.model)
                 ids = spec("batch", "seq", dtype="int64")

@@ -9,7 +9,7 @@ from monoplan.codegen.kernels import Attention
 from monoplan.codegen.target import Target
 from monoplan.ir.types import bf16, f32
 
-FEW = 2  # queries that read the cache key by key: more share a pass over blocks of keys
+FEW = 8  # queries that read the cache key by key and have the bits of one alone; more share a pass over blocks of keys
 LEAST, CHUNK = 256, 1024  # keys of one task when queries are few: enough tasks to share out, little done once for each
 NEAR_BYTES, FAR_BYTES = 1024, 16384  # of keys or values, before they are read: measured on a Xeon
 TILES_NEAR_BYTES = 4096  # the same where tile units read 32 rows at a time

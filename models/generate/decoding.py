@@ -104,7 +104,8 @@ def pieces(
         return
     starts = cache.lengths.numpy()
     ends = starts + valid
-    if config is not None and not _may_be_cut(config, starts, ends):
+    spans = zip(starts.tolist(), ends.tolist(), strict=True)
+    if config is not None and not all(may_be_cut(config, start, end) for start, end in spans):
         count = 1
     width = -(-seq // count)
     for at in range(0, seq, width):
@@ -118,13 +119,10 @@ def pieces(
         yield np.ascontiguousarray(piece), np.where(over, 1, left).astype(np.int32)
 
 
-def _may_be_cut(config: LlamaConfig, starts: Array, ends: Array) -> bool:
+def may_be_cut(config: LlamaConfig, start: int, end: int) -> bool:
     """Whether tokens get the same angles in every piece of a row: those of dynamic and longrope follow its length."""
     # A key that is the same for the shortest beginning and for the whole is the same for all between them.
-    return all(
-        table_key(config, start + 1) == table_key(config, end)
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
-    )
+    return table_key(config, start + 1) == table_key(config, end)
 
 
 def sampling_arrays(

@@ -51,6 +51,7 @@ class HostSteps:
 
     def __init__(self, lm: Any, rows: list[Row], session: Session | None) -> None:
         self.lm, self.rows, self.step = lm, rows, 0
+        self.drawn = 0  # the step of the first random number in `draws`
         self.settings = rows[0].settings
         prompts = [row.result.prompt_ids for row in rows]
         if session is None or session.cache is None:
@@ -113,9 +114,9 @@ class HostSteps:
 
     def _draw(self) -> Array:
         """A random number for each row: those of several steps are made at once."""
-        at = self.step % DRAWN
-        if at == 0:
-            s = self.settings
+        at = self.step - self.drawn
+        if at >= self.draws.shape[1]:
+            s, self.drawn, at = self.settings, self.step, 0
             self.draws = np.array([random_values(s.seed, row.number, self.step, DRAWN) for row in self.rows])
         return self.draws[:, at]
 
@@ -151,6 +152,8 @@ class GreedyStep(ModelStep):
 class GenerationStep(ModelStep):
     """One step of generation as one graph: the model, the penalty, the choice of a token, its probability."""
 
+    every_token = False
+
     def forward(
         self,
         input_ids: Tensor,
@@ -166,26 +169,39 @@ class GenerationStep(ModelStep):
         min_p: Tensor,
     ) -> dict[str, Tensor]:
         """token i64 [batch], logprob f32 [batch] (of the raw logits), logits [batch, 1, vocab]."""
-        logits = self.lm(input_ids, past_key_values=past_key_values, num_valid=num_valid)
-        raw = logits.squeeze(1).float()
+        every = self.every_token
+        logits = self.lm(input_ids, past_key_values=past_key_values, num_valid=num_valid, all_logits=every)
+        raw = logits.squeeze(0 if every else 1).float()
         scores = F.repetition_penalty(raw, history, history_count, penalty)
         token = F.random_sample(scores, random_val, top_p, top_k, temperature, min_p=min_p)
         # log softmax at one place only: the whole row of it is never stored.
         top = raw.amax(dim=-1, keepdim=True)
         total = F.log(F.exp(raw - top).sum(dim=-1, keepdim=True)) + top
         logprob = (F.take_along(raw, token.unsqueeze(-1)) - total).squeeze(-1)
-        return {"token": token, "logprob": logprob, "logits": logits}
+        return {"token": token, "logprob": logprob} | ({} if every else {"logits": logits})
 
 
-def step_specs(config: LlamaConfig, dtype: Any) -> dict[str, Any]:
+class CheckStep(GenerationStep):
+    """The same for a draft, one row: a token behind each of its tokens, which have an entry each in how to choose."""
+
+    every_token = True
+
+
+def check_specs(config: LlamaConfig, dtype: Any) -> dict[str, Any]:
+    """Placeholders for CheckStep.forward."""
+    own = {"input_ids": spec(1, "seq", dtype="int64"), "num_valid": spec(1, dtype="int32")}
+    return {**step_specs(config, dtype, rows="seq"), **own, "past_key_values": cache_spec(config, dtype, batch=1)}
+
+
+def step_specs(config: LlamaConfig, dtype: Any, rows: str = "batch") -> dict[str, Any]:
     """Placeholders for GenerationStep.forward: batch, seq, capacity and hist are symbols."""
     floats = ("penalty", "random_val", "top_p", "temperature", "min_p")
     return {
         "input_ids": spec("batch", "seq", dtype="int64"),
         "past_key_values": cache_spec(config, dtype),
-        "history": spec("batch", "hist", dtype="int64"),
-        **{name: spec("batch", dtype="int32") for name in ("num_valid", "history_count", "top_k")},
-        **{name: spec("batch", dtype="float32") for name in floats},
+        "history": spec(rows, "hist", dtype="int64"),
+        **{name: spec(rows, dtype="int32") for name in ("num_valid", "history_count", "top_k")},
+        **{name: spec(rows, dtype="float32") for name in floats},
     }
 
 
@@ -195,11 +211,11 @@ def greedy_specs(config: LlamaConfig, dtype: Any) -> dict[str, Any]:
     return {name: spec for name, spec in step_specs(config, dtype).items() if name in names}
 
 
-def cache_spec(config: LlamaConfig, dtype: Any) -> KVCache:
+def cache_spec(config: LlamaConfig, dtype: Any, batch: Any = "batch") -> KVCache:
     """A KVCache of placeholders. It has no limit: that is for the host to watch over."""
-    shape = ("batch", config.num_key_value_heads, "capacity", config.head_dim)
+    shape = (batch, config.num_key_value_heads, "capacity", config.head_dim)
     k, v = ([spec(*shape, dtype=dtype) for _ in range(config.num_hidden_layers)] for _ in "kv")
-    return KVCache.tree_unflatten({"k": k, "v": v, "lengths": spec("batch", dtype="int32")}, (None,))
+    return KVCache.tree_unflatten({"k": k, "v": v, "lengths": spec(batch, dtype="int32")}, (None,))
 
 
 def paged_specs(config: LlamaConfig, dtype: Any, page: int) -> dict[str, Any]:
@@ -264,6 +280,10 @@ class GenerationMixin:
         """Runs GenerationStep on arrays and a cache, which it writes; gives token, logprob and logits."""
         raise NotImplementedError
 
+    def _run_check(self, **arguments: Any) -> dict[str, Array]:
+        """Runs CheckStep in the same way; gives token and logprob of every row."""
+        raise NotImplementedError
+
     @property
     def max_length(self) -> int:
         """The longest sequence, prompt and answer together."""
@@ -278,6 +298,8 @@ class GenerationMixin:
         logprobs: bool = False,
         add_special_tokens: bool = True,
         session: Session | None = None,
+        lookup: bool = False,
+        draft: Any = None,
         **settings: Any,
     ) -> TextStream:
         """Continues a text (or token ids) and gives pieces of text as they are made.
@@ -286,7 +308,9 @@ class GenerationMixin:
         Settings: temperature=0.0 (greedy), top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed=0,
         stop=None (texts), eos_token_id=None (the model's own; () for none). `callback(row, token, piece)` is
         called for each token, and False ends the text. A `session` keeps the cache for the next prompt. Wrong
-        arguments are reported at once, not at the first piece.
+        arguments are reported at once, not at the first piece. `lookup=True` guesses tokens from the text so far, and
+        `draft`, a smaller model with the same tokenizer, guesses them too: several are then checked in one run, where
+        that is faster. The text stays the same.
         """
         if not _is_one(prompt):
             if any(hasattr(x, "__len__") for x in prompt):
@@ -295,7 +319,8 @@ class GenerationMixin:
         if session is not None and not isinstance(session, Session):
             raise ArgumentError("session must be a Session", why=f"it is {session!r:.60}")
         rows = self._rows([prompt], max_new_tokens, callback, logprobs, add_special_tokens, settings)
-        return TextStream(rows[0].result, (piece for piece in self._loop(rows, session) if piece))
+        drafts = self._drafts(bool(lookup), draft) if lookup or draft is not None else {}
+        return TextStream(rows[0].result, (piece for piece in self._loop(rows, session, **drafts) if piece))
 
     def generate_batch(
         self,
@@ -394,9 +419,25 @@ class GenerationMixin:
             raise ArgumentError(what, fix="shorten the prompt")
         return ids
 
-    def _loop(self, rows: list[Row], session: Session | None) -> Iterator[str]:
+    def _drafts(self, lookup: bool, draft: Any) -> dict[str, Any]:
+        """Where guesses come from, checked: the ids of a draft model must mean what those of this one mean."""
+        if draft is None:
+            return {"lookup": lookup, "draft": None}
+        if not isinstance(draft, GenerationMixin):
+            raise ArgumentError("draft must be a language model", why=f"it is {draft!r:.60}")
+        sizes, theirs, own = [lm.config.vocab_size for lm in (draft, self)], draft.tokenizer, self.tokenizer
+        what = f"the draft model has {sizes[0]} tokens, the model {sizes[1]}" if sizes[0] != sizes[1] else ""
+        for token in range(0 if what or None in (theirs, own) or theirs is own else sizes[0]):
+            if theirs.token(token) != own.token(token):
+                what = f"token {token} is {theirs.token(token)!r} to the draft model, {own.token(token)!r} to the model"
+                break
+        if what:
+            raise ArgumentError(what, why="both must have one tokenizer", fix="use a smaller model of the same family")
+        return {"lookup": lookup, "draft": draft}
+
+    def _loop(self, rows: list[Row], session: Session | None, **drafts: Any) -> Iterator[str]:
         """Runs the batch until every row is finished; gives the text that each token made certain."""
-        steps, active = self._steps(rows, session), rows
+        steps, active = self._drafted(rows, session, **drafts) if drafts else self._steps(rows, session), rows
         try:
             while active:
                 if session is not None:
@@ -409,6 +450,11 @@ class GenerationMixin:
                 active = [active[i] for i in keep]
         finally:
             steps.close()
+
+    def _drafted(self, rows: list[Row], session: Session | None, lookup: bool, draft: Any) -> Any:
+        from monoplan.models.generate.speculation import DraftedSteps
+
+        return DraftedSteps(self, rows, session, lookup, draft)
 
     def _steps(self, rows: list[Row], session: Session | None) -> Any:
         """What runs the steps of a call: with `next`, `keep` and `close`, as HostSteps has them."""

@@ -122,6 +122,13 @@ def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int, te
     add("--repeat-penalty", type=real(), default=1.0, metavar="X", help=f"above 1: less of what was said {own}")
     add("--seed", type=whole(), default=0, metavar="N", help=f"same seed, same text {own}")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given again")
+    add(
+        "--lookup",
+        action="store_true",
+        help="guess tokens from the text so far and check several at once: the same text",
+    )
+    draft = "a smaller model with the same tokenizer that guesses tokens: the same text"
+    add("--draft", metavar="MODEL", help=draft)
 
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:
@@ -235,8 +242,20 @@ def load(args: argparse.Namespace, timings: Timings, prepare: bool = True) -> Co
     if not prepare:
         return llm
     llm.prepare(**settings)
+    args.drafts = _drafts(args, comm)
     timings.compiled(llm, loaded - begin, time.perf_counter() - loaded)
     return llm
+
+
+def _drafts(args: argparse.Namespace, comm: Communicator | None) -> dict[str, Any]:
+    """The arguments of `generate` that say where guesses come from."""
+    from monoplan.models.auto import AutoModel
+
+    found: dict[str, Any] = {"lookup": True} if getattr(args, "lookup", False) else {}
+    if (draft := getattr(args, "draft", None)) is not None:
+        path = from_first(comm, lambda: find_model(draft))
+        found["draft"] = AutoModel.from_pretrained(path, dtype=args.dtype, device=args.target)
+    return found
 
 
 def find_model(given: str | None) -> str:

@@ -59,7 +59,7 @@ def generate(args: argparse.Namespace) -> int:
         raise ArgumentError("the model has no chat format", fix="leave --system out")
     if has_chat(llm) if args.chat is None else args.chat:
         text = llm.tokenizer.chat([*_opening(args), {"role": "user", "content": prompt}])
-    stream = llm.generate(text, callback=timings.token, **settings)
+    stream = llm.generate(text, callback=timings.token, **settings, **args.drafts)
     timings.begin(len(stream.result.prompt_ids))
     try:
         for piece in stream:
@@ -173,7 +173,7 @@ def chat(args: argparse.Namespace) -> int:
         if ids is None:
             messages.pop()
             continue
-        text, interrupted = _answer(llm, ids, session, timings, settings)
+        text, interrupted = _answer(llm, ids, session, timings, {**settings, **args.drafts})
         messages.append({"role": "assistant", "content": text})
         if interrupted and not typed:
             status = INTERRUPTED
