@@ -186,11 +186,11 @@ MP_KERNEL attention_3(mp_run *run MP_UNUSED, const int t MP_UNUSED, const int T 
             .partial = partial,
         .columns = 48, .block = 64, .tile_rows = 4, .tile_vectors = 3,
     };
-    if (a.queries > 2) {
+    if (a.queries > 8) {
         _Alignas(64) float room[MP_STRIP_ROOM(DIM, 8, 48, 64)];
         mp_attention_many(run, t, T, &a, room);
     }
-    if (a.queries <= 2) {
+    if (a.queries <= 8) {
         _Alignas(64) float room[MP_FEW_ROOM(GROUP, 8, 8, 4, 1024)];
         mp_attention_few(run, t, T, &a, room);
     }
