@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,19 @@ from monoplan.ir.dims import Dim
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import DType
 
+# Low-rank products that layers add to their own, by the layer's id.
+_ADDED: ContextVar[Mapping[int, tuple[Any, Any]]] = ContextVar("_ADDED", default=MappingProxyType({}))
+
+
+@contextlib.contextmanager
+def with_low_rank(matrices: Mapping[Linear, tuple[Any, Any]]) -> Iterator[None]:
+    """Inside, these layers also add input @ a.T @ b.T: a is [rank, in_features], b [out_features, rank]."""
+    token = _ADDED.set({id(layer): both for layer, both in matrices.items()})
+    try:
+        yield
+    finally:
+        _ADDED.reset(token)
+
 
 class Linear(Module):
     """input @ weight.T + bias (+ residual), with weight [out_features, in_features]."""
@@ -43,6 +59,8 @@ class Linear(Module):
 
     def forward(self, input: Any, residual: Any = None) -> Tensor:
         y = F.linear(input, self.weight, self.bias)
+        if (added := _ADDED.get().get(id(self))) is not None:
+            y = y + F.linear(F.linear(input, added[0]), added[1])
         return y if residual is None else y + residual
 
     def extra_repr(self) -> str:

@@ -48,6 +48,7 @@ class AutoModel:
         device: str = "cpu",
         dtype: Any = None,
         *,
+        adapter: str | Path | None = None,
         progress: bool = True,
         verbose: bool = False,
     ) -> LlamaForCausalLM:
@@ -60,11 +61,17 @@ class AutoModel:
         read now, each weight when it is wanted, as a copy: see load_weights. Loading that takes over a second shows a
         bar on stderr (progress=False: never); `verbose` says there what was loaded. The tokenizer is made when it is
         used first. `device` (cpu, cuda or reference) is where mp.compile(model) runs it unless told otherwise.
+        `adapter` is a PEFT directory with a LoRA adapter, which is merged into the weights; low-bit ones are expanded.
         """
         target = known_target(str(device))
         begin = time.perf_counter()
         opened = open_model(model_path)
         family = opened.family
+        if adapter is not None:
+            from monoplan.models.load.adapter import MergedWeights, open_adapter
+
+            merged = MergedWeights(opened.weights, open_adapter(adapter, opened.config))
+            opened = opened._replace(weights=merged)
         low_bit = target != "reference" and any(map(opened.weights.low_bit, opened.weights.names()))
         if dtype == "auto":
             dtype = None if low_bit else "bfloat16"

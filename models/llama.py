@@ -21,7 +21,7 @@ from monoplan.frontend.layers import Embedding, LayerNorm, Linear, RMSNorm
 from monoplan.frontend.module import Module, ModuleList
 from monoplan.frontend.parameter import Parameter, no_init
 from monoplan.frontend.tensor import Tensor, as_tensor
-from monoplan.ir.errors import ArgumentError
+from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.ir.types import LOW_BITS, DType, Part, as_weight_dtype
 from monoplan.models.config import LlamaConfig
 from monoplan.models.generate.generation import CheckStep, GenerationMixin, GenerationStep, make_room
@@ -307,6 +307,7 @@ class LlamaForCausalLM(Module, GenerationMixin):
             self.lm_head.weight = self.model.embed_tokens.weight
         self.device, self.name_or_path = "cpu", ""
         self.last_cache: KVCache | None = None
+        self.adapters: dict[str, Any] = {}
         self._tokenizer: Any = None
 
     def forward(
@@ -380,10 +381,28 @@ class LlamaForCausalLM(Module, GenerationMixin):
         return KVCache(c.num_hidden_layers, batch, heads, c.head_dim, capacity, dtype=kind, limit=limit)
 
     def _run_step(self, **arguments: Any) -> dict[str, Any]:
-        return {name: t.numpy() for name, t in self.generation_step()(**arguments).items()}
+        return self._run_eagerly(self.generation_step(), **arguments)
 
     def _run_check(self, **arguments: Any) -> dict[str, Any]:
-        return {name: t.numpy() for name, t in CheckStep(self)(**arguments).items()}
+        return self._run_eagerly(CheckStep(self), **arguments)
+
+    def _run_eagerly(self, step: Module, adapter: str | None = None, **arguments: Any) -> dict[str, Any]:
+        if adapter is not None:
+            matrices = self.adapters[adapter].arrays(self.dtype)
+            arguments["adapter"] = {name: {k: Tensor(a) for k, a in m.items()} for name, m in matrices.items()}
+        return {name: t.numpy() for name, t in step(**arguments).items()}
+
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Brings a LoRA adapter, a PEFT directory, for generate(…, adapter=name); the weights stay as they are."""
+        from monoplan.models.load.adapter import open_adapter
+
+        found, layers = open_adapter(path, self.config), dict(self.named_modules())
+        found.check({name: p.full_shape for name, p in self.named_parameters()})
+        for weight in found.products:
+            if not isinstance(layers[weight.removesuffix(".weight")], Linear):
+                what, fix = f"{weight} is no matrix of a linear layer", "merge it: from_pretrained(…, adapter=…)"
+                raise LoadError("the adapter can't be kept beside the weights", where=path, why=what, fix=fix)
+        self.adapters[name] = found
 
     def generation_step(self) -> GenerationStep:
         """The module that `compile` makes a plan of: one step of generation, sampling included."""

@@ -29,6 +29,7 @@ from monoplan.models.generate.generation import (
     GreedyStep,
     ModelStep,
     Session,
+    adapter_specs,
     cache_spec,
     check_specs,
     greedy_specs,
@@ -83,6 +84,7 @@ class CompiledLM(GenerationMixin):
             made = dataclasses.replace(made, tp_plan=self.model.tp_plan)
         self._arguments: dict[str, Any] = {"target": self.target, "options": made, "tp": self.tp}
         self._plans: dict[str, Any] = {}
+        self._matrices: dict[str, Any] = {}  # of adapters, as plans take them
         self._draft: tuple[Module, CompiledLM] | None = None  # the last draft model, compiled
         self._weights: dict[str, Any] = {}  # in device memory, for all plans
 
@@ -135,9 +137,25 @@ class CompiledLM(GenerationMixin):
         """The plan of GenerationStep over a PagedKVCache with pages of PAGE tokens."""
         return self._plan("paged")
 
-    def _steps(self, rows: list[Row], session: Session | None) -> Any:
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        """LlamaForCausalLM.load_adapter of the model that was compiled."""
+        self._given.load_adapter(name, Path(path))
+        self._matrices.pop(name, None)
+
+    @property
+    def adapters(self) -> dict[str, Any]:  # type: ignore[override]
+        """Adapters by name."""
+        return self._given.adapters
+
+    def _adapter(self, name: str) -> str:
+        if self.target == "cuda" or (self.tp is not None and self.tp.size > 1):
+            what = "adapters are kept beside the weights on one CPU, not on a GPU or by several ranks"
+            raise ArgumentError(what, fix="merge it into the weights: AutoModel.from_pretrained(…, adapter=…)")
+        return super()._adapter(name)
+
+    def _steps(self, rows: list[Row], session: Session | None, **how: Any) -> Any:
         if not self._stays:
-            return super()._steps(rows, session)
+            return super()._steps(rows, session, **how)
         from monoplan.models.generate.device_generation import DeviceSteps
 
         s = rows[0].settings
@@ -274,7 +292,15 @@ class CompiledLM(GenerationMixin):
         return out
 
     def _run(self, plan: str, *, past_key_values: KVCache, num_valid: Array, **arguments: Any) -> Any:
-        """Runs a plan on the tensors of a cache, which grows first where it must."""
+        """Runs a plan on the tensors of a cache, which grows first where it must.
+
+        With an adapter it is one that takes matrices for the same layers: adapters share it, whatever their ranks.
+        """
+        if (adapter := arguments.pop("adapter", None)) is not None:
+            if adapter not in self._matrices:
+                self._matrices[adapter] = self.adapters[adapter].arrays(self.dtype)
+            arguments["adapter"] = self._matrices[adapter]
+            plan = f"{plan} {' '.join(sorted(arguments['adapter']))}"
         batch, seq = arguments["input_ids"].shape
         _check_valid(num_valid, batch, seq)
         make_room(past_key_values, num_valid)
@@ -299,19 +325,20 @@ class CompiledLM(GenerationMixin):
         if self._held.are_replaced():
             self._held, self.model = HeldWeights(self._given), self._in_dtype()
             self.dtype = self.model.dtype
-            for old in (self._plans, self._weights, self.spare):
+            for old in (self._plans, self._matrices, self._weights, self.spare):
                 old.clear()
         if name not in self._plans:
             from monoplan.api import Compiled
 
-            if name == "generation":
+            kind, *adapted = name.split()
+            if kind == "generation":
                 step: Module = self.model.generation_step()
                 specs = step_specs(self.config, self.cache_dtype)
-            elif name == "paged":
+            elif kind == "paged":
                 step, specs = self.model.generation_step(), paged_specs(self.config, self.cache_dtype, PAGE)
-            elif name == "greedy":
+            elif kind == "greedy":
                 step, specs = GreedyStep(self.model), greedy_specs(self.config, self.cache_dtype)
-            elif name == "check":
+            elif kind == "check":
                 step, specs = CheckStep(self.model), check_specs(self.config, self.cache_dtype)
             else:
                 step = PositionedStep(self.model)
@@ -322,6 +349,9 @@ class CompiledLM(GenerationMixin):
                     "num_valid": spec("batch", dtype="int32"),
                     "past_key_values": cache_spec(self.config, self.cache_dtype),
                 }
+            if adapted:
+                matrices = next(m for m in self._matrices.values() if sorted(m) == adapted)
+                specs["adapter"] = adapter_specs(matrices, self.dtype)
             with sharing(self._weights):
                 self._plans[name] = Compiled(step, **self._arguments, **specs)
         return self._plans[name]

@@ -7,7 +7,7 @@ numbers of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import add
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from monoplan.frontend import functional as F
 from monoplan.frontend.kv_cache import KVCache, PagedKVCache
+from monoplan.frontend.layers import with_low_rank
 from monoplan.frontend.module import Module
 from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
@@ -49,8 +50,11 @@ class HostSteps:
     contents, which a plan is called with at little cost.
     """
 
-    def __init__(self, lm: Any, rows: list[Row], session: Session | None) -> None:
+    def __init__(self, lm: Any, rows: list[Row], session: Session | None, adapter: str | None = None) -> None:
         self.lm, self.rows, self.step = lm, rows, 0
+        self.adapted = {} if adapter is None else {"adapter": adapter}
+        if session is not None and session.adapter != adapter:  # keys and values were others
+            session.adapter, session.tokens = adapter, []
         self.drawn = 0  # the step of the first random number in `draws`
         self.settings = rows[0].settings
         prompts = [row.result.prompt_ids for row in rows]
@@ -73,7 +77,8 @@ class HostSteps:
             self.choice["random_val"][:] = self._draw()
         out: dict[str, Array] = {}
         for ids, valid in pieces(self.ids, self.valid, self.cache, self.lm.prefill_chunk, self.lm.config):
-            out = self.lm._run_step(input_ids=ids, past_key_values=self.cache, num_valid=valid, **self.choice)
+            given = {"input_ids": ids, "num_valid": valid, **self.choice, **self.adapted}
+            out = self.lm._run_step(past_key_values=self.cache, **given)
         self.step += 1
         return out["token"].tolist(), out["logprob"].tolist()
 
@@ -167,10 +172,16 @@ class GenerationStep(ModelStep):
         top_k: Tensor,
         temperature: Tensor,
         min_p: Tensor,
+        adapter: dict[str, dict[str, Tensor]] | None = None,
     ) -> dict[str, Tensor]:
-        """token i64 [batch], logprob f32 [batch] (of the raw logits), logits [batch, 1, vocab]."""
-        every = self.every_token
-        logits = self.lm(input_ids, past_key_values=past_key_values, num_valid=num_valid, all_logits=every)
+        """token i64 [batch], logprob f32 [batch] (of the raw logits), logits [batch, 1, vocab].
+
+        `adapter` has matrices a and b by the names of those that their product is added to.
+        """
+        every, layers = self.every_token, dict(self.lm.named_modules()) if adapter else {}
+        added = {layers[name.removesuffix(".weight")]: (m["a"], m["b"]) for name, m in (adapter or {}).items()}
+        with with_low_rank(added):
+            logits = self.lm(input_ids, past_key_values=past_key_values, num_valid=num_valid, all_logits=every)
         raw = logits.squeeze(0 if every else 1).float()
         scores = F.repetition_penalty(raw, history, history_count, penalty)
         token = F.random_sample(scores, random_val, top_p, top_k, temperature, min_p=min_p)
@@ -191,6 +202,14 @@ def check_specs(config: LlamaConfig, dtype: Any) -> dict[str, Any]:
     """Placeholders for CheckStep.forward."""
     own = {"input_ids": spec(1, "seq", dtype="int64"), "num_valid": spec(1, dtype="int32")}
     return {**step_specs(config, dtype, rows="seq"), **own, "past_key_values": cache_spec(config, dtype, batch=1)}
+
+
+def adapter_specs(arrays: Mapping[str, Mapping[str, Array]], dtype: Any) -> dict[str, Any]:
+    """Placeholders for the matrices of an adapter: its rank is a symbol."""
+    return {
+        name: {"a": spec("rank", m["a"].shape[1], dtype=dtype), "b": spec(m["b"].shape[0], "rank", dtype=dtype)}
+        for name, m in arrays.items()
+    }
 
 
 def step_specs(config: LlamaConfig, dtype: Any, rows: str = "batch") -> dict[str, Any]:
@@ -254,6 +273,7 @@ class Session:
 
     def __init__(self) -> None:
         self.cache: Any = None  # a KVCache, or on a GPU a DeviceCache
+        self.adapter: str | None = None
         self.tokens: list[int] = []  # what was fed, in order; the cache's length says how much of it arrived
 
     def shared(self, prompt: Sequence[int]) -> int:
@@ -270,6 +290,7 @@ class GenerationMixin:
 
     config: LlamaConfig
     tokenizer: Any
+    adapters: dict[str, Any]  # that load_adapter brought, by name
     prefill_chunk = PREFILL_CHUNK  # tokens of a prompt that run at once, all rows together
 
     def new_cache(self, batch: int = 1, capacity: int = 0) -> KVCache:
@@ -300,6 +321,7 @@ class GenerationMixin:
         session: Session | None = None,
         lookup: bool = False,
         draft: Any = None,
+        adapter: str | None = None,
         **settings: Any,
     ) -> TextStream:
         """Continues a text (or token ids) and gives pieces of text as they are made.
@@ -310,7 +332,7 @@ class GenerationMixin:
         called for each token, and False ends the text. A `session` keeps the cache for the next prompt. Wrong
         arguments are reported at once, not at the first piece. `lookup=True` guesses tokens from the text so far, and
         `draft`, a smaller model with the same tokenizer, guesses them too: several are then checked in one run, where
-        that is faster. The text stays the same.
+        that is faster. The text stays the same. `adapter` is the name of one that load_adapter brought.
         """
         if not _is_one(prompt):
             if any(hasattr(x, "__len__") for x in prompt):
@@ -319,8 +341,9 @@ class GenerationMixin:
         if session is not None and not isinstance(session, Session):
             raise ArgumentError("session must be a Session", why=f"it is {session!r:.60}")
         rows = self._rows([prompt], max_new_tokens, callback, logprobs, add_special_tokens, settings)
-        drafts = self._drafts(bool(lookup), draft) if lookup or draft is not None else {}
-        return TextStream(rows[0].result, (piece for piece in self._loop(rows, session, **drafts) if piece))
+        how = self._drafts(bool(lookup), draft) if lookup or draft is not None else {}
+        how |= {} if adapter is None else {"adapter": self._adapter(adapter)}
+        return TextStream(rows[0].result, (piece for piece in self._loop(rows, session, **how) if piece))
 
     def generate_batch(
         self,
@@ -330,6 +353,7 @@ class GenerationMixin:
         callback: Callback | None = None,
         logprobs: bool = False,
         add_special_tokens: bool = True,
+        adapter: str | None = None,
         **settings: Any,
     ) -> list[Generation]:
         """Continues several prompts of any lengths together; each gets the tokens that it gets alone.
@@ -341,7 +365,7 @@ class GenerationMixin:
         if isinstance(prompts, str) or (given and _is_one(given)):
             raise ArgumentError("generate_batch takes a list of prompts", fix="use generate for one")
         rows = self._rows(given, max_new_tokens, callback, logprobs, add_special_tokens, settings)
-        for _ in self._loop(rows, None):
+        for _ in self._loop(rows, None, **({} if adapter is None else {"adapter": self._adapter(adapter)})):
             pass
         return [row.result for row in rows]
 
@@ -435,9 +459,16 @@ class GenerationMixin:
             raise ArgumentError(what, why="both must have one tokenizer", fix="use a smaller model of the same family")
         return {"lookup": lookup, "draft": draft}
 
-    def _loop(self, rows: list[Row], session: Session | None, **drafts: Any) -> Iterator[str]:
+    def _adapter(self, name: str) -> str:
+        """The name of an adapter, checked."""
+        if name not in self.adapters:
+            known = ", ".join(sorted(self.adapters)) or "none"
+            raise ArgumentError(f"there is no adapter {name!r:.60}", why=f"loaded are: {known}", fix="use load_adapter")
+        return name
+
+    def _loop(self, rows: list[Row], session: Session | None, **how: Any) -> Iterator[str]:
         """Runs the batch until every row is finished; gives the text that each token made certain."""
-        steps, active = self._drafted(rows, session, **drafts) if drafts else self._steps(rows, session), rows
+        steps, active = self._steps(rows, session, **how), rows
         try:
             while active:
                 if session is not None:
@@ -451,14 +482,13 @@ class GenerationMixin:
         finally:
             steps.close()
 
-    def _drafted(self, rows: list[Row], session: Session | None, lookup: bool, draft: Any) -> Any:
+    def _steps(self, rows: list[Row], session: Session | None, **how: Any) -> Any:
+        """What runs the steps of a call: with `next`, `keep` and `close`, as HostSteps has them."""
+        if "lookup" not in how:
+            return HostSteps(self, rows, session, **how)
         from monoplan.models.generate.speculation import DraftedSteps
 
-        return DraftedSteps(self, rows, session, lookup, draft)
-
-    def _steps(self, rows: list[Row], session: Session | None) -> Any:
-        """What runs the steps of a call: with `next`, `keep` and `close`, as HostSteps has them."""
-        return HostSteps(self, rows, session)
+        return DraftedSteps(self, rows, session, **how)
 
 
 def _is_one(prompt: Any) -> bool:

@@ -136,10 +136,12 @@ class Ledger:
 class DraftedSteps(HostSteps):
     """The steps of one text, several at a time where a draft promises to be right."""
 
-    def __init__(self, lm: Any, rows: list[Row], session: Session | None, lookup: bool, draft: Any) -> None:
+    def __init__(
+        self, lm: Any, rows: list[Row], session: Session | None, lookup: bool, draft: Any, adapter: str | None = None
+    ) -> None:
         if len(rows) != 1:
             raise ArgumentError("drafts are for one prompt at a time", fix="leave lookup and draft out of a batch")
-        super().__init__(lm, rows, session)
+        super().__init__(lm, rows, session, adapter)
         self.row, self.ready, self.ledger = rows[0], deque[tuple[int, float]](), Ledger()
         self.lookup, self.draft = Lookup(), None if draft is None else DraftModel(draft, self.row)
         self.looks_up, self.since = lookup, 0
@@ -223,6 +225,7 @@ class DraftedSteps(HostSteps):
             past_key_values=self.cache,
             num_valid=np.array([rows], np.int32),
             **sampling_arrays(s, draws.tolist(), histories),
+            **self.adapted,
         )
         chosen = out["token"].tolist()
         right = next((i for i, (a, b) in enumerate(zip(drafts, chosen, strict=False)) if a != b), len(drafts))

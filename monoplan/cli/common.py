@@ -66,6 +66,8 @@ def add_model_options(parser: argparse.ArgumentParser, *, positional: bool = Fal
     if positional:
         add("model_path", nargs="?", metavar="MODEL", help="the same as --model")
     add("-m", "--model", metavar="MODEL", help=f"{OWN_MODEL if own else CHECKPOINT} {DEFAULT_MODEL}")
+    if not own:
+        add("--adapter", metavar="PATH", help="a LoRA adapter, a PEFT directory, which is merged into the weights")
     dtypes = (*DTYPES, "float64") if own else DTYPES
     chosen = "(default: the Module's own; auto for checkpoints)" if own else default
     add(
@@ -236,7 +238,7 @@ def load(args: argparse.Namespace, timings: Timings, prepare: bool = True) -> Co
     from monoplan.models.auto import AutoLlamaModel
 
     begin = time.perf_counter()
-    model = AutoLlamaModel.from_pretrained(model_path, dtype=args.dtype, device=args.target)
+    model = AutoLlamaModel.from_pretrained(model_path, dtype=args.dtype, device=args.target, adapter=args.adapter)
     loaded = time.perf_counter()
     llm: CompiledLM = monoplan.compile(model, target=args.target, options={"threads": args.threads}, tp=comm)
     if not prepare:

@@ -97,7 +97,7 @@ def test_rows_that_are_checked_together_have_the_bits_of_one(dtype: str) -> None
 
 def test_sampled_text_has_the_models_distribution(eager_drafts: list[Any]) -> None:
     config = tiny_config(vocab_size=4, bos_token_id=None, eos_token_id=None, initializer_range=0.3)
-    lm, prompt, count = mp.compile(LlamaForCausalLM.from_config(config, seed=4)), [1, 2, 3] * 3, 1500
+    lm, prompt, count = mp.compile(LlamaForCausalLM.from_config(config, seed=4)), [1, 2, 3] * 3, 800
     settings = {"temperature": 1.0, "lookup": True}
     found = Counter(tuple(text(lm, prompt, 5, seed=seed, **settings)[0]) for seed in range(count))
     assert sum(rows > 1 for rows, _ in eager_drafts) > count / 4
@@ -120,7 +120,7 @@ def test_sampled_text_has_the_models_distribution(eager_drafts: list[Any]) -> No
             cells.append(both)
     seen, expected = np.array([*cells, rest]).T
     statistic = float(((seen - expected) ** 2 / expected).sum())
-    assert len(cells) > 30
+    assert len(cells) > 20
     assert statistic < len(cells) + 4 * (2 * len(cells)) ** 0.5  # chi-square: mean `cells`, variance twice that
 
 
