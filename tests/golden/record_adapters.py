@@ -1,7 +1,7 @@
 """Record logits of a small LLaMA with LoRA adapters from PEFT: `python -m tests.golden.record_adapters`.
 
 Needs torch, transformers and peft. `tests/golden/adapters.npz` gets the configuration and shapes of the model, and of
-each adapter its configuration file, the shapes of its tensors, and logits. Weights come from `weights.random_state_dict`.
+each adapter its configuration file, the shapes of its tensors, and logits. Weights are of `weights.random_state_dict`.
 """
 
 from __future__ import annotations
