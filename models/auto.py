@@ -85,7 +85,7 @@ class AutoModel:
             _check_fit(shapes, config.tie_word_embeddings, opened.weights)
         with no_init():
             model: LlamaForCausalLM = (LlamaForCausalLM if family is None else family.model)(config)
-        load_weights(model, opened.weights, keep_blocks=keep_blocks)
+        load_weights(model, opened.weights, keep_blocks=keep_blocks, keep_experts=target == "cpu")
         model.device = target
         model.name_or_path = str(model_path)
         model.set_tokenizer(opened.tokenizer)
@@ -99,10 +99,11 @@ class AutoModel:
 AutoLlamaModel = AutoModel  # the older name
 
 
-def load_weights(model: Module, weights: Weights, *, keep_blocks: bool = False) -> None:
+def load_weights(model: Module, weights: Weights, *, keep_blocks: bool = False, keep_experts: bool = False) -> None:
     """Binds every parameter to its tensor of a checkpoint, in its own dtype; nothing changes unless all names fit.
 
-    keep_blocks: a matrix that the file has in a low-bit type is of that type in the model as well.
+    keep_blocks: a matrix that the file has in a low-bit type is of that type in the model as well; keep_experts: so are
+    the matrices of experts.
 
     The tensors are read when they are wanted: once by the compiler, which packs them one at a time, so that the
     weights are never in memory twice; or at the first eager call. What was read is a copy, and nothing that happens to
@@ -124,7 +125,12 @@ def load_weights(model: Module, weights: Weights, *, keep_blocks: bool = False) 
             )
         names.remove(TIED)
     for name in names:
-        low_bit = weights.low_bit(name) if keep_blocks and own[name].ndim == 2 else None
+        ranks = (2, 3) if keep_experts else (2,)
+        low_bit = weights.low_bit(name) if keep_blocks and own[name].ndim in ranks else None
+        if low_bit is not None and own[name].ndim == 3:  # a gate and what it multiplies are read together
+            pairs = (("gate_proj", "up_proj"), ("up_proj", "gate_proj"))
+            others = [other for a, b in pairs if (other := name.replace(a, b)) in names]
+            low_bit = low_bit if all(weights.low_bit(other) == low_bit for other in others) else None
         blocks = None if low_bit is None else partial(weights.blocks, name)
         own[name].defer(partial(weights.tensor, name), partial(weights.origin, name), low_bit, blocks)
 

@@ -267,6 +267,11 @@ def _positions(batch: Any, seq: Any, past: KVCache | None, num_valid: Tensor | N
     return F.minimum(positions, past.lengths.unsqueeze(1) + num_valid.unsqueeze(1) - 1)
 
 
+def _is_whole(experts: Parameter) -> bool:
+    """Whether matrices of experts can be of a low-bit type: whole panels."""
+    return experts.ndim == 3 and experts.full_shape[1] % 16 == 0
+
+
 def _reader(t: Tensor) -> Callable[..., Any]:
     """How another model reads this tensor's values, when it wants them."""
 
@@ -441,9 +446,10 @@ class LlamaForCausalLM(Module, GenerationMixin):
         for name, parameter in made.named_parameters():
             source = sources[name]
             read, origin = _reader(source), _origin(source)
-            if wanted is None and isinstance(source, Parameter) and source.type.dtype.is_low_bit:
+            kept = parameter.ndim == 2 or rest == "float32"  # experts stay in low-bit types on CPUs alone
+            if wanted is None and isinstance(source, Parameter) and source.type.dtype.is_low_bit and kept:
                 parameter.defer(read, partial(getattr, source, "origin"), source.type.dtype, source.read_blocks)
-            elif wanted is not None and wanted.is_low_bit and parameter.ndim == 2:
+            elif wanted is not None and wanted.is_low_bit and (parameter.ndim == 2 or (kept and _is_whole(parameter))):
                 shape, is_head = parameter.full_shape, parameter is made.lm_head.weight
                 kind = LOW_BITS[head_kind(wanted.name, shape[1])] if is_head else wanted
                 rounded = Rounded(name, shape, read, kind)

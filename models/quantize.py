@@ -92,21 +92,22 @@ class Rounded:
     """A matrix in floats as a weight of a low-bit type, for `Parameter.defer`: it is rounded each time it is read."""
 
     def __init__(self, name: str, shape: tuple[int, ...], read: Callable[..., Array], dtype: DType) -> None:
-        if dtype.name not in SCHEMES or shape[1] % dtype.block:
+        if dtype.name not in SCHEMES or shape[-1] % dtype.block:
             what, near = f"{name} of the shape {list(shape)} can't be of type {dtype.name}", "q8_0, q5_0 or q4_0"
             why = (
                 f"its rows are not whole blocks of {dtype.block} numbers"
                 if dtype.name in SCHEMES
                 else "it is only read"
             )
-            raise ArgumentError(what, why=why, fix=f"use {near if shape[1] % 32 == 0 else 'bfloat16 or float16'}")
-        self.name, self.read, self.dtype = name, read, dtype
+            raise ArgumentError(what, why=why, fix=f"use {near if shape[-1] % 32 == 0 else 'bfloat16 or float16'}")
+        self.name, self.shape, self.read, self.dtype = name, shape, read, dtype
 
     def blocks(self, part: Part | None = None) -> Array:
-        """Its rows as blocks, or a part of them."""
+        """Its rows (of several matrices: each of these) as blocks, or a part of them."""
         try:
             if part is None or part.axis == 0:
-                return quantize(self.read() if part is None else self.read(part), self.dtype.name)
+                values = self.read() if part is None else self.read(part)
+                return quantize(values.reshape(-1, self.shape[-1]), self.dtype.name).reshape(len(values), -1)
             return low_bit_part(quantize(self.read(), self.dtype.name), part, self.dtype)
         except ArgumentError as error:
             raise ArgumentError(error.what, where=self.name, why=error.why, fix=error.fix) from None
@@ -115,8 +116,9 @@ class Rounded:
         """What the blocks mean, or a part of that."""
         codec = next(found for found in BLOCK_FORMATS if found.name == self.dtype.name)
         if part is None or part.axis == 0:
-            return codec.values(self.blocks(part))
-        return part.cut(codec.values(self.blocks()))
+            rows = self.blocks(part).reshape(-1, self.dtype.stored_bytes(self.shape[-1]))
+            return codec.values(rows).reshape(-1, *self.shape[1:])
+        return part.cut(self.values())
 
     def origin(self, find: Callable[[], Any]) -> Any:
         """Where it comes from: other code here may round in another way."""

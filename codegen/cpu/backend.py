@@ -9,7 +9,7 @@ from monoplan.codegen.backend import BackEnd, Family, Schedule, Variables
 from monoplan.codegen.cpu import variables as v
 from monoplan.codegen.cpu.schedule_attention import choose_attention
 from monoplan.codegen.cpu.schedule_conv import ConvSchedule, choose_conv
-from monoplan.codegen.cpu.schedule_linear import choose_linear
+from monoplan.codegen.cpu.schedule_linear import choose_experts, choose_linear
 from monoplan.codegen.cpu.variables import attention, linear
 from monoplan.codegen.kernels import (
     Attention,
@@ -61,7 +61,7 @@ CPU = BackEnd(
         Matmul: _plain(v.matmul),
         Linear: Family(schedule=choose_linear, variables=lambda k, s: {"m": linear(k, s)}, counters=True),
         Conv: Family(schedule=_conv_schedule, variables=v.conv, counters=True),
-        Experts: _plain(v.experts),
+        Experts: Family(schedule=choose_experts, variables=v.experts, counters=True),
         Window: _plain(v.window),
         Attention: Family(schedule=choose_attention, variables=attention, counters=True),
         Gather: _plain(v.gather),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from monoplan.codegen.formats import Layout, WeightFormat, choose_format, format_of
-from monoplan.codegen.kernels import Linear
+from monoplan.codegen.kernels import Experts, Linear
 from monoplan.codegen.target import Target
 from monoplan.ir.types import TensorType
 
@@ -188,6 +188,23 @@ def few_rows(target: Target, layout: Layout) -> tuple[int, ...]:
     return tuple(max(1, rows * target.panel // layout.panel) for rows in target.row_blocks)
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertsSchedule:
+    """How products with chosen matrices in low-bit blocks are prefetched: bytes ahead, into L1 and into L2."""
+
+    near: int
+    far: int
+
+
+def choose_experts(k: Experts, target: Target) -> ExpertsSchedule:
+    """The schedule of products with chosen matrices."""
+    return ExpertsSchedule(*_block_prefetch(target))
+
+
+def _block_prefetch(target: Target) -> tuple[int, int]:
+    return (NEON_NEAR_BYTES, NEON_FAR_BYTES) if target.isa == "neon" else (BLOCK_NEAR_BYTES, BLOCK_FAR_BYTES)
+
+
 def choose_linear(k: Linear, target: Target) -> LinearSchedule:
     """The schedule of a packed product."""
     layout, packed = k.layout, k.format
@@ -201,9 +218,7 @@ def choose_linear(k: Linear, target: Target) -> LinearSchedule:
     row, vectors = 1 if packed.blocks else panel * packed.bits // 8, panel // target.lanes
     tiles = packed.for_tiles
     ahead = 1 if tiles else row
-    near, far = (BLOCK_NEAR_BYTES, BLOCK_FAR_BYTES) if packed.blocks else (NEAR_BYTES, FAR_BYTES)
-    if target.isa == "neon":
-        near, far = NEON_NEAR_BYTES, NEON_FAR_BYTES
+    near, far = _block_prefetch(target) if packed.blocks or target.isa == "neon" else (NEAR_BYTES, FAR_BYTES)
     return LinearSchedule(
         layout,
         groups,

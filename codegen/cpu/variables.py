@@ -13,7 +13,7 @@ from typing import Any
 from monoplan.codegen.backend import Variables
 from monoplan.codegen.cpu.schedule_attention import AttentionSchedule
 from monoplan.codegen.cpu.schedule_conv import WIDE, ConvSchedule
-from monoplan.codegen.cpu.schedule_linear import TILE_ROWS, TILE_SOME, LinearSchedule
+from monoplan.codegen.cpu.schedule_linear import TILE_ROWS, TILE_SOME, ExpertsSchedule, LinearSchedule
 from monoplan.codegen.expressions import C_TYPES, c_dim, c_index, c_literal, c_symbol, load
 from monoplan.codegen.formats import WeightFormat, format_of
 from monoplan.codegen.kernels import (
@@ -282,8 +282,8 @@ def scan(k: Scan) -> Variables:
     }
 
 
-def experts(k: Experts, total: str = "sums[{}][i][n - first]") -> Variables:
-    """`total`: where the sum of matrix number {} is found."""
+def experts(k: Experts, s: ExpertsSchedule | None = None, total: str = "sums[{}][i][n - first]") -> Variables:
+    """`total`: where the sum of matrix number {} is found; the schedule is that of a CPU."""
     x = k.operand("x")
     matrices = [k.operand(n) for n in ("w", "up") if k.has(n)]
     totals = [total.format(i) for i in range(len(matrices))]
@@ -291,8 +291,35 @@ def experts(k: Experts, total: str = "sums[{}][i][n - first]") -> Variables:
     def loads(o: Operand) -> str:
         return f"mp_expert_vector_{o.dtype.name}, mp_expert_number_{o.dtype.name}"
 
+    layout = matrices[0].view.buffer.layout
+    if layout is not None and s is not None:  # low-bit blocks
+        packed, y = format_of(layout), k.operand("y")
+        given = {o.name: Operand(f"a.{o.name}", o.view, o.written) for o in (x, y)}
+        used = {name for o in given.values() for name in o.symbols}
+        made = k.body.c(["sums[n - first]", "more[n - first]"][: len(matrices)])
+        return {
+            "moe": {
+                "id": k.operand("ids").at("r", "j"),
+                "matrices": matrices,
+                "symbols": [c_symbol(name) for name in sorted(used)],
+                "blocks": {
+                    "name": packed.name,
+                    "near": s.near,
+                    "far": s.far,
+                    "x": given["x"].at("r", "j", "i"),
+                    "statement": given["y"].store(made, k.body.dtype, "r", "j", "n"),
+                },
+            },
+            "m": {
+                "shared": [
+                    *(f'#include "{header}"' for header in ("mp_experts_blocks.h", packed.header)),
+                    f"MP_BLOCK_FORMAT({packed.name}, {packed.c_fields(layout.panel, 0)})",
+                ]
+            },
+        }
     return {
         "moe": {
+            "blocks": None,
             "id": k.operand("ids").at("r", "j"),
             "x": x.at("r", "j", "i"),
             "x_at": x.index("r", "j", "0"),

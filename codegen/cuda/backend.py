@@ -222,7 +222,7 @@ def _lookup(renderer: Renderer, k: Gather, s: CudaSchedule) -> tuple[Variant, ..
 
 
 def _experts(k: Experts) -> Variables:
-    return shared.experts(k, "sums[{}]")
+    return shared.experts(k, total="sums[{}]")
 
 
 FAMILIES: dict[type[Kernel], CudaFamily] = {

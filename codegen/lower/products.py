@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from monoplan.codegen.cpu.schedule_linear import TILE_ROWS, blocking, few_rows, linear_layout
 from monoplan.codegen.expressions import compute_type
-from monoplan.codegen.formats import choose_format, format_of
+from monoplan.codegen.formats import Layout, choose_format, format_of
 from monoplan.codegen.kernels import Experts, KVUpdate, Linear, Matmul, Norm, Reduce, Rope
 from monoplan.codegen.lower.lowerer import Lowerer, expanded_rows, lowers, rows_by_columns
 from monoplan.codegen.operands import Body, Operand
 from monoplan.codegen.views import View, whole
 from monoplan.ir.dims import Dim
+from monoplan.ir.errors import CompileError
 from monoplan.ir.expr import Arg, Call, parse_expr
 from monoplan.ir.graph import Op, Value
 from monoplan.ir.types import DType, bf16, f16, f32, f64, i64, product, promote
@@ -417,6 +418,22 @@ def _lower_general_qkv(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
         lo.emit(KVUpdate(op=op, operands=operands, capacity=cache.shape[2]))
 
 
+def _expert_matrices(lo: Lowerer, weight: Value) -> View:
+    """The matrices row by row; those of low-bit types in panels, one matrix behind the other."""
+    if not weight.type.dtype.is_low_bit or not lo.target.is_cpu:
+        return lo.dense(lo.read(weight))
+    found = choose_format(weight.type, lo.target)
+    columns = weight.type.shape[1]
+    assert found is not None and isinstance(columns, int)
+    panel = found.panel(lo.target)
+    if columns % panel or not lo.is_param(weight):
+        what = f"experts of {columns} columns in {weight.type.dtype} can't be multiplied"
+        why = f"they must be weights with a multiple of {panel} columns"
+        raise CompileError(what, why=why, fix="load the model in another type: dtype='bfloat16'")
+    packed = lo.param(weight, Layout(found.name, panel))
+    return whole(packed, weight.type.shape)
+
+
 @lowers("experts")
 def lower_experts(lo: Lowerer, op: Op) -> None:
     """Products by chosen matrices; on CPUs every thread sorts the choices for itself."""
@@ -429,7 +446,9 @@ def lower_experts(lo: Lowerer, op: Op) -> None:
     flat = lo.dense(lo.read(x))
     steps = (depth, 0, 1) if x.type.rank == 2 else (choices * depth, depth, 1)
     operands = [Operand("x", View(flat.buffer, (rows, choices, depth), steps, flat.offset))]
-    operands += [Operand(n, lo.dense(lo.read(v))) for n, v in (("w", weight), ("up", up)) if v is not None]
+    for name, v in (("w", weight), ("up", up)):
+        if v is not None:
+            operands.append(Operand(name, _expert_matrices(lo, v)))
     operands += [Operand("ids", lo.read(ids)), Operand("y", lo.destination(op.result), written=True)]
     acc, gate = promote(x.type.dtype, weight.type.dtype), op.attrs["gate"]
     body = Body(parse_expr(f"mul({gate}(x0), x1)"), (acc, acc)) if gate else Body(Arg(0), (acc,))
@@ -437,6 +456,9 @@ def lower_experts(lo: Lowerer, op: Op) -> None:
     if lo.target.is_cpu:
         sorted_ = lo.fresh(i64, (lo_threads(), 2 * rows * choices + experts + 1), "scratch")
         scratch = (Operand("sorted", sorted_, written=True),)
+        if (layout := operands[1].view.buffer.layout) is not None:  # rows as integers, of each matrix in blocks of four
+            size = (rows * choices + 3 * experts, format_of(layout).x_floats(depth))
+            scratch += (Operand("xt", lo.fresh(f32, size, "scratch"), written=True),)
     lo.emit(
         Experts(
             op=op,

@@ -42,7 +42,8 @@ GATES = ("", "silu", "gelu", "relu")
 
 def _expert_type(x: TensorType, weight: TensorType, ids: TensorType, up: TensorType | None, *, gate: str) -> TensorType:
     floats = (f32, bf16, f16)
-    require(x.dtype in floats and weight.dtype in floats, f"expert_linear needs f32, bf16 or f16, got {x} and {weight}")
+    kept = weight.dtype in floats or weight.dtype.is_low_bit
+    require(x.dtype in floats and kept, f"expert_linear needs f32, bf16 or f16, got {x} and {weight}")
     require(weight.rank == 3, f"expert_linear: the weight must be [experts, out, in], got {weight}")
     require(ids.dtype.is_integer and ids.rank == 2, f"expert_linear: ids must be integers [rows, choices], got {ids}")
     fixed = all(isinstance(n, int) for n in (*weight.shape, ids.shape[1]))
@@ -58,7 +59,7 @@ def _expert_type(x: TensorType, weight: TensorType, ids: TensorType, up: TensorT
     return TensorType(promote(x.dtype, weight.dtype), (*ids.shape, weight.shape[1]))
 
 
-@op(_expert_type, "experts")
+@op(_expert_type, "experts", low_bit=("weight", "up"))
 def expert_linear(x: Array, weight: Array, ids: Array, up: Array | None = None, *, gate: str = "") -> Array:
     """y[r, j] = weight[ids[r, j]] @ x[r] (or x[r, j]); with a gate, gate(that) * (up[ids[r, j]] @ x[r]).
 

@@ -31,6 +31,7 @@ from monoplan.models.load.weight_file import Origin, WeightFile
 
 FLOATS = {kind: DTYPES[kind] for kind in ("F32", "F16", "BF16")}
 CHUNK = 1 << 18  # values dequantized at a time: small enough to stay in the CPU's cache
+EXPERT_COLUMNS = 16  # columns of experts in low-bit types are a multiple of it: plans read them so
 FIRST_READ = 4 << 20  # bytes: more than the header of most small models, vocabulary and all
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -319,9 +320,10 @@ class GGUFCheckpoint:
         return values - 1 if is_offset else values
 
     def low_bit(self, name: str) -> DType | None:
-        """The type of a matrix whose blocks plans can keep as they are; None for others."""
+        """The type of a matrix, or of those of experts, whose blocks plans can keep as they are; None for others."""
         stored = self._find(name)
-        return LOW_BITS.get(stored.kind.lower()) if len(stored.shape) == 2 else None
+        kept = len(stored.shape) == 2 or (len(stored.shape) == 3 and stored.shape[1] % EXPERT_COLUMNS == 0)
+        return LOW_BITS.get(stored.kind.lower()) if kept else None
 
     def blocks(self, name: str, part: Part | None = None) -> Array:
         """Return the blocks of such a matrix, [rows, bytes], with its rows in the same order as those of `tensor`."""

@@ -84,7 +84,7 @@ def prepare(
 
     def get(value: Value, lent: list[Array], part: Part | None = None) -> Array:
         if value.type.dtype.is_low_bit:
-            return get_blocks(value, part)
+            return _as_rows(get_blocks(value, part), value)
         if value in paths:
             array = tensors.read(paths[value], part)
             if not tensors.gives_away(paths[value]):
@@ -130,18 +130,26 @@ def _in_pieces(u: ParamUse, is_tensor: bool) -> bool:
 
 
 def _packed_in_pieces(u: ParamUse, layout: Layout, read: Callable[[Part], Array], make: Make) -> Array:
-    """The panels of a weight of which never more than a piece is in memory as the file has it."""
-    count, depth = (int(n) for n in u.value.type.shape)
+    """The panels of a weight of which never more than a piece (rows, or matrices) is in memory as the file has it."""
+    *lead, depth = (int(n) for n in u.value.type.shape)
+    count, each = math.prod(lead), math.prod(lead[1:])
     rows, packed = layout.rows(count), format_of(layout)
     out = make((rows.size // layout.panel, packed.panel_bytes(depth, layout.panel)), np.uint8)
-    step = max(1, PIECE * layout.panel // out.shape[1] // layout.panel) * layout.panel  # rows
+    unit = math.lcm(layout.panel, each)
+    step = max(1, PIECE * layout.panel // out.shape[1] // unit) * unit  # rows
     for first in range(0, count, step):
-        part = Part(0, first, min(step, count - first))
+        part = Part(0, first // each, min(step, count - first) // each)
         here = rows[first : first + step] if first + step < count else rows[first:]
         own = out[first // layout.panel : first // layout.panel + here.size // layout.panel]
         moved = np.where(here < 0, -1, here - first)
-        packed.pack(read(part), moved, layout, partial(_here, own), _native(packed.native))
+        packed.pack(_as_rows(read(part), u.value), moved, layout, partial(_here, own), _native(packed.native))
     return out
+
+
+def _as_rows(blocks: Array, value: Value) -> Array:
+    """Blocks of a low-bit weight as [rows, bytes], where it is several matrices as well."""
+    depth = value.type.dtype.stored_bytes(int(value.type.shape[-1]))  # type: ignore[call-overload]
+    return blocks.reshape(-1, depth)
 
 
 def _here(place: Array, shape: tuple[int, ...], dtype: Any) -> Array:

@@ -220,8 +220,8 @@ FILES = {
 }
 
 
-def write(path: Path, written: Written, state: Mapping[str, Array]) -> None:
-    """Writes a GGUF file of the state of a checkpoint, in float32."""
+def write(path: Path, written: Written, state: Mapping[str, Array], kind: str = "") -> None:
+    """Writes a GGUF file of the state of a checkpoint, in float32; with a `kind` the matrices of experts are of it."""
     import gguf
 
     c = {**written.config, **{mine: written.config[key] for key, mine in OTHER_NAMES.items() if key in written.config}}
@@ -251,7 +251,13 @@ def write(path: Path, written: Written, state: Mapping[str, Array]) -> None:
     for name, values in state.items():
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, f"llama.cpp has no name for {name}"
-        file.add_tensor(found, np.ascontiguousarray(written.change(name, values, c), np.float32))
+        stored = np.ascontiguousarray(written.change(name, values, c), np.float32)
+        if kind and stored.ndim == 3:
+            low_bit = gguf.GGMLQuantizationType[kind.upper()]
+            blocks = gguf.quants.quantize(stored.reshape(-1, stored.shape[-1]), low_bit)
+            file.add_tensor(found, blocks.reshape(*stored.shape[:2], -1), raw_dtype=low_bit)
+        else:
+            file.add_tensor(found, stored)
     for name, values in written.tensors.items():
         file.add_tensor(name, np.array(values, np.float32))
     file.write_header_to_file()

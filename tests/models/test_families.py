@@ -113,7 +113,7 @@ def test_vision_towers_are_refused(tmp_path: Path) -> None:
         AutoModel.from_pretrained(tmp_path)
 
 
-def gguf_pair(kind: str, folder: Path) -> tuple[Path, Path]:
+def gguf_pair(kind: str, folder: Path, low_bit: str = "") -> tuple[Path, Path]:
     """A checkpoint of random weights as a Hugging Face directory and as a GGUF file."""
     written = FILES[kind]
     family = family_of(kind)
@@ -125,7 +125,7 @@ def gguf_pair(kind: str, folder: Path) -> tuple[Path, Path]:
     stored = state if family.layout is None else family.layout(config).stored(state, config)
     save_checkpoint(folder / "hf", stored, data)
     # The converter joins the matrices of experts, as our modules do.
-    write(folder / "model.gguf", written, state if "expert_count" in written.metadata else stored)
+    write(folder / "model.gguf", written, state if "expert_count" in written.metadata else stored, low_bit)
     return folder / "hf", folder / "model.gguf"
 
 
@@ -136,11 +136,42 @@ def test_a_gguf_file_is_the_same_model(kind: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(other, one, rtol=0, atol=1e-5)
 
 
+EXPERTS = [kind for kind, written in FILES.items() if "expert_count" in written.metadata]
+
+
+@pytest.mark.parametrize("low_bit", ["q4_0", "q8_0", "mxfp4"])
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_experts_of_a_gguf_file_stay_in_their_low_bit_type(
+    kind: str, low_bit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, path = gguf_pair(kind, tmp_path, low_bit)
+    ids = np.random.Generator(np.random.Philox(1)).integers(2, VOCABULARY, 24)
+    model = AutoModel.from_pretrained(path)
+    kept = [p for p in model.parameters() if p.type.dtype.is_low_bit]
+    assert len(kept) == 3 * model.config.num_hidden_layers and {p.type.dtype.name for p in kept} == {low_bit}
+    fast = mp.compile(model)
+    one, other = logits(fast, ids, 20), logits(AutoModel.from_pretrained(path, dtype="float32"), ids, 20)
+    np.testing.assert_allclose(one, other, rtol=0, atol=5e-3)  # rows of x are integers of 15 bits, the cache is f16
+    assert f"mp_panel_{low_bit}_four" in fast.source()
+    monkeypatch.setattr("monoplan.runtime.cpu.weights.PIECE", 4096)  # matrices by matrices
+    again = mp.compile(AutoModel.from_pretrained(path), options={"weight_bytes": 0})
+    np.testing.assert_array_equal(logits(again, ids, 20), one)
+
+
+def test_experts_can_be_rounded_to_low_bits(tmp_path: Path) -> None:
+    hf, _ = gguf_pair("qwen3_moe", tmp_path)
+    lm = mp.compile(AutoModel.from_pretrained(hf), dtype="q8_0")
+    assert sum(p.type.dtype.is_low_bit and p.ndim == 3 for p in lm.model.parameters()) == 9
+    ids = np.random.Generator(np.random.Philox(1)).integers(2, VOCABULARY, 24)
+    exact = logits(AutoModel.from_pretrained(hf), ids, 20)
+    assert np.abs(logits(lm, ids, 20) - exact).max() < 0.1 * np.abs(exact).max()
+
+
 @pytest.mark.nightly
-@pytest.mark.parametrize("kind", FILES)
-def test_llama_cpp_agrees_on_the_gguf_file(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "low_bit"), [(kind, "") for kind in FILES] + [(kind, "q8_0") for kind in EXPERTS])
+def test_llama_cpp_agrees_on_the_gguf_file(kind: str, low_bit: str, tmp_path: Path) -> None:
     xllamacpp = pytest.importorskip("xllamacpp")
-    _, path = gguf_pair(kind, tmp_path)
+    _, path = gguf_pair(kind, tmp_path, low_bit)
     ids = np.random.Generator(np.random.Philox(1)).integers(2, VOCABULARY, 40)
     params = xllamacpp.CommonParams()
     params.model.path = str(path)
