@@ -1,10 +1,10 @@
-"""Mixtures of experts: Mixtral, Qwen3-MoE. A router chooses a few MLPs for each token; only theirs are read."""
+"""Mixtures of experts: Mixtral, Qwen2-MoE and Qwen3-MoE. A router chooses a few MLPs for each token."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from monoplan.ir.ops.linear import GATES
 from monoplan.ir.types import DType, Part, as_dtype
 from monoplan.models.config import LlamaConfig, same
 from monoplan.models.families import GGUF, Family
-from monoplan.models.llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaModel
+from monoplan.models.llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaMLP, LlamaModel
 from monoplan.models.load.checkpoint import Weights
 from monoplan.models.load.weight_file import Origin
 
@@ -90,6 +90,34 @@ class Qwen3MoeConfig(MixtralConfig):
             arguments["num_experts"] = data["num_local_experts"]
 
 
+@dataclass(frozen=True)
+class Qwen2MoeConfig(Qwen3MoeConfig):
+    """Qwen2-MoE: beside the experts there is one for all tokens, with a gate of its own."""
+
+    keys: ClassVar[Mapping[str, str]] = {
+        **same("num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob decoder_sparse_step"
+               " mlp_only_layers shared_expert_intermediate_size sliding_window use_sliding_window layer_types"),
+        "qkv_bias": "attention_bias",
+    }  # fmt: skip
+    defaults: ClassVar[Mapping[str, Any]] = {
+        **Qwen3MoeConfig.defaults, "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "attention_bias": True, "attention_out_bias": False, "qk_norm": False, "num_experts": 60,
+        "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632,
+    }  # fmt: skip
+    shared_expert_intermediate_size: int = 0  # 0: there is none
+
+    @classmethod
+    def complete(cls, arguments: dict[str, Any], data: Mapping[str, Any]) -> None:
+        windowed = bool(arguments.get("use_sliding_window"))
+        super().complete(arguments, data)
+        count, last = arguments["num_hidden_layers"], data.get("max_window_layers", 28)
+        if not windowed:
+            arguments["layer_types"] = None
+        elif arguments.get("layer_types") is None:
+            names = ("full_attention", "sliding_attention")
+            arguments["layer_types"] = [names[i % 2 == 0 and i < last] for i in range(count)]
+
+
 class Matrices(Module):
     """A matrix for each expert."""
 
@@ -123,6 +151,11 @@ class SparseMLP(Module):
         self.gate = Linear(config.hidden_size, config.num_experts, bias=False, dtype=config.dtype)
         self.experts, self.choices = Experts(config), config.num_experts_per_tok
         self.normalized = config.norm_topk_prob
+        self.has_shared = isinstance(config, Qwen2MoeConfig) and config.shared_expert_intermediate_size > 0
+        if isinstance(config, Qwen2MoeConfig) and self.has_shared:
+            shared = replace(config, intermediate_size=config.shared_expert_intermediate_size)
+            self.shared_expert = LlamaMLP(shared)
+            self.shared_expert_gate = Linear(config.hidden_size, 1, bias=False, dtype=config.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, seq, hidden = x.shape
@@ -134,7 +167,8 @@ class SparseMLP(Module):
         else:
             share, ids = F.topk(F.softmax(scores, -1), self.choices)
         y = self.experts(rows, ids).view(batch, seq, self.choices, hidden)
-        return (y * share.view(batch, seq, self.choices, 1)).sum(2).to(x.dtype)  # type: ignore[no-any-return]
+        y = (y * share.view(batch, seq, self.choices, 1)).sum(2).to(x.dtype)
+        return y + F.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x) if self.has_shared else y
 
 
 class MoeDecoderLayer(LlamaDecoderLayer):
@@ -151,7 +185,7 @@ class MoeModel(LlamaModel):
 
 
 class MoeForCausalLM(LlamaForCausalLM):
-    """Mixtral and Qwen3-MoE."""
+    """Mixtral, Qwen2-MoE and Qwen3-MoE."""
 
     model_class = MoeModel
 
@@ -233,10 +267,23 @@ def _from_gguf(keys: Any, arguments: dict[str, Any]) -> None:
     arguments["norm_topk_prob"] = True  # llama.cpp always does
 
 
+def _from_gguf_shared(keys: Any, arguments: dict[str, Any]) -> None:
+    _from_gguf(keys, arguments)
+    arguments["norm_topk_prob"] = False  # llama.cpp never does for these
+    shared = keys.number("expert_shared_feed_forward_length")
+    if shared is None:
+        raise LoadError("a qwen2moe model without expert_shared_feed_forward_length")
+    arguments["shared_expert_intermediate_size"] = shared
+
+
 _KEYS = ("expert_count", "expert_used_count", "expert_feed_forward_length")
 _NAMES = {
     "ffn_gate_inp": "mlp.gate", "ffn_gate_exps": "mlp.experts.gate_proj", "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
+}  # fmt: skip
+_SHARED_NAMES = {
+    **_NAMES, "ffn_gate_inp_shexp": "mlp.shared_expert_gate", "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj", "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }  # fmt: skip
 _MIXTRAL = ExpertsLayout({"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}, "block_sparse_moe")
 _QWEN = ExpertsLayout({name: name for name in ("gate_proj", "up_proj", "down_proj")})
@@ -246,6 +293,18 @@ FAMILIES = {
         MoeForCausalLM,
         GGUF("llama", MixtralConfig, _from_gguf, _KEYS, lambda config: _NAMES, permuted=True),
         lambda config: _MIXTRAL,
+    ),
+    "qwen2_moe": Family(
+        Qwen2MoeConfig.from_dict,
+        MoeForCausalLM,
+        GGUF(
+            "qwen2moe",
+            Qwen2MoeConfig,
+            _from_gguf_shared,
+            (*_KEYS, "expert_shared_feed_forward_length"),
+            lambda config: _SHARED_NAMES,
+        ),
+        lambda config: _QWEN,
     ),
     "qwen3_moe": Family(
         Qwen3MoeConfig.from_dict,

@@ -222,6 +222,15 @@ def _qwen3_moe(pick: random.Random) -> Config:
     return {**made, "rope_parameters": _scaled(pick)}
 
 
+def _qwen2_moe(pick: random.Random) -> Config:
+    made = {**_llama_like(pick), "num_experts": pick.choice((4, 9)), "num_experts_per_tok": pick.choice((1, 2, 4))}
+    made |= {"moe_intermediate_size": pick.choice((24, 44)), "norm_topk_prob": pick.random() < 0.5}
+    made |= {"decoder_sparse_step": pick.choice((1, 2)), "mlp_only_layers": pick.choice(([], [1]))}
+    made |= {"shared_expert_intermediate_size": pick.choice((20, 36)), "qkv_bias": pick.random() < 0.7}
+    made |= {"use_sliding_window": pick.random() < 0.5, "sliding_window": 11, "max_window_layers": pick.choice((1, 28))}
+    return {**made, "rope_parameters": _scaled(pick)}
+
+
 KINDS: dict[str, Callable[[random.Random], Config]] = {
     "gemma": _gemma,
     "gemma2": _gemma2,
@@ -239,5 +248,6 @@ KINDS: dict[str, Callable[[random.Random], Config]] = {
     "gptj": _gptj,
     "falcon": _falcon,
     "mixtral": _mixtral,
+    "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen3_moe,
 }

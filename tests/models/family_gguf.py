@@ -188,6 +188,24 @@ FILES = {
         {"expert_count": 5, "expert_used_count": 2, "rope.freq_base": 1e6, "rope.dimension_count": 16},
         _permuted,
     ),
+    "qwen2_moe": Written(
+        "qwen2moe",
+        {
+            **SIZES,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 48,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": False,
+        },
+        {
+            "expert_count": 5,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 64,
+            "expert_shared_feed_forward_length": 48,
+        },
+    ),
     "qwen3_moe": Written(
         "qwen3moe",
         {

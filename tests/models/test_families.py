@@ -189,5 +189,5 @@ def test_llama_cpp_agrees_on_the_gguf_file(kind: str, low_bit: str, tmp_path: Pa
         theirs = {int(entry["id"]): entry["logprob"] for entry in step["top_logprobs"]}
         assert len(theirs) > 1
         np.testing.assert_allclose(
-            [row[i] for i in theirs], list(theirs.values()), rtol=0, atol=0.03
-        )  # its gelu is a table of f16
+            [row[i] for i in theirs], list(theirs.values()), rtol=0, atol=0.1 if low_bit else 0.03
+        )  # its gelu is a table of f16; beside low-bit weights it rounds x to 8 bits
