@@ -184,6 +184,16 @@ class Experts(Kernel):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Route(Kernel):
+    """share[r, j] and ids[r, j]: the j-th best of the experts that x[r] has scores of, see the op."""
+
+    rows: Dim
+    experts: int
+    choices: int
+    family: str = field(default="route", init=False)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Window(Kernel):
     """y[n, o, i, j] = body(the sum or the maximum over a window of x[n, …] + bias[o], e0[n, o, i, j], …).
 

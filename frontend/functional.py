@@ -683,6 +683,27 @@ def _normalized(name: str, input: Any, normalized_shape: Any, *parameters: Any) 
     return x, n
 
 
+def route(
+    scores: Any,
+    bias: Any = None,
+    *,
+    k: int,
+    score: str = "softmax",
+    normalize: bool = True,
+    groups: int = 1,
+    kept_groups: int = 1,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """The k best experts of each row of scores [rows, experts]: shares f32 and numbers i64, [rows, k] each.
+
+    Shares are a softmax of the scores or each one's sigmoid, divided by their sum if `normalize`, times `scale`. A bias
+    counts for the choice alone; of `groups` of experts the kept_groups with the best one are chosen from.
+    """
+    given = {"k": k, "score": score, "normalize": normalize, "groups": groups, "kept_groups": kept_groups}
+    share, ids = call("route", scores, bias, **given, scale=float(scale))
+    return share, ids
+
+
 def expert_linear(x: Any, weight: Any, ids: Any, up: Any = None, *, gate: str = "") -> Tensor:
     """Products of rows [rows, in] with the matrices of weight [experts, out, in] that ids [rows, choices] name.
 
@@ -817,8 +838,8 @@ __all__ = [
     "kv_update", "layer_norm", "leaky_relu", "lerp", "linear", "log_softmax", "logical_and", "logical_not",
     "logical_or", "logical_xor", "logsigmoid", "logsumexp", "matmul", "max", "min", "mish", "nan_to_num", "norm",
     "normalize", "pow", "prelu", "random_sample", "reciprocal", "relu", "relu6", "repetition_penalty", "rms_norm",
-    "rope", "round", "scaled_dot_product_attention", "selu", "silu", "softmax", "softmin", "softshrink", "softsign",
-    "sort", "square", "std", "std_mean", "tanhshrink", "threshold", "topk", "var", "var_mean",
+    "rope", "round", "route", "scaled_dot_product_attention", "selu", "silu", "softmax", "softmin", "softshrink",
+    "softsign", "sort", "square", "std", "std_mean", "tanhshrink", "threshold", "topk", "var", "var_mean",
 ]  # fmt: skip
 __all__ += arrays.__all__
 __all__ += op_functions.__all__ + windows.__all__

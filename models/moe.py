@@ -160,12 +160,7 @@ class SparseMLP(Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, seq, hidden = x.shape
         rows = x.reshape(batch * seq, hidden)
-        scores = self.gate(rows).float()
-        if self.normalized:  # probabilities of all, divided by their sum over the chosen: a softmax of these
-            scores, ids = F.topk(scores, self.choices)
-            share = F.softmax(scores, -1)
-        else:
-            share, ids = F.topk(F.softmax(scores, -1), self.choices)
+        share, ids = F.route(self.gate(rows).float(), k=self.choices, normalize=self.normalized)
         y = self.experts(rows, ids).view(batch, seq, self.choices, hidden)
         y = (y * share.view(batch, seq, self.choices, 1)).sum(2).to(x.dtype)
         return y + F.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x) if self.has_shared else y

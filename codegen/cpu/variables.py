@@ -30,6 +30,7 @@ from monoplan.codegen.kernels import (
     Pointwise,
     Reduce,
     Rope,
+    Route,
     Sample,
     Scan,
     Scatter,
@@ -335,6 +336,26 @@ def experts(k: Experts, s: ExpertsSchedule | None = None, total: str = "sums[{}]
                 for o in matrices
             ],
             "statement": k.operand("y").store(k.body.c(totals), k.body.dtype, "r", "j", "n"),
+        }
+    }
+
+
+def route(k: Route) -> Variables:
+    a = k.op.attrs
+    sizes = {
+        "experts": k.experts,
+        "groups": a["groups"],
+        "kept": a["kept_groups"],
+        "softmax": int(a["score"] == "softmax"),
+    }
+    return {
+        "routing": {
+            "x": k.operand("x").at("r", "e"),
+            "bias": k.operand("bias").pointer("0") if k.has("bias") else "0",
+            "fields": ", ".join(f".{name} = {value}" for name, value in sizes.items()),
+            "factor": f"{c_literal(a['scale'], f32)}{' / sum' if a['normalize'] else ''}",
+            "store_share": k.operand("share").store("chance", f32, "r", "j"),
+            "store_id": k.operand("ids").store("id", i64, "r", "j"),
         }
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from monoplan.codegen.cpu.schedule_linear import TILE_ROWS, blocking, few_rows, linear_layout
 from monoplan.codegen.expressions import compute_type
 from monoplan.codegen.formats import Layout, choose_format, format_of
-from monoplan.codegen.kernels import Experts, KVUpdate, Linear, Matmul, Norm, Reduce, Rope
+from monoplan.codegen.kernels import Experts, KVUpdate, Linear, Matmul, Norm, Reduce, Rope, Route
 from monoplan.codegen.lower.lowerer import Lowerer, expanded_rows, lowers, rows_by_columns
 from monoplan.codegen.operands import Body, Operand
 from monoplan.codegen.views import View, whole
@@ -416,6 +416,21 @@ def _lower_general_qkv(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
     for cache, rows in zip(caches, (turned(k, "k_norm", None), v), strict=True):
         operands = (Operand("rows", rows), *counts, Operand("cache", cache, written=True))
         lo.emit(KVUpdate(op=op, operands=operands, capacity=cache.shape[2]))
+
+
+@lowers("route")
+def lower_route(lo: Lowerer, op: Op) -> None:
+    """The choice of experts; the probabilities of all of a row lie in scratch memory."""
+    x, bias = op.operands
+    assert x is not None
+    rows, experts = x.type.shape
+    assert isinstance(experts, int)
+    operands = [Operand("x", lo.read(x))] + ([] if bias is None else [Operand("bias", lo.dense(lo.read(bias)))])
+    operands += [Operand(n, lo.destination(r), written=True) for n, r in zip(("share", "ids"), op.results, strict=True)]
+    chances = Operand("chances", lo.fresh(f32, (rows, experts), "scratch"), written=True)
+    lo.emit(
+        Route(op=op, operands=tuple(operands), scratch=(chances,), rows=rows, experts=experts, choices=op.attrs["k"])
+    )
 
 
 def _expert_matrices(lo: Lowerer, weight: Value) -> View:

@@ -8,7 +8,7 @@ from monoplan.ir.dims import equal
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.opdef import REGISTRY, Array, op, require
 from monoplan.ir.rules import broadcast, linear_type
-from monoplan.ir.types import TensorType, bf16, f16, f32, promote
+from monoplan.ir.types import TensorType, bf16, f16, f32, i64, promote
 
 
 def _linear_rule(x: TensorType, weight: TensorType, bias: TensorType | None) -> TensorType:
@@ -74,3 +74,49 @@ def expert_linear(x: Array, weight: Array, ids: Array, up: Array | None = None, 
         made = np.matmul(mine, weight[e].T)
         y[ids == e] = made if up is None else REGISTRY[gate].reference(made) * np.matmul(mine, up[e].T)
     return y
+
+
+SCORES = ("softmax", "sigmoid")
+MOST_GROUPS = 64
+
+
+def _route_type(
+    scores: TensorType, bias: TensorType | None, *, k: int, score: str, normalize: bool, groups: int, kept_groups: int,
+    scale: float,
+) -> tuple[TensorType, TensorType]:  # fmt: skip
+    require(scores.dtype == f32 and scores.rank == 2, f"route: scores must be f32 [rows, experts], got {scores}")
+    experts = scores.shape[1]
+    require(isinstance(experts, int), f"route: the number of experts is a constant, got {scores}")
+    assert isinstance(experts, int)
+    require(bias is None or bias == TensorType(f32, (experts,)), f"route: bias must be f32 [{experts}], got {bias}")
+    require(score in SCORES, f"route: score={score!r} is not one of {', '.join(map(repr, SCORES))}")
+    whole = 0 < groups <= MOST_GROUPS and experts % groups == 0 and 0 < kept_groups <= groups
+    require(whole, f"route: {kept_groups} of {groups} groups of {experts} experts can't be kept")
+    most = experts // groups * kept_groups
+    require(0 < k <= most, f"route: {k} of {most} experts can't be chosen")
+    shape = (scores.shape[0], k)
+    return TensorType(f32, shape), TensorType(i64, shape)
+
+
+@op(_route_type, "route")
+def route(
+    scores: Array, bias: Array | None = None, *, k: int, score: str = "softmax", normalize: bool = True,
+    groups: int = 1, kept_groups: int = 1, scale: float = 1.0,
+) -> tuple[Array, Array]:  # fmt: skip
+    """The k experts of each row with the best probabilities, and these: the best first, ties to the lowest number.
+
+    Probabilities are a softmax of the scores, or each one's sigmoid; with `normalize` those of the chosen are divided
+    by their sum, then multiplied by `scale`. A bias counts for the choice alone. Of several groups of experts only the
+    kept_groups with the best expert are chosen from.
+    """
+    shifted = np.exp(scores - scores.max(1, keepdims=True))
+    p = shifted / shifted.sum(1, keepdims=True) if score == "softmax" else 1 / (1 + np.exp(-scores))
+    rank = p if bias is None else p + bias
+    rank = np.where(np.isnan(rank), np.inf, rank)
+    best = rank.reshape(len(rank), groups, -1).max(2) if rank.size else np.zeros((0, groups))
+    kept = np.argsort(np.argsort(-best, axis=1, kind="stable"), axis=1) < kept_groups
+    rank = np.where(np.repeat(kept, rank.shape[1] // groups, axis=1), rank, -np.inf)
+    ids = np.argsort(-rank, axis=1, kind="stable")[:, :k]
+    share = np.take_along_axis(p, ids, 1)
+    share = share / share.sum(1, keepdims=True) if normalize else share
+    return share * scale, ids

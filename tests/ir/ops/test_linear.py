@@ -129,3 +129,29 @@ def test_norm_refusals() -> None:
     refuses("the bias .* does not match", "layer_norm", x, tensor_type("f32", 4), tensor_type("f32", 3))
     refuses("normalizes 3 dimensions", "rms_norm", x, dims=3)
     refuses("needs floating point", "rms_norm", tensor_type("i32", 4))
+
+
+def test_route_chooses_the_best_experts(rng: np.random.Generator) -> None:
+    scores = rng.standard_normal((5, 8)).astype(np.float32)
+    share, ids = run("route", scores, k=3)
+    p = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    assert ids.tolist() == np.argsort(-scores, 1)[:, :3].tolist()
+    chosen = np.take_along_axis(p, ids, 1)
+    np.testing.assert_allclose(share, chosen / chosen.sum(1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(run("route", scores, k=3, normalize=False, scale=2.0)[0], 2 * chosen, rtol=1e-5)
+    share, ids = run("route", scores, k=2, score="sigmoid", groups=4, kept_groups=1)
+    assert (ids // 2 == np.argmax(scores, 1)[:, None] // 2).all()  # both of the best one's group
+    bias = np.array([0, 0, 0, 0, 0, 0, 0, 9], np.float32)
+    share, ids = run("route", scores, bias, k=1, normalize=False)
+    assert ids.tolist() == [[7]] * 5
+    np.testing.assert_allclose(share, p[:, 7:], rtol=1e-5)  # the bias counts for the choice alone
+
+
+def test_route_refuses_what_can_not_be_chosen() -> None:
+    x = tensor_type("f32", "n", 8)
+    refuses("9 of 8 experts can't be chosen", "route", x, k=9)
+    refuses("3 of 2 experts can't be chosen", "route", x, k=3, groups=4, kept_groups=1)
+    refuses("of 3 groups of 8 experts can't be kept", "route", x, k=1, groups=3)
+    refuses("score='tanh' is not one of", "route", x, k=1, score="tanh")
+    refuses(r"bias must be f32 \[8\]", "route", x, tensor_type("f32", 7), k=1)
+    refuses("scores must be f32", "route", tensor_type("bf16", "n", 8), k=1)
