@@ -100,6 +100,28 @@ def test_json_of_generate(inside: Any) -> None:
     assert found["prompt"] == "Once upon" and found["prompt_tokens"] > 1 and found["generation_s"] > 0
 
 
+def test_drafts_leave_the_text_as_it_is(model: Path, inside: Any) -> None:
+    given = ("generate", "to be or not to be or", "-q", "--raw", "-n", 20, "--temp", 0.5)
+    plain = inside(*given)
+    assert inside(*given, "--lookup") == inside(*given, "--draft", model) == plain
+    assert inside(*given, "--lookup", "--draft", model) == plain
+
+
+def test_an_adapter_is_merged(model: Path, tmp_path: Path, inside: Any) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    about = {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "bias": "none"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(about))
+    module = "base_model.model.model.layers.0.self_attn.o_proj.lora_"
+    random = np.random.default_rng(0)
+    tensors = {"A": random.standard_normal((2, 32), np.float32), "B": random.standard_normal((32, 2), np.float32)}
+    save_file({f"{module}{k}.weight": a for k, a in tensors.items()}, tmp_path / "adapter_model.safetensors")
+    given = ("generate", "Once upon", "-q", "--raw", "-n", 20)
+    merged = AutoLlamaModel.from_pretrained(model, adapter=tmp_path)
+    assert inside(*given, "--adapter", tmp_path) == "".join(merged.generate("Once upon", 20)) + "\n" != inside(*given)
+
+
 def test_bytes_that_are_no_text_are_named(model: Path, tmp_path: Path) -> None:
     (tmp_path / "prompt").write_bytes(b"caf\xe9 au lait")
     for arguments, name in ((("-f", tmp_path / "prompt"), f"the prompt in {tmp_path / 'prompt'}"), (("-",), "stdin")):
