@@ -149,7 +149,7 @@ class SparseMLP(Module):
     def __init__(self, config: MixtralConfig) -> None:
         super().__init__()
         self.gate = Linear(config.hidden_size, config.num_experts, bias=False, dtype=config.dtype)
-        self.experts, self.choices = Experts(config), config.num_experts_per_tok
+        self.experts, self.count, self.choices = Experts(config), config.num_experts, config.num_experts_per_tok
         self.normalized = config.norm_topk_prob
         self.has_shared = isinstance(config, Qwen2MoeConfig) and config.shared_expert_intermediate_size > 0
         if isinstance(config, Qwen2MoeConfig) and self.has_shared:
@@ -160,10 +160,18 @@ class SparseMLP(Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, seq, hidden = x.shape
         rows = x.reshape(batch * seq, hidden)
-        share, ids = F.route(self.gate(rows).float(), k=self.choices, normalize=self.normalized)
+        if self.has_shared:  # the gate of the shared expert is one more score: one product for both
+            weight = F.cat([self.gate.weight, self.shared_expert_gate.weight], 0)
+            scores, gate = F.linear(rows, weight).float().split([self.count, 1], -1)
+        else:
+            scores = self.gate(rows).float()
+        share, ids = F.route(scores, k=self.choices, normalize=self.normalized)
         y = self.experts(rows, ids).view(batch, seq, self.choices, hidden)
         y = (y * share.view(batch, seq, self.choices, 1)).sum(2).to(x.dtype)
-        return y + F.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x) if self.has_shared else y
+        if not self.has_shared:
+            return y  # type: ignore[no-any-return]
+        gate = F.sigmoid(gate).view(batch, seq, 1).to(x.dtype)
+        return y + gate * self.shared_expert(x)  # type: ignore[no-any-return]
 
 
 class MoeDecoderLayer(LlamaDecoderLayer):
