@@ -18,6 +18,7 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -147,15 +148,22 @@ class Prompts:
 @contextlib.contextmanager
 def running(command: Sequence[str], mark: str) -> Iterator[int]:
     """The port of a server that is started for the block, and ended with it."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    log = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed with the block)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         assert process.stdout is not None
-        for line in process.stdout:
-            if mark in line:
-                yield int(line.split(mark)[1].split()[0].rstrip("/").rpartition(":")[2])
-                break
-        else:
-            raise RuntimeError(f"{' '.join(command)} did not start")
+        found = next((line for line in process.stdout if mark in line), None)
+        if found is None:
+            raise ConnectionError("it did not start")
+        yield int(found.split(mark)[1].split()[0].rstrip("/").rpartition(":")[2])
+    except OSError as error:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1)
+        if process.poll() is None:
+            raise
+        log.seek(0)
+        told = "".join(log.readlines()[-5:])
+        raise RuntimeError(f"{' '.join(command)}: {error}; status {process.poll()}; {told}") from error
     finally:
         process.terminate()
         try:
@@ -163,6 +171,7 @@ def running(command: Sequence[str], mark: str) -> Iterator[int]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        log.close()
 
 
 def llama_server(path: str, threads: int, streams: int, context: int) -> None:
