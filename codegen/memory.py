@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from monoplan.codegen.kernels import Conv, Kernel, Linear, Norm, Pointwise
 from monoplan.codegen.lower.lowerer import Loop
+from monoplan.codegen.slots import slot_offsets
 from monoplan.codegen.views import Buffer
 from monoplan.ir.dims import Dim, equal, evaluate, symbols_of
 
-ALIGN = 64
 _TYPICAL = 64  # the value of every symbol when slots are compared for fit
 
 
@@ -34,11 +34,7 @@ class Arena:
 
     def layout(self, symbols: Mapping[str, int]) -> tuple[list[int], int]:
         """Byte offset of each slot and the total, for these values of the symbols."""
-        offsets, end = [], 0
-        for sizes in self.slots:
-            offsets.append(end)
-            end += -(-max(0, *(evaluate(s, symbols) for s in sizes)) // ALIGN) * ALIGN
-        return offsets, end
+        return slot_offsets(self.slots, symbols)
 
     def unshared(self, symbols: Mapping[str, int]) -> int:
         """Bytes without any sharing, for comparison."""

@@ -67,6 +67,14 @@ class Plan:
         """Symbolic dimensions in the order of the plan's arguments; `threads` comes last."""
         return (*self.graph.symbols, "threads")
 
+    @cached_property
+    def work(self) -> Dim:
+        """Operations and bytes of a run."""
+        total: Dim = 0
+        for step, times in self.steps():
+            total = total + times * (step.kernel.flops + step.kernel.bytes)
+        return total
+
     def steps(self) -> Iterator[tuple[Step, Dim]]:
         """Every step with the number of times it runs, which may be symbolic."""
         for item in self.items:
@@ -74,6 +82,15 @@ class Plan:
                 yield from ((s, item.count) for s in item.steps)
             else:
                 yield item, 1
+
+    @property
+    def whole(self) -> Plan:
+        """The plan itself; what stands for one that lies in a file reads it here."""
+        return self
+
+    def with_notes(self, notes: Callable[[], str]) -> Plan:
+        """The plan, which can tell of the passes."""
+        return replace(self, notes=notes)
 
     def explain(self) -> str:
         """What went into each kernel, and what did not fuse and why."""

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.frontend.functional import arange
 from monoplan.frontend.pytree import NoOutline
 from monoplan.frontend.tensor import Tensor, as_tensor, call
 from monoplan.ir.dims import Dim, Expr
@@ -38,6 +37,8 @@ class Cache:
 
     def positions(self, seq: Dim) -> Tensor:
         """The positions of the next `seq` tokens of each row: int64 [batch, seq]."""
+        from monoplan.frontend.functional import arange
+
         return self.lengths.unsqueeze(1).to(i64) + arange(seq)  # type: ignore[no-any-return]
 
     def advance(self, n: Any) -> None:

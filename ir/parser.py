@@ -35,6 +35,11 @@ def parse_graph(text: str) -> Graph:
     return graph
 
 
+def parse_type(text: str) -> TensorType:
+    """A tensor type from its text, such as f32[2, n]."""
+    return _Parser([text]).type(text)
+
+
 @dataclass
 class _Parser:
     lines: list[str]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from monoplan.ir.errors import LoadError
+from monoplan.models.families import family_of
 from monoplan.models.load.config_json import (
     ARCHITECTURES,
     COMMON,
@@ -316,3 +318,19 @@ class LlamaConfig:
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
+
+
+def config_of(name: str, fields: Mapping[str, Any]) -> LlamaConfig:
+    """The configuration that has these fields, of LlamaConfig or of the class of that name of a family."""
+    found: Any = LlamaConfig
+    if name != "LlamaConfig":
+        family = family_of(fields.get("model_type"))
+        home = None if family is None else inspect.getmodule(family.model)
+        found = getattr(home, name, None) if name.isidentifier() else None
+    if not isinstance(found, type) or not issubclass(found, LlamaConfig):
+        raise LoadError(f"there is no family of models with a {name!s:.60}")
+    unknown = fields.keys() - {f.name for f in dataclasses.fields(found)}
+    if unknown:
+        raise LoadError(f"a {name} has no {', '.join(sorted(map(str, unknown)))}")
+    arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    return found(**arguments)

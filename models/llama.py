@@ -24,7 +24,7 @@ from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.ir.types import LOW_BITS, DType, Part, as_weight_dtype
 from monoplan.models.config import LlamaConfig
-from monoplan.models.generate.generation import CheckStep, GenerationMixin, GenerationStep, make_room
+from monoplan.models.generate.generation import CheckStep, GenerationMixin, GenerationStep, empty_cache, make_room
 from monoplan.models.rope_scaling import context_length
 from monoplan.models.rotary import TABLE_POSITIONS, LlamaRotaryEmbedding, RopeRows
 
@@ -379,11 +379,7 @@ class LlamaForCausalLM(Module, GenerationMixin):
         self, batch: int = 1, capacity: int = 0, *, dtype: Any = None, kv_heads: int | None = None
     ) -> KVCache:
         """An empty KV cache for `batch` rows. It grows up to the model's context, from `capacity` on."""
-        c, limit = self.config, self.max_length
-        capacity = min(max(capacity, 16), limit)
-        kind = self.dtype if dtype is None else dtype
-        heads = c.num_key_value_heads if kv_heads is None else kv_heads  # fewer where ranks share a model
-        return KVCache(c.num_hidden_layers, batch, heads, c.head_dim, capacity, dtype=kind, limit=limit)
+        return empty_cache(self.config, self.dtype if dtype is None else dtype, batch, capacity, kv_heads)
 
     def _run_step(self, **arguments: Any) -> dict[str, Any]:
         return self._run_eagerly(self.generation_step(), **arguments)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # for type checkers and editors; what runs is below
     from monoplan.llm import CompiledLM
     from monoplan.options import Options
     from monoplan.pytorch.program import coverage, from_torch
+    from monoplan.saved import load
 
 # Where the names of the public face live; each is imported when it is first used, so that `import monoplan` stays cheap
 # and needs neither a compiler, CuPy nor a tokenizer.
@@ -38,6 +39,7 @@ _PLACES = {
     "llm": ("CompiledLM",),
     "options": ("Options",),
     "pytorch.program": ("coverage", "from_torch"),
+    "saved": ("load",),
     "frontend.specs": ("spec", "Spec"),
     "frontend.tracer": ("trace",),
     "frontend.scan": ("scan",),
@@ -58,7 +60,7 @@ __all__ = [
     "ArgumentError", "CompileError", "Compiled", "CompiledLM", "KVCache", "LoadError", "Module", "MonoplanError",
     "Options", "Parameter", "ParseError", "PlanError", "Spec", "Tensor", "TraceError", "TypeRuleError", "VerifyError",
     "__version__", "codegen", "compile", "coverage", "from_torch", "frontend",
-    "ir", "models", "nn", "passes", "runtime", "scan", "spec",
+    "ir", "load", "models", "nn", "passes", "runtime", "scan", "spec",
     "trace",
 ]  # fmt: skip
 

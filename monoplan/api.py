@@ -29,7 +29,6 @@ from monoplan.arguments import (
 )
 from monoplan.built import Built
 from monoplan.codegen.text import file_name
-from monoplan.driver import build
 from monoplan.frontend.context import shortened
 from monoplan.frontend.guards import Guards
 from monoplan.frontend.module import HeldWeights, Module
@@ -290,6 +289,8 @@ class Compiled(Inspection):
         return None
 
     def _build(self, arguments: dict[str, Any]) -> Built:
+        from monoplan.driver import build
+
         built = build(self.module, arguments, self.target, self.dtype, self.options, self.tp)
         leaves, tree = flatten(arguments)
         self.built.append((tree, [x for _, x in leaves], built))
@@ -332,6 +333,17 @@ class Compiled(Inspection):
     def dump(self, folder: str | os.PathLike[str]) -> Path:
         """Every stage, the plan, the source and the build log as files in a folder."""
         return self._latest().dump(Path(folder))
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """The plans made so far with their weights as one file, which `mp.load` reads: see docs/saving.md."""
+        from monoplan.saved import save
+
+        return save(self, path)
+
+    def __reduce__(self) -> Any:
+        from monoplan.saved import from_bytes, to_bytes
+
+        return from_bytes, (to_bytes(self),)
 
     def export(self, folder: str | os.PathLike[str], *, isa: str | None = None, name: str = "model") -> Path:
         """The plan and its weights as a C program that needs no Python: see docs/export.md.

@@ -15,7 +15,6 @@ from monoplan.frontend.guards import Guards
 from monoplan.frontend.module import Module
 from monoplan.frontend.pytree import Tree
 from monoplan.frontend.tensor import Tensor
-from monoplan.inspect.override import dump
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import bind_symbols, interpret
@@ -23,10 +22,10 @@ from monoplan.ir.ops.collective import among
 from monoplan.ir.shape_constraints import ShapeConstraint
 from monoplan.ir.types import DType
 from monoplan.options import Options
-from monoplan.runtime.ranks.comm import Communicator
 
 if TYPE_CHECKING:
     from monoplan.passes.manager import Pass, Stage
+    from monoplan.runtime.ranks.comm import Communicator
 
 Array = np.ndarray[Any, Any]
 
@@ -125,7 +124,7 @@ class Built:
             return None
         from monoplan.passes.explain import explain
 
-        return replace(self.executable.plan, notes=lambda: explain(self.stages, self.executable.plan))
+        return self.executable.plan.with_notes(lambda: explain(self.stages, self.executable.plan))
 
     def check(self, arrays: Sequence[Array]) -> dict[str, int]:
         """The values of the symbols; raises when the arguments do not fit."""
@@ -185,6 +184,8 @@ class Built:
 
     def dump(self, folder: Path) -> Path:
         """Every stage, the plan, the source and how it was built, as files in a folder."""
+        from monoplan.inspect.override import dump
+
         return dump(self, folder)
 
 

@@ -27,7 +27,7 @@ from monoplan.ir.errors import ArgumentError, writing
 from monoplan.ir.shape_constraints import ShapeConstraint
 from monoplan.ir.types import TensorType
 from monoplan.runtime.build.toolchain import BASE_FLAGS
-from monoplan.runtime.cpu.packed import BLOCK, PIECE, sums
+from monoplan.runtime.cpu.block_sums import BLOCK, PIECE, sums
 from monoplan.runtime.cpu.weights import prepare
 from monoplan.runtime.machine import features
 
@@ -75,7 +75,7 @@ def export(built: Built, folder: Path, isa: str | None = None, name: str = "mode
     with writing("the exported plan", folder):
         folder.mkdir(parents=True, exist_ok=True)
         for file in sorted((HERE / "cpu" / "export").iterdir()):
-            if file.name != "api.c":
+            if file.is_file() and file.name != "api.c":
                 out = file.name.replace("model", name)
                 (folder / out).write_text(_filled(file.read_text("utf-8"), name, values), "utf-8")
         api = _filled((HERE / "cpu" / "export" / "api.c").read_text("utf-8"), name, values)
@@ -107,14 +107,14 @@ def _made_for(built: Built, isa: str | None) -> tuple[Plan, str, Sequence[Array]
     executable = built.executable
     isa = isa or executable.plan.target.isa
     if isa == executable.plan.target.isa == here.isa:
-        return executable.plan, executable.text, executable.params, here
+        return executable.plan.whole, executable.text, executable.params, here
     try:
         target = cpu_target(isa, features.vector_bytes(isa))
     except KeyError:
         raise ArgumentError(
             f"there is no instruction set {isa!r}", fix=f"known: {', '.join(features.known())}"
         ) from None
-    plan = make_plan(built.graph, target)
+    plan = make_plan(executable.plan.whole.graph, target)
     params = prepare(plan.graph, plan.params, module_source(built.tensors), keep=False)
     return plan, render_cpu(plan, __version__).text, params, features.plain(isa)
 

@@ -9,8 +9,10 @@ plan of its own, without the sampling; all plans share the weights there.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +20,12 @@ import numpy as np
 
 from monoplan.frontend.kv_cache import KVCache
 from monoplan.frontend.module import HeldWeights, Module
+from monoplan.frontend.pytree import flatten, unflatten
 from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
-from monoplan.ir.errors import ArgumentError
+from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.ir.types import DType, TensorType, as_weight_dtype, bf16, f16, plain_array
+from monoplan.models.config import config_of
 from monoplan.models.generate.decoding import Array, Row, Settings, greedy_arrays, pieces, sampling_arrays, whole_rows
 from monoplan.models.generate.generation import (
     CheckStep,
@@ -32,20 +36,21 @@ from monoplan.models.generate.generation import (
     adapter_specs,
     cache_spec,
     check_specs,
+    empty_cache,
     greedy_specs,
     make_room,
     paged_specs,
     step_specs,
 )
-from monoplan.models.llama import LlamaForCausalLM
+from monoplan.models.text.tokenizer import Tokenizer
 from monoplan.options import Options, find_target
 from monoplan.parallel import find_communicator
 from monoplan.progress import progress
-from monoplan.runtime.cpu.weights import sharing
 
 if TYPE_CHECKING:
     from monoplan.api import Compiled, Stats
     from monoplan.codegen.plan import Plan
+    from monoplan.models.llama import LlamaForCausalLM
 
 
 PAGE = 64  # tokens of a page of the cache that many texts share
@@ -66,6 +71,8 @@ class CompiledLM(GenerationMixin):
     def __init__(
         self, model: Module, *, target: str | None = None, dtype: Any = None, options: Any = None, tp: Any = None
     ) -> None:
+        from monoplan.models.llama import LlamaForCausalLM
+
         if not isinstance(model, LlamaForCausalLM):
             raise ArgumentError(f"CompiledLM needs a LlamaForCausalLM, got {type(model).__name__}")
         self._given, self._wanted = model, None if dtype is None else as_weight_dtype(dtype, low_bits=True)
@@ -352,6 +359,8 @@ class CompiledLM(GenerationMixin):
             if adapted:
                 matrices = next(m for m in self._matrices.values() if sorted(m) == adapted)
                 specs["adapter"] = adapter_specs(matrices, self.dtype)
+            from monoplan.runtime.cpu.weights import sharing
+
             with sharing(self._weights):
                 self._plans[name] = Compiled(step, **self._arguments, **specs)
         return self._plans[name]
@@ -377,6 +386,17 @@ class CompiledLM(GenerationMixin):
     def dump(self, folder: str | os.PathLike[str]) -> Path:
         """Every stage, the plan, the source and the build log as files in a folder."""
         return self.compiled.dump(folder)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Compiled.save of the plans made so far, at least that of generation, with tokenizer and settings."""
+        from monoplan.saved import save
+
+        return save(self, path)
+
+    def __reduce__(self) -> Any:
+        from monoplan.saved import from_bytes, to_bytes
+
+        return from_bytes, (to_bytes(self),)
 
     def export(self, folder: str | os.PathLike[str], *, isa: str | None = None, name: str = "model") -> Path:
         """Compiled.export of the plan of generation."""
@@ -417,6 +437,45 @@ class CompiledLM(GenerationMixin):
             kept = choose_format(TensorType(dtype, shape), target) if target is not None and shape else None
             read += dtype.stored_bytes(count) if kept is None else int(kept.bytes(count))
         return read
+
+
+class LoadedLM(CompiledLM):
+    """A language model whose plans come from a file: it has no modules, and plans for nothing else."""
+
+    def __init__(self, data: Any, plans: dict[str, Compiled], tokenizer: Callable[[], bytes], believed: bool) -> None:
+        self.config, self.dtype = config_of(data["class"], data["config"]), as_weight_dtype(data["dtype"])
+        self._kind, self._numbers = as_weight_dtype(data["cache_dtype"]), dict(data["numbers"])
+        self.prefill_chunk = Options(prefill_chunk=data["prefill_chunk"]).prefill_chunk
+        self.name_or_path, self.target, self.tp, self.resident = str(data["name"]), "cpu", None, True
+        self.last_cache, self.spare, self._plans = None, {}, plans
+        self._settings_of_tokenizer, self._text, self._believed = data["tokenizer"], tokenizer, believed
+        tree, specs, _ = self._plan("generation").built[0]
+        given, wanted = unflatten(tree, specs), step_specs(self.config, self._kind)
+        if not isinstance(given, dict) or dict(flatten(given)[0]) != dict(flatten(wanted)[0]):
+            raise LoadError("the configuration in the saved plan is not that of its graph")
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:  # type: ignore[override]
+        """The tokenizer that was saved; None if there was none."""
+        given = self._settings_of_tokenizer
+        return None if given is None else Tokenizer.from_text(self._text(), given, is_checked=self._believed)
+
+    @property
+    def _cache_dtype(self) -> DType:
+        return self._kind
+
+    def new_cache(self, batch: int = 1, capacity: int = 0) -> KVCache:
+        return empty_cache(self.config, self._kind, batch, capacity)
+
+    def _plan(self, name: str) -> Compiled:
+        if name not in self._plans:
+            what = f"the file has no plan for this ({name})"
+            raise ArgumentError(what, fix="make the call once before saving: all plans made by then are saved")
+        return self._plans[name]
+
+    num_parameters = property(lambda self: int(self._numbers["num_parameters"]))  # type: ignore[assignment]
+    weight_bytes = property(lambda self: int(self._numbers["weight_bytes"]))  # type: ignore[assignment]
+    bytes_per_token = property(lambda self: int(self._numbers["bytes_per_token"]))  # type: ignore[assignment]
 
 
 def _whole_numbers(name: str, value: Any, dtype: Any) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures.thread
 import contextvars
 import os
 import sys
@@ -10,7 +9,7 @@ import threading
 import warnings
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_THREADS = (threading.__file__, concurrent.futures.thread.__file__)
+_THREADS = (threading.__file__, os.path.join(os.path.dirname(threading.__file__), "concurrent", "futures", "thread.py"))
 # Where the user called, for threads that work on it: their own stacks do not reach that far.
 _caller: contextvars.ContextVar[tuple[str, int] | None] = contextvars.ContextVar("caller", default=None)
 

@@ -70,6 +70,7 @@ class WeightFormat:
     header: str  # mp_load_row_<name> and mp_load_column_<name>, beside the format's file
     for_tiles: bool = False  # panels are made for bf16 tile units
     blocks: bool = False  # low-bit codes in blocks: products are sums of integers (mp_linear_blocks.h)
+    fixed_size: bool = True  # panels have panel_bytes, and nothing lies behind them
     native: str = ""  # the function of the C library that packs it
     # -- CUDA: either tiles, which tensor cores take once they are decoded (mp_tiles.cuh)
     tile: str = ""  # the C++ type of its tiles

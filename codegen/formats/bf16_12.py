@@ -24,6 +24,7 @@ _END = 0xFFFFFFFF  # the place of the last exception of a panel, which is none
 class BF16In12Bits(WeightFormat):
     name, dtype, bits = "bf16_12", bf16, 12
     header, c_type, native, for_tiles = "mp_format_bf16_12.h", "mp_bf16", "mp_pack_coded", True
+    fixed_size = False  # exceptions lie behind the panels
 
     tile, tile_bytes = "mp_weight_tile<mp_codes_12, mp_scales_tile, 0>", 12 * 512 + 32
 

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from monoplan.frontend import functional as F
 from monoplan.frontend.kv_cache import KVCache, PagedKVCache
-from monoplan.frontend.layers import with_low_rank
 from monoplan.frontend.module import Module
 from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
@@ -178,6 +176,9 @@ class GenerationStep(ModelStep):
 
         `adapter` has matrices a and b by the names of those that their product is added to.
         """
+        from monoplan.frontend import functional as F
+        from monoplan.frontend.layers import with_low_rank
+
         every, layers = self.every_token, dict(self.lm.named_modules()) if adapter else {}
         added = {layers[name.removesuffix(".weight")]: (m["a"], m["b"]) for name, m in (adapter or {}).items()}
         with with_low_rank(added):
@@ -243,6 +244,13 @@ def paged_specs(config: LlamaConfig, dtype: Any, page: int) -> dict[str, Any]:
     k, v = ([spec(*shape, dtype=dtype) for _ in range(config.num_hidden_layers)] for _ in "kv")
     rows = {"table": spec("batch", "width", dtype="int32"), "lengths": spec("batch", dtype="int32")}
     return {**step_specs(config, dtype), "past_key_values": PagedKVCache(k, v, **rows)}
+
+
+def empty_cache(config: LlamaConfig, dtype: Any, batch: int, capacity: int, kv_heads: int | None = None) -> KVCache:
+    """A cache for `batch` rows, which grows up to the model's context; `kv_heads` where ranks share a model."""
+    limit, heads = context_length(config), config.num_key_value_heads if kv_heads is None else kv_heads
+    capacity = min(max(capacity, 16), limit)
+    return KVCache(config.num_hidden_layers, batch, heads, config.head_dim, capacity, dtype=dtype, limit=limit)
 
 
 def make_room(cache: KVCache, num_valid: Any) -> None:

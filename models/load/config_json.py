@@ -68,13 +68,21 @@ def changes_numbers(key: str, value: Any) -> bool:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file, or say what is wrong with the file."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"), path, path.name)
+    except UnicodeDecodeError as error:
+        raise LoadError(f"{path.name} is not valid JSON", where=path, why=str(error)) from None
     except OSError as error:
         raise LoadError(f"can't read {path.name}", where=path, why=error.strerror or str(error)) from None
+
+
+def parse_json(text: str, where: object, name: str = "it") -> dict[str, Any]:
+    """Return the object that a JSON text of that name holds."""
+    try:
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise LoadError(f"{path.name} is not valid JSON", where=path, why=str(error)) from None
+        raise LoadError(f"{name} is not valid JSON", where=where, why=str(error)) from None
     if not isinstance(data, dict):
-        raise LoadError(f"{path.name} must hold a JSON object, not a {type(data).__name__}", where=path)
+        raise LoadError(f"{name} must hold a JSON object, not a {type(data).__name__}", where=where)
     return data
 
 

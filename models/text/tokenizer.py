@@ -6,12 +6,12 @@ import json
 import operator
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from monoplan.ir.errors import ArgumentError, LoadError, in_words
-from monoplan.models.load.config_json import read_json
+from monoplan.models.load.config_json import parse_json, read_json
 from monoplan.models.text.chat_template import read_template, render_chat
 
 # Token ids that come one by one, as text in whole characters.
@@ -109,14 +109,16 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         vocab_size: int | None = None,
         where: object = None,
+        is_checked: bool = False,
     ) -> None:
+        """is_checked: a tokenizer was made of just these before."""
         self._core, self._where = core, where
         self.bos_id, self.eos_ids, self.add_bos = bos_id, frozenset(eos_ids), add_bos and bos_id is not None
         self.chat_template, self.special_tokens = chat_template, dict(special_tokens or {})
-        ids = core.get_vocab(with_added_tokens=True).values()
-        if not ids:
+        ids = () if is_checked else core.get_vocab(with_added_tokens=True).values()
+        if not ids and not is_checked:
             raise LoadError("the tokenizer has an empty vocabulary", where=where)
-        if vocab_size is not None and max(ids) >= vocab_size:
+        if vocab_size is not None and max(ids, default=0) >= vocab_size:
             what = f"the tokenizer has token id {max(ids)}, but the model has {vocab_size} tokens"
             raise LoadError(what, where=where, fix="use the tokenizer that belongs to the model")
         # A model may have more rows than tokens, to round its size up: such ids are legal and have no text.
@@ -159,6 +161,17 @@ class Tokenizer:
             vocab_size=vocab_size,
             where=directory,
         )
+
+    @classmethod
+    def from_text(cls, text: bytes, settings: Mapping[str, Any], *, is_checked: bool = False) -> Tokenizer:
+        """The tokenizer of a saved plan: tokenizer.json, and what a Tokenizer knows besides."""
+        from tokenizers import Tokenizer as Core
+
+        where = "the tokenizer of a saved plan"
+        if not is_checked:
+            _check_normalizer(text, where)
+        core = _made(lambda: Core.from_buffer(text), where)
+        return cls(core, **_checked_settings(settings, where), where=where, is_checked=is_checked)
 
     @classmethod
     def from_gguf(
@@ -244,42 +257,59 @@ def _read_tokenizer_json(path: Path) -> Any:
         raise MissingTokenizer("there is no tokenizer.json", where=path.parent, fix=fix)
     from tokenizers import Tokenizer as Core
 
-    _check_normalizer(path)
     try:
-        core = Core.from_file(str(path))
+        _check_normalizer(path.read_bytes(), path)
+    except OSError as error:
+        raise LoadError("can't read tokenizer.json", where=path, why=error.strerror or str(error)) from None
+    return _made(lambda: Core.from_file(str(path)), path)
+
+
+def _made(make: Callable[[], Any], where: object) -> Any:
+    """The library's object, whatever it raises while it makes it."""
+    try:
+        core = make()
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library raises bare exceptions, and its panics are not even those
-        raise LoadError("tokenizer.json can't be used", where=path, why=str(error)) from None
+        raise LoadError("tokenizer.json can't be used", where=where, why=str(error)) from None
     if core.decoder is not None and b'"Regex"' in core.decoder.__getstate__():
         # It is run for every token that is generated, with Python's lock held: nobody could give up waiting for it.
-        raise LoadError("tokenizer.json can't be used", where=path, why="its decoder has a regular expression")
+        raise LoadError("tokenizer.json can't be used", where=where, why="its decoder has a regular expression")
     return core
 
 
-def _check_normalizer(path: Path) -> None:
+def _checked_settings(given: Mapping[str, Any], where: object) -> dict[str, Any]:
+    """What a Tokenizer wants to know, of a file that anybody may have made."""
+    template, special, ends = given["chat_template"], given["special_tokens"], given["eos_ids"]
+    ids = [*ends, given["vocab_size"], *([] if given["bos_id"] is None else [given["bos_id"]])]
+    texts = [*special, *special.values(), "" if template is None else template]
+    if not all(map(_is_id, ids)) or not all(isinstance(t, str) and _is_unicode(t) for t in texts):
+        raise LoadError("the settings of the tokenizer can't be used", where=where)
+    return {k: given[k] for k in ("bos_id", "eos_ids", "chat_template", "special_tokens", "vocab_size")} | {
+        "add_bos": bool(given["add_bos"])
+    }
+
+
+def _check_normalizer(data: bytes, where: object) -> None:
     """Raises where added tokens can't be normalized in time: the library does it while it loads a file, with Python's
     lock held, so that nobody could give up waiting for it. A file without such a regular expression is not parsed."""
     from tokenizers import Tokenizer as Core
 
-    try:
-        text = path.read_bytes().decode("utf-8", "replace")
-    except OSError as error:
-        raise LoadError("can't read tokenizer.json", where=path, why=error.strerror or str(error)) from None
+    text = data.decode("utf-8", "replace")
     # Names could be spelled with escapes of plain letters, which no program writes.
     if not any(mark in text for mark in ("\\u006", "\\u007")) and not _has_pattern(text, "normalizer"):
         return
-    data = read_json(path)
-    tokens, normalizer = data.get("added_tokens"), data.get("normalizer")
+    found = parse_json(text, where)
+    tokens, normalizer = found.get("added_tokens"), found.get("normalizer")
     if not isinstance(tokens, list) or '"Regex"' not in json.dumps(normalizer):
         return
     model = {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}
     try:
         core = Core.from_str(json.dumps({"version": "1.0", "normalizer": normalizer, "model": model}))
     except Exception as error:  # the library raises bare exceptions
-        raise LoadError("tokenizer.json can't be used", where=path, why=str(error)) from None
+        raise LoadError("tokenizer.json can't be used", where=where, why=str(error)) from None
     texts = [t["content"] for t in tokens if isinstance(t, dict) and isinstance(t.get("content"), str)]
-    _encoded(core, texts, path)
+    _encoded(core, texts, where)
 
 
 def _has_pattern(text: str, name: str) -> bool:

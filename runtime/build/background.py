@@ -11,14 +11,16 @@ import contextlib
 import contextvars
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from monoplan.runtime.warn import context_of_caller
+
+if TYPE_CHECKING:  # slow to import, and a plan that is there needs neither
+    import subprocess
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -52,6 +54,8 @@ class Work:
     @contextlib.contextmanager
     def process(self, command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
         """A process that does not outlive the block; it leads a session, so that its children end with it."""
+        import subprocess
+
         process = subprocess.Popen(command, start_new_session=True, **options)
         try:
             for work in self._chain:
@@ -70,6 +74,8 @@ class Work:
 
     def begin(self, function: Callable[[], T], *, daemon: bool = True) -> Future[T]:
         """Runs a function in a thread of its own; the interpreter's end waits for it unless it is a daemon."""
+        from concurrent.futures import Future
+
         future: Future[T] = Future()
         context = context_of_caller()
 
@@ -151,6 +157,8 @@ def side_by_side(
     daemon: bool = True,
 ) -> list[R]:
     """[function(item) for item in items] by several threads. After an exception no further item is begun."""
+    from concurrent.futures import Future
+
     futures: list[Future[R]] = [Future() for _ in items]
     waiting = iter(list(zip(items, futures, strict=True)))  # a list's iterator gives each item to one thread
     results: list[R] = []

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shlex
-import subprocess
 import sys
 import threading
 import time
@@ -94,6 +93,8 @@ def run_all(
 def _run_all(
     work: Work, commands: Sequence[Sequence[str]], cwd: Path, temporary: Path | None, show: bool, limit: float
 ) -> list[tuple[int, BuildLog]]:
+    import subprocess
+
     global _started
     # English messages: the cache looks for "No space left on device" in them.
     environ = {**os.environ, "LC_ALL": "C"} | ({"TMPDIR": str(temporary)} if temporary else {})

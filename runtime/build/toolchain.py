@@ -221,14 +221,26 @@ def load_candidates(entry: cache.Entry) -> Iterator[Path]:
 @functools.cache
 def declared(cdef: str) -> Any:
     """An FFI object for these declarations."""
+    return declared_by(tables(cdef))
+
+
+def declared_by(text: str) -> Any:
+    """An FFI object by the tables of its declarations, which are believed as machine code is."""
     import _cffi_backend  # type: ignore[import-untyped]
+
+    return _cffi_backend.FFI("monoplan_declarations", **ast.literal_eval(text))
+
+
+def tables(cdef: str) -> str:
+    """What cffi makes of declarations, as text."""
+    import _cffi_backend
 
     key = f"cffi {_cffi_backend.__version__}\n{cdef}"
     fact = facts.recall("cffi-tables", key)
     if fact is None:
         fact = {"tables": repr(_tables(_parsed(cdef)))}
         facts.remember("cffi-tables", key, fact)
-    return _cffi_backend.FFI("monoplan_declarations", **ast.literal_eval(str(fact["tables"])))
+    return str(fact["tables"])
 
 
 def _tables(code: str) -> dict[str, Any]:

@@ -10,15 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
 from threading import get_ident, main_thread
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from monoplan.codegen.kernels import Gather
-from monoplan.codegen.plan import Plan, Step
-from monoplan.codegen.source import Source, headers, included, origins
-from monoplan.codegen.target import Target, cpu_target
-from monoplan.codegen.views import Buffer
 from monoplan.ir.dims import evaluate
 from monoplan.ir.errors import ArgumentError, CompileError, PlanError
 from monoplan.ir.printer import print_op
@@ -28,7 +23,12 @@ from monoplan.runtime.build.background import stoppable
 from monoplan.runtime.build.toolchain import declared
 from monoplan.runtime.machine import features
 from monoplan.runtime.machine.threads import default_threads
-from monoplan.runtime.ranks.comm import Communicator
+
+if TYPE_CHECKING:  # codegen is imported by the functions that need it: running a plan does not
+    from monoplan.codegen.plan import Plan, Step
+    from monoplan.codegen.source import Source
+    from monoplan.codegen.target import Target
+    from monoplan.runtime.ranks.comm import Communicator
 
 # What a run on the CPU needs besides the plan, kept for the next run: a decode loop changes little of it.
 #
@@ -69,19 +69,18 @@ class Layout:
         offsets, total = plan.arena.layout(values)
         aliases, fresh = [], []
         for number, (where, v) in enumerate(zip(plan.outputs, plan.graph.outputs, strict=True)):
-            aliases.append(0 if isinstance(where, Buffer) else where)
-            if isinstance(where, Buffer):
+            aliases.append(where if isinstance(where, int) else 0)
+            if not isinstance(where, int):
                 shape, dtype = tuple(evaluate(d, values) for d in v.type.shape), v.type.dtype.numpy
                 small = evaluate(v.type.size, values) * dtype.itemsize < ALIGNED_FROM
                 fresh.append((number, shape, dtype, np.empty if small else aligned))
-        work = sum(evaluate(n * (s.kernel.flops + s.kernel.bytes), values) for s, n in plan.steps())
         numbers = [values[name] for name in plan.symbols]
         return cls(
             ffi.new("int64_t[]", numbers),
             ffi.new("int64_t[]", list(offsets) or [0]),
             total,
             values["threads"],
-            work > LONG,
+            evaluate(plan.work, values) > LONG,
             tuple(aliases),
             tuple(fresh),
         )
@@ -167,6 +166,8 @@ if hasattr(os, "register_at_fork"):
 
 def host_target() -> Target:
     """The CPU target of this machine (or of MONOPLAN_ISA)."""
+    from monoplan.codegen.target import cpu_target
+
     found = features.detect()
     return cpu_target(found.isa, features.vector_bytes(found.isa))
 
@@ -191,8 +192,8 @@ class CpuExecutable:
     ) -> None:
         """`params` may be a function that makes them: it runs while the C compiler does."""
         self.plan, self.source, self.threads = plan, source, threads
-        self.text = source.text if text is None else text
-        self.ffi = declared(self.declarations)
+        self._edited = text
+        self.ffi = self._declared()
         if callable(params):
             with stoppable() as work:
                 loaded = work.begin(self._load)
@@ -207,6 +208,14 @@ class CpuExecutable:
         self._frames: list[Frame] = []  # of the runs that are over, for the next ones
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self.comm: Communicator | None = None  # with the other ranks, where the plan has collectives
+
+    @property
+    def text(self) -> str:
+        """The source that was built: the plan's, or one that somebody edited."""
+        return self.source.text if self._edited is None else self._edited
+
+    def _declared(self) -> Any:
+        return declared(self.declarations)
 
     def _load(self) -> tuple[Any, Any]:
         """The library, built unless the cache has it, and its entry there."""
@@ -229,6 +238,8 @@ class CpuExecutable:
 
     def build_headers(self) -> tuple[tuple[str, str], ...]:
         """Names and texts of the headers that the source includes."""
+        from monoplan.codegen.source import headers, included
+
         return included(self.text, headers("cpu"))
 
     def enter(self, args: Any, error: Any) -> int:
@@ -332,6 +343,8 @@ def _interrupted() -> NoReturn:
 
 def _with_origin(error: CompileError, text: str) -> CompileError:
     """The compiler's error with the IR lines, and the user's, behind the source lines that it names."""
+    from monoplan.codegen.source import origins
+
     found = "".join(f"\n    from {line}" for line in origins(text, error.what)[:4])
     return CompileError(error.what + found, where=error.where, why=error.why, fix=error.fix)
 
@@ -340,6 +353,8 @@ def describe_failure(
     step: Step, code: int, place: int, value: int, limit: int, symbols: Mapping[str, int]
 ) -> PlanError | ArgumentError:
     """An error of the running plan in words, with the op's line of IR and the user's line."""
+    from monoplan.codegen.kernels import Gather
+
     k = step.kernel
     op = k.op
     if code == _INDEX and "table" in op.opdef.operand_names:

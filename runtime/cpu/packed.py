@@ -35,15 +35,11 @@ from monoplan.ir.errors import LoadError
 from monoplan.ir.graph import Graph, Value
 from monoplan.ir.types import as_dtype
 from monoplan.runtime.build import cache, cache_places, facts, trusted
-from monoplan.runtime.build.background import side_by_side
+from monoplan.runtime.cpu.block_sums import BLOCK, PIECE, blocks_are_right, sums
 from monoplan.runtime.cpu.weights import Progress, Source, prepare
-from monoplan.runtime.machine.threads import default_threads
 from monoplan.runtime.warn import context_of_caller
 
 FORMAT = "packed-1"
-WORDS = 2048  # of 8 bytes, that have one sum: their coefficients stay in L1
-BLOCK = 8 * WORDS
-PIECE = 512 * BLOCK  # bytes that a thread checks or writes at a time
 _TAIL = 20  # the last bytes: the length of the trailer, as text
 
 
@@ -212,17 +208,6 @@ def _digest(*parts: str) -> str:
 # The file: arrays, trailer, length of the trailer.
 
 
-@functools.cache
-def _coefficients() -> Array:
-    """Odd and all different: any one changed bit changes the sum, and so do any two of the lower 50 of two words."""
-    return np.arange(1, 2 * WORDS, 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-
-
-def sums(data: Array) -> Array:
-    """The sums of whole blocks of bytes."""
-    return data.view(np.uint64).reshape(-1, WORDS) @ _coefficients()
-
-
 def _write(stream: Any, name: str, arrays: Sequence[Array]) -> None:
     table, found, at = [], [], 0
     for a in arrays:
@@ -263,7 +248,7 @@ def _mapped(root: Path, name: str) -> list[Array] | None:
         described: Mapping[str, Any] = json.loads(head)
         raw = np.frombuffer(memory, np.uint8)
         data, wanted = raw[: described["bytes"]], np.frombuffer(recorded, "<u8")
-        if size != len(data) + length + _TAIL or not _is_right(data, wanted):
+        if size != len(data) + length + _TAIL or not blocks_are_right(data, wanted):
             return None
         found = []
         for at, dtype, shape in described["arrays"]:
@@ -272,13 +257,3 @@ def _mapped(root: Path, name: str) -> list[Array] | None:
             found.append(data[at : at + nbytes].view(kind).reshape(shape))
         return found
     return None
-
-
-def _is_right(data: Array, wanted: Array) -> bool:
-    def check(begin: int) -> bool:
-        piece = data[begin : begin + PIECE]
-        return bool(np.array_equal(sums(piece), wanted[begin // BLOCK : (begin + len(piece)) // BLOCK]))
-
-    if len(data) != len(wanted) * BLOCK:
-        return False
-    return all(side_by_side(check, range(0, len(data), PIECE), min(4, default_threads().count)))

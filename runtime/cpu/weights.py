@@ -22,7 +22,7 @@ from monoplan.codegen.lower.lowerer import ParamUse
 from monoplan.ir.errors import CompileError, MonoplanError
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import run_op
-from monoplan.ir.types import Part, address, aligned, bf16
+from monoplan.ir.types import Part, TensorType, address, aligned, bf16
 from monoplan.runtime.build import toolchain
 from monoplan.runtime.build.background import side_by_side
 from monoplan.runtime.build.facts import Once
@@ -199,6 +199,20 @@ def pack(w: Array, layout: Layout | None, make: Make = aligned) -> Array:
         return np.require(w, None, ["C", "A"])  # aligned: a file mapped at an odd offset is not
     packed = format_of(layout)
     return packed.pack(w.reshape(len(w), -1), layout.rows(len(w)), layout, make, _native(packed.native))
+
+
+def unpack(packed: Array, layout: Layout | None, kind: TensorType) -> Array:
+    """The weight of that type which `pack` made panels of: its values, or rows of blocks of a low-bit type."""
+    if layout is None or not layout.panel:
+        return packed
+    count, *rest = (int(n) for n in kind.shape)  # type: ignore[call-overload]
+    rows = layout.rows(count)
+    columns = format_of(layout).unpack(packed, math.prod(rest), layout)
+    if len(columns) != len(rows):
+        raise ValueError(f"panels have {len(columns)} columns, not {len(rows)}")
+    out = np.empty((count, *columns.shape[1:]), columns.dtype)
+    out[rows[rows >= 0]] = columns[rows >= 0]
+    return out if kind.dtype.is_low_bit else out.reshape(count, *rest)
 
 
 def _native(name: str) -> Native | None:

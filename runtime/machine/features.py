@@ -12,9 +12,7 @@ import os
 import platform
 import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -68,6 +66,8 @@ def _read_macos() -> tuple[str, frozenset[str]]:
 
 def sysctl(*keys: str, names: bool = False) -> str:
     """Output of macOS's sysctl for `keys`; empty where there is none."""
+    import subprocess
+
     command = ["sysctl", *(() if names else ("-n",)), *keys]
     try:
         return subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=10).stdout
@@ -269,6 +269,9 @@ class _Trial:
         return objection
 
     def _run(self, candidate: CpuFeatures, key: str, flags: tuple[str, ...]) -> str:
+        import subprocess
+        import tempfile
+
         # Any of these may be mounted noexec, or be absent; the same order as when a plan is loaded.
         for place in dict.fromkeys((None, os.environ.get("XDG_RUNTIME_DIR") or None, cache_places.cache_root())):
             try:
@@ -289,6 +292,8 @@ class _Trial:
         return "no place to run the probe" if candidate.isa == "amx" else ""
 
     def _run_in(self, folder: Path, arch: str, flags: tuple[str, ...]) -> int:
+        import subprocess
+
         source, program = folder / "probe.c", folder / "probe"
         kind = "arm" if arch == "aarch64" else "x86"
         shutil.copyfile(_HERE / f"trial_{kind}.c", source)

@@ -293,7 +293,7 @@ def test_probe_runs_elsewhere_when_the_temporary_directory_is_noexec(
             raise PermissionError("noexec")
         return real(command, **options)
 
-    monkeypatch.setattr(features.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
     trial = features._Trial(compilers.find_compiler(), "model")
     assert trial(CpuFeatures(features.machine(), isa, ())) == ""

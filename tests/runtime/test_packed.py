@@ -21,7 +21,7 @@ from monoplan.ir.errors import ArgumentError
 from monoplan.models import AutoLlamaModel, LlamaForCausalLM
 from monoplan.models.load import weight_file
 from monoplan.runtime.build import cache, cache_places, trusted
-from monoplan.runtime.cpu import packed
+from monoplan.runtime.cpu import block_sums, packed
 from tests.models.support import tiny_config
 
 IDS = np.array([[3, 1, 4, 1, 5]])
@@ -224,14 +224,14 @@ def test_writers_at_once(model: Path, root: Path) -> None:
 
 def test_sums_notice_any_two_bits() -> None:
     rng = np.random.default_rng(1)
-    data = rng.integers(0, 1 << 63, packed.WORDS, np.uint64)
-    wanted = packed.sums(data)
+    data = rng.integers(0, 1 << 63, block_sums.WORDS, np.uint64)
+    wanted = block_sums.sums(data)
     for count, bits in ((1, 64), (2, 50)):
         for _ in range(500):
             changed = data.copy()
-            for at in rng.choice(packed.WORDS, count, replace=False):
+            for at in rng.choice(block_sums.WORDS, count, replace=False):
                 changed[at] ^= np.uint64(1) << np.uint64(rng.integers(bits))
-            assert packed.sums(changed) != wanted
+            assert block_sums.sums(changed) != wanted
 
 
 def test_no_compiler_is_needed(model: Path, root: Path, tmp_path: Path) -> None:
