@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from monoplan.codegen.target import cpu_target
 from monoplan.codegen.text import c_string, comment_text, without_comments
 from monoplan.codegen.views import Buffer
 from monoplan.ir.dims import Dim, Expr, FloorDiv, bounds, substitute, symbols_of
-from monoplan.ir.errors import ArgumentError, writing
+from monoplan.ir.errors import ArgumentError, MonoplanError, writing
 from monoplan.ir.shape_constraints import ShapeConstraint
 from monoplan.ir.types import TensorType
 from monoplan.runtime.build.toolchain import BASE_FLAGS
@@ -33,13 +33,19 @@ from monoplan.runtime.machine import features
 
 if TYPE_CHECKING:
     from monoplan.built import Built
+    from monoplan.llm import CompiledLM
 
 Array = np.ndarray[Any, Any]
 HEAD = 64  # bytes before the first array of weights.bin
 
 
-def export(built: Built, folder: Path, isa: str | None = None, name: str = "model") -> Path:
-    """Writes the plan for one instruction set (None: this machine's) as C files whose names begin with `name`."""
+def export(
+    built: Built, folder: Path, isa: str | None = None, name: str = "model", chat: Mapping[str, bytes] | None = None
+) -> Path:
+    """Writes the plan for one instruction set (None: this machine's) as C files whose names begin with `name`.
+
+    `chat` has the files that a language model adds.
+    """
     from monoplan.inspect.inspection import output_names
 
     if built.target != "cpu" or built.tp is not None:
@@ -71,6 +77,10 @@ def export(built: Built, folder: Path, isa: str | None = None, name: str = "mode
             for v in plan.graph.inputs[:3]
         )
         + (" ..." if len(plan.graph.inputs) > 3 else ""),
+        "PROGRAMS": "main chat" if chat else "main",
+        "CHAT": "    ./chat weights.bin tokenizer.bin    (a conversation; its options stand at the top of chat.c)\n\n"
+        if chat
+        else "",
     }
     with writing("the exported plan", folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,9 +94,49 @@ def export(built: Built, folder: Path, isa: str | None = None, name: str = "mode
         (folder / f"{name}.c").write_text(whole, "utf-8")
         for header, content in _used_headers(text):
             (folder / header).write_text(content, "utf-8")
+        for file_name, data in (chat or {}).items():
+            of_model = _filled(data.decode(), name, values).encode() if file_name == "chat.c" else data
+            (folder / file_name).write_bytes(of_model)
         (folder / "weights.txt").write_text(_described(plan, params, table, total), "utf-8")
         _write_weights(folder / "weights.bin", params, total, digest)
     return folder
+
+
+def chat_files(lm: CompiledLM) -> dict[str, bytes]:
+    """The files of a program that talks: none for a model without a tokenizer."""
+    from monoplan.models.rope_scaling import table_key
+    from monoplan.models.text.tables import conversation, tokenizer_bytes
+
+    tokenizer = lm._tokenizer_for((), None)
+    if tokenizer is None:
+        return {}
+    try:
+        tables = tokenizer_bytes(tokenizer)
+        texts = conversation(tokenizer) if tokenizer.chat_template is not None else {}
+    except MonoplanError as error:
+        raise type(error)(error.what, why=error.why, fix=error.fix or "export with chat=False") from None
+    # A prompt is cut only where its parts have the angles of the whole.
+    whole = table_key(lm.config, 1) != table_key(lm.config, lm.max_length)
+    numbers = {
+        "CHAT_CONTEXT": lm.max_length,
+        "CHAT_CHUNK": lm.max_length if whole else lm.prefill_chunk,
+        "CHAT_BOS": tokenizer.bos_id if tokenizer.add_bos else -1,
+        "CHAT_HAS_TEMPLATE": int(bool(texts)),
+    }
+    ends = sorted({*lm.config.eos_ids, *tokenizer.eos_ids})
+    kinds = ("with_system", "after_system", "without_system", "answered", "answer", "next")
+    lines = [
+        "/* What chat.c has to know of the model: sizes, tokens that end a text, and the texts around messages. */",
+        "enum { " + ", ".join(f"{key} = {value}" for key, value in numbers.items()) + " };",
+        f"static const int chat_ends[] = {{{', '.join(map(str, [*ends, -1]))}}};",
+        *(f"static const char chat_{kind}[] = {c_string(texts.get(kind, ''))};" for kind in kinds),
+    ]
+    here = HERE / "cpu" / "export" / "chat"
+    return {
+        **{file.name: file.read_bytes() for file in sorted(here.iterdir())},
+        "chat.h": ("\n".join(lines) + "\n").encode(),
+        "tokenizer.bin": tables,
+    }
 
 
 _HEAD_OF_SOURCE = """\

@@ -398,9 +398,13 @@ class CompiledLM(GenerationMixin):
 
         return from_bytes, (to_bytes(self),)
 
-    def export(self, folder: str | os.PathLike[str], *, isa: str | None = None, name: str = "model") -> Path:
-        """Compiled.export of the plan of generation."""
-        return self.compiled.export(folder, isa=isa, name=name)
+    def export(
+        self, folder: str | os.PathLike[str], *, isa: str | None = None, name: str = "model", chat: bool = True
+    ) -> Path:
+        """Compiled.export of the plan of generation; with `chat` also a program that talks, if there is a tokenizer."""
+        from monoplan.export import chat_files, export
+
+        return export(self.compiled._latest(), Path(folder), isa, name, chat_files(self) if chat else None)
 
     @property
     def plan(self) -> Plan | None:

@@ -62,11 +62,16 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", metavar="DIR", help="where to write")
     parser.add_argument("--isa", choices=known(), help="the instruction set (default: this machine's)")
     parser.add_argument("--name", default="model", metavar="NAME", help="of files and functions (default: %(default)s)")
+    parser.add_argument("--no-chat", dest="chat", action="store_false", help="of a checkpoint: without chat.c")
 
 
 def export(args: argparse.Namespace) -> int:
     """Writes the plan and its weights as C files to build and to run without Python."""
-    path = _open(args).compiled.export(args.output, isa=args.isa, name=args.name)
+    opened = _open(args)
+    if opened.lm is None:
+        path = opened.compiled.export(args.output, isa=args.isa, name=args.name)
+    else:
+        path = opened.lm.export(args.output, isa=args.isa, name=args.name, chat=args.chat)
     print(f"written to {path}; to build: make -C {shlex.quote(str(path))}")
     return 0
 

@@ -44,6 +44,7 @@ class Opened:
     more: dict[str, Callable[[], dict[str, Any]]]  # further calls worth a profile, by what they are
     label: str
     model: Any = None  # of a checkpoint
+    lm: Any = None  # its CompiledLM
 
 
 def open_model(args: argparse.Namespace, **options: Any) -> Opened:
@@ -75,7 +76,7 @@ def _checkpoint(path: str, args: argparse.Namespace, settings: dict[str, Any]) -
     def token() -> dict[str, Any]:
         return step_arguments(llm, _prompt_ids(llm, getattr(args, "prompt", DEFAULT_PROMPT)), past=True)
 
-    return Opened(llm.compiled, prompt, {"prompt": prompt, "one token": token}, Path(path).name, llm.model)
+    return Opened(llm.compiled, prompt, {"prompt": prompt, "one token": token}, Path(path).name, llm.model, llm)
 
 
 def step_arguments(llm: Any, ids: Any, *, past: bool = False) -> dict[str, Any]:
