@@ -25,43 +25,10 @@ from monoplan.passes.manager import run_passes
 from monoplan.passes.pipeline import PIPELINE
 from tests import golden_text
 from tests.integration.support import small_config
+from tests.modules import Block, GPT2Block
 
 # Targets that are the same on every machine.
 AVX2, H200 = cpu_target("avx2", 32), cuda_target(90, 132, 232448, library=True)
-
-
-class Block(nn.Module):
-    """README's."""
-
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.norm = nn.RMSNorm(dim)
-        self.gate = nn.Linear(dim, hidden, bias=False)
-        self.up = nn.Linear(dim, hidden, bias=False)
-        self.down = nn.Linear(hidden, dim, bias=False)
-
-    def forward(self, x: mp.Tensor) -> mp.Tensor:
-        h = self.norm(x)
-        return x + self.down(F.silu(self.gate(h)) * self.up(h))
-
-
-class GPT2Block(nn.Module):
-    """Layer norms, biases, one product for q, k and v, and gelu."""
-
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.ln_1, self.ln_2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.c_attn, self.c_proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.c_fc, self.c_out = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
-
-    def forward(self, x: mp.Tensor) -> mp.Tensor:
-        batch, seq, dim = x.shape
-        parts = self.c_attn(self.ln_1(x)).reshape(batch, seq, 3, self.heads, dim // self.heads)
-        q, k, v = (parts[:, :, i].transpose(1, 2) for i in range(3))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-        x = x + self.c_proj(mixed.reshape(batch, seq, dim))
-        return x + self.c_out(F.gelu(self.c_fc(self.ln_2(x)), approximate="tanh"))
 
 
 class Variance(nn.Module):

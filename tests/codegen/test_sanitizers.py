@@ -6,14 +6,11 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import monoplan as mp
-import monoplan.nn.functional as F
-from monoplan import nn
 from monoplan.driver import build_graph_executable
 from monoplan.ir.types import DTYPES
 from monoplan.models import LlamaForCausalLM
@@ -24,25 +21,11 @@ from tests.codegen.sanitizers import KINDS, compile_watched, recording, run_watc
 from tests.codegen.test_ops import arrays_of, graph_of
 from tests.integration.blocks import CONTEXT, VOCAB, Gpt2Block
 from tests.models.support import tiny_config
+from tests.modules import Block, ViT
 
 THREADS = (1, 2, 3)
 # Sanitizers do not see what tile instructions read and write: emulated tiles stand for those of amx.
 ISAS = [isa for isa in (*levels(machine(), read_cpu()[1]), "tiles") if isa != "amx"]
-
-
-class Block(nn.Module):
-    """The README's."""
-
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.norm = nn.RMSNorm(dim)
-        self.gate = nn.Linear(dim, hidden, bias=False)
-        self.up = nn.Linear(dim, hidden, bias=False)
-        self.down = nn.Linear(hidden, dim, bias=False)
-
-    def forward(self, x: Any) -> Any:
-        h = self.norm(x)
-        return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
 
 def block(dtype: str) -> None:
@@ -58,6 +41,12 @@ def gpt2(dtype: str) -> None:
     rng = np.random.default_rng(1)
     for batch, seq in ((1, 1), (3, 5), (2, CONTEXT - 1)):
         fast(rng.integers(0, VOCAB, (batch, seq)))
+
+
+def vit(dtype: str) -> None:
+    fast = mp.compile(ViT().to(dtype), mp.spec("batch", 3, 21, 35))
+    for batch in (1, 3):
+        fast(np.random.default_rng(batch).normal(size=(batch, 3, 21, 35)).astype(np.float32))
 
 
 def llama(dtype: str) -> None:
@@ -81,6 +70,7 @@ PLANS: dict[str, tuple[Callable[[str], None], str]] = {
     "block": (block, "f32"),
     "block_bf16": (block, "bf16"),
     "gpt2": (gpt2, "f32"),
+    "vit": (vit, "f32"),
     "llama_f32": (llama, "float32"),
     "llama_bf16": (llama, "bfloat16"),
     "ops": (ops, "f32"),

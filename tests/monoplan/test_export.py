@@ -14,70 +14,16 @@ import pytest
 from cffi import FFI
 
 import monoplan as mp
-import monoplan.nn.functional as F
-from monoplan import nn
 from monoplan.ir.errors import ArgumentError
 from monoplan.models import LlamaForCausalLM
 from monoplan.runtime.build.compilers import find_compiler, has_openmp
 from tests.integration.support import small_config
+from tests.modules import GPT2, MLP, Block, ViT
 from tests.needs import needs
 
 Array = np.ndarray[Any, Any]
 STRICT = "-O3 -Wall -Wextra -Werror"
 SANITIZED = "-g -O0 -Wall -Wextra -Werror -fsanitize=address,undefined -fno-sanitize-recover=all"
-
-
-class Block(nn.Module):
-    """README's."""
-
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.norm = nn.RMSNorm(dim)
-        self.gate = nn.Linear(dim, hidden, bias=False)
-        self.up = nn.Linear(dim, hidden, bias=False)
-        self.down = nn.Linear(hidden, dim, bias=False)
-
-    def forward(self, x: mp.Tensor) -> mp.Tensor:
-        h = self.norm(x)
-        return x + self.down(F.silu(self.gate(h)) * self.up(h))
-
-
-class GPT2(nn.Module):
-    """Embeddings, two layers with one product for q, k and v, and the head."""
-
-    def __init__(self, words: int, dim: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.wte, self.wpe = nn.Embedding(words, dim), nn.Embedding(32, dim)
-        self.ln = nn.ModuleList([nn.LayerNorm(dim) for _ in range(4)])
-        self.attn = nn.ModuleList([nn.Linear(dim, 3 * dim) for _ in range(2)])
-        self.proj = nn.ModuleList([nn.Linear(dim, dim) for _ in range(2)])
-        self.fc = nn.ModuleList([nn.Linear(dim, 4 * dim) for _ in range(2)])
-        self.out = nn.ModuleList([nn.Linear(4 * dim, dim) for _ in range(2)])
-        self.head = nn.Linear(dim, words, bias=False)
-
-    def forward(self, ids: mp.Tensor, places: mp.Tensor) -> dict[str, mp.Tensor]:
-        x = self.wte(ids) + self.wpe(places)
-        batch, seq, dim = x.shape
-        for i in range(2):
-            parts = self.attn[i](self.ln[2 * i](x)).reshape(batch, seq, 3, self.heads, dim // self.heads)
-            q, k, v = (parts[:, :, j].transpose(1, 2) for j in range(3))
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-            x = x + self.proj[i](mixed.reshape(batch, seq, dim))
-            x = x + self.out[i](F.gelu(self.fc[i](self.ln[2 * i + 1](x)), approximate="tanh"))
-        return {"logits": self.head(x), "last": x[:, seq - 2 :]}
-
-
-class MLP(nn.Module):
-    """Sizes that fit no vector, and a product of sizes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(37, 53), nn.Linear(53, 11)
-
-    def forward(self, x: mp.Tensor, scale: mp.Tensor) -> tuple[mp.Tensor, mp.Tensor]:
-        y = self.second(F.relu(self.first(x))) * scale
-        return y, F.softmax(y.reshape(-1), dim=-1)
 
 
 def normal(*shape: int) -> Array:
@@ -106,6 +52,7 @@ MODELS: dict[str, tuple[Any, dict[str, Any], list[dict[str, Array]]]] = {
         {"x": mp.spec("rows", 37), "scale": mp.spec("rows", 1)},
         [{"x": normal(n, 37), "scale": normal(n, 1)} for n in (1, 19)],
     ),
+    "vit": (ViT, {"image": mp.spec("batch", 3, 21, 35)}, [{"image": normal(n, 3, 21, 35)} for n in (1, 3)]),
 }
 
 

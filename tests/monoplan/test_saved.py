@@ -25,7 +25,7 @@ from monoplan.runtime.cpu import plan_file
 from monoplan.runtime.cpu.plan_file import PlanFile
 from monoplan.saved import _SavedExecutable
 from tests.integration.support import small_config
-from tests.monoplan.test_export import GPT2, MLP, Block
+from tests.modules import GPT2, MLP, Block, ViT
 from tests.needs import default_model, needs
 
 Array = np.ndarray[Any, Any]
@@ -125,10 +125,12 @@ def test_another_instruction_set_rebuilds(tmp_path: Path, monkeypatch: pytest.Mo
     models = [
         mp.compile(GPT2(31, 24, 3), ids := mp.spec("b", "t", dtype="int64"), ids),
         mp.compile(MLP(), mp.spec("n", 37), mp.spec(11)),
+        mp.compile(ViT(), mp.spec("batch", 3, 21, 35)),
     ]
     rng = np.random.default_rng(1)
     ids, places = rng.integers(0, 31, (2, 7)), np.tile(np.arange(7), (2, 1))
-    calls: list[tuple[Any, ...]] = [(ids, places), (rng.standard_normal((3, 37), np.float32), np.ones(11, np.float32))]
+    row, image = rng.standard_normal((3, 37), np.float32), rng.standard_normal((2, 3, 21, 35), np.float32)
+    calls: list[tuple[Any, ...]] = [(ids, places), (row, np.ones(11, np.float32)), (image,)]
     for number, (fast, call) in enumerate(zip(models, calls, strict=True)):
         path = fast.save(tmp_path / f"{number}.mpz")
         with monkeypatch.context() as patch:

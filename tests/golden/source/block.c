@@ -10,7 +10,7 @@ MP_PANEL_FUNCTION(mp_panel_f32_6, 6, .load = mp_load_row_f32, .vectors = 2, .byt
 
 /* %mul = fused_linear(%x, %concat, _, %norm.weight) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"} :
  *     f32[batch, seq, 1024]
- * tests/codegen/test_golden_source.py:0 */
+ * tests/modules.py:0 */
 typedef struct {
     const float *x; const float *norm_weight; float *y;
 } fused_linear_0_args;
@@ -62,7 +62,7 @@ MP_KERNEL fused_linear_0(mp_run *run, const int t, const int T, const int step M
 
 /* %add = fused_linear(%mul, %down.weight, _, _, _, %x) {norm="none", eps=0.0, gated=False, expr="add(x0, x1)"} :
  *     f32[batch, seq, 256]
- * tests/codegen/test_golden_source.py:0 */
+ * tests/modules.py:0 */
 typedef struct {
     const float *x; const float *e0; float *y;
 } fused_linear_1_args;
@@ -118,12 +118,12 @@ static void plan_run(mp_run *run, int t, int T)
     const void *const w_down = param[2]; /* down.weight f32[256, 1024] */
     if (mp_phase_before(run, w_gate_up, 24, n_batch * n_seq <= 6 ? 65536 : 0, &t, &T)) return;
     /* 0: %mul = fused_linear(%x, %concat, _, %norm.weight) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0,
-     *     x1)"} : f32[batch, seq, 1024]  (tests/codegen/test_golden_source.py:0) */
+     *     x1)"} : f32[batch, seq, 1024]  (tests/modules.py:0) */
     fused_linear_0(run, t, T, 0, (const float *)in[0], w_gate_up, w_norm, (float *)(arena + at[0]),
         (float *)(arena + at[2]), (float *)(arena + at[1]), n_batch * n_seq);
     if (mp_phase_before(run, w_down, 3, n_batch * n_seq <= 6 ? 262144 : 0, &t, &T)) return;
     /* 1: %add = fused_linear(%mul, %down.weight, _, _, _, %x) {norm="none", eps=0.0, gated=False, expr="add(x0,
-     *     x1)"} : f32[batch, seq, 256]  (tests/codegen/test_golden_source.py:0) */
+     *     x1)"} : f32[batch, seq, 256]  (tests/modules.py:0) */
     fused_linear_1(run, t, T, 1, (const float *)(arena + at[0]), w_down, (const float *)in[0], (float *)out[0],
         (float *)(arena + at[2]), (float *)(arena + at[1]), n_batch * n_seq);
 }

@@ -3,18 +3,18 @@
  *
  * Steps, each with the launches it may become; the number of rows decides.
  * 0: %mul = fused_linear(%x, %concat, _, %norm.weight) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"}
- *     : f32[batch, seq, 1024]  (tests/codegen/test_golden_source.py:0)
+ *     : f32[batch, seq, 1024]  (tests/modules.py:0)
  *     n_batch * n_seq = 1: fused_linear_0_row<<<(128), 256>>>
  *     n_batch * n_seq >= 2: fused_linear_0_prepare<<<(n_batch * n_seq), 256>>>, library product n_batch * n_seq x
  *     2048 x 256, fused_linear_0_finish<<<(4, n_batch * n_seq), 256>>>
  * 1: %add = fused_linear(%mul, %down.weight, _, _, _, %x) {norm="none", eps=0.0, gated=False, expr="add(x0, x1)"}
- *     : f32[batch, seq, 256]  (tests/codegen/test_golden_source.py:0)
+ *     : f32[batch, seq, 256]  (tests/modules.py:0)
  *     n_batch * n_seq = 1: fused_linear_1_row<<<(128), 256>>>
  *     n_batch * n_seq >= 2: library product n_batch * n_seq x 256 x 1024 */
 
 /* %mul = fused_linear(%x, %concat, _, %norm.weight) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"} :
  *     f32[batch, seq, 1024]
- * tests/codegen/test_golden_source.py:0 */
+ * tests/modules.py:0 */
 extern "C" __global__ void __launch_bounds__(256, 1)
 fused_linear_0_row(const float *x, const float *w, const float *norm_weight, float *y, const int64_t n_batch,
     const int64_t n_seq, mp_error *error, const int64_t step)
@@ -43,7 +43,7 @@ fused_linear_0_row(const float *x, const float *w, const float *norm_weight, flo
 
 /* %mul = fused_linear(%x, %concat, _, %norm.weight) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"} :
  *     f32[batch, seq, 1024]
- * tests/codegen/test_golden_source.py:0 */
+ * tests/modules.py:0 */
 extern "C" __global__ void __launch_bounds__(256)
 fused_linear_0_prepare(const float *x, const float *norm_weight, float *xs, const int64_t n_batch,
     const int64_t n_seq, mp_error *error, const int64_t step)
@@ -59,7 +59,7 @@ fused_linear_0_prepare(const float *x, const float *norm_weight, float *xs, cons
 
 /* %mul = fused_linear(%x, %concat, _, %norm.weight) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"} :
  *     f32[batch, seq, 1024]
- * tests/codegen/test_golden_source.py:0 */
+ * tests/modules.py:0 */
 extern "C" __global__ void __launch_bounds__(256)
 fused_linear_0_finish(float *y, const float *sums, const int64_t splits, const int64_t n_batch,
     const int64_t n_seq, mp_error *error, const int64_t step)
@@ -86,7 +86,7 @@ fused_linear_0_finish(float *y, const float *sums, const int64_t splits, const i
 
 /* %add = fused_linear(%mul, %down.weight, _, _, _, %x) {norm="none", eps=0.0, gated=False, expr="add(x0, x1)"} :
  *     f32[batch, seq, 256]
- * tests/codegen/test_golden_source.py:0 */
+ * tests/modules.py:0 */
 extern "C" __global__ void __launch_bounds__(256, 1)
 fused_linear_1_row(const float *x, const float *w, const float *e0, float *y, const int64_t n_batch,
     const int64_t n_seq, mp_error *error, const int64_t step)

@@ -11,7 +11,7 @@ MP_PANEL_FUNCTION(mp_panel_f32_6, 6, .load = mp_load_row_f32, .vectors = 2, .byt
 
 /* %linear = fused_linear(%x, %c_attn.weight, %c_attn.bias, %ln_1.weight, %ln_1.bias) {norm="layer", eps=1e-05,
  *     gated=False, expr="x0"} : f32[batch, seq, 192]
- * tests/codegen/test_golden_source.py:0 in c_attn */
+ * tests/modules.py:0 in c_attn */
 typedef struct {
     const float *x; const float *bias; const float *norm_weight; const float *norm_bias; float *y;
 } fused_linear_0_args;
@@ -61,7 +61,7 @@ MP_KERNEL fused_linear_0(mp_run *run, const int t, const int T, const int step M
 
 /* %transpose_3 = attention(%reshape_1, %transpose_1, %transpose_2) {causal=True, scale=None, softcap=None,
  *     window=None, layout="bshd"} : f32[batch, seq, 4, 16]
- * tests/codegen/test_golden_source.py:0 */
+ * tests/modules.py:0 */
 #include "mp_attention.h"
 
 MP_KERNEL attention_1(mp_run *run MP_UNUSED, const int t MP_UNUSED, const int T MP_UNUSED,
@@ -95,7 +95,7 @@ MP_KERNEL attention_1(mp_run *run MP_UNUSED, const int t MP_UNUSED, const int T 
 
 /* %add = fused_linear(%reshape_4, %c_proj.weight, %c_proj.bias, _, _, %x) {norm="none", eps=0.0, gated=False,
  *     expr="add(x0, x1)"} : f32[batch, seq, 64]
- * tests/codegen/test_golden_source.py:0 */
+ * tests/modules.py:0 */
 typedef struct {
     const float *x; const float *bias; const float *e0; float *y;
 } fused_linear_2_args;
@@ -136,7 +136,7 @@ MP_KERNEL fused_linear_2(mp_run *run, const int t, const int T, const int step M
 
 /* %gelu = fused_linear(%add, %c_fc.weight, %c_fc.bias, %ln_2.weight, %ln_2.bias) {norm="layer", eps=1e-05,
  *     gated=False, expr="gelu(x0, approximate='tanh')"} : f32[batch, seq, 256]
- * tests/codegen/test_golden_source.py:0 */
+ * tests/modules.py:0 */
 typedef struct {
     const float *x; const float *bias; const float *norm_weight; const float *norm_bias; float *y;
 } fused_linear_3_args;
@@ -186,7 +186,7 @@ MP_KERNEL fused_linear_3(mp_run *run, const int t, const int T, const int step M
 
 /* %add_1 = fused_linear(%gelu, %c_out.weight, %c_out.bias, _, _, %add) {norm="none", eps=0.0, gated=False,
  *     expr="add(x0, x1)"} : f32[batch, seq, 64]
- * tests/codegen/test_golden_source.py:0 */
+ * tests/modules.py:0 */
 typedef struct {
     const float *x; const float *bias; const float *e0; float *y;
 } fused_linear_4_args;
@@ -251,29 +251,27 @@ static void plan_run(mp_run *run, int t, int T)
     const float *const w_c_out_bias = param[10]; /* c_out.bias f32[64] */
     if (mp_phase_before(run, w_c_attn, 3, n_batch * n_seq <= 6 ? 12288 : 0, &t, &T)) return;
     /* 0: %linear = fused_linear(%x, %c_attn.weight, %c_attn.bias, %ln_1.weight, %ln_1.bias) {norm="layer",
-     *     eps=1e-05, gated=False, expr="x0"} : f32[batch, seq, 192]  (tests/codegen/test_golden_source.py:0 in
-     *     c_attn) */
+     *     eps=1e-05, gated=False, expr="x0"} : f32[batch, seq, 192]  (tests/modules.py:0 in c_attn) */
     fused_linear_0(run, t, T, 0, (const float *)in[0], w_c_attn, w_c_attn_bias, w_ln_1, w_ln_1_bias,
         (float *)(arena + at[0]), (float *)(arena + at[2]), (float *)(arena + at[1]), n_batch * n_seq);
     if (mp_phase(run, &t, &T)) return;
     /* 1: %transpose_3 = attention(%reshape_1, %transpose_1, %transpose_2) {causal=True, scale=None, softcap=None,
-     *     window=None, layout="bshd"} : f32[batch, seq, 4, 16]  (tests/codegen/test_golden_source.py:0) */
+     *     window=None, layout="bshd"} : f32[batch, seq, 4, 16]  (tests/modules.py:0) */
     attention_1(run, t, T, 1, (const float *)(arena + at[0]), (const float *)(arena + at[0]),
         (const float *)(arena + at[0]), (float *)(arena + at[2]), (float *)(arena + at[1]));
     if (mp_phase_before(run, w_c_proj, 2, n_batch * n_seq <= 6 ? 8192 : 0, &t, &T)) return;
     /* 2: %add = fused_linear(%reshape_4, %c_proj.weight, %c_proj.bias, _, _, %x) {norm="none", eps=0.0,
-     *     gated=False, expr="add(x0, x1)"} : f32[batch, seq, 64]  (tests/codegen/test_golden_source.py:0) */
+     *     gated=False, expr="add(x0, x1)"} : f32[batch, seq, 64]  (tests/modules.py:0) */
     fused_linear_2(run, t, T, 2, (const float *)(arena + at[2]), w_c_proj, w_c_proj_bias, (const float *)in[0],
         (float *)(arena + at[0]), (float *)(arena + at[3]), (float *)(arena + at[1]), n_batch * n_seq);
     if (mp_phase_before(run, w_c_fc, 3, n_batch * n_seq <= 6 ? 16384 : 0, &t, &T)) return;
     /* 3: %gelu = fused_linear(%add, %c_fc.weight, %c_fc.bias, %ln_2.weight, %ln_2.bias) {norm="layer", eps=1e-05,
-     *     gated=False, expr="gelu(x0, approximate='tanh')"} : f32[batch, seq, 256]
-     *     (tests/codegen/test_golden_source.py:0) */
+     *     gated=False, expr="gelu(x0, approximate='tanh')"} : f32[batch, seq, 256]  (tests/modules.py:0) */
     fused_linear_3(run, t, T, 3, (const float *)(arena + at[0]), w_c_fc, w_c_fc_bias, w_ln_2, w_ln_2_bias,
         (float *)(arena + at[1]), (float *)(arena + at[3]), (float *)(arena + at[2]), n_batch * n_seq);
     if (mp_phase_before(run, w_c_out, 2, n_batch * n_seq <= 6 ? 32768 : 0, &t, &T)) return;
     /* 4: %add_1 = fused_linear(%gelu, %c_out.weight, %c_out.bias, _, _, %add) {norm="none", eps=0.0, gated=False,
-     *     expr="add(x0, x1)"} : f32[batch, seq, 64]  (tests/codegen/test_golden_source.py:0) */
+     *     expr="add(x0, x1)"} : f32[batch, seq, 64]  (tests/modules.py:0) */
     fused_linear_4(run, t, T, 4, (const float *)(arena + at[1]), w_c_out, w_c_out_bias,
         (const float *)(arena + at[0]), (float *)out[0], (float *)(arena + at[2]), (float *)(arena + at[3]),
         n_batch * n_seq);

@@ -3,40 +3,38 @@
  *
  * Steps, each with the launches it may become; the number of rows decides.
  * 0: %linear = fused_linear(%x, %c_attn.weight, %c_attn.bias, %ln_1.weight, %ln_1.bias) {norm="layer", eps=1e-05,
- *     gated=False, expr="x0"} : f32[batch, seq, 192]  (tests/codegen/test_golden_source.py:0 in c_attn)
+ *     gated=False, expr="x0"} : f32[batch, seq, 192]  (tests/modules.py:0 in c_attn)
  *     fused_linear_0<<<(n_batch * n_seq), 256>>>
  * 1: %linear = fused_linear(%x, %c_attn.weight, %c_attn.bias, %ln_1.weight, %ln_1.bias) {norm="layer", eps=1e-05,
- *     gated=False, expr="x0"} : f32[batch, seq, 192]  (tests/codegen/test_golden_source.py:0 in c_attn)
+ *     gated=False, expr="x0"} : f32[batch, seq, 192]  (tests/modules.py:0 in c_attn)
  *     n_batch * n_seq = 1: fused_linear_1_row<<<(96), 256>>>
  *     n_batch * n_seq >= 2: library product n_batch * n_seq x 192 x 64, fused_linear_1_finish<<<(n_batch * n_seq),
  *     256>>>
  * 2: %transpose_3 = attention(%reshape_1, %transpose_1, %transpose_2) {causal=True, scale=None, softcap=None,
- *     window=None, layout="bshd"} : f32[batch, seq, 4, 16]  (tests/codegen/test_golden_source.py:0)
+ *     window=None, layout="bshd"} : f32[batch, seq, 4, 16]  (tests/modules.py:0)
  *     attention_2<<<(n_batch * n_seq * 4), 128>>>
  * 3: %add = fused_linear(%reshape_4, %c_proj.weight, %c_proj.bias, _, _, %x) {norm="none", eps=0.0, gated=False,
- *     expr="add(x0, x1)"} : f32[batch, seq, 64]  (tests/codegen/test_golden_source.py:0)
+ *     expr="add(x0, x1)"} : f32[batch, seq, 64]  (tests/modules.py:0)
  *     n_batch * n_seq = 1: fused_linear_3_row<<<(32), 256>>>
  *     n_batch * n_seq >= 2: library product n_batch * n_seq x 64 x 64, fused_linear_3_finish<<<(n_batch * n_seq),
  *     256>>>
  * 4: %gelu = fused_linear(%add, %c_fc.weight, %c_fc.bias, %ln_2.weight, %ln_2.bias) {norm="layer", eps=1e-05,
- *     gated=False, expr="gelu(x0, approximate='tanh')"} : f32[batch, seq, 256]
- *     (tests/codegen/test_golden_source.py:0)
+ *     gated=False, expr="gelu(x0, approximate='tanh')"} : f32[batch, seq, 256]  (tests/modules.py:0)
  *     fused_linear_0<<<(n_batch * n_seq), 256>>>
  * 5: %gelu = fused_linear(%add, %c_fc.weight, %c_fc.bias, %ln_2.weight, %ln_2.bias) {norm="layer", eps=1e-05,
- *     gated=False, expr="gelu(x0, approximate='tanh')"} : f32[batch, seq, 256]
- *     (tests/codegen/test_golden_source.py:0)
+ *     gated=False, expr="gelu(x0, approximate='tanh')"} : f32[batch, seq, 256]  (tests/modules.py:0)
  *     n_batch * n_seq = 1: fused_linear_5_row<<<(128), 256>>>
  *     n_batch * n_seq >= 2: library product n_batch * n_seq x 256 x 64, fused_linear_5_finish<<<(n_batch * n_seq),
  *     256>>>
  * 6: %add_1 = fused_linear(%gelu, %c_out.weight, %c_out.bias, _, _, %add) {norm="none", eps=0.0, gated=False,
- *     expr="add(x0, x1)"} : f32[batch, seq, 64]  (tests/codegen/test_golden_source.py:0)
+ *     expr="add(x0, x1)"} : f32[batch, seq, 64]  (tests/modules.py:0)
  *     n_batch * n_seq = 1: fused_linear_6_row<<<(32), 256>>>
  *     n_batch * n_seq >= 2: library product n_batch * n_seq x 64 x 256, fused_linear_3_finish<<<(n_batch * n_seq),
  *     256>>> */
 
 /* %linear = fused_linear(%x, %c_attn.weight, %c_attn.bias, %ln_1.weight, %ln_1.bias) {norm="layer", eps=1e-05,
  *     gated=False, expr="x0"} : f32[batch, seq, 192]
- * tests/codegen/test_golden_source.py:0 in c_attn */
+ * tests/modules.py:0 in c_attn */
 extern "C" __global__ void __launch_bounds__(256)
 fused_linear_0(const float *x, const float *weight, const float *bias, float *y, const int64_t n_batch,
     const int64_t n_seq, mp_error *error, const int64_t step)
@@ -67,7 +65,7 @@ fused_linear_0(const float *x, const float *weight, const float *bias, float *y,
 
 /* %linear = fused_linear(%x, %c_attn.weight, %c_attn.bias, %ln_1.weight, %ln_1.bias) {norm="layer", eps=1e-05,
  *     gated=False, expr="x0"} : f32[batch, seq, 192]
- * tests/codegen/test_golden_source.py:0 in c_attn */
+ * tests/modules.py:0 in c_attn */
 extern "C" __global__ void __launch_bounds__(256, 1)
 fused_linear_1_row(const float *x, const float *w, const float *bias, float *y, const int64_t n_batch,
     const int64_t n_seq, mp_error *error, const int64_t step)
@@ -97,7 +95,7 @@ fused_linear_1_row(const float *x, const float *w, const float *bias, float *y, 
 
 /* %linear = fused_linear(%x, %c_attn.weight, %c_attn.bias, %ln_1.weight, %ln_1.bias) {norm="layer", eps=1e-05,
  *     gated=False, expr="x0"} : f32[batch, seq, 192]
- * tests/codegen/test_golden_source.py:0 in c_attn */
+ * tests/modules.py:0 in c_attn */
 extern "C" __global__ void __launch_bounds__(256)
 fused_linear_1_finish(const float *bias, float *y, const float *sums, const int64_t splits, const int64_t n_batch,
     const int64_t n_seq, mp_error *error, const int64_t step)
@@ -125,7 +123,7 @@ fused_linear_1_finish(const float *bias, float *y, const float *sums, const int6
 
 /* %transpose_3 = attention(%reshape_1, %transpose_1, %transpose_2) {causal=True, scale=None, softcap=None,
  *     window=None, layout="bshd"} : f32[batch, seq, 4, 16]
- * tests/codegen/test_golden_source.py:0 */
+ * tests/modules.py:0 */
 extern "C" __global__ void __launch_bounds__(128)
 attention_2(const float *q, const float *k, const float *v, float *y, const int64_t n_batch, const int64_t n_seq,
     mp_error *error, const int64_t step)
@@ -151,7 +149,7 @@ attention_2(const float *q, const float *k, const float *v, float *y, const int6
 
 /* %add = fused_linear(%reshape_4, %c_proj.weight, %c_proj.bias, _, _, %x) {norm="none", eps=0.0, gated=False,
  *     expr="add(x0, x1)"} : f32[batch, seq, 64]
- * tests/codegen/test_golden_source.py:0 */
+ * tests/modules.py:0 */
 extern "C" __global__ void __launch_bounds__(256, 1)
 fused_linear_3_row(const float *x, const float *w, const float *bias, const float *e0, float *y,
     const int64_t n_batch, const int64_t n_seq, mp_error *error, const int64_t step)
@@ -183,7 +181,7 @@ fused_linear_3_row(const float *x, const float *w, const float *bias, const floa
 
 /* %add = fused_linear(%reshape_4, %c_proj.weight, %c_proj.bias, _, _, %x) {norm="none", eps=0.0, gated=False,
  *     expr="add(x0, x1)"} : f32[batch, seq, 64]
- * tests/codegen/test_golden_source.py:0 */
+ * tests/modules.py:0 */
 extern "C" __global__ void __launch_bounds__(256)
 fused_linear_3_finish(const float *bias, const float *e0, float *y, const float *sums, const int64_t splits,
     const int64_t n_batch, const int64_t n_seq, mp_error *error, const int64_t step)
@@ -213,7 +211,7 @@ fused_linear_3_finish(const float *bias, const float *e0, float *y, const float 
 
 /* %gelu = fused_linear(%add, %c_fc.weight, %c_fc.bias, %ln_2.weight, %ln_2.bias) {norm="layer", eps=1e-05,
  *     gated=False, expr="gelu(x0, approximate='tanh')"} : f32[batch, seq, 256]
- * tests/codegen/test_golden_source.py:0 */
+ * tests/modules.py:0 */
 extern "C" __global__ void __launch_bounds__(256, 1)
 fused_linear_5_row(const float *x, const float *w, const float *bias, float *y, const int64_t n_batch,
     const int64_t n_seq, mp_error *error, const int64_t step)
@@ -243,7 +241,7 @@ fused_linear_5_row(const float *x, const float *w, const float *bias, float *y, 
 
 /* %gelu = fused_linear(%add, %c_fc.weight, %c_fc.bias, %ln_2.weight, %ln_2.bias) {norm="layer", eps=1e-05,
  *     gated=False, expr="gelu(x0, approximate='tanh')"} : f32[batch, seq, 256]
- * tests/codegen/test_golden_source.py:0 */
+ * tests/modules.py:0 */
 extern "C" __global__ void __launch_bounds__(256)
 fused_linear_5_finish(const float *bias, float *y, const float *sums, const int64_t splits, const int64_t n_batch,
     const int64_t n_seq, mp_error *error, const int64_t step)
@@ -271,7 +269,7 @@ fused_linear_5_finish(const float *bias, float *y, const float *sums, const int6
 
 /* %add_1 = fused_linear(%gelu, %c_out.weight, %c_out.bias, _, _, %add) {norm="none", eps=0.0, gated=False,
  *     expr="add(x0, x1)"} : f32[batch, seq, 64]
- * tests/codegen/test_golden_source.py:0 */
+ * tests/modules.py:0 */
 extern "C" __global__ void __launch_bounds__(256, 1)
 fused_linear_6_row(const float *x, const float *w, const float *bias, const float *e0, float *y,
     const int64_t n_batch, const int64_t n_seq, mp_error *error, const int64_t step)
