@@ -252,6 +252,7 @@ def classes() -> tuple[type, ...]:
     """The classes that an entry may be made of."""
     from monoplan.codegen import backend, kernels, memory, operands, plan, source, target, views
     from monoplan.codegen.cpu import schedule_attention as attention
+    from monoplan.codegen.cpu import schedule_conv as conv
     from monoplan.codegen.cpu import schedule_linear as linear
     from monoplan.codegen.formats import Layout
     from monoplan.codegen.lower import lowerer as lower
@@ -291,4 +292,5 @@ def classes() -> tuple[type, ...]:
         linear.Blocking,
         attention.AttentionSchedule,
         *sorted(kernels.Kernel.__subclasses__(), key=lambda cls: cls.__name__),
+        conv.ConvSchedule,
     )

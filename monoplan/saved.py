@@ -161,7 +161,10 @@ def _plan(
 
 
 def _recorded(value: Any, kinds: Sequence[type]) -> bytes:
-    return json.dumps(records.dump(value, kinds)).encode()
+    try:
+        return json.dumps(records.dump(value, kinds)).encode()
+    except records.RecordError as error:
+        raise ArgumentError("the plan can't be saved", why=str(error)) from None
 
 
 def _closed(plan: Any) -> tuple[Graph, dict[Any, str]]:
