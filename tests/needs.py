@@ -33,6 +33,9 @@ def _program(name: str) -> Callable[[], str]:
 def _package(*names: str) -> Callable[[], str]:
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     return lambda: f"there is no {', '.join(missing)}" if missing else ""
+def _no_wasm() -> str:
+    there = all(map(shutil.which, ("clang", "wasm-ld"))) and Path("/usr/include/wasm32-wasi").is_dir()
+    return "" if there else "no WebAssembly: apt install clang lld wasi-libc libclang-rt-dev-wasm32"
 
 
 # Name -> the function that says why it is missing; an empty text if it is there.
@@ -41,6 +44,8 @@ PROBLEMS: dict[str, Callable[[], str]] = {
     "g++": _program("g++"),
     "clang": _program("clang"),
     "nvcc": _program("nvcc"),
+    "rustc": _program("rustc"),
+    "wasm": _no_wasm,
     "x86_64-linux-gnu-gcc": _program("x86_64-linux-gnu-gcc"),
     "browser": lambda: "" if find_browser() else "there is no Chromium or Chrome on PATH: apt install chromium",
     "model": lambda: "" if default_model() else f"{SMOLLM2.name} is not in the cache: `monoplan generate` fetches it",

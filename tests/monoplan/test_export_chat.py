@@ -37,7 +37,8 @@ TEMPLATE = (
 _DRIVER = r"""
 #include "tokenizer.h"
 static tokenizer t;
-const char *open_file(const char *path) { return tok_open(&t, path); }
+static char *memory;
+const char *open_file(const char *path) { return tok_open(&t, path, &memory); }
 size_t encode(const char *text, size_t count, int32_t *out, size_t room)
 {
     tok_ids ids = {0};

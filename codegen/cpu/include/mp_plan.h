@@ -3,7 +3,9 @@
 #define MP_PLAN_H
 
 #include <math.h>
+#if !defined(MP_EXPORTED) /* such a plan leaves interrupts to its program */
 #include <signal.h>
+#endif
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>

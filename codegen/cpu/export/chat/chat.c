@@ -53,6 +53,9 @@ typedef struct {
     int64_t capacity;           /* tokens that the cache has room for */
     int32_t length, valid, seen; /* tokens in the cache, of this run, of the history */
     tok_ids fed;                /* what was fed, in order */
+    uint64_t step;              /* of an answer: tokens so far, how many may follow, bytes of an unfinished character */
+    int64_t left;
+    tok_text bytes;
 } model_state;
 
 static model_array *input_of(model_state *s, const char *name)
@@ -86,11 +89,10 @@ static void reserve(model_state *s, int64_t tokens)
     s->capacity = room;
 }
 
-static void open_model(model_state *s, const char *path, int threads, settings *with)
+static void set_up(model_state *s, model_plan *plan, settings *with)
 {
-    char error[512];
     memset(s, 0, sizeof *s);
-    if (!(s->plan = model_create(path, threads, error, sizeof error))) fail(path, error);
+    s->plan = plan;
     for (int i = 0; i < MODEL_INPUTS; ++i) {
         s->inputs[i] = *model_input(i);
         for (int k = 0; k < s->inputs[i].rank; ++k)
@@ -139,9 +141,8 @@ static int is_end(int32_t token)
     return 0;
 }
 
-/* Answers a prompt: what it has in common with what was fed before is in the cache already. The answer's text is added. */
-static void answer(
-    model_state *s, const tokenizer *t, const tok_ids *prompt, int64_t most, uint64_t seed, settings *with, int in_ids, tok_text *text)
+/* Begins to answer a prompt: what it has in common with what was fed before is in the cache already. */
+static void begin_answer(model_state *s, const tok_ids *prompt, int64_t most)
 {
     if (!prompt->count) fail("the prompt is empty", "");
     if (prompt->count > CHAT_CONTEXT) fail("the prompt is longer than the context", "");
@@ -150,41 +151,53 @@ static void answer(
     s->length = (int32_t)same, s->fed.count = 0;
     for (size_t i = 0; i < prompt->count; ++i) tok_push(&s->fed, prompt->at[i]);
     const int64_t room = CHAT_CONTEXT - (int64_t)prompt->count + 1;
-    if (most < 0 || most > room) most = room;
-    tok_text bytes = {0};
-    const struct timespec zero = {0, 0};
-    struct timespec begin = zero, first = zero, end = zero;
+    s->left = most < 0 || most > room ? room : most;
+    s->step = 0;
+    s->bytes.count = 0;
+}
+
+/* The next token of the answer, and the text that it makes certain; -1 at the end, with the rest of the text. */
+static int32_t go_on(model_state *s, const tokenizer *t, uint64_t seed, settings *with, tok_text *text)
+{
+    int32_t token = -1;
+    if (s->left > 0) {
+        with->random_val = with->temperature > 0 ? random_value(seed, s->step) : 0;
+        token = next_token(s, s->fed.at + s->length, (int64_t)s->fed.count - s->length, with);
+        ++s->step, --s->left;
+        if (is_end(token)) token = -1, s->left = 0;
+        else {
+            tok_push(&s->fed, token);
+            tok_decode(t, token, &s->bytes);
+        }
+    }
+    const size_t held = utf8_lossy(text, s->bytes.at, s->bytes.count, token >= 0);
+    if (held) memmove(s->bytes.at, s->bytes.at + s->bytes.count - held, held);
+    s->bytes.count = held;
+    return token;
+}
+
+/* The whole answer, written as it is made; its text is added. */
+static void answer(
+    model_state *s, const tokenizer *t, const tok_ids *prompt, int64_t most, uint64_t seed, settings *with, int in_ids, tok_text *text)
+{
+    struct timespec begin, first, end;
     clock_gettime(CLOCK_MONOTONIC, &begin);
-    int64_t made = 0;
-    for (uint64_t step = 0; made < most; ++step) {
-        with->random_val = with->temperature > 0 ? random_value(seed, step) : 0;
-        const int32_t token = next_token(s, s->fed.at + s->length, (int64_t)s->fed.count - s->length, with);
-        if (!step) clock_gettime(CLOCK_MONOTONIC, &first);
-        if (is_end(token)) break;
-        ++made;
-        tok_push(&s->fed, token);
-        if (in_ids) printf("%d\n", (int)token);
-        tok_decode(t, token, &bytes);
-        tok_text shown = {0};
-        const size_t held = utf8_lossy(&shown, bytes.at, bytes.count, 1);
-        if (bytes.count) memmove(bytes.at, bytes.at + bytes.count - held, held);
-        bytes.count = held;
-        if (!in_ids && shown.count) fwrite(shown.at, 1, shown.count, stdout);
+    first = begin;
+    begin_answer(s, prompt, most);
+    for (int32_t token = 0; token >= 0;) {
+        const size_t old = text->count;
+        token = go_on(s, t, seed, with, text);
+        if (s->step == 1) clock_gettime(CLOCK_MONOTONIC, &first);
+        if (in_ids && token >= 0) printf("%d\n", (int)token);
+        if (!in_ids && text->count > old) fwrite(text->at + old, 1, text->count - old, stdout);
         fflush(stdout);
-        tok_add(text, shown.at, shown.count);
-        free(shown.at);
     }
     clock_gettime(CLOCK_MONOTONIC, &end);
-    tok_text last = {0};
-    utf8_lossy(&last, bytes.at, bytes.count, 0);
-    if (!in_ids && last.count) fwrite(last.at, 1, last.count, stdout);
-    tok_add(text, last.at, last.count);
-    free(last.at);
-    free(bytes.at);
     if (getenv("CHAT_TIMES")) {
         const double to_first = (double)(first.tv_sec - begin.tv_sec) + (double)(first.tv_nsec - begin.tv_nsec) * 1e-9;
         const double rest = (double)(end.tv_sec - first.tv_sec) + (double)(end.tv_nsec - first.tv_nsec) * 1e-9;
-        fprintf(stderr, "first token after %.3f s, then %.1f tokens a second\n", to_first, (double)(made - 1) / (rest > 0 ? rest : 1));
+        const double more = s->step > 1 ? (double)(s->step - 1) : 0;
+        fprintf(stderr, "first token after %.3f s, then %.1f tokens a second\n", to_first, rest > 0 ? more / rest : 0);
     }
 }
 
@@ -283,7 +296,8 @@ int main(int argc, char **argv)
     }
     if (argc - at != 2) fail("usage", "./chat [options] weights.bin tokenizer.bin (see chat.c)");
     tokenizer t;
-    const char *const problem = tok_open(&t, argv[at + 1]);
+    char *memory = NULL;
+    const char *const problem = tok_open(&t, argv[at + 1], &memory);
     if (problem) fail(argv[at + 1], problem);
     tok_ids ids = {0};
     tok_text all = {0};
@@ -292,8 +306,11 @@ int main(int argc, char **argv)
         tok_encode(&t, all.at ? all.at : "", all.count, &ids);
         for (size_t i = 0; i < ids.count; ++i) printf("%d\n", (int)ids.at[i]);
     } else {
+        char error[512];
         model_state s;
-        open_model(&s, argv[at], threads, &with);
+        model_plan *const plan = model_create(argv[at], threads, error, sizeof error);
+        if (!plan) fail(argv[at], error);
+        set_up(&s, plan, &with);
         if (text) {
             encode(&t, text, strlen(text), &ids);
             answer(&s, &t, &ids, most, seed, &with, in_ids, &all);
@@ -302,9 +319,9 @@ int main(int argc, char **argv)
         else talk(&s, &t, system, most, seed, &with, in_ids);
         for (int i = 0; i < MODEL_INPUTS; ++i)
             if (is_cache(&s.inputs[i])) free(s.inputs[i].data);
-        free(s.fed.at);
+        free(s.fed.at), free(s.bytes.at);
         model_destroy(s.plan);
     }
-    free(ids.at), free(all.at), free(t.file);
+    free(ids.at), free(all.at), free(memory);
     return 0;
 }

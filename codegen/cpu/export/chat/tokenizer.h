@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MAYBE_UNUSED __attribute__((unused))
+
 enum { TOK_NORMAL, TOK_SPECIAL, TOK_BYTE };                       /* what a token is when it becomes text */
 enum { TOK_MATCH, TOK_CLASS, TOK_SPLIT, TOK_JUMP, TOK_NOT };      /* instructions of a pattern */
 enum { TOK_BYTES = 1, TOK_WHOLE_WORDS = 2, TOK_NFC = 4 };         /* flags: byte-level, words of the vocabulary first */
@@ -23,7 +25,6 @@ typedef struct {
 
 typedef struct {
     tok_head head;
-    char *file;
     const uint32_t *token_at, *kind, *order; /* text in the pool [tokens + 1], TOK_*, ids by their texts */
     const uint32_t *merge_left, *merge_right, *merge_rank, *merge_id; /* sorted by the pair */
     const uint32_t *range, *range_mask;      /* classes of characters, from a first one on */
@@ -480,30 +481,22 @@ static void tok_decode(const tokenizer *t, int32_t id, tok_text *out)
 
 /* ---- the file ---- */
 
-/* NULL, or what is wrong. */
-static const char *tok_open(tokenizer *t, const char *path)
+/* The tables of a file in memory, which begins with a multiple of 4 bytes and is used in place. NULL, or what is wrong. */
+static const char *tok_take_file(tokenizer *t, const char *data, size_t count)
 {
     memset(t, 0, sizeof *t);
-    FILE *file = fopen(path, "rb");
-    if (!file) return "can't be opened";
-    if (fread(&t->head, 1, sizeof t->head, file) != sizeof t->head || memcmp(t->head.magic, "monoplantokens1\n", 16)
-        || t->head.bytes < sizeof t->head || t->head.bytes > (1u << 30)) {
-        fclose(file);
-        return "is no file of a tokenizer";
-    }
-    const size_t bytes = (size_t)t->head.bytes - sizeof t->head;
-    t->file = (char *)malloc(bytes + 8);
-    const size_t got = t->file ? fread(t->file, 1, bytes + 1, file) : 0;
-    fclose(file);
-    if (!t->file) return "there is no memory for it";
+    if (count < sizeof t->head || memcmp(data, "monoplantokens1\n", 16)) return "is no file of a tokenizer";
+    memcpy(&t->head, data, sizeof t->head);
+    const char *const body = data + sizeof t->head;
+    const size_t bytes = count - sizeof t->head;
     const tok_head *const h = &t->head;
     const uint64_t words = 4ull * h->merges + 2ull * h->ranges + h->patterns + 1 + 2ull * h->code + 2ull * h->added + 1
         + 3ull * h->decomposed + 3ull * h->composed + 2ull * h->combining + 3ull * h->tokens + 1 + 256 + 4;
-    if (got != bytes || bytes != 4 * words + h->pool) return "is cut, or was changed";
+    if (count != h->bytes || bytes != 4 * words + h->pool) return "is cut, or was changed";
     uint64_t sum = 0;
-    for (size_t i = 0; i < bytes / 4; ++i) sum += (uint64_t)((const uint32_t *)(const void *)t->file)[i] * (2 * i + 1);
+    for (size_t i = 0; i < bytes / 4; ++i) sum += (uint64_t)((const uint32_t *)(const void *)body)[i] * (2 * i + 1);
     if (sum != h->sum) return "is damaged";
-    const uint32_t *at = (const uint32_t *)(const void *)t->file;
+    const uint32_t *at = (const uint32_t *)(const void *)body;
     t->token_at = at, at += h->tokens + 1;
     t->kind = at, at += h->tokens;
     t->order = at, at += h->tokens;
@@ -524,5 +517,17 @@ static const char *tok_open(tokenizer *t, const char *path)
     t->replaced = at, at += 4;
     t->pool = (const char *)at;
     return NULL;
+}
+
+static MAYBE_UNUSED const char *tok_open(tokenizer *t, const char *path, char **memory)
+{
+    FILE *file = fopen(path, "rb");
+    if (!file) return "can't be opened";
+    tok_text text = {0};
+    char piece[65536];
+    for (size_t n; (n = fread(piece, 1, sizeof piece, file)) > 0;) tok_add(&text, piece, n);
+    fclose(file);
+    *memory = text.at;
+    return tok_take_file(t, text.at ? text.at : "", text.count);
 }
 #endif
