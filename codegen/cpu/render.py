@@ -174,7 +174,11 @@ class _Body:
             number = layer.rpartition(".")[2] if full.startswith(f"{layer}.") else ""
             name = self.weights[key] = identifier(f"w{number}_", short[:40], self.weights.values())
             place = f"param[{self._table_index(b) if b.kind == 'table' else b.index}]"
-            text = f"{indent}const {_c_type(b)} *const {name} = {place};"
+            kind = _c_type(b)
+            is_packed = kind == "void"
+            kind = "const mp_weights" if is_packed else f"const {kind} *const"
+            cast = "" if is_packed else f"(const {_c_type(b)} *)"
+            text = f"{indent}{kind} {name} = {cast}{place};"
             comment = block_comment([f"{full} {value.type}"])
             lines += [f"{text} {comment}"] if len(text) + len(comment) < WIDTH else [f"{indent}{comment}", text]
         return lines

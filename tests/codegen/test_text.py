@@ -184,7 +184,8 @@ def code(source: str, folder: Path, language: str) -> str:
 
 def _without_names_of_weights(text: str) -> str:
     """C with `param[3]` in place of the variable that stands for it: its name is made of the weight's."""
-    declared, names, found = r"const \w+ \*const (w\d*_\w*) = (param\[.*?\]);", dict[str, str](), []
+    declared = r"const (?:mp_weights|\w+ \*const) (w\d*_\w*) = (?:\(const \w+ \*\))?(param\[.*?\]);"
+    names, found = dict[str, str](), []
     for piece in re.split(rf"({declared.replace('(w', '(?:w').replace('(param', '(?:param')})", text):
         if m := re.fullmatch(declared, piece):
             assert len(m[1]) < 60

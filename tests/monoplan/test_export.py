@@ -246,7 +246,7 @@ def test_what_can_not_be_exported_is_an_error(tmp_path: Path) -> None:
 @needs("gcc", "clang", "g++")
 @pytest.mark.parametrize("name", MODELS)
 def test_sanitizers_and_other_compilers(name: str, tmp_path: Path) -> None:
-    """With and without OpenMP, and model.h from C++."""
+    """With and without OpenMP, as C and as C++, and model.h from C++."""
     fast = compiled(name)
     for isa, compiler, flags, openmp in (
         (None, "gcc", SANITIZED, "-fopenmp"),
@@ -258,6 +258,14 @@ def test_sanitizers_and_other_compilers(name: str, tmp_path: Path) -> None:
         assert_same(tmp_path, fast, name, exact=False)
     plain = run(tmp_path, "gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-c", "model.c")  # no other flags
     assert plain.returncode == 0, plain.stderr
+    assert run(tmp_path, "gcc", "-O1", "-c", "main.c").returncode == 0
+    for compiler in ("g++", "clang++"):
+        for more in ([], ["-fopenmp"]) if compiler == "g++" else ([],):
+            flags = ["-std=c++17", "-x", "c++", "-O1", "-Wall", "-Wextra", "-Werror", "-fopenmp-simd", *more]
+            done = run(tmp_path, compiler, *flags, "-c", "model.c", "-o", "model.o")
+            assert done.returncode == 0, done.stderr
+            assert run(tmp_path, compiler, *more, "-o", "main", "main.o", "model.o", "-lm").returncode == 0
+            assert_same(tmp_path, fast, name, exact=False)
     (tmp_path / "use.cpp").write_text('#include "model.h"\nint main() { return model_input(0) == nullptr; }\n')
     assert run(tmp_path, "g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-c", "use.cpp").returncode == 0
     done = run(tmp_path, "g++", "use.o", "model.o", "-o", "use", "-lm")

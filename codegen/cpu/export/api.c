@@ -72,7 +72,7 @@ static uint64_t model_sum(const unsigned char *data, int64_t bytes)
     enum { BLOCK = 16384 };
     uint64_t sum = 0;
     for (int64_t first = 0; first < bytes; first += BLOCK) {
-        const int64_t words = ((bytes - first < BLOCK ? bytes - first : BLOCK) + 7) / 8; /* arrays are padded to 64 bytes */
+        const int64_t words = ((bytes - first < BLOCK ? bytes - first : (int64_t)BLOCK) + 7) / 8; /* arrays are padded to 64 bytes */
         uint64_t inner = 0;
         for (int64_t i = 0; i < words; ++i) {
             uint64_t word;
@@ -129,7 +129,7 @@ static int model_read(model_plan *plan, const char *path, size_t *bytes)
 
 static model_plan *model_make(const char *path, const void *weights, size_t bytes, int threads, char *error, size_t room)
 {
-    model_plan *plan = calloc(1, sizeof *plan);
+    model_plan *plan = (model_plan *)calloc(1, sizeof *plan);
     int failed = !plan;
     if (plan) {
 #if defined(_OPENMP)
@@ -143,7 +143,7 @@ static model_plan *model_make(const char *path, const void *weights, size_t byte
 #endif
         if (!failed && path) failed = model_read(plan, path, &bytes);
         else if ((uintptr_t)weights % 64) failed = model_fail(plan, "the weights do not begin with a multiple of 64 bytes");
-        if (!failed) failed = model_take(plan, path ? plan->owned : weights, bytes);
+        if (!failed) failed = model_take(plan, (const unsigned char *)(path ? plan->owned : weights), bytes);
     }
     if (!failed) return plan;
     if (error && room) snprintf(error, room, "%s", plan ? plan->error : "there is no memory");
@@ -239,7 +239,7 @@ int model_run(model_plan *plan, const model_array *inputs, int count, model_arra
     memset(&args, 0, sizeof args);
     memset(&error, 0, sizeof error);
     args.symbols = symbols, args.inputs = from, args.outputs = to, args.params = plan->params;
-    args.arena = plan->arena, args.offsets = offsets, args.threads = plan->threads;
+    args.arena = (char *)plan->arena, args.offsets = offsets, args.threads = plan->threads;
     if (mp_run_plan(&args, &error)) return model_explain(plan, &error);
     for (int i = 0; i < MODEL_RESULTS; ++i) { /* an input that is written, where the plan has a place of its own for it */
         const int into = model_places[i].written;
@@ -247,6 +247,6 @@ int model_run(model_plan *plan, const model_array *inputs, int count, model_arra
         for (int k = 0; k < made[i].rank; ++k) bytes *= made[i].shape[k];
         if (into >= 0 && from[into] != made[i].data) memcpy(from[into], made[i].data, (size_t)bytes);
     }
-    if (MODEL_OUTPUTS) memcpy(outputs, made, MODEL_OUTPUTS * sizeof *outputs);
+    if (MODEL_OUTPUTS > 0) memcpy(outputs, made, MODEL_OUTPUTS * sizeof *outputs);
     return 0;
 }

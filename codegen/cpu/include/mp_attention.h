@@ -17,10 +17,11 @@ typedef struct {
     int kv_heads, group, dim, value_dim; /* `group` query heads share one key/value head */
     int causal, window;           /* a query sees its own key and those before it; `window` keys in all (0: any number) */
     double scale, softcap;        /* softcap 0: none */
-    mp_view q, y;                 /* [batch][query][head][dim] */
+    mp_view q;                    /* [batch][query][head][dim] */
     mp_view k, v;                 /* [batch][group][key][dim] */
     mp_view mask;                 /* [batch][head][query][key]: booleans (true: visible), or numbers added to scores */
     mp_view past;                 /* [batch]: keys before the first query */
+    mp_view y;                    /* as q */
     int has_mask, has_past;       /* without `past` the last query has the last key */
     /* Few queries: tasks of `least` to `chunk` keys; `rows` keys meet the queries of a group at a time, values are
      * summed `wide` vectors at a time; `rows` and `wide` times the heads that run together are at most MP_FEW_SUMS.

@@ -112,7 +112,8 @@ MP_FN void mp_few_tiles(const mp_attention *a, const int64_t b, const int64_t g,
     _Alignas(64) uint32_t weight[2][2][2 * MP_FEW_TILES_GROUP * 16];
     _Alignas(64) mp_bf16 last[32 * MP_FEW_TILES_DIM];
     const int64_t count = to - from, blocks = (count + 31) / 32 * 32, k_row = a->k.s2, v_row = a->v.s2;
-    const mp_bf16 *const k0 = mp_row(&a->k, b, g, from), *const v0 = mp_row(&a->v, b, g, from);
+    const mp_bf16 *const k0 = (const mp_bf16 *)mp_row(&a->k, b, g, from);
+    const mp_bf16 *const v0 = (const mp_bf16 *)mp_row(&a->v, b, g, from);
     mp_few_tile_queries(a, b, g, s, query);
     mp_tiles_shape(16, heads * 4);
     mp_tile_fence();

@@ -22,8 +22,8 @@ MP_FN void mp_pack_keys(const mp_attention *a, const int64_t b, const int64_t g,
         const int64_t key = j0 + j;
         rows[j] = values[j] = none;
         if (key >= written) continue;
-        rows[j] = k_vectors ? mp_row(&a->k, b, g, key) : dense_keys + j * a->dim;
-        values[j] = v_vectors ? mp_row(&a->v, b, g, key) : dense_values + j * a->value_dim;
+        rows[j] = k_vectors ? (const mp_bf16 *)mp_row(&a->k, b, g, key) : dense_keys + j * a->dim;
+        values[j] = v_vectors ? (const mp_bf16 *)mp_row(&a->v, b, g, key) : dense_values + j * a->value_dim;
         for (int64_t i = 0; !k_vectors && i < a->dim; ++i)
             dense_keys[j * a->dim + i] = ((const mp_bf16 *)a->k.data)[mp_place(&a->k, b, g, key, i)];
         for (int64_t i = 0; !v_vectors && i < a->value_dim; ++i)
@@ -143,7 +143,7 @@ typedef struct {
 MP_FN void mp_query_tile(const mp_attention *a, mp_bf16 *to, const int64_t b, const int64_t s, const int64_t h,
                          const int64_t i0)
 {
-    const mp_bf16 *const rounded = a->q.data;
+    const mp_bf16 *const rounded = (const mp_bf16 *)a->q.data;
     if (a->q_tiles) {
         const int64_t place = b * a->queries + s, columns = (int64_t)a->kv_heads * a->group * a->dim;
         memcpy(to, rounded + mp_place_in_tiles(place / 32 * 32, place % 32, h * a->dim + i0, columns), 32 * sizeof *to);

@@ -61,7 +61,7 @@ static inline void mp_learn(const mp_run *run)
 {
     long long last = atomic_load_explicit(&mp_alone_for, memory_order_relaxed);
     if (run->verdict == MP_ALONE) {
-        last = last * 2 < MP_ALONE_LEAST ? MP_ALONE_LEAST : last * 2 > MP_ALONE_MOST ? MP_ALONE_MOST : last * 2;
+        last = last * 2 < MP_ALONE_LEAST ? (int)MP_ALONE_LEAST : last * 2 > MP_ALONE_MOST ? (int)MP_ALONE_MOST : last * 2;
         atomic_store_explicit(&mp_alone_until, mp_now() + last, memory_order_relaxed);
         atomic_store_explicit(&mp_alone_for, last, memory_order_relaxed);
     } else if (last && mp_now() > atomic_load_explicit(&mp_alone_until, memory_order_relaxed) + last) {
@@ -90,9 +90,9 @@ static inline int64_t mp_patience(int T)
 /* Runs a plan once, as one parallel region. */
 static inline int mp_call(void (*plan)(mp_run *, int, int), const mp_args *args, mp_error *error)
 {
-    static const atomic_int silence;
+    static const atomic_int silence = 0;
     mp_run run;
-    memset(&run, 0, sizeof run);
+    memset((void *)&run, 0, sizeof run);
     run.args = args;
     run.error = error;
 #if defined(MP_EXPORTED)

@@ -360,7 +360,7 @@ static uint32_t mp_rare __attribute__((unused));
     for (int64_t mp_from = (begin), mp_end = (end), mp_to; mp_from < mp_end; mp_from = mp_to) { \
         _Alignas(64) __typeof__(*y) mp_chunk[MP_QUICK_CHUNK]; \
         __typeof__(*y) *const mp_place = y + mp_from; \
-        __typeof__(*y) *const mp_shifted = (void *)((uintptr_t)mp_chunk - (uintptr_t)mp_from * sizeof *y); \
+        __typeof__(*y) *const mp_shifted = (__typeof__(*y) *)((uintptr_t)mp_chunk - (uintptr_t)mp_from * sizeof *y); \
         mp_to = mp_end - mp_from < MP_QUICK_CHUNK ? mp_end : mp_from + MP_QUICK_CHUNK; \
         __typeof__(*y) *const y = mp_shifted; \
         uint32_t mp_rare = 0; \

@@ -6,6 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "mp_cxx.h"
+
 typedef uint16_t mp_bf16;
 typedef uint16_t mp_f16;
 
@@ -27,7 +29,7 @@ MP_FN mp_bf16 mp_to_bf16(float f)
     return (mp_bf16)(f != f ? (u >> 16) | 0x40u : rounded);
 }
 
-#if defined(__FLT16_MANT_DIG__)
+#if defined(MP_HAS_FLOAT16)
 MP_FN float mp_load_f16(mp_f16 h) { _Float16 x; memcpy(&x, &h, 2); return (float)x; }
 MP_FN mp_f16 mp_to_f16(float f) { const _Float16 x = (_Float16)f; mp_f16 h; memcpy(&h, &x, 2); return h; }
 #else

@@ -6,10 +6,10 @@
 #if !defined(MP_EXPORTED) /* such a plan leaves interrupts to its program */
 #include <signal.h>
 #endif
-#include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
 
+#include "mp_cxx.h"
 #include "mp_math.h"
 #include "mp_amx.h"
 #include "mp_tile.h"
@@ -186,7 +186,7 @@ static inline int mp_crowded(mp_run *run, int T)
 static int __attribute__((unused, noinline)) mp_meet(mp_run *run, int T, const mp_next next, int between)
 {
     enum { FIRST = 2 << 10, MOST = 512 << 10, SPINS = 64 }; /* bytes: into L1, into L2 */
-    const int64_t most = next.bytes < MOST ? next.bytes : MOST;
+    const int64_t most = next.bytes < MOST ? next.bytes : (int64_t)MOST;
     int64_t fetched = 0;
     for (; fetched < FIRST && fetched < most; fetched += 64) __builtin_prefetch(next.first + fetched, 0, 3);
     if (T == 1) {

@@ -6,9 +6,10 @@
 #include "mp_view.h"
 
 typedef struct {
-    double temperature, top_p, min_p; /* temperature 0: the largest logit, the lowest id among equals */
-    int64_t top_k;                    /* 0: any number */
-    double random;                    /* in [0, 1) */
+    double temperature;   /* 0: the largest logit, the lowest id among equals */
+    int64_t top_k;        /* 0: any number */
+    double top_p, min_p;
+    double random;        /* in [0, 1) */
 } mp_sampling;
 
 /* Whether logit a goes before logit b: larger first, the lower id among equals. */

@@ -48,7 +48,7 @@ MP_FN mp_vec mp_vload_f16(const mp_f16 *p)
     __asm__("fcvtl %0.4s, %1.4h" : "=w"(wide) : "w"(*(const mp_half_u16 *)p));
     return wide;
 }
-#elif MP_LANES > 1 && defined(__FLT16_MANT_DIG__) && !defined(__clang__)
+#elif MP_LANES > 1 && defined(MP_HAS_FLOAT16) && !defined(__clang__)
 typedef _Float16 mp_vec_f16 __attribute__((vector_size(2 * MP_LANES), aligned(2), may_alias));
 MP_FN mp_vec mp_vload_f16(const mp_f16 *p) { return __builtin_convertvector(*(const mp_vec_f16 *)p, mp_vec); }
 #else

@@ -9,7 +9,7 @@ enum { MP_F64, MP_F32, MP_F16, MP_BF16, MP_I64, MP_I32, MP_I16, MP_I8, MP_U64, M
 #define MP_IS_FLOAT(type) ((type) <= MP_BF16)
 
 typedef struct {
-    int virtual, type;      /* virtual: there is no memory behind it, every element is `start`, or numbers rise from there */
+    int unstored, type;     /* unstored: there is no memory behind it, every element is `start`, or numbers rise from there */
     void *data;
     int64_t s0, s1, s2, s3; /* elements from one index to the next, by dimension */
     double start;
@@ -38,7 +38,7 @@ MP_FN int64_t mp_place(const mp_view *v, int64_t i0, int64_t i1, int64_t i2, int
  * it again is exact. */
 MP_FN double mp_at(const mp_view *v, const int64_t place)
 {
-    if (v->virtual) return v->rises ? v->start + (double)place : v->start;
+    if (v->unstored) return v->rises ? v->start + (double)place : v->start;
     if (v->type == MP_F32) return (double)((const float *)v->data)[place];
     if (v->type == MP_BF16) return (double)mp_load_bf16(((const mp_bf16 *)v->data)[place]);
     if (v->type == MP_F16) return (double)mp_load_f16(((const mp_f16 *)v->data)[place]);
@@ -49,7 +49,7 @@ MP_FN float mp_at_f32(const mp_view *v, const int64_t place) { return (float)mp_
 /* The same of integers and flags; those of u64 by their bits. */
 MP_FN int64_t mp_int_at(const mp_view *v, const int64_t place)
 {
-    if (v->virtual) return (int64_t)mp_at(v, place);
+    if (v->unstored) return (int64_t)mp_at(v, place);
     switch (v->type) {
     case MP_I64: case MP_U64: return ((const int64_t *)v->data)[place];
     case MP_I32: return ((const int32_t *)v->data)[place];
@@ -91,6 +91,6 @@ MP_FN const void *mp_row(const mp_view *v, int64_t i0, int64_t i1, int64_t i2)
 /* Whether rows can be read by vectors of floats: elements of up to 32 bits that are neighbours. */
 MP_FN int mp_dense(const mp_view *v)
 {
-    return !v->virtual && v->s3 == 1 && (v->type == MP_F32 || v->type == MP_F16 || v->type == MP_BF16);
+    return !v->unstored && v->s3 == 1 && (v->type == MP_F32 || v->type == MP_F16 || v->type == MP_BF16);
 }
 #endif

@@ -113,9 +113,9 @@ static void plan_run(mp_run *run, int t, int T)
     const int64_t n_batch MP_UNUSED = run->args->symbols[0];
     const int64_t n_seq MP_UNUSED = run->args->symbols[1];
     /* ---- fused_linear ---- */
-    const void *const w_gate_up = param[1]; /* gate|up.weight f32[2048, 256] */
-    const float *const w_norm = param[0]; /* norm.weight f32[256] */
-    const void *const w_down = param[2]; /* down.weight f32[256, 1024] */
+    const mp_weights w_gate_up = param[1]; /* gate|up.weight f32[2048, 256] */
+    const float *const w_norm = (const float *)param[0]; /* norm.weight f32[256] */
+    const mp_weights w_down = param[2]; /* down.weight f32[256, 1024] */
     if (mp_phase_before(run, w_gate_up, 24, n_batch * n_seq <= 6 ? 65536 : 0, &t, &T)) return;
     /* 0: %mul = fused_linear(%x, %concat, _, %norm.weight) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0,
      *     x1)"} : f32[batch, seq, 1024]  (tests/modules.py:0) */

@@ -237,18 +237,18 @@ static void plan_run(mp_run *run, int t, int T)
     const int64_t n_batch MP_UNUSED = run->args->symbols[0];
     const int64_t n_seq MP_UNUSED = run->args->symbols[1];
     /* ---- c_attn, attention, fused_linear ---- */
-    const void *const w_c_attn = param[3]; /* c_attn.weight f32[192, 64] */
-    const float *const w_c_attn_bias = param[0]; /* c_attn.bias f32[192] */
-    const float *const w_ln_1 = param[1]; /* ln_1.weight f32[64] */
-    const float *const w_ln_1_bias = param[2]; /* ln_1.bias f32[64] */
-    const void *const w_c_proj = param[5]; /* c_proj.weight f32[64, 64] */
-    const float *const w_c_proj_bias = param[4]; /* c_proj.bias f32[64] */
-    const void *const w_c_fc = param[9]; /* c_fc.weight f32[256, 64] */
-    const float *const w_c_fc_bias = param[6]; /* c_fc.bias f32[256] */
-    const float *const w_ln_2 = param[7]; /* ln_2.weight f32[64] */
-    const float *const w_ln_2_bias = param[8]; /* ln_2.bias f32[64] */
-    const void *const w_c_out = param[11]; /* c_out.weight f32[64, 256] */
-    const float *const w_c_out_bias = param[10]; /* c_out.bias f32[64] */
+    const mp_weights w_c_attn = param[3]; /* c_attn.weight f32[192, 64] */
+    const float *const w_c_attn_bias = (const float *)param[0]; /* c_attn.bias f32[192] */
+    const float *const w_ln_1 = (const float *)param[1]; /* ln_1.weight f32[64] */
+    const float *const w_ln_1_bias = (const float *)param[2]; /* ln_1.bias f32[64] */
+    const mp_weights w_c_proj = param[5]; /* c_proj.weight f32[64, 64] */
+    const float *const w_c_proj_bias = (const float *)param[4]; /* c_proj.bias f32[64] */
+    const mp_weights w_c_fc = param[9]; /* c_fc.weight f32[256, 64] */
+    const float *const w_c_fc_bias = (const float *)param[6]; /* c_fc.bias f32[256] */
+    const float *const w_ln_2 = (const float *)param[7]; /* ln_2.weight f32[64] */
+    const float *const w_ln_2_bias = (const float *)param[8]; /* ln_2.bias f32[64] */
+    const mp_weights w_c_out = param[11]; /* c_out.weight f32[64, 256] */
+    const float *const w_c_out_bias = (const float *)param[10]; /* c_out.bias f32[64] */
     if (mp_phase_before(run, w_c_attn, 3, n_batch * n_seq <= 6 ? 12288 : 0, &t, &T)) return;
     /* 0: %linear = fused_linear(%x, %c_attn.weight, %c_attn.bias, %ln_1.weight, %ln_1.bias) {norm="layer",
      *     eps=1e-05, gated=False, expr="x0"} : f32[batch, seq, 192]  (tests/modules.py:0 in c_attn) */

@@ -558,7 +558,7 @@ static void plan_run(mp_run *run, int t, int T)
     const int64_t n_batch MP_UNUSED = run->args->symbols[0];
     const int64_t n_seq MP_UNUSED = run->args->symbols[1];
     /* ---- model, model.embed_tokens ---- */
-    const float *const w_embed_tokens = param[0]; /* model.embed_tokens.weight f32[50, 32] */
+    const float *const w_embed_tokens = (const float *)param[0]; /* model.embed_tokens.weight f32[50, 32] */
     /* 0: %minimum = pointwise(%arange, %reshape, %reshape_2) {expr="minimum(add(cast(x1, dtype=i64), x0),
      *     sub(add(x1, x2), 1))"} : i64[batch, seq]  (monoplan/models/llama.py:0 in model) */
     pointwise_0(run, t, T, 0, (const int32_t *)in[5], (const int32_t *)in[6], (int64_t *)(arena + at[0]));
@@ -566,15 +566,16 @@ static void plan_run(mp_run *run, int t, int T)
      *     (monoplan/models/llama.py:0 in model.embed_tokens) */
     embedding_1(run, t, T, 1, w_embed_tokens, (const int64_t *)in[0], (float *)(arena + at[1]));
     /* ---- model.layers.0 ---- */
-    const void *const w0_q_k_v = param[2]; /* model.layers.0.self_attn.q_proj|k_proj|v_proj.weight f32[64, 32] */
-    const float *const w0_input_layernorm = param[1]; /* model.layers.0.input_layernorm.weight f32[32] */
-    const float *const w_rotary_emb_sin = param[3]; /* model.rotary_emb.sin f32[64, 4] */
-    const float *const w_rotary_emb_cos = param[4]; /* model.rotary_emb.cos f32[64, 4] */
-    const void *const w0_o_proj = param[5]; /* model.layers.0.self_attn.o_proj.weight f32[32, 32] */
-    const void *const w0_gate_up = param[7]; /* model.layers.0.mlp.gate_proj|up_proj.weight f32[96, 32] */
+    const mp_weights w0_q_k_v = param[2]; /* model.layers.0.self_attn.q_proj|k_proj|v_proj.weight f32[64, 32] */
+    /* model.layers.0.input_layernorm.weight f32[32] */
+    const float *const w0_input_layernorm = (const float *)param[1];
+    const float *const w_rotary_emb_sin = (const float *)param[3]; /* model.rotary_emb.sin f32[64, 4] */
+    const float *const w_rotary_emb_cos = (const float *)param[4]; /* model.rotary_emb.cos f32[64, 4] */
+    const mp_weights w0_o_proj = param[5]; /* model.layers.0.self_attn.o_proj.weight f32[32, 32] */
+    const mp_weights w0_gate_up = param[7]; /* model.layers.0.mlp.gate_proj|up_proj.weight f32[96, 32] */
     /* model.layers.0.post_attention_layernorm.weight f32[32] */
-    const float *const w0_post_attention_layernorm = param[6];
-    const void *const w0_down_proj = param[8]; /* model.layers.0.mlp.down_proj.weight f32[32, 48] */
+    const float *const w0_post_attention_layernorm = (const float *)param[6];
+    const mp_weights w0_down_proj = param[8]; /* model.layers.0.mlp.down_proj.weight f32[32, 48] */
     if (mp_phase_before(run, w0_q_k_v, 6, n_batch * n_seq <= 6 ? 2048 : 0, &t, &T)) return;
     /* 2: %rope, %kv_update, %kv_update_1 = qkv_rope_cache(%embedding, %concat, %minimum, %model.rotary_emb.sin,
      *     %model.rotary_emb.cos, %past_key_values.k.0, %past_key_values.v.0, %past_key_values.lengths, %num_valid,
@@ -609,9 +610,10 @@ static void plan_run(mp_run *run, int t, int T)
     fused_linear_6(run, t, T, 6, (const float *)(arena + at[2]), w0_down_proj, (const float *)(arena + at[1]),
         (float *)(arena + at[1]), (float *)(arena + at[4]), (float *)(arena + at[3]), n_batch * n_seq);
     /* ---- model.layers.1 ---- */
-    const void *const w1_q_k_v = param[10]; /* model.layers.1.self_attn.q_proj|k_proj|v_proj.weight f32[64, 32] */
-    const float *const w1_input_layernorm = param[9]; /* model.layers.1.input_layernorm.weight f32[32] */
-    const void *const w1_o_proj = param[11]; /* model.layers.1.self_attn.o_proj.weight f32[32, 32] */
+    const mp_weights w1_q_k_v = param[10]; /* model.layers.1.self_attn.q_proj|k_proj|v_proj.weight f32[64, 32] */
+    /* model.layers.1.input_layernorm.weight f32[32] */
+    const float *const w1_input_layernorm = (const float *)param[9];
+    const mp_weights w1_o_proj = param[11]; /* model.layers.1.self_attn.o_proj.weight f32[32, 32] */
     if (mp_phase_before(run, w1_q_k_v, 6, n_batch * n_seq <= 6 ? 2048 : 0, &t, &T)) return;
     /* 7: %rope_2, %kv_update_2, %kv_update_3 = qkv_rope_cache(%add_3, %concat_2, %minimum, %model.rotary_emb.sin,
      *     %model.rotary_emb.cos, %past_key_values.k.1, %past_key_values.v.1, %past_key_values.lengths, %num_valid,
@@ -644,10 +646,10 @@ static void plan_run(mp_run *run, int t, int T)
     select_rows_12(run, t, T, 12, (const float *)(arena + at[1]), (const int32_t *)(arena + at[0]),
         (float *)(arena + at[2]));
     /* ---- model.layers.1 ---- */
-    const void *const w1_gate_up = param[13]; /* model.layers.1.mlp.gate_proj|up_proj.weight f32[96, 32] */
+    const mp_weights w1_gate_up = param[13]; /* model.layers.1.mlp.gate_proj|up_proj.weight f32[96, 32] */
     /* model.layers.1.post_attention_layernorm.weight f32[32] */
-    const float *const w1_post_attention_layernorm = param[12];
-    const void *const w1_down_proj = param[14]; /* model.layers.1.mlp.down_proj.weight f32[32, 48] */
+    const float *const w1_post_attention_layernorm = (const float *)param[12];
+    const mp_weights w1_down_proj = param[14]; /* model.layers.1.mlp.down_proj.weight f32[32, 48] */
     if (mp_phase_before(run, w1_gate_up, 2, n_batch <= 6 ? 8192 : 0, &t, &T)) return;
     /* 13: %swiglu = fused_linear(%select_rows_1, %concat_3, _, %model.layers.1.post_attention_layernorm.weight)
      *     {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"} : f32[batch, 1, 48]
@@ -661,8 +663,8 @@ static void plan_run(mp_run *run, int t, int T)
     fused_linear_6(run, t, T, 14, (const float *)(arena + at[0]), w1_down_proj, (const float *)(arena + at[2]),
         (float *)(arena + at[2]), (float *)(arena + at[1]), (float *)(arena + at[3]), n_batch);
     /* ---- lm_head, repetition_penalty, random_sample, max, ... ---- */
-    const void *const w_lm_head = param[16]; /* lm_head.weight f32[50, 32] */
-    const float *const w_norm = param[15]; /* model.norm.weight f32[32] */
+    const mp_weights w_lm_head = param[16]; /* lm_head.weight f32[50, 32] */
+    const float *const w_norm = (const float *)param[15]; /* model.norm.weight f32[32] */
     if (mp_phase_before(run, w_lm_head, 2, n_batch <= 6 ? 4096 : 0, &t, &T)) return;
     /* 15: %linear_14 = fused_linear(%add_8, %lm_head.weight, _, %model.norm.weight) {norm="rms", eps=1e-06,
      *     gated=False, expr="x0"} : f32[batch, 1, 50]  (monoplan/models/llama.py:0 in lm_head) */
