@@ -465,7 +465,7 @@ class LoadedLM(CompiledLM):
         return None if given is None else Tokenizer.from_text(self._text(), given, is_checked=self._believed)
 
     @property
-    def _cache_dtype(self) -> DType:
+    def cache_dtype(self) -> DType:
         return self._kind
 
     def new_cache(self, batch: int = 1, capacity: int = 0) -> KVCache:

@@ -97,7 +97,8 @@ def _contents(fast: Compiled | CompiledLM) -> tuple[dict[str, Any], dict[str, by
         about["module"] = _described(fast, members, arrays)
     else:
         fast.compiled  # noqa: B018  (compiles it)
-        about["plans"] = {name: _described(plan, members, arrays) for name, plan in fast._plans.items()}
+        kept = {name: plan for name, plan in fast._plans.items() if name in ("generation", "positioned")}
+        about["plans"] = {name: _described(plan, members, arrays) for name, plan in kept.items()}
         about["model"] = _model(fast, members)
     members["cffi"] = toolchain.tables(CDEF).encode()
     return about, members, arrays
@@ -228,7 +229,7 @@ def _model(lm: CompiledLM, members: dict[str, bytes]) -> dict[str, Any]:
         "config": {k: dict(v) if isinstance(v, Mapping) else v for k, v in config.items()},
         "name": os.path.basename(lm.name_or_path),
         "dtype": lm.dtype.name,
-        "cache_dtype": lm._cache_dtype.name,
+        "cache_dtype": lm.cache_dtype.name,
         "prefill_chunk": lm.prefill_chunk,
         "numbers": numbers,
         "tokenizer": None

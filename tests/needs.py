@@ -33,6 +33,8 @@ def _program(name: str) -> Callable[[], str]:
 def _package(*names: str) -> Callable[[], str]:
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     return lambda: f"there is no {', '.join(missing)}" if missing else ""
+
+
 def _no_wasm() -> str:
     there = all(map(shutil.which, ("clang", "wasm-ld"))) and Path("/usr/include/wasm32-wasi").is_dir()
     return "" if there else "no WebAssembly: apt install clang lld wasi-libc libclang-rt-dev-wasm32"
