@@ -173,7 +173,7 @@ class CompiledLM(GenerationMixin):
         if self.target == "cuda" or (self.tp is not None and self.tp.size > 1):
             what = "drafts are checked on one CPU, not on a GPU or by several ranks"
             raise ArgumentError(what, fix="leave lookup and draft out, or use target='cpu'")
-        if isinstance(draft, LlamaForCausalLM):
+        if hasattr(draft, "generation_step"):
             if self._draft is None or self._draft[0] is not draft:
                 self._draft = draft, CompiledLM(draft, target=self.target, options=self._arguments["options"])
             draft = self._draft[1]
