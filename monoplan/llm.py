@@ -452,6 +452,7 @@ class LoadedLM(CompiledLM):
         self.prefill_chunk = Options(prefill_chunk=data["prefill_chunk"]).prefill_chunk
         self.name_or_path, self.target, self.tp, self.resident = str(data["name"]), "cpu", None, True
         self.last_cache, self.spare, self._plans = None, {}, plans
+        self._draft, self._matrices, self._arguments = None, {}, {"options": Options()}
         self._settings_of_tokenizer, self._text, self._believed = data["tokenizer"], tokenizer, believed
         tree, specs, _ = self._plan("generation").built[0]
         given, wanted = unflatten(tree, specs), step_specs(self.config, self._kind)
@@ -467,6 +468,14 @@ class LoadedLM(CompiledLM):
     @property
     def cache_dtype(self) -> DType:
         return self._kind
+
+    @property
+    def adapters(self) -> dict[str, Any]:  # type: ignore[override]
+        """None: they are not part of a file."""
+        return {}
+
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        raise ArgumentError("a saved model takes no adapters", fix="merge it before: from_pretrained(…, adapter=…)")
 
     def new_cache(self, batch: int = 1, capacity: int = 0) -> KVCache:
         return empty_cache(self.config, self._kind, batch, capacity)

@@ -29,7 +29,7 @@ import monoplan
 from monoplan.api import Compiled
 from monoplan.built import Built, Clock, Planned
 from monoplan.codegen.slots import slot_offsets
-from monoplan.frontend.kv_cache import KVCache
+from monoplan.frontend.kv_cache import KVCache, PagedKVCache
 from monoplan.frontend.module import Module
 from monoplan.frontend.pytree import Tree, unflatten
 from monoplan.frontend.specs import Spec
@@ -53,7 +53,12 @@ if TYPE_CHECKING:  # codegen is imported by the functions that need it: a plan t
     from monoplan.llm import CompiledLM
 
 Array = np.ndarray[Any, Any]
-_OBJECTS = {"KVCache": KVCache}  # classes of arguments and results, besides containers
+_OBJECTS = {"KVCache": KVCache, "PagedKVCache": PagedKVCache}  # classes of arguments and results, besides containers
+_CACHES: dict[type, Any] = {
+    KVCache: (("k", "v", "lengths"), (None,)),
+    PagedKVCache: (("k", "v", "table", "lengths"), ()),
+}
+_PLANS = ("generation", "positioned", "check", "paged")  # of a language model: all but those with adapters
 _SCALARS = (str, int, float, bool, type(None))
 _KINDS = ("leaf", "constant", "none", "dict", "list", "tuple", "object")
 _CALL = (Value, TensorType, Expr, FloorDiv, ShapeConstraint, Loc)  # what a call needs of a plan is made of
@@ -97,7 +102,7 @@ def _contents(fast: Compiled | CompiledLM) -> tuple[dict[str, Any], dict[str, by
         about["module"] = _described(fast, members, arrays)
     else:
         fast.compiled  # noqa: B018  (compiles it)
-        kept = {name: plan for name, plan in fast._plans.items() if name in ("generation", "positioned")}
+        kept = {name: plan for name, plan in fast._plans.items() if name in _PLANS}
         about["plans"] = {name: _described(plan, members, arrays) for name, plan in kept.items()}
         about["model"] = _model(fast, members)
     members["cffi"] = toolchain.tables(CDEF).encode()
@@ -626,7 +631,7 @@ def _tree(data: Mapping[str, Any], depth: int = 0) -> Tree:
         raise ValueError("no structure")
     cls = _OBJECTS[data["class"]] if kind == "object" else None
     made = Tree(kind, keys, tuple(_tree(c, depth + 1) for c in children), cls, meta)
-    if cls is not None and (keys != ("k", "v", "lengths") or meta != (None,)):
+    if cls is not None and (keys, meta) != _CACHES[cls]:
         raise ValueError("no cache")
     return made
 

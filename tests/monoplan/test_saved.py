@@ -24,6 +24,8 @@ from monoplan.runtime.build import compilers
 from monoplan.runtime.cpu import plan_file
 from monoplan.runtime.cpu.plan_file import PlanFile
 from monoplan.saved import _SavedExecutable
+from monoplan.serve.engine import Engine
+from monoplan.serve.request import Sampling
 from tests.integration.support import small_config
 from tests.modules import GPT2, MLP, Block, ViT
 from tests.needs import default_model, needs
@@ -398,3 +400,22 @@ def test_weights_of_all_formats_are_packed_again(dtype: str, tmp_path: Path, str
     stranger()
     loaded: Any = mp.load(path)
     assert np.array_equal(loaded(np.array([[1, 2, 3]])), expected)
+
+
+def test_a_saved_model_guesses_and_serves(tmp_path: Path) -> None:
+    lm = mp.compile(LlamaForCausalLM.from_config(small_config(2), seed=1))
+    prompt = [1, 2, 3] * 6
+    want = lm.generate_ids(prompt, 12, eos_token_id=())
+    for _ in (text := lm.generate(prompt, 12, lookup=True, eos_token_id=())):
+        pass
+    lm.paged_plan()
+    loaded = mp.load(lm.save(tmp_path / "lm.mpz"))
+    for _ in (again := loaded.generate(prompt, 12, lookup=True, eos_token_id=())):
+        pass
+    assert again.result.ids == text.result.ids == want
+    pieces: list[Any] = []
+    with Engine(loaded, streams=2) as engine:
+        engine.submit(prompt, Sampling(12), pieces.append)
+    assert [p.token.token for p in pieces] == want
+    with pytest.raises(ArgumentError, match="takes no adapters"):
+        loaded.load_adapter("a", tmp_path)
