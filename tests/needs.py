@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +31,16 @@ def _program(name: str) -> Callable[[], str]:
     return lambda: "" if shutil.which(name) else f"there is no {name}"
 
 
+def _cross_compiler() -> str:
+    """A compiler for x86-64, with the headers of its C library: packages have them apart."""
+    name = "x86_64-linux-gnu-gcc"
+    if not shutil.which(name):
+        return f"there is no {name}"
+    command = [name, "-fsyntax-only", "-x", "c", "-"]
+    done = subprocess.run(command, input="#include <math.h>\n", capture_output=True, text=True)
+    return "" if done.returncode == 0 else f"{name} has no headers: apt install libc6-dev-amd64-cross"
+
+
 def _package(*names: str) -> Callable[[], str]:
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     return lambda: f"there is no {', '.join(missing)}" if missing else ""
@@ -48,7 +59,7 @@ PROBLEMS: dict[str, Callable[[], str]] = {
     "nvcc": _program("nvcc"),
     "rustc": _program("rustc"),
     "wasm": _no_wasm,
-    "x86_64-linux-gnu-gcc": _program("x86_64-linux-gnu-gcc"),
+    "x86_64-linux-gnu-gcc": _cross_compiler,
     "browser": lambda: "" if find_browser() else "there is no Chromium or Chrome on PATH: apt install chromium",
     "model": lambda: "" if default_model() else f"{SMOLLM2.name} is not in the cache: `monoplan generate` fetches it",
     "mpi": mpi_support.problem,

@@ -82,7 +82,14 @@ def queries(dim: int = 32, read: bool = False) -> list[Buffer]:
 def test_heads_hand_queries_over() -> None:
     (b,) = queries()
     assert b.tiled == 128 and str(b.queries) == "s"
-    sizes = {(1, 16): True, (1, 15): False, (6, 3): True, (9, 2): False, (20, 1): False}  # as both kernels go by
+    sizes = {
+        (1, 16): True,
+        (1, 15): False,
+        (6, 3): False,
+        (2, 9): True,
+        (9, 2): False,
+        (20, 1): False,
+    }  # as both kernels go by
     found = {(n, s): lies_as_tiles(b, n * s * b.tiled, {"b": n, "s": s, "t": 64}) for n, s in sizes}
     assert found == sizes
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monoplan.codegen.kernels import Kernel, Linear, Norm, Pointwise
-from monoplan.codegen.memory import ALIGN
 from monoplan.codegen.plan import Plan, StepLoop, make_plan
+from monoplan.codegen.slots import ALIGN
 from monoplan.codegen.target import cpu_target
 from monoplan.codegen.views import Buffer
 from monoplan.ir.builder import build_graph

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monoplan.codegen.memory import ALIGN, find_lifetimes
+from monoplan.codegen.memory import find_lifetimes
 from monoplan.codegen.plan import Plan, Step, StepLoop, make_plan
+from monoplan.codegen.slots import ALIGN
 from monoplan.codegen.views import Buffer
 from monoplan.frontend.tracer import trace
 from monoplan.ir.dims import evaluate

@@ -244,7 +244,12 @@ CASES = {
         'graph g(%x: f32[1, 3, 8, 8]) {\n  %y = adaptive_pool2d(%x) {kind="avg", size=(3, 3)} : f32[1, 3, 3, 3]\n'
         "  return %y\n}",
     ),
-    "experts": (
+    "route": (
+        "route",
+        'graph g(%x: f32[3, 9]) {\n  %y, %i = route(%x) {k=2, score="softmax", normalize=True, groups=1, '
+        "kept_groups=1, scale=1.0} : f32[3, 2], i64[3, 2]\n  return %y, %i\n}",
+    ),
+    "_experts_plain": (
         "experts",
         'graph g(%x: f32[3, 9], %i: i64[3, 2]) {\n  param %w: f32[4, 8, 9] = "w"\n'
         '  %y = expert_linear(%x, %w, %i, _) {gate=""} : f32[3, 2, 8]\n  return %y\n}',
@@ -280,6 +285,9 @@ ELSEWHERE = {
     "plan": "the frame of every plan",
     "collective": "does nothing on one rank",
     "window": "the frame of its two ways",
+    "experts": "the frame of its two ways",
+    "_experts_rows": "takes weights as blocks: test_block_formats.py",
+    "_experts_blocks": "takes weights as blocks: test_block_formats.py",
     "_linear_fits": "computes nothing",
     "_linear_blocks": "takes weights as blocks, which a graph by itself does not have: test_block_formats.py",
 }
