@@ -1,7 +1,8 @@
 //! An exported plan from Rust: `build.sh FOLDER` compiles this beside model.c, and runs it.
 //!
 //! The declarations are those of model.h for a plan with the name `model`.
-use std::ffi::{c_char, c_int, c_void, CStr, CString};
+use std::ffi::{CStr, CString};
+use std::os::raw::{c_char, c_int, c_void}; // std::ffi has them in newer compilers only
 
 const DIMS: usize = 8; // MODEL_DIMS
 const F32: c_int = 1; // MODEL_F32

@@ -14,6 +14,7 @@ import pytest
 
 import monoplan as mp
 from monoplan import nn
+from monoplan.codegen import source
 from monoplan.codegen.cpu import render
 from monoplan.inspect.bisect import Finding, bisect
 from monoplan.inspect.inspection import graph_subject
@@ -27,7 +28,6 @@ from monoplan.nn import functional as F
 from monoplan.passes import pipeline as pipelines
 from monoplan.passes.manager import Notes, Pass
 from monoplan.passes.pipeline import PIPELINE
-from monoplan.runtime.cpu import executable
 from tests.matrices import partly
 
 TEMPLATES = Path(render.__file__).resolve().parent / "templates"
@@ -386,15 +386,15 @@ LOOPS = {
     "attention_few": ("mp_attention_few.h", "+= one * values[d]", "-= one * values[d]",
                       ATTENTION.format("f32", 2, 8), False),
     "attention_many": ("mp_attention_many.h", "sum += weight", "sum += 2 * weight",
-                       ATTENTION.format("f32", 5, 8), False),
+                       ATTENTION.format("f32", 12, 8), False),
     "attention_double": ("mp_attention_double.h", "total += weight", "total += 2 * weight",
                          ATTENTION.format("f64", 5, 8), False),
     "attention_few_tiles": ("mp_attention_few_tiles.h", "total[n] = added[n]", "total[n] = 2.0f * added[n]",
                             ATTENTION.format("bf16", 2, 32).replace("[1, 2, 2,", "[1, 6, 2,"), True),
     "attention_many_tiles": ("mp_attention_many_tiles.h", "sum += left + right", "sum += left + left",
-                             ATTENTION.format("bf16", 5, 32), True),
+                             ATTENTION.format("bf16", 12, 32), True),
     "attention_pack": ("mp_attention_many_tiles.h", "values[2 * j] + i,", "values[0] + i,",
-                       ATTENTION.format("bf16", 5, 32), True),
+                       ATTENTION.format("bf16", 12, 32), True),
 }  # fmt: skip
 
 
@@ -403,10 +403,10 @@ def test_names_a_kernel_whose_loop_is_wrong(name: str, monkeypatch: pytest.Monke
     file, old, new, text, tiles = LOOPS[name]
     if tiles:
         monkeypatch.setenv("MONOPLAN_ISA", "tiles")
-    honest = dict(executable.headers("cpu"))
+    honest = dict(source.headers("cpu"))
     assert old in honest[file], f"no mutation applies to {file}: change it"
     wrong = tuple({**honest, file: honest[file].replace(old, new)}.items())
-    monkeypatch.setattr(executable, "headers", lambda target: wrong)
+    monkeypatch.setattr(source, "headers", lambda target: wrong)
     found = examine(text, tmp_path / "found")
     assert (found.kind, found.name) == ("kernel", "attention" if "attention" in file else "linear"), found
 
