@@ -297,8 +297,13 @@ def _loaded(file: PlanFile, trust: bool) -> Compiled | CompiledLM:
             from monoplan.llm import LoadedLM
 
             plans = {str(name): reader.compiled(p) for name, p in about["plans"].items()}
-            return LoadedLM(about["model"], plans, functools.partial(file.member, "tokenizer"), believed)
-        return reader.compiled(about["module"])
+            made: Any = LoadedLM(about["model"], plans, functools.partial(file.member, "tokenizer"), believed)
+            if trust:
+                made.tokenizer  # noqa: B018  (it is read while the weights are checked)
+        else:
+            made = reader.compiled(about["module"])
+        file.finish()
+        return made  # type: ignore[no-any-return]
     except MonoplanError:
         raise
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:

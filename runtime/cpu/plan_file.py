@@ -18,6 +18,7 @@ import mmap
 import os
 import secrets
 import stat
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,7 +27,7 @@ import numpy as np
 
 from monoplan.ir.errors import LoadError, writing
 from monoplan.ir.types import DTYPES, aligned, as_dtype
-from monoplan.runtime.cpu.block_sums import BLOCK, PIECE, Array, blocks_are_right, sums
+from monoplan.runtime.cpu.block_sums import BLOCK, PIECE, Array, sums
 
 MAGIC = b"monoplan-plan-1\n"
 HEAD, LINE = 64, 64
@@ -129,6 +130,8 @@ class PlanFile:
         if first % BLOCK or nbytes % BLOCK or self._members["sums"][1] != nbytes // BLOCK * 8:
             raise self.refuse("the weights are not whole blocks")
         self._data: Array | None = None
+        self._checking: threading.Thread | None = None
+        self._right = False
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, mapped: bool) -> PlanFile:
@@ -146,8 +149,7 @@ class PlanFile:
 
                 def load() -> Array:
                     if mapped:
-                        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0)
-                        return np.frombuffer(mmap.mmap(descriptor, size, flags, mmap.PROT_READ), np.uint8)
+                        return np.frombuffer(mmap.mmap(descriptor, size, mmap.MAP_PRIVATE, mmap.PROT_READ), np.uint8)
                     data = aligned((size,), np.uint8)
                     stream.seek(0)
                     if stream.readinto(data.data) != size:
@@ -193,19 +195,32 @@ class PlanFile:
             raise self.refuse(f"{name} is not text") from None
 
     def arrays(self, *, quickly: bool) -> list[Array]:
-        """The weights, read-only, checked by sums that find damage, or by digests that nobody can make to fit."""
+        """The weights, read-only, checked by digests that nobody can make to fit; or quickly, by sums that find damage,
+        in a thread of its own: `finish` waits for it."""
         weights = self._bytes("weights")
-        if quickly:
-            right = blocks_are_right(weights, np.frombuffer(self.member("sums"), "<u8"))
-        else:
-            right = hashlib.sha256(weights.data).hexdigest() == self._members["weights"][2]
-        if not right:
-            raise self.refuse("the weights do not have the sums that the table names")
         weights.flags.writeable = False
+        if quickly:
+            wanted = np.frombuffer(self.member("sums"), "<u8")
+            self._checking = threading.Thread(target=lambda: self._check(weights, wanted), name="monoplan")
+            self._checking.start()
+        else:
+            self._right = hashlib.sha256(weights.data).hexdigest() == self._members["weights"][2]
+            self.finish()
         first, found = self._members["weights"][0], []
         for at, kind, shape in self._arrays:
             found.append(weights[at - first : at - first + _bytes(kind, shape)].view(kind).reshape(shape))
         return found
+
+    def _check(self, weights: Array, wanted: Array) -> None:
+        """One call, which needs Python no more once it runs: a tokenizer is read meanwhile."""
+        self._right = bool(np.array_equal(sums(weights), wanted))
+
+    def finish(self) -> None:
+        """Waits for the check of the weights; raises if they are not right."""
+        if self._checking is not None:
+            self._checking.join()
+        if not self._right:
+            raise self.refuse("the weights do not have the sums that the table names")
 
     def _bytes(self, name: str) -> Array:
         if self._data is None:
