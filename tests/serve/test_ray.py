@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import os
 import re
 import signal
@@ -54,8 +55,11 @@ def test_two_replicas_answer_and_one_may_die(tmp_path: Path, monkeypatch: pytest
         assert len(seen) == 2 and min(seen) > 0  # both had some
 
         with httpx.stream("POST", f"{url}/v1/completions", json={**BODY, "stream": True}, timeout=60) as answer:
-            lines = [line for line in answer.iter_lines() if line]
-        assert lines[-1] == "data: [DONE]" and len(lines) > 10
+            lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+        # How many tokens come in one event depends on the load of the machine; the text does not.
+        events = [json.loads(line)["choices"] for line in lines[:-1]]
+        assert lines[-1] == "[DONE]"
+        assert "".join(choices[0]["text"] for choices in events if choices) == expected[1]
 
         replicas = [a for a in list_actors(limit=1000) if "ServeReplica" in a["class_name"] and a["state"] == "ALIVE"]
         assert len(replicas) == 2
