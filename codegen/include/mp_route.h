@@ -1,4 +1,6 @@
-/* The choice of experts: probabilities of all of them, then the best one by one. */
+/* The choice of experts: probabilities of all of them, then the best one by one. For C behind mp_plan.h and for CUDA. */
+#ifndef MP_ROUTE_H
+#define MP_ROUTE_H
 
 typedef struct {
     int experts, groups, kept, softmax;
@@ -59,3 +61,4 @@ MP_FN int mp_route_next(const mp_route *s, const float *p, const float *bias, co
     }
     return best;
 }
+#endif
