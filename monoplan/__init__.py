@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers and editors; what runs is below
@@ -67,12 +70,32 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
+        value = getattr(_import(_HOMES[name]), name)
         globals()[name] = value
         return value
     if name in _MODULES:
-        return importlib.import_module(f"monoplan.{name}")
+        return _import(f"monoplan.{name}")
     raise AttributeError(f"module 'monoplan' has no attribute {name!r}")
+
+
+def _import(name: str) -> Any:
+    with _kept():
+        return importlib.import_module(name)
+
+
+@contextlib.contextmanager
+def _kept() -> Iterator[None]:
+    """While this runs, Python does not look for garbage: what is made stays, and is counted as old at the end."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if not gc.get_freeze_count():  # else somebody else has frozen objects, and they would be released
+            gc.freeze()
+            gc.unfreeze()  # into the oldest generation, without a search
+        if collects:
+            gc.enable()
 
 
 def __dir__() -> list[str]:

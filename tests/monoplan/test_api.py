@@ -358,3 +358,24 @@ def test_weights_are_not_cut_to_whole_numbers(dtype: Any) -> None:
         mp.compile(Block(), *SPECS, dtype=dtype)
     with pytest.raises(ArgumentError, match="use one of f64, f32, f16, bf16$"):
         Block().to(dtype)
+
+
+def test_imports_leave_the_collector_as_it_was() -> None:
+    import gc
+
+    assert gc.isenabled() and not gc.get_freeze_count()
+    with mp._kept():
+        assert not gc.isenabled()
+    assert gc.isenabled() and not gc.get_freeze_count()
+    gc.freeze()
+    try:
+        with mp._kept():
+            pass
+        assert gc.get_freeze_count() > 0  # what the user froze stays so
+        gc.disable()
+        with mp._kept():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+        gc.unfreeze()
