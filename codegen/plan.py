@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from monoplan.codegen.backend import back_end
+from monoplan.codegen.formats import ParamUse
 from monoplan.codegen.kernels import Kernel
-from monoplan.codegen.lower.lowerer import Loop, Lowered, ParamUse, lower
+from monoplan.codegen.lower.lowerer import Loop, Lowered, lower
 from monoplan.codegen.memory import Arena, plan_arena
 from monoplan.codegen.target import Target
 from monoplan.codegen.views import Buffer, View

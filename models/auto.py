@@ -19,6 +19,7 @@ import numpy as np
 from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import Parameter, no_init
 from monoplan.ir.errors import LoadError, writing
+from monoplan.ir.garbage import kept
 from monoplan.ir.types import Part, known_target
 from monoplan.models.families import family_of
 from monoplan.models.llama import LlamaForCausalLM
@@ -42,6 +43,7 @@ class AutoModel:
     """Loads a Hugging Face directory (one file or shards), a GGUF file, or a model of the hub by its id (org/name)."""
 
     @classmethod
+    @kept()
     def from_pretrained(
         cls,
         model_path: str | Path,

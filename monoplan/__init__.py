@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import importlib
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers and editors; what runs is below
@@ -79,23 +76,10 @@ def __getattr__(name: str) -> Any:
 
 
 def _import(name: str) -> Any:
-    with _kept():
+    from monoplan.ir.garbage import kept
+
+    with kept():
         return importlib.import_module(name)
-
-
-@contextlib.contextmanager
-def _kept() -> Iterator[None]:
-    """While this runs, Python does not look for garbage: what is made stays, and is counted as old at the end."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if not gc.get_freeze_count():  # else somebody else has frozen objects, and they would be released
-            gc.freeze()
-            gc.unfreeze()  # into the oldest generation, without a search
-        if collects:
-            gc.enable()
 
 
 def __dir__() -> list[str]:

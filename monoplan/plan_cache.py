@@ -141,12 +141,13 @@ def is_usable(passes: Callable[[], Sequence[Pass]]) -> bool:
     """Whether plans are made by the code that the keys stand for: not with passes, ops, weight formats or templates of
     others."""
     from monoplan.codegen.formats import FORMATS
-    from monoplan.codegen.source import is_pristine
 
     places = [*(o.reference.__module__ for o in REGISTRY.values()), *(type(f).__module__ for f in FORMATS)]
     pipeline = sys.modules.get("monoplan.passes.pipeline")  # who has others imports it to put them there
     ours = pipeline is None or all(any(p is own for own in pipeline.OURS) for p in passes())
-    return makers() != "" and ours and all(p.startswith("monoplan.") for p in places) and is_pristine()
+    source = sys.modules.get("monoplan.codegen.source")  # and here, for other templates
+    pristine = source is None or source.is_pristine()
+    return makers() != "" and ours and all(p.startswith("monoplan.") for p in places) and pristine
 
 
 def choices(options: Options, target: Any, dtype: Any, version: str) -> str:

@@ -36,6 +36,7 @@ from monoplan.frontend.specs import Spec
 from monoplan.ir import records
 from monoplan.ir.dims import Expr, FloorDiv
 from monoplan.ir.errors import ArgumentError, CompileError, LoadError, MonoplanError
+from monoplan.ir.garbage import kept
 from monoplan.ir.graph import Loc, Value
 from monoplan.ir.shape_constraints import ShapeConstraint
 from monoplan.ir.types import TensorType
@@ -282,6 +283,7 @@ def load(path: str | os.PathLike[str], *, trust: bool = False) -> Compiled | Com
     return _loaded(PlanFile.open(path, mapped=trust), trust)
 
 
+@kept()
 def _loaded(file: PlanFile, trust: bool) -> Compiled | CompiledLM:
     try:
         about = file.about

@@ -5,7 +5,7 @@ Nothing outside of this folder knows a format by its name.
 
 from __future__ import annotations
 
-from monoplan.codegen.formats.base import Array, Layout, Make, Native, Plain, WeightFormat
+from monoplan.codegen.formats.base import Array, Layout, Make, Native, ParamUse, Plain, WeightFormat
 from monoplan.codegen.formats.bf16 import BF16
 from monoplan.codegen.formats.bf16_12 import BF16In12Bits
 from monoplan.codegen.formats.blocks import BLOCK_FORMATS
@@ -43,6 +43,6 @@ def format_headers() -> list[tuple[str, str]]:
 
 
 __all__ = [
-    "FORMATS", "Array", "Layout", "Make", "Native", "Plain", "WeightFormat", "choose_format", "cuda_headers",
-    "format_headers", "format_of",
+    "FORMATS", "Array", "Layout", "Make", "Native", "ParamUse", "Plain", "WeightFormat", "choose_format",
+    "cuda_headers", "format_headers", "format_of",
 ]  # fmt: skip

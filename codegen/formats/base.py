@@ -17,6 +17,7 @@ import numpy as np
 from monoplan.codegen.expressions import load
 from monoplan.codegen.target import Target
 from monoplan.ir.dims import Dim
+from monoplan.ir.graph import Value
 from monoplan.ir.types import DType, TensorType, bf16
 
 Array = np.ndarray[Any, Any]
@@ -57,6 +58,14 @@ class Layout:
         groups = -(-each // (columns * self.panels))
         inside = np.arange(groups * self.panels * columns).reshape(-1, 1, columns)
         return np.where(inside < each, inside + np.arange(parts)[:, None] * each, -1).reshape(-1)
+
+
+@dataclass(frozen=True)
+class ParamUse:
+    """A weight as the plan wants it: the value it comes from and how it is packed."""
+
+    value: Value
+    layout: Layout | None
 
 
 class WeightFormat:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from monoplan.codegen.formats import Layout
+from monoplan.codegen.formats import Layout, ParamUse
 from monoplan.codegen.kernels import Kernel, Pointwise
 from monoplan.codegen.operands import Body, Operand
 from monoplan.codegen.target import Target
@@ -25,14 +25,6 @@ class Loop:
     count: Dim
     items: tuple[Kernel | Loop, ...]
     scan: bool = False
-
-
-@dataclass(frozen=True)
-class ParamUse:
-    """A weight as the plan wants it: the value it comes from and how it is packed."""
-
-    value: Value
-    layout: Layout | None
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -57,16 +58,16 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         return metadata.get(f"tokenizer.ggml.{key}", default)
 
     tokens, kind, pre = get("tokens"), get("model"), get("pre", "default")
-    if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
+    if not isinstance(tokens, list) or not tokens or set(map(type, tokens)) != {str}:
         problem = MissingTokenizer if tokens is None or isinstance(tokens, list) and not tokens else LoadError
         raise problem("the file has no vocabulary", why="tokenizer.ggml.tokens is empty or missing")
-    vocab = {token: index for index, token in enumerate(tokens)}
+    vocab = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(vocab) < len(tokens):
         again = next(token for index, token in enumerate(tokens) if vocab[token] != index)
         raise LoadError(f"the token {again!r} is in the vocabulary twice")
     kinds = _numbers(get("token_type", [_NORMAL] * len(tokens)), len(tokens), "types")
     ends = {vocab[text] for text in _ENDS_OF_TEXT & vocab.keys()}
-    kinds = [_CONTROL if index in ends else kind for index, kind in enumerate(kinds)]
+    kinds[list(ends)] = _CONTROL
     build = {"gpt2": _byte_level, "llama": _sentence_pieces}.get(kind) if isinstance(kind, str) else None
     if build is None:
         raise LoadError(f"unknown tokenizer model {kind!r}", fix="supported: gpt2, llama")
@@ -87,6 +88,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         "add_bos": _flag(metadata, "add_bos_token", kind == "llama" or pre in _WHOLE_WORDS_FIRST),
         "chat_template": template if isinstance(template, str) else None,
         "special_tokens": {names[name]: tokens[token] for name, token in named.items() if name in names},
+        "last_id": len(tokens) - 1,
     }
 
 
@@ -97,26 +99,26 @@ def _flag(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
     return bool(value)
 
 
-def _numbers(values: Any, count: int, what: str) -> list[float]:
+def _numbers(values: Any, count: int, what: str) -> Any:
     array = np.asarray(values)
     if array.shape != (count,) or array.dtype.kind not in "iuf":
         raise LoadError(f"{count} tokens have {array.size} {what}")
-    return array.astype(np.float64).tolist()
+    return array.astype(np.float64)
 
 
-def _add_tokens(core: Any, tokens: Sequence[str], kinds: Sequence[float]) -> None:
+def _add_tokens(core: Any, tokens: Sequence[str], kinds: Any) -> None:
     """Let the text of control, unknown and user-defined tokens be found before any other cut."""
     from tokenizers import AddedToken
 
     def added(wanted: tuple[int, ...], special: bool) -> list[Any]:
-        texts = [text for text, kind in zip(tokens, kinds, strict=True) if kind in wanted and text]
-        return [AddedToken(text, special=special, normalized=False) for text in texts]
+        texts = [tokens[int(index)] for index in np.flatnonzero(np.isin(kinds, wanted))]
+        return [AddedToken(text, special=special, normalized=False) for text in texts if text]
 
     core.add_special_tokens(added((_CONTROL, _UNKNOWN), True))
     core.add_tokens(added((_USER_DEFINED,), False))
 
 
-def _byte_level(vocab: dict[str, int], kinds: Sequence[float], metadata: Mapping[str, Any]) -> Any:
+def _byte_level(vocab: dict[str, int], kinds: Any, metadata: Mapping[str, Any]) -> Any:
     from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Core
 
@@ -124,9 +126,10 @@ def _byte_level(vocab: dict[str, int], kinds: Sequence[float], metadata: Mapping
     if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
         raise LoadError(f"unknown pre-tokenizer {pre!r}", fix=f"supported: {', '.join(PRE_TOKENIZERS)}")
     merges = metadata.get("tokenizer.ggml.merges")
-    pairs: list[Any] = [tuple(merge.split(" ")) for merge in merges] if isinstance(merges, list) else [()]
-    if any(len(pair) != 2 for pair in pairs):
+    if not isinstance(merges, list) or set(map(methodcaller("count", " "), merges)) - {1}:
         raise LoadError("the vocabulary has no usable merges")
+    halves = " ".join(merges).split(" ")
+    pairs = list(zip(halves[::2], halves[1::2], strict=True)) if merges else []
     try:
         core = Core(models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre in _WHOLE_WORDS_FIRST))
     except Exception as error:  # the library raises bare exceptions
@@ -145,11 +148,12 @@ def _byte_level(vocab: dict[str, int], kinds: Sequence[float], metadata: Mapping
     return core
 
 
-def _sentence_pieces(vocab: dict[str, int], kinds: Sequence[float], metadata: Mapping[str, Any]) -> Any:
+def _sentence_pieces(vocab: dict[str, int], kinds: Any, metadata: Mapping[str, Any]) -> Any:
     from tokenizers import Tokenizer as Core
     from tokenizers import decoders, models, normalizers
 
-    scores = _numbers(metadata.get("tokenizer.ggml.scores", []), len(vocab), "scores")
+    scores = _numbers(metadata.get("tokenizer.ggml.scores", []), len(vocab), "scores").tolist()
+    kinds = kinds.tolist()  # numbers of Python's are read faster, one by one
     # SentencePiece joins the pair whose whole has the best score: merges are all splits of pieces, by score.
     pieces = [text for text, index in vocab.items() if kinds[index] in (_NORMAL, _USER_DEFINED)]
     if (longest := max(map(len, pieces), default=0)) > _LONGEST_PIECE:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from monoplan.ir.errors import ArgumentError, LoadError, in_words
+from monoplan.ir.garbage import kept
 from monoplan.models.load.config_json import parse_json, read_json
 from monoplan.models.text.chat_template import read_template, render_chat
 
@@ -109,24 +110,26 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         vocab_size: int | None = None,
         where: object = None,
-        is_checked: bool = False,
+        last_id: int | None = None,
     ) -> None:
-        """is_checked: a tokenizer was made of just these before."""
+        """last_id: the largest one, where it is known; to ask the library for all of them takes a while."""
         self._core, self._where = core, where
         self.bos_id, self.eos_ids, self.add_bos = bos_id, frozenset(eos_ids), add_bos and bos_id is not None
         self.chat_template, self.special_tokens = chat_template, dict(special_tokens or {})
-        ids = () if is_checked else core.get_vocab(with_added_tokens=True).values()
-        if not ids and not is_checked:
+        if last_id is None:
+            last_id = max(core.get_vocab(with_added_tokens=True).values(), default=-1)
+        if last_id < 0:
             raise LoadError("the tokenizer has an empty vocabulary", where=where)
-        if vocab_size is not None and max(ids, default=0) >= vocab_size:
-            what = f"the tokenizer has token id {max(ids)}, but the model has {vocab_size} tokens"
+        if vocab_size is not None and last_id >= vocab_size:
+            what = f"the tokenizer has token id {last_id}, but the model has {vocab_size} tokens"
             raise LoadError(what, where=where, fix="use the tokenizer that belongs to the model")
         # A model may have more rows than tokens, to round its size up: such ids are legal and have no text.
-        self.vocab_size = vocab_size if vocab_size is not None else max(ids) + 1
+        self.vocab_size = vocab_size if vocab_size is not None else last_id + 1
         core.no_truncation()
         core.no_padding()
 
     @classmethod
+    @kept()
     def from_pretrained(cls, directory: str | Path, *, vocab_size: int | None = None) -> Tokenizer:
         """Read tokenizer.json and what lies beside it in a Hugging Face directory."""
         directory = Path(directory)
@@ -171,9 +174,11 @@ class Tokenizer:
         if not is_checked:
             _check_normalizer(text, where)
         core = _made(lambda: Core.from_buffer(text), where)
-        return cls(core, **_checked_settings(settings, where), where=where, is_checked=is_checked)
+        last_id = settings["vocab_size"] - 1 if is_checked else None
+        return cls(core, **_checked_settings(settings, where), where=where, last_id=last_id)
 
     @classmethod
+    @kept()
     def from_gguf(
         cls, metadata: Mapping[str, Any], *, vocab_size: int | None = None, where: object = None
     ) -> Tokenizer:

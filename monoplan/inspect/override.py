@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monoplan.codegen.source import step_lines
 from monoplan.codegen.text import comment_text, file_name
 from monoplan.ir.errors import ArgumentError, CompileError, writing
 from monoplan.ir.printer import print_graph
@@ -105,6 +104,8 @@ def _checked(text: str, path: Path, generated: str, entries: Sequence[str]) -> s
             why=f"it has no function {missing[0]}, which the plan is started by",
             fix="edit what MONOPLAN_DUMP=folder writes",
         )
+    from monoplan.codegen.source import step_lines  # a start-up without an edited source does not need it
+
     theirs, ours = step_lines(text), step_lines(generated)
     for a, b in zip(theirs, ours, strict=False):
         if a != b:

@@ -29,8 +29,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from monoplan.codegen.formats import Array
-from monoplan.codegen.lower.lowerer import ParamUse
+from monoplan.codegen.formats import Array, ParamUse
 from monoplan.ir.errors import LoadError
 from monoplan.ir.graph import Graph, Value
 from monoplan.ir.types import as_dtype

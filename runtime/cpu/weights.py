@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.codegen.formats import Array, Layout, Make, Native, format_of
-from monoplan.codegen.lower.lowerer import ParamUse
+from monoplan.codegen.formats import Array, Layout, Make, Native, ParamUse, format_of
 from monoplan.ir.errors import CompileError, MonoplanError
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import run_op

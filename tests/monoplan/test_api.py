@@ -363,17 +363,19 @@ def test_weights_are_not_cut_to_whole_numbers(dtype: Any) -> None:
 def test_imports_leave_the_collector_as_it_was() -> None:
     import gc
 
+    from monoplan.ir.garbage import kept
+
     assert gc.isenabled() and not gc.get_freeze_count()
-    with mp._kept():
+    with kept():
         assert not gc.isenabled()
     assert gc.isenabled() and not gc.get_freeze_count()
     gc.freeze()
     try:
-        with mp._kept():
+        with kept():
             pass
         assert gc.get_freeze_count() > 0  # what the user froze stays so
         gc.disable()
-        with mp._kept():
+        with kept():
             pass
         assert not gc.isenabled()
     finally:

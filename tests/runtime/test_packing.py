@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monoplan.codegen.formats import Layout, format_of
+from monoplan.codegen.formats import Layout, ParamUse, format_of
 from monoplan.codegen.formats.bf16_12 import BF16In12Bits
-from monoplan.codegen.lower.lowerer import ParamUse
 from monoplan.ir.parser import parse_graph
 from monoplan.ir.types import Part, aligned, bf16
 from monoplan.passes.manager import Notes
