@@ -290,12 +290,16 @@ class GGUFCheckpoint:
             raise LoadError(error.what, where=path, why=error.why, fix=error.fix) from None
         self.family = _family(self.metadata)
         self._format = None if self.family is None else self.family.gguf
-        names = {**_NAMES, **(self._format.names(self.config) if self._format else {})}
-        self._tensors = {_hf_name(name, names): tensor for name, tensor in tensors.items() if name not in ROPE_TENSORS}
+        self._names = {**_NAMES, **(self._format.names(self.config) if self._format else {})}
+        self._tensors = {self.name_of(tensor): tensor for name, tensor in tensors.items() if name not in ROPE_TENSORS}
 
     def names(self) -> list[str]:
         """Return the names of all tensors; one that has no Hugging Face name keeps its own."""
         return list(self._tensors)
+
+    def name_of(self, tensor: StoredTensor) -> str:
+        """Return the Hugging Face name of a tensor of the file; its own where it has none."""
+        return _hf_name(tensor.name, self._names)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor."""

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,7 @@ class Written:
     """A tensor of the source and of the file: its types, its bytes and its errors."""
 
     name: str  # the file's
+    path: str  # the model's
     shape: tuple[int, ...]
     was: str
     bytes_before: int
@@ -55,8 +56,14 @@ class Written:
     unit: int = 1  # rows that are read together
     blocks: Callable[[], Array] | None = None  # as they are stored, where that is a low-bit type
     kind: str = "f32"
+    importance: Array | None = None  # how much errors in each column count
     error: float = 0.0  # sums of squares
     power: float = 0.0
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is a matrix, or those of experts, and no norm or bias."""
+        return len(self.shape) > 1
 
     @property
     def label(self) -> str:
@@ -79,21 +86,26 @@ def write_quantized(
     file_type: str,
     *,
     force: bool = False,
+    importance: Mapping[str, Array] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Written]:
-    """Write the model of `source` to a GGUF file with its matrices in a low-bit type; norms and biases stay float32."""
+    """Write the model of `source` to a GGUF file with its matrices in a low-bit type; norms and biases stay float32.
+
+    importance: how much errors in each column of a weight count, by the weight's path in the model.
+    """
     path = Path(path)
     if path.exists() and not force:
         raise ArgumentError(f"{path} exists already", fix="choose another name, or give --force")
     opened = open_model(source)
     if isinstance(opened.weights, GGUFCheckpoint):
-        metadata, kinds, tensors = _from_gguf(opened.weights.path)
+        metadata, kinds, tensors = _from_gguf(opened.weights)
     else:
         metadata, kinds, tensors = _from_directory(opened)
     layers = opened.config.num_hidden_layers
     tied = not any(tensor.name == "output.weight" for tensor in tensors)
     for tensor in tensors:
         tensor.kind = _kind(tensor, file_type, layers, tied)
+        tensor.importance = (importance or {}).get(tensor.path)
     metadata |= {"general.file_type": FILE_TYPES[file_type][1], "general.quantization_version": 2}
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with writing("the model", path):
@@ -107,7 +119,7 @@ def write_quantized(
 
 def _kind(tensor: Written, file_type: str, layers: int, tied: bool) -> str:
     """The type of a tensor in the file."""
-    if len(tensor.shape) != 2:
+    if not tensor.is_matrix or "gate_inp" in tensor.label:  # a router is small, and its errors choose other experts
         return "f32"
     kind = FILE_TYPES[file_type][0]
     if tensor.name == ("token_embd.weight" if tied else "output.weight"):
@@ -116,9 +128,9 @@ def _kind(tensor: Written, file_type: str, layers: int, tied: bool) -> str:
         layer = int(tensor.name.split(".")[1])
         if layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2:
             kind = "q6_k"
-    if tensor.shape[1] % LOW_BITS[kind].block:
+    if tensor.shape[-1] % LOW_BITS[kind].block:
         kind = _SMALLER_BLOCKS.get(kind, kind)
-    return "f16" if tensor.shape[1] % LOW_BITS[kind].block else kind
+    return "f16" if tensor.shape[-1] % LOW_BITS[kind].block else kind
 
 
 def _write(
@@ -170,21 +182,22 @@ def _typed(value: Any, kind: int | None) -> tuple[Any, Any, Any]:
 
 def _data(tensor: Written, progress: Callable[[int], None]) -> Array:
     """The bytes of a tensor, whose error is noted in it."""
-    if tensor.kind in _FLOATS and len(tensor.shape) != 2:
+    if tensor.kind in _FLOATS and not tensor.is_matrix:
         return np.asarray(tensor.read(None), _FLOATS[tensor.kind])
-    rows, depth = tensor.shape
     if tensor.blocks is not None and tensor.kind == tensor.was:
         return tensor.blocks()
-    made, step = [], max(1, CHUNK // depth // tensor.unit) * tensor.unit
+    rows, *_, depth = tensor.shape  # of several matrices: as many as there are
+    each = math.prod(tensor.shape[1:])
+    made, step = [], max(1, CHUNK // each // tensor.unit) * tensor.unit
     for begin in range(0, rows, step):
-        x = np.asarray(tensor.read(Part(0, begin, min(step, rows - begin))), np.float32)
+        x = np.asarray(tensor.read(Part(0, begin, min(step, rows - begin))), np.float32).reshape(-1, depth)
         if tensor.kind in _FLOATS:
             with np.errstate(over="ignore"):
                 found = x.astype(_FLOATS[tensor.kind])
             meant = found.astype(np.float32)
         else:
             try:
-                found = quantize(x, tensor.kind)
+                found = quantize(x, tensor.kind, tensor.importance)
             except ArgumentError as error:
                 raise ArgumentError(error.what, where=f"tensor {tensor.name}", why=error.why, fix=error.fix) from None
             meant = _FORMATS[tensor.kind].values(found)
@@ -194,7 +207,7 @@ def _data(tensor: Written, progress: Callable[[int], None]) -> Array:
         meant -= x
         tensor.error += float(np.vdot(meant, meant))
         made.append(found)
-        progress((begin + len(x)) * depth)
+        progress(begin * each + x.size)
     return np.concatenate(made)
 
 
@@ -203,15 +216,19 @@ def _data(tensor: Written, progress: Callable[[int], None]) -> Array:
 Source = tuple[dict[str, Any], dict[str, int], list[Written]]
 
 
-def _from_gguf(path: Path) -> Source:
-    header = Header(path)
-    return header.metadata, header.kinds, [_stored(tensor) for tensor in header.tensors.values()]
+def _from_gguf(weights: GGUFCheckpoint) -> Source:
+    header = Header(weights.path)
+    return (
+        header.metadata,
+        header.kinds,
+        [_stored(tensor, weights.name_of(tensor)) for tensor in header.tensors.values()],
+    )
 
 
-def _stored(tensor: StoredTensor) -> Written:
+def _stored(tensor: StoredTensor, path: str) -> Written:
     kind = tensor.kind.lower()
-    blocks = tensor.blocks if kind in LOW_BITS and len(tensor.shape) == 2 else None
-    return Written(tensor.name, tensor.shape, kind, tensor.nbytes, tensor.values, 1, blocks)
+    blocks = tensor.blocks if kind in LOW_BITS and len(tensor.shape) > 1 else None
+    return Written(tensor.name, path, tensor.shape, kind, tensor.nbytes, tensor.values, 1, blocks)
 
 
 def _from_directory(opened: OpenModel) -> Source:
@@ -233,7 +250,7 @@ def _from_directory(opened: OpenModel) -> Source:
         turned = arch == "llama" and (".q_proj." in name or ".k_proj." in name)
         kind, shape = weights.dtype(name), weights.shape(name)
         size = math.prod(shape) * kind.itemsize
-        found = Written(gguf_name(name), shape, kind.name, size, read, config.head_dim if turned else 1)
+        found = Written(gguf_name(name), name, shape, kind.name, size, read, config.head_dim if turned else 1)
         found.read = partial(_turned, read, config.head_dim) if turned else read
         tensors.append(found)
     metadata: dict[str, Any] = {
@@ -258,7 +275,7 @@ def _from_directory(opened: OpenModel) -> Source:
     for key, value in _rope(config):
         if key.endswith(".weight"):
             values = np.asarray(value, np.float32)
-            tensors.append(Written(key, values.shape, "f32", values.nbytes, lambda part, values=values: values))  # type: ignore[misc]
+            tensors.append(Written(key, key, values.shape, "f32", values.nbytes, lambda part, values=values: values))  # type: ignore[misc]
         else:
             metadata[f"{arch}.rope.scaling.{key}"] = value
     return metadata | _vocabulary(opened.tokenizer(), config, weights.path), {}, tensors

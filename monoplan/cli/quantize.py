@@ -24,6 +24,8 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
     mixed = "of the matrices, but q6_k for the head (q8_0: all); q4_k_m: and for half of the value and down projections"
     add("--type", required=True, choices=TYPES, help=mixed)
     add("--force", action="store_true", help="replace DST where it exists")
+    large = "measure on a text how large the numbers are that each column meets, and weigh errors by that"
+    add("--statistics", metavar="FILE", help=large)
     add("--check", metavar="FILE", help=f"compare with SRC in float32 on the first {TOKENS} tokens of a text")
 
 
@@ -33,27 +35,52 @@ def quantize(args: argparse.Namespace) -> int:
     from monoplan.models.load.gguf_writer import FILE_TYPES, write_quantized
     from monoplan.progress import progress
 
-    text = None
-    if args.check is not None:  # read now: a wrong name should not take minutes to notice
-        text = decoded(Path(args.check).read_bytes(), f"the text in {args.check}")
+    # Texts are read now: a wrong name should not take minutes to notice.
+    measured, text = (_text(name) for name in (args.statistics, args.check))
     source = find_model(args.source)
-    tensors = write_quantized(source, args.output, args.type, force=args.force, progress=progress("quantizing"))
+    importance = None if measured is None else _importance(source, measured)
+    tensors = write_quantized(
+        source, args.output, args.type, force=args.force, importance=importance, progress=progress("quantizing")
+    )
     wanted = LOW_BITS[FILE_TYPES[args.type][0]]
-    if others := {t.kind for t in tensors if len(t.shape) == 2 and t.shape[1] % wanted.block}:
+    if others := {t.kind for t in tensors if t.is_matrix and t.shape[-1] % wanted.block}:
         what = f"matrices whose rows are not whole blocks of {wanted} are {' and '.join(sorted(others))}"
         print(f"monoplan: {what}", file=sys.stderr)
     if any(t.blocks is not None and t.was != t.kind for t in tensors):
         print("monoplan: the source is quantized already: errors are those against its numbers", file=sys.stderr)
+    if measured is not None:  # an embedding is read by rows
+        bare = [t.name for t in tensors if t.is_matrix and t.importance is None and t.name != "token_embd.weight"]
+        if bare:
+            print(f"monoplan: no statistics for {len(bare)} matrices: {', '.join(bare[:3])} ...", file=sys.stderr)
     print(_table(tensors))
     if text is not None:
         print(_comparison(source, args.output, text))
     return 0
 
 
+def _text(name: str | None) -> str | None:
+    if name is None:
+        return None
+    try:
+        return decoded(Path(name).read_bytes(), f"the text in {name}")
+    except OSError as error:
+        raise ArgumentError(f"can't read {name}", why=error.strerror or str(error)) from None
+
+
+def _importance(source: str, text: str) -> dict[str, Any]:
+    """How much errors in each column count, by the path of the weight."""
+    from monoplan.models.auto import AutoModel
+    from monoplan.progress import progress
+    from monoplan.statistics import column_squares
+
+    model = AutoModel.from_pretrained(source, dtype="float32")
+    return column_squares(model, model.tokenizer.encode(text), progress("measuring"))
+
+
 def _table(tensors: list[Any]) -> str:
     classes: dict[str, list[Any]] = {}
     for tensor in tensors:
-        if len(tensor.shape) == 2:
+        if tensor.is_matrix:
             classes.setdefault(tensor.label, []).append(tensor)
     rows: list[tuple[str, ...]] = [
         ("tensors", "count", "from", "to", "MB before", "after", "bits/weight", "squared error")
@@ -70,7 +97,7 @@ def _table(tensors: list[Any]) -> str:
 
 def _row(label: str, tensors: list[Any]) -> tuple[str, ...]:
     before, after = sum(t.bytes_before for t in tensors), sum(t.nbytes for t in tensors)
-    matrices = [t for t in tensors if len(t.shape) == 2]
+    matrices = [t for t in tensors if t.is_matrix]
     power = sum(t.power for t in matrices)
     error = f"{sum(t.error for t in matrices) / power:.2e}" if power else "0"
     bits = 8 * after / sum(math.prod(t.shape) for t in tensors)
