@@ -172,7 +172,7 @@ class Linear(Kernel):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Experts(Kernel):
-    """y[r, j, n] = body(sum over k of w[ids[r, j], n, k] * x[r, j, k], the same of up)."""
+    """y[r, j, n] = body(sum over k of w[ids[r, j], n, k] * x[r, j, k], the same of up, b[ids[r, j], n], up_b[…])."""
 
     rows: Dim
     choices: int

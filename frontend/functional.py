@@ -704,13 +704,16 @@ def route(
     return share, ids
 
 
-def expert_linear(x: Any, weight: Any, ids: Any, up: Any = None, *, gate: str = "") -> Tensor:
+def expert_linear(
+    x: Any, weight: Any, ids: Any, up: Any = None, bias: Any = None, up_bias: Any = None, *, gate: str = ""
+) -> Tensor:
     """Products of rows [rows, in] with the matrices of weight [experts, out, in] that ids [rows, choices] name.
 
-    The result is [rows, choices, out]; rows may be [rows, choices, in] as well. With a gate (silu, gelu or relu) it is
-    gate(product) times the product by `up`. Only the matrices that ids name are read.
+    The result is [rows, choices, out]; rows may be [rows, choices, in] as well. Biases [experts, out] are added to the
+    products. With a gate (silu, gelu or relu) the result is gate(product) times the product by `up`; or it is an
+    expression of both, such as "mul(silu(x0), x1)". Only the matrices that ids name are read.
     """
-    return call("expert_linear", x, weight, ids, up, gate=gate)  # type: ignore[no-any-return]
+    return call("expert_linear", x, weight, ids, up, bias, up_bias, gate=gate)  # type: ignore[no-any-return]
 
 
 def rope(
@@ -744,6 +747,7 @@ def scaled_dot_product_attention(
     window: int | None = None,
     past: Any = None,
     table: Any = None,
+    sinks: Any = None,
     causal_alignment: str = "lower_right",
 ) -> Tensor:
     """softmax(query key' * scale) value, on [batch, heads, seq, dim]; the batch may be missing.
@@ -752,7 +756,8 @@ def scaled_dot_product_attention(
     causal_alignment="upper_left" puts the first at the first, as PyTorch does. With `past` [batch], query i of row b
     stands at past[b] + i, and keys from past[b] + queries on are not seen. With a `table` [batch, pages] as well, key
     and value are pages [number, heads, size, dim], and row b has those that table[b] names, in that order. `window`
-    hides keys that lie that far back; `softcap` makes a score c * tanh(score / c).
+    hides keys that lie that far back; `softcap` makes a score c * tanh(score / c); `sinks` [heads] are scores of a key
+    more, which every query sees and whose value is 0.
     """
     if dropout_p:
         raise ArgumentError(f"attention: dropout_p={dropout_p} is not supported", why="inference only")
@@ -763,13 +768,13 @@ def scaled_dot_product_attention(
     if causal_alignment == "upper_left" and is_causal and past is None:
         if q.ndim < 4:  # positions belong to sequences of a batch
             q, k, v = (t.reshape((*[1] * (4 - t.ndim), *t.shape)) for t in (q, k, v))
-            y = call("attention", q, k, v, attn_mask, full((1,), 0, dtype=i64), **attrs)
+            y = call("attention", q, k, v, attn_mask, full((1,), 0, dtype=i64), None, sinks, **attrs)
             return y.reshape(y.shape[4 - as_tensor(query).ndim :])  # type: ignore[no-any-return]
         past = full((q.shape[0],), 0, dtype=i64)
     if q.ndim == 2:
         q, k, v = (t.unsqueeze(0) for t in (q, k, v))
-        return call("attention", q, k, v, attn_mask, past, **attrs).squeeze(0)  # type: ignore[no-any-return]
-    return call("attention", q, k, v, attn_mask, past, table, **attrs)  # type: ignore[no-any-return]
+        return call("attention", q, k, v, attn_mask, past, None, sinks, **attrs).squeeze(0)  # type: ignore[no-any-return]
+    return call("attention", q, k, v, attn_mask, past, table, sinks, **attrs)  # type: ignore[no-any-return]
 
 
 def kv_update(cache: Any, rows: Any, lengths: Any, valid: Any = None, table: Any = None) -> Tensor:

@@ -165,21 +165,22 @@ def _heads_repeated(m: Match) -> bool | str:
 DROP_REPEATED_HEADS = Rewrite(
     "drop-repeated-heads",
     "attention(q, repeat(k), repeat(v)) -> attention(q, k, v) with shared heads",
-    find=lambda q, k, v, mask, past, table, *, n, a, b, causal, scale, softcap, window, layout: attention(
+    find=lambda q, k, v, mask, past, table, sinks, *, n, a, b, causal, scale, softcap, window, layout: attention(
         q,
         repeat(k, repeats=n, axis=a),
         repeat(v, repeats=n, axis=b),
         mask,
         past,
         table,
+        sinks,
         causal=causal,
         scale=scale,
         softcap=softcap,
         window=window,
         layout=layout,
     ),
-    make=lambda q, k, v, mask, past, table, causal, scale, softcap, window, layout: attention(
-        q, k, v, mask, past, table, causal=causal, scale=scale, softcap=softcap, window=window, layout=layout
+    make=lambda q, k, v, mask, past, table, sinks, causal, scale, softcap, window, layout: attention(
+        q, k, v, mask, past, table, sinks, causal=causal, scale=scale, softcap=softcap, window=window, layout=layout
     ),
     when=_heads_repeated,
 )
@@ -189,7 +190,7 @@ def _layout_rule(axes: tuple[int, ...]) -> Rewrite:
     return Rewrite(
         "attention-layout",
         "transpose(attention(transpose(q), k, v)) -> attention over [batch, seq, heads, dim]",
-        find=lambda q, k, v, mask, past, table, *, causal, scale, softcap, window: transpose(
+        find=lambda q, k, v, mask, past, table, sinks, *, causal, scale, softcap, window: transpose(
             attention(
                 transpose(q, axes=axes),
                 k,
@@ -197,6 +198,7 @@ def _layout_rule(axes: tuple[int, ...]) -> Rewrite:
                 mask,
                 past,
                 table,
+                sinks,
                 causal=causal,
                 scale=scale,
                 softcap=softcap,
@@ -205,8 +207,8 @@ def _layout_rule(axes: tuple[int, ...]) -> Rewrite:
             ),
             axes=axes,
         ),
-        make=lambda q, k, v, mask, past, table, causal, scale, softcap, window: attention(
-            q, k, v, mask, past, table, causal=causal, scale=scale, softcap=softcap, window=window, layout="bshd"
+        make=lambda q, k, v, mask, past, table, sinks, causal, scale, softcap, window: attention(
+            q, k, v, mask, past, table, sinks, causal=causal, scale=scale, softcap=softcap, window=window, layout="bshd"
         ),
     )
 

@@ -288,6 +288,7 @@ def experts(k: Experts, s: ExpertsSchedule | None = None, total: str = "sums[{}]
     x = k.operand("x")
     matrices = [k.operand(n) for n in ("w", "up") if k.has(n)]
     totals = [total.format(i) for i in range(len(matrices))]
+    biases = [k.operand(n) for n in ("b", "up_b") if k.has(n)]
 
     def loads(o: Operand) -> str:
         return f"mp_expert_vector_{o.dtype.name}, mp_expert_number_{o.dtype.name}"
@@ -295,13 +296,16 @@ def experts(k: Experts, s: ExpertsSchedule | None = None, total: str = "sums[{}]
     layout = matrices[0].view.buffer.layout
     if layout is not None and s is not None:  # low-bit blocks
         packed, y = format_of(layout), k.operand("y")
-        given = {o.name: Operand(f"a.{o.name}", o.view, o.written) for o in (x, y)}
+        given = {o.name: Operand(f"a.{o.name}", o.view, o.written) for o in (x, y, *biases)}
         used = {name for o in given.values() for name in o.symbols}
-        made = k.body.c(["sums[n - first]", "more[n - first]"][: len(matrices)])
+        made = k.body.c(
+            [*["sums[n - first]", "more[n - first]"][: len(matrices)], *(given[o.name].at("e", "n") for o in biases)]
+        )
         return {
             "moe": {
                 "id": k.operand("ids").at("r", "j"),
                 "matrices": matrices,
+                "biases": biases,
                 "symbols": [c_symbol(name) for name in sorted(used)],
                 "blocks": {
                     "name": packed.name,
@@ -335,7 +339,9 @@ def experts(k: Experts, s: ExpertsSchedule | None = None, total: str = "sums[{}]
                 }
                 for o in matrices
             ],
-            "statement": k.operand("y").store(k.body.c(totals), k.body.dtype, "r", "j", "n"),
+            "statement": k.operand("y").store(
+                k.body.c([*totals, *(o.at("e", "n") for o in biases)]), k.body.dtype, "r", "j", "n"
+            ),
         }
     }
 
@@ -700,7 +706,7 @@ class Variant:
 
 def attention(k: Attention, s: AttentionSchedule) -> dict[str, Any]:
     views = [f".{o.name} = {o.c_view()}" for o in k.operands if o.name != "table"]
-    views += [f".has_{name} = 1" for name in ("mask", "past") if k.has(name)]
+    views += [f".has_{name} = 1" for name in ("mask", "past", "sinks") if k.has(name)]
     return {
         "attn": {
             "scale": c_literal(k.scale, f64),

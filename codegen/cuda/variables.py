@@ -40,6 +40,9 @@ def attention(k: Attention) -> Variables:
             adjusted = f"{adjusted} + {text}"
         else:
             visible.append(text)
+    head = f"(g * {k.heads // k.kv_heads} + head)"
+    sink, group_sink = (k.operand("sinks").at(i) if k.has("sinks") else "-INFINITY" for i in ("h", head))
+    log2e = c_literal(math.log2(math.e), f32)
     return {
         "attn": {
             "past": f"(int64_t){k.operand('past').at('b')}" if k.has("past") else "keys - queries",
@@ -53,10 +56,13 @@ def attention(k: Attention) -> Variables:
             "last_key": "mp_min(written, before + s0 + 1)" if k.causal else "written",
             "visible": " && ".join(visible),
             "adjusted": adjusted,
+            "sink": f"({C_TYPES[wide.name]}){sink}",
             "store": y.store("value", wide, "b", "s0", "h", "i"),
             # the tensor-core kernels: rows, distances between them, softmax in powers of two
             "scale2": c_literal(k.scale * math.log2(math.e), f32),
             "window": k.window or 0,
+            "sink2": f"{log2e} * {sink}",
+            "group_sink": f"{log2e} * {group_sink}",
             "q_row": q.pointer("b", "0", "h", "0"),
             "k_row": kk.pointer("b", "g", "0", "0"),
             "v_row": v.pointer("b", "g", "0", "0"),
@@ -66,8 +72,8 @@ def attention(k: Attention) -> Variables:
             "v_pitch": v.view.strides[2],
             "y_pitch": y.view.strides[1],
             # one token: heads of the group that shares a key head
-            "group_query": q.pointer("b", "0", f"(g * {k.heads // k.kv_heads} + head)", "0"),
-            "store_group": y.store("value", f32, "b", "0", f"(g * {k.heads // k.kv_heads} + head)", "d"),
+            "group_query": q.pointer("b", "0", head, "0"),
+            "store_group": y.store("value", f32, "b", "0", head, "d"),
         }
     }
 

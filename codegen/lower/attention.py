@@ -45,6 +45,8 @@ def lower_attention(lo: Lowerer, op: Op) -> None:
         operands.append(Operand("past", lo.read(past)))
     if pages is not None:
         operands.append(Operand("table", pages))
+    if (sinks := op.operand("sinks")) is not None:
+        operands.append(Operand("sinks", lo.read(sinks)))
     operands.append(Operand("y", y, written=True))
     a: Any = op.attrs
     scale = a["scale"] if a["scale"] is not None else dim**-0.5  # type: ignore[operator]

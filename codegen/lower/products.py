@@ -11,8 +11,9 @@ from monoplan.codegen.operands import Body, Operand
 from monoplan.codegen.views import View, whole
 from monoplan.ir.dims import Dim
 from monoplan.ir.errors import CompileError
-from monoplan.ir.expr import Arg, Call, parse_expr
+from monoplan.ir.expr import Arg, Call, parse_expr, substitute_args
 from monoplan.ir.graph import Op, Value
+from monoplan.ir.ops.linear import gate_expr
 from monoplan.ir.types import DType, bf16, f16, f32, f64, i64, product, promote
 
 FAST = (f32, bf16, f16)
@@ -452,7 +453,7 @@ def _expert_matrices(lo: Lowerer, weight: Value) -> View:
 @lowers("experts")
 def lower_experts(lo: Lowerer, op: Op) -> None:
     """Products by chosen matrices; on CPUs every thread sorts the choices for itself."""
-    x, weight, ids, up = op.operands
+    x, weight, ids, up, *biases = op.operands
     assert x is not None and weight is not None and ids is not None
     rows, choices = ids.type.shape
     experts, columns, depth = weight.type.shape
@@ -464,9 +465,14 @@ def lower_experts(lo: Lowerer, op: Op) -> None:
     for name, v in (("w", weight), ("up", up)):
         if v is not None:
             operands.append(Operand(name, _expert_matrices(lo, v)))
+    matrices, acc = len(operands) - 1, promote(x.type.dtype, weight.type.dtype)
+    operands += [Operand(n, lo.dense(lo.read(v))) for n, v in zip(("b", "up_b"), biases, strict=True) if v is not None]
+    added = [o.dtype for o in operands[1 + matrices :]]
     operands += [Operand("ids", lo.read(ids)), Operand("y", lo.destination(op.result), written=True)]
-    acc, gate = promote(x.type.dtype, weight.type.dtype), op.attrs["gate"]
-    body = Body(parse_expr(f"mul({gate}(x0), x1)"), (acc, acc)) if gate else Body(Arg(0), (acc,))
+    expr = gate_expr(op.attrs["gate"]) if up is not None else Arg(0)
+    if added:
+        expr = substitute_args(expr, lambda i: Call("add", (Arg(i), Arg(matrices + i))))
+    body = Body(expr, (*[acc] * matrices, *added))
     scratch: tuple[Operand, ...] = ()
     if lo.target.is_cpu:
         sorted_ = lo.fresh(i64, (lo_threads(), 2 * rows * choices + experts + 1), "scratch")
@@ -485,6 +491,6 @@ def lower_experts(lo: Lowerer, op: Op) -> None:
             columns=columns,
             depth=depth,
             body=body,
-            flops=rows * choices * (2 * columns * depth * len(operands[1:-2])),
+            flops=rows * choices * (2 * columns * depth * matrices),
         )
     )

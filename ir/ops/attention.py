@@ -89,6 +89,7 @@ def _attention_type(
     mask: TensorType | None,
     past: TensorType | None,
     table: TensorType | None,
+    sinks: TensorType | None,
     *,
     causal: bool,
     scale: float | None,
@@ -128,6 +129,9 @@ def _attention_type(
             past.dtype.is_integer and q.rank == 4 and past.rank == 1 and equal(past.shape[0], q.shape[0]),
             f"attention: past must be integers [batch], got {past}",
         )
+    if sinks is not None:
+        fits = sinks.dtype.is_float and sinks.shape == (heads,)
+        require(fits, f"attention: sinks must be floats [{heads}], one for each head, got {sinks}")
     require(window is None or window > 0, f"attention: the window must be positive, got {window}")
     require(softcap is None or softcap > 0, f"attention: the softcap must be positive, got {softcap}")
     dtype = promote(q.dtype, k.dtype, v.dtype) if q.dtype != k.dtype else q.dtype
@@ -143,6 +147,7 @@ def attention(
     mask: Array | None = None,
     past: Array | None = None,
     table: Array | None = None,
+    sinks: Array | None = None,
     *,
     causal: bool = False,
     scale: float | None = None,
@@ -155,7 +160,8 @@ def attention(
     Query i of row b stands at position past[b] + i (keys - queries + i without `past`); `causal` hides later
     keys, `window` keys that lie `window` or more before it; keys from past[b] + queries on are never seen.
     `layout` is that of q and the result: bhsd (heads before seq) or bshd. With a `table` [batch, pages], k and v are
-    pages [number, heads, size, dim], and those of row b are table[b, 0], table[b, 1], …
+    pages [number, heads, size, dim], and those of row b are table[b, 0], table[b, 1], … `sinks` [heads] are scores of a
+    key more, which every query sees and whose value is 0.
     """
     if table is not None:
         assert past is not None
@@ -182,8 +188,11 @@ def attention(
         scores = scores if mask.dtype == np.bool_ else scores + mask
     scores = np.where(visible, scores, -np.inf)
     top = np.max(scores, axis=-1, keepdims=True)
+    sink = None if sinks is None else sinks[:, None, None]
+    top = top if sink is None else np.maximum(top, sink)
     weights = np.exp(scores - np.where(np.isneginf(top), 0, top))
     total = np.sum(weights, axis=-1, keepdims=True)
+    total = total if sink is None else total + np.exp(sink - top)
     # Keys nobody may see can hold anything (an unwritten cache), so their values must not enter as 0 * NaN.
     clean = np.where(np.any(visible, axis=-2)[..., None], vr, 0)
     out = np.matmul(weights, clean) / np.where(total == 0, 1, total)

@@ -6,7 +6,8 @@ import numpy as np
 
 from monoplan.ir.dims import equal
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.opdef import REGISTRY, Array, op, require
+from monoplan.ir.expr import Node, arg_indices, evaluate_expr, parse_expr
+from monoplan.ir.opdef import Array, op, require
 from monoplan.ir.rules import broadcast, linear_type
 from monoplan.ir.types import TensorType, bf16, f16, f32, i64, promote
 
@@ -40,7 +41,21 @@ def matmul(a: Array, b: Array) -> Array:
 GATES = ("", "silu", "gelu", "relu")
 
 
-def _expert_type(x: TensorType, weight: TensorType, ids: TensorType, up: TensorType | None, *, gate: str) -> TensorType:
+def gate_expr(gate: str) -> Node:
+    """What a gate makes of x0, the product by the weight, and x1, that by `up`."""
+    return parse_expr(f"mul({gate}(x0), x1)" if gate in GATES else gate)
+
+
+def _expert_type(
+    x: TensorType,
+    weight: TensorType,
+    ids: TensorType,
+    up: TensorType | None,
+    bias: TensorType | None,
+    up_bias: TensorType | None,
+    *,
+    gate: str,
+) -> TensorType:
     floats = (f32, bf16, f16)
     kept = weight.dtype in floats or weight.dtype.is_low_bit
     require(x.dtype in floats and kept, f"expert_linear needs f32, bf16 or f16, got {x} and {weight}")
@@ -53,17 +68,33 @@ def _expert_type(x: TensorType, weight: TensorType, ids: TensorType, up: TensorT
         x.rank in (2, 3) and all(equal(a, b) for a, b in zip(x.shape, (*lead, weight.shape[2]), strict=True)),
         f"expert_linear: x must be {list(lead)} rows of {weight.shape[2]}, got {x}",
     )
-    require(gate in GATES, f"expert_linear: gate={gate!r} is not one of {', '.join(map(repr, GATES))}")
+    names = f"one of {', '.join(map(repr, GATES))} or an expression of x0 and x1"
+    known = gate in GATES or (gate.endswith(")") and arg_indices(gate_expr(gate)) == {0, 1})
+    require(known, f"expert_linear: gate={gate!r} is not {names}")
     require((up is not None) == bool(gate), "expert_linear: a gate and a weight `up` belong together")
     require(up is None or up == weight, f"expert_linear: up {up} differs from the weight {weight}")
+    require(up_bias is None or None not in (up, bias), "expert_linear: up_bias goes with up and a bias")
+    require(bias is None or up is None or up_bias is not None, "expert_linear: a bias of the gate goes with up_bias")
+    for b in (bias, up_bias):
+        fits = b is None or (b.dtype in floats and b.shape == weight.shape[:2])
+        require(fits, f"expert_linear: biases must be [{weight.shape[0]}, {weight.shape[1]}], got {b}")
     return TensorType(promote(x.dtype, weight.dtype), (*ids.shape, weight.shape[1]))
 
 
 @op(_expert_type, "experts", low_bit=("weight", "up"))
-def expert_linear(x: Array, weight: Array, ids: Array, up: Array | None = None, *, gate: str = "") -> Array:
-    """y[r, j] = weight[ids[r, j]] @ x[r] (or x[r, j]); with a gate, gate(that) * (up[ids[r, j]] @ x[r]).
+def expert_linear(
+    x: Array,
+    weight: Array,
+    ids: Array,
+    up: Array | None = None,
+    bias: Array | None = None,
+    up_bias: Array | None = None,
+    *,
+    gate: str = "",
+) -> Array:
+    """y[r, j] = weight[ids[r, j]] @ x[r] (or x[r, j]) + bias[ids[r, j]]; with a gate, gate(that) * the same by `up`.
 
-    Only the matrices that ids name are read.
+    The gate is a name, or an expression of both products, x0 and x1. Only the matrices that ids name are read.
     """
     if ids.size and not 0 <= ids.min() <= ids.max() < len(weight):
         raise ArgumentError(f"expert_linear: ids are from {ids.min()} to {ids.max()}, there are {len(weight)} experts")
@@ -71,8 +102,9 @@ def expert_linear(x: Array, weight: Array, ids: Array, up: Array | None = None, 
     y = np.zeros((*ids.shape, weight.shape[1]), np.result_type(x, weight))
     for e in np.unique(ids):
         mine = rows[ids == e]
-        made = np.matmul(mine, weight[e].T)
-        y[ids == e] = made if up is None else REGISTRY[gate].reference(made) * np.matmul(mine, up[e].T)
+        products = [np.matmul(mine, w[e].T) for w in (weight, up) if w is not None]
+        products = [p if b is None else p + b[e] for p, b in zip(products, (bias, up_bias), strict=False)]
+        y[ids == e] = products[0] if up is None else evaluate_expr(gate_expr(gate), products)
     return y
 
 

@@ -401,7 +401,9 @@ def _attention(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
     if len(op.operands) > 3 and (m := op.operands[3]) is not None:
         rank = q.type.rank
         mask = _part_of(m, Split(rank - 3, queries), rank, [*q.type.shape[: rank - 3], heads, 0, 0])
-    tail = [mask, *(None for _ in lies[4:])] if len(lies) > 3 else []
+    tail: list[Lie] = [mask, *(None for _ in lies[4:])] if len(lies) > 3 else []
+    if op.operand("sinks") is not None:
+        tail[-1] = Split(0, queries)
     return Local((*made, *tail), (made[0],), wants=wants)
 
 

@@ -36,6 +36,7 @@ class AttentionCase:
     window: int | None = None
     softcap: float | None = None
     mask: str = ""  # an element type
+    sinks: str = ""
     layout: str = "bshd"
     calls: tuple[tuple[int, tuple[int, ...]], ...] = ((1, (299, 5)), (2, (0, 290)), (9, (0, 120)), (70, (0, 131)))
 
@@ -46,9 +47,12 @@ class AttentionCase:
             q, y = (t.replace(f"s, {self.heads}", f"{self.heads}, s") for t in (q, y))
         cache = f"{self.dtype}[b, {self.kv_heads}, {self.room}"
         mask = f", %m: {self.mask}[b, 1, s, {self.room}]" if self.mask else ""
+        sinks = f", %z: {self.sinks}[{self.heads}]" if self.sinks else ""
+        caches = f"%k: {cache}, {self.dim}], %v: {cache}, {self.value_dim}]"
+        given = f"{'%m' if mask else '_'}, %p{', _, %z' if sinks else ''}"
         return parse_graph(
-            f"graph {name}(%q: {q}, %k: {cache}, {self.dim}], %v: {cache}, {self.value_dim}]{mask}, %p: i64[b]) {{\n"
-            f"  %y = attention(%q, %k, %v, {'%m' if mask else '_'}, %p) {{causal={self.causal}, scale=None, "
+            f"graph {name}(%q: {q}, {caches}{mask}, %p: i64[b]{sinks}) {{\n"
+            f"  %y = attention(%q, %k, %v, {given}) {{causal={self.causal}, scale=None, "
             f'softcap={self.softcap}, window={self.window}, layout="{self.layout}"}} : {y}\n  return %y\n}}'
         )
 
@@ -74,7 +78,8 @@ class AttentionCase:
             found.append(rng.random((batch, 1, queries, self.room)) < 0.7)
         elif self.mask:
             found.append(make(self.mask, batch, 1, queries, self.room))
-        return [*found, np.array(past, np.int64)]
+        found.append(np.array(past, np.int64))
+        return [*found, 2 * make(self.sinks, self.heads)] if self.sinks else found
 
 
 CASES = {
@@ -90,6 +95,9 @@ CASES = {
     "window": AttentionCase(4, 2, 64, 32, 400, "bf16", window=37),
     "long_window": AttentionCase(4, 2, 32, 32, 400, window=150),
     "softcap": AttentionCase(4, 2, 16, 16, 400, softcap=3.0),
+    "sinks": AttentionCase(8, 2, 32, 32, 400, "bf16", "bf16", sinks="bf16"),
+    "sinks_added": AttentionCase(4, 2, 16, 16, 400, softcap=3.0, sinks="f32"),
+    "sinks_double": AttentionCase(4, 2, 16, 8, 301, "f64", "f64", sinks="f64"),
     "no_order": AttentionCase(4, 2, 64, 64, 400, "bf16", causal=False),
     "flags": AttentionCase(4, 2, 16, 16, 400, mask="bool"),
     "added": AttentionCase(4, 1, 16, 16, 400, "bf16", mask="f32", layout="bhsd"),

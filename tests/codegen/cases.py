@@ -260,6 +260,17 @@ case("route", "f32[b, 12]", "f32[12]", k=4, score="sigmoid", normalize=False, gr
 case("route", "f32[b, 8]", k=2, normalize=False, groups=2, kept_groups=1)
 case("expert_linear", "T[b, 37]", arg("T[4, 19, 37]", param=True), arg("i64[b, 3]", 0, 3))
 case("expert_linear", "T[b, 2, 9]", "T[5, 8, 9]", arg("i32[b, 2]", 0, 4), arg("T[5, 8, 9]", param=True), gate="silu")
+case("expert_linear", "T[b, 9]", "T[5, 8, 9]", arg("i32[b, 2]", 0, 4), None, "T[5, 8]")
+case(
+    "expert_linear",
+    "T[b, 9]",
+    "T[5, 8, 9]",
+    arg("i32[b, 2]", 0, 4),
+    "T[5, 8, 9]",
+    "T[5, 8]",
+    "T[5, 8]",
+    gate="mul(mul(minimum(x0, 1.5), sigmoid(mul(minimum(x0, 1.5), 1.7))), add(x1, 1.0))",
+)
 case("embedding", arg("i64[b, s]", 0, 10), arg("T[11, 6]", param=True))
 case("embedding", arg("u8[s]", 0, 10), "T[11, 6]")
 case("embedding", arg("i16[]", 0, 3), "T[4, 2]")
@@ -328,6 +339,7 @@ case("attention", "T[b, 4, q, 8]", *_KV, "bool[b, 1, q, k]", only="f32 f64")
 case("attention", "T[b, 4, q, 8]", *_KV, arg("f32[q, k]", -3, 3), window=4, only="f32 bf16")
 case("attention", "T[b, 4, q, 8]", *_KV, arg("f32[q, 1]", values=[-3.4028235e38, 0, -1e38]), only="f32 bf16")  # means
 case("attention", "T[b, 4, q, 8]", *_KV, None, arg("i32[b]", values=[0, 3, 8]), causal=True, window=3)
+case("attention", "T[b, 4, q, 8]", *_KV, None, arg("i32[b]", values=[0, 3, 8]), None, arg("T[4]", -3, 3), causal=True)
 case("attention", "T[4, q, 8]", "T[4, k, 8]", "T[4, k, 8]", causal=True, only="f32 f16")
 case("attention", "T[1, 1, 5, 4]", "T[1, 1, 3, 4]", "T[1, 1, 3, 4]", causal=True)  # rows that see nothing
 _ROWS, _LENGTHS = "T[b, s, 2, 4]", arg("i64[b]", values=[1, 4, 0])

@@ -34,6 +34,7 @@ SHAPES: dict[str, tuple[int, int, int, int | None, dict[str, int]]] = {
     "wide": (128, 2, 1, None, {}),
     "wide, window": (128, 1, 1, 70, {"keys": 64}),
     "window": (64, 2, 1, 33, {"keys": 128, "stages": 2}),
+    "sinks": (64, 2, 1, 33, {}),
 }
 ALWAYS = ("heads share", "wide, window")
 # batch, queries, keys, past of each row
@@ -49,9 +50,10 @@ def graph_of(shape: str) -> Graph:
     dim, heads, kv_heads, window, _ = SHAPES[shape]
     q, cache = f"bf16[b, q, {heads}, {dim}]", f"bf16[b, {kv_heads}, k, {dim}]"
     attributes = f'causal=True, scale=None, softcap=None, window={window}, layout="bshd"'
+    more, sinks = (f", %sinks: bf16[{heads}]", ", _, %sinks") if shape == "sinks" else ("", "")
     return parse_graph(
-        f"graph attend(%q: {q}, %k: {cache}, %v: {cache}, %past: i32[b]) {{\n"
-        f"  %y = attention(%q, %k, %v, _, %past) {{{attributes}}} : {q}\n  return %y\n}}\n"
+        f"graph attend(%q: {q}, %k: {cache}, %v: {cache}, %past: i32[b]{more}) {{\n"
+        f"  %y = attention(%q, %k, %v, _, %past{sinks}) {{{attributes}}} : {q}\n  return %y\n}}\n"
     )
 
 
@@ -78,14 +80,15 @@ def arguments(shape: str, call: str) -> list[Any]:
     k, v = rng.normal(size=(2, batch, kv_heads, keys, dim))
     for b, n in enumerate(past):
         v[b, :, n + queries :] = k[b, :, n + queries :] = np.nan
-    return [*(a.astype(ml_dtypes.bfloat16) for a in (q, k, v)), np.array(past, np.int32)]
+    sinks = [2 * rng.normal(size=heads).astype(ml_dtypes.bfloat16)] if shape == "sinks" else []
+    return [*(a.astype(ml_dtypes.bfloat16) for a in (q, k, v)), np.array(past, np.int32), *sinks]
 
 
 def cases() -> Iterator[Any]:
     """Shape, call and device: capability of the emulated one, or 0 for the GPU that is there."""
     for shape, call in itertools.product(SHAPES, CALLS):
         yield pytest.param(shape, call, 90, marks=[emulated, *([] if shape in ALWAYS else [pytest.mark.full])])
-        short = (shape, call) in (("heads share", "unequal"), ("wide, window", "odd"))
+        short = (shape, call) in (("heads share", "unequal"), ("wide, window", "odd"), ("sinks", "few"))
         yield pytest.param(shape, call, 80, marks=[emulated] if short else [emulated, pytest.mark.nightly])
         yield pytest.param(shape, call, 0, marks=pytest.mark.cuda)
 

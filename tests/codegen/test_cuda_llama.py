@@ -55,6 +55,13 @@ MODELS: dict[str, tuple[str, int, int, int, dict[str, Any]]] = {
     "phi3": ("bfloat16", 4, 2, 64, {"model_type": "phi3", "partial_rotary_factor": 0.75, "attention_bias": False}),
     "cohere": ("float32", 4, 2, 32, {"model_type": "cohere", "norm_heads": True}),
     "mixtral": ("bfloat16", 2, 1, 64, {"model_type": "mixtral", "attention_bias": False}),
+    "gpt_oss": (
+        "bfloat16", 4, 2, 64,
+        {
+            "model_type": "gpt_oss", "sliding_window": 7, "num_experts": 3,
+            "layer_types": ("sliding_attention", "full_attention", "sliding_attention"),
+        },
+    ),
 }  # fmt: skip
 
 

@@ -48,8 +48,9 @@ SEEDS = {
     "rope": "(x, pos_ids, sin_table, cos_table, algo=<RopeAlgo.GPT_NEOX: 'gpt_neox'>, *, out=None)",
     "silu": "(input, inplace=False, *, out=None)",
     "swiglu": "(input, other, *, out=None)",
-    "scaled_dot_product_attention": "(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, "
-    "enable_gqa=False, *, softcap=None, window=None, past=None, table=None, causal_alignment='lower_right')",
+    "scaled_dot_product_attention": "(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,"
+    " enable_gqa=False, *, softcap=None, window=None, past=None, table=None, sinks=None,"
+    " causal_alignment='lower_right')",
 }
 
 

@@ -21,8 +21,9 @@ typedef struct {
     mp_view k, v;                 /* [batch][group][key][dim] */
     mp_view mask;                 /* [batch][head][query][key]: booleans (true: visible), or numbers added to scores */
     mp_view past;                 /* [batch]: keys before the first query */
+    mp_view sinks;                /* [head]: the score of a key more, whose value is 0 */
     mp_view y;                    /* as q */
-    int has_mask, has_past;       /* without `past` the last query has the last key */
+    int has_mask, has_past, has_sinks; /* without `past` the last query has the last key */
     /* Few queries: tasks of `least` to `chunk` keys; `rows` keys meet the queries of a group at a time, values are
      * summed `wide` vectors at a time; `rows` and `wide` times the heads that run together are at most MP_FEW_SUMS.
      * Rows are prefetched into L1 `ahead` keys before they are read, into L2 `far` keys before. */
@@ -87,6 +88,16 @@ MP_FN float mp_changed_score(const mp_attention *a, float score, const int64_t b
     if (a->mask.type == MP_BOOL) return mp_int_at(&a->mask, place) ? score : -INFINITY;
     if (a->mask.type == MP_F64) return (float)((double)score + mp_at(&a->mask, place));
     return score + mp_at_f32(&a->mask, place);
+}
+
+/* What the weighted values of a head are multiplied with: 1 / the total of its weights and that of its sink. `top` is
+ * its largest score, as mp_score_scale leaves it. */
+MP_FN float mp_finished_scale(const mp_attention *a, const int64_t h, const float top, const float total)
+{
+    if (!a->has_sinks) return total == 0.0f ? 0.0f : 1.0f / total;
+    const float sink = mp_at_f32(&a->sinks, h * a->sinks.s0) * (float)MP_LOG2E;
+    const float high = mp_scores_change(a) ? top * (float)MP_LOG2E : top;
+    return total == 0.0f ? 0.0f : 1.0f / (total + exp2f(sink - high));
 }
 
 MP_FN float mp_query(const mp_attention *a, const int64_t b, const int64_t s, const int64_t h, const int64_t i)

@@ -36,6 +36,7 @@ MP_FN void mp_attention_double(mp_run *run, const int t, const int T, const mp_a
             MP_SIMD
             for (int64_t i = 0; i < a->value_dim; ++i) sums[i] += weight * mp_at(&a->v, mp_place(&a->v, b, g, key, i));
         }
+        if (a->has_sinks && total != 0) total += exp(mp_at(&a->sinks, h * a->sinks.s0) - top);
         const double scale = total == 0 ? 0 : 1 / total;
         MP_SIMD
         for (int64_t i = 0; i < a->value_dim; ++i) mp_put(&a->y, mp_place(&a->y, b, s, h, i), sums[i] * scale);

@@ -206,7 +206,7 @@ MP_FN void mp_few_join(const mp_attention *a, const int64_t b, const int64_t g, 
             MP_SIMD
             for (int64_t i = 0; i < line; ++i) sums[i] += weight * partial[c * left + n * line + i];
         }
-        const float scale = total == 0.0f ? 0.0f : 1.0f / total;
+        const float scale = mp_finished_scale(a, g * a->group + n, high, total);
         float *const made = sums + line;
         for (int64_t i = 0; i < a->value_dim; ++i) made[i] = sums[mp_values_in_pairs(a) ? mp_split(i) : i] * scale;
         mp_store_row(a, b, s, g * a->group + n, made);

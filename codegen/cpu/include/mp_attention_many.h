@@ -169,7 +169,7 @@ MP_FN void mp_attention_strip(const mp_attention *a, const int64_t b, const int6
         mp_strip_block(a, &s, j0, mp_min(a->block, last - j0));
     for (int64_t c = 0; c < filled; ++c) {
         const int64_t row = (c0 + c) / a->group, h = g * a->group + (c0 + c) % a->group;
-        const float scale_of = s.total[c] == 0.0f ? 0.0f : 1.0f / s.total[c];
+        const float scale_of = mp_finished_scale(a, h, s.top[c], s.total[c]);
         for (int64_t i = 0; i < a->value_dim; ++i)
             mp_put(&a->y, mp_place(&a->y, b, row, h, i), (double)(s.sums[i * columns + c] * scale_of));
     }

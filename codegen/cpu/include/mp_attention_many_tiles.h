@@ -269,6 +269,8 @@ MP_FN void mp_strips_on_tiles(mp_run *run, const mp_attention *a, mp_strip_sourc
             const mp_vec all = mp_sums(total + r);
             mp_vstore(scale + r, mp_vchoose(MP_BITS(all == mp_splat(0.0f)), mp_splat(0.0f), 1.0f / all));
         }
+        for (int64_t r = 0; a->has_sinks && r < s.filled; ++r)
+            scale[r] = mp_finished_scale(a, s.g * a->group + (s.c0 + r) % a->group, top[r], mp_vtotal(total[r]));
     }
     work.score = scores + (now ^ 1) * 32 * block;
     for (int64_t turn = 0; turn < first; ++turn) mp_strip_turn(a, &work, turn);

@@ -8,9 +8,9 @@
 
 enum { MP_EXPERT_PANELS = 4 }; /* panels of a task */
 
-/* Columns [first, first + count) of a pair: sums by the first matrix and by the second, if there is one. */
-typedef void (*mp_expert_finish)(const void *c, int64_t pair, int64_t first, int64_t count, const float *sums,
-                                 const float *more);
+/* Columns [first, first + count) of a pair: sums by matrix e, and by its second one, if there is one. */
+typedef void (*mp_expert_finish)(const void *c, int64_t pair, int64_t e, int64_t first, int64_t count,
+                                 const float *sums, const float *more);
 
 typedef struct {
     mp_linear_blocks product; /* of one matrix: K, near, far, format, one, four, row */
@@ -65,7 +65,7 @@ MP_INLINE void mp_experts_blocks_run(const mp_experts_blocks *s, mp_run *run, co
                     by_panel(x + (first + b) * groups, (m ? up : w) + (e * panels + p0 + p) * panel_bytes,
                              sums[m] + p * MP_PANEL, groups, WIDTH, product->near, product->far);
             for (int64_t r = 0; r < R && starts[e] + b + r < starts[e + 1]; ++r)
-                s->finish(c, order[starts[e] + b + r], p0 * MP_PANEL, some * MP_PANEL, sums[0] + r * WIDTH,
+                s->finish(c, order[starts[e] + b + r], e, p0 * MP_PANEL, some * MP_PANEL, sums[0] + r * WIDTH,
                           sums[1] + r * WIDTH);
         }
     }

@@ -3,8 +3,8 @@
  *
  * S has the constants DIM and VALUE (dimensions of keys and of values), R is the type of all arithmetic. `query(i)` is
  * the scaled query, `key_at(key, i)` and `value_at(key, i)` the cache, `visible(key)` says whether the query sees a key
- * between `first` and `last`, `adjusted(dot, key)` is the score behind a cap and a mask, `store(i, v)` takes the
- * result. */
+ * between `first` and `last`, `adjusted(dot, key)` is the score behind a cap and a mask, `sink` that of a key whose value
+ * is 0 (-inf: there is none), `store(i, v)` takes the result. */
 MP_FN float mp_real_exp(float x) { return mp_expf(x); }
 MP_FN double mp_real_exp(double x) { return mp_exp(x); }
 MP_FN float mp_real_max(float a, float b) { return mp_maximum_f32(a, b); }
@@ -13,7 +13,7 @@ MP_FN double mp_real_max(double a, double b) { return mp_maximum_f64(a, b); }
 template <typename S, typename R, typename Query, typename Key, typename Value, typename Visible, typename Adjusted,
     typename Store>
 MP_FN void mp_attention(const int64_t first, const int64_t last, const Query &query_at, const Key &key_at,
-    const Value &value_at, const Visible &visible, const Adjusted &adjusted, const Store &store)
+    const Value &value_at, const Visible &visible, const Adjusted &adjusted, const R sink, const Store &store)
 {
     enum { THREADS = 128, DIM = S::DIM, VALUE = S::VALUE, EACH = (VALUE + THREADS - 1) / THREADS };
     __shared__ R query[DIM], score[THREADS], shared[THREADS];
@@ -51,6 +51,7 @@ MP_FN void mp_attention(const int64_t first, const int64_t last, const Query &qu
             sums[e] = sum;
         }
     }
+    if (total != 0 && sink != -INFINITY) total += mp_real_exp(sink - top);
     const R scale = total == 0 ? 0 : 1 / total;
     for (int e = 0; e < EACH; ++e) {
         const int i = threadIdx.x + e * THREADS;

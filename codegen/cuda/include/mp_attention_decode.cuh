@@ -7,7 +7,8 @@
  * the sequence.
  *
  * S has the constants DIM, GROUP, WARPS, MOST (splits at most), FIXED (there are MOST; else as many as blocks), SPREAD
- * (over more blocks than a cluster has), WINDOW (keys that a query sees, 0: all) and EARLY (the cache's length and all
+ * (over more blocks than a cluster has), WINDOW (keys that a query sees, 0: all), SINKS (`sink(head)` is log2(e) times
+ * the score of a key whose value is 0) and EARLY (the cache's length and all
  * positions but the new one were there before this plan ran: they are read before the dependency). */
 
 /* What the warps of a block found for each head: the largest score, the sum of weights and the weighted values. */
@@ -38,9 +39,9 @@ template <typename S> struct mp_decode_parts {
 };
 
 /* Outputs begin to end of all heads, from the parts of all splits; `store(head, dimension, value)` takes them. */
-template <typename S, typename Top, typename Total, typename Out, typename Store>
+template <typename S, typename Top, typename Total, typename Out, typename Sink, typename Store>
 MP_FN void mp_decode_store(const int begin, const int end, const int splits, const Top &top_of, const Total &total_of,
-    const Out &out_of, const Store &store)
+    const Out &out_of, const Sink &sink, const Store &store)
 {
     for (int i = begin + threadIdx.x; i < end; i += S::WARPS * 32) {
         const int own = i / S::DIM;
@@ -53,13 +54,14 @@ MP_FN void mp_decode_store(const int begin, const int end, const int splits, con
             all += total_of(w, own) * keep;
             out += out_of(w, i) * keep;
         }
+        if (S::SINKS) all += mp_exp2(sink(own) - high);
         store(own, i % S::DIM, out / all);
     }
 }
 
 /* Each block of a cluster gets its share of the outputs from all the others, and finishes it. */
-template <typename S, typename Store>
-MP_FN void mp_decode_merge_cluster(const mp_decode_parts<S> &parts, const int splits, const Store &store)
+template <typename S, typename Sink, typename Store>
+MP_FN void mp_decode_merge_cluster(const mp_decode_parts<S> &parts, const int splits, const Sink &sink, const Store &store)
 {
     enum { GROUP = S::GROUP, DIM = S::DIM, SIZE = GROUP * DIM, MOST = S::MOST, THREADS = S::WARPS * 32 };
     __shared__ float all_outs[SIZE + MOST], all_tops[MOST][GROUP], all_totals[MOST][GROUP]; /* written by the cluster */
@@ -81,12 +83,13 @@ MP_FN void mp_decode_merge_cluster(const mp_decode_parts<S> &parts, const int sp
     mp_decode_store<S>(
         begin, end, splits, [&](const int w, const int h) { return all_tops[w][h]; },
         [&](const int w, const int h) { return all_totals[w][h]; },
-        [&](const int w, const int i) { return all_outs[w * each + i - begin]; }, store);
+        [&](const int w, const int i) { return all_outs[w * each + i - begin]; }, sink, store);
 }
 
 /* Blocks leave their parts in memory; the last of a key head's blocks finishes its outputs. */
-template <typename S, typename Store>
-MP_FN void mp_decode_merge_spread(const mp_decode_parts<S> &own, float *partial, uint32_t *tickets, const Store &store)
+template <typename S, typename Sink, typename Store>
+MP_FN void mp_decode_merge_spread(
+    const mp_decode_parts<S> &own, float *partial, uint32_t *tickets, const Sink &sink, const Store &store)
 {
     enum { GROUP = S::GROUP, DIM = S::DIM, SIZE = GROUP * DIM, PART = SIZE + 2 * GROUP, THREADS = S::WARPS * 32 };
     enum { MOST = S::MOST };
@@ -108,15 +111,15 @@ MP_FN void mp_decode_merge_spread(const mp_decode_parts<S> &own, float *partial,
     mp_decode_store<S>(
         0, SIZE, MOST, [&](const int w, const int h) { return __ldcg(&parts[w * PART + SIZE + h]); },
         [&](const int w, const int h) { return __ldcg(&parts[w * PART + SIZE + GROUP + h]); },
-        [&](const int w, const int i) { return __ldcg(&parts[w * PART + i]); }, store);
+        [&](const int w, const int i) { return __ldcg(&parts[w * PART + i]); }, sink, store);
 }
 
 /* `past()` is the cache's length, `query(head)` the row of a head of the group, keys0 and values0 the caches' first
  * rows. `scale` includes log2(e): softmax is in powers of two. partial, tickets: memory of blocks that are spread. */
-template <typename S, typename T, typename Past, typename Query, typename Store>
+template <typename S, typename T, typename Past, typename Query, typename Sink, typename Store>
 MP_FN void mp_attention_decode(const T *keys0, const T *values0, const int64_t k_pitch, const int64_t v_pitch,
-    const int64_t keys, const float scale, const Past &past, const Query &query, const Store &store, float *partial,
-    uint32_t *tickets)
+    const int64_t keys, const float scale, const Past &past, const Query &query, const Sink &sink,
+    const Store &store, float *partial, uint32_t *tickets)
 {
     enum { DIM = S::DIM, GROUP = S::GROUP, WARPS = S::WARPS, C = DIM / 32 };
     const float NONE = -1e30f;
@@ -216,6 +219,6 @@ MP_FN void mp_attention_decode(const T *keys0, const T *values0, const int64_t k
         if (t == 0) parts.tops[warp][gid] = top, parts.totals[warp][gid] = total;
     }
     __syncthreads();
-    if constexpr (S::SPREAD) mp_decode_merge_spread<S>(parts, partial, tickets, store);
-    else mp_decode_merge_cluster<S>(parts, splits, store);
+    if constexpr (S::SPREAD) mp_decode_merge_spread<S>(parts, partial, tickets, sink, store);
+    else mp_decode_merge_cluster<S>(parts, splits, sink, store);
 }

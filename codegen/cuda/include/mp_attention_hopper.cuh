@@ -3,7 +3,7 @@
  * Round r has keys r and, one behind, values r - 1 in shared memory: scores r are made beside the output of r - 1.
  * Blocks: x is a group of HEADS heads, y the strip of queries, z the sequence.
  *
- * S has the constants DIM, GROUPS (warpgroups of a block), HEADS, KEYS, STAGES and WINDOW. The other arguments are
+ * S has the constants DIM, GROUPS (warpgroups of a block), HEADS, KEYS, STAGES, WINDOW and SINKS. The other arguments are
  * those of mp_attention_prefill; q and y are this warpgroup's head, see mp_warpgroup. */
 #include "mp_attention_prefill.cuh"
 #include "mp_wgmma.cuh"
@@ -14,7 +14,7 @@ MP_FN int mp_warpgroup() { return __shfl_sync(~0u, (int)threadIdx.x / 128, 0); }
 template <typename S, typename T, typename Y, typename Past>
 MP_FN void mp_attention_hopper(const int group, const T *q, const T *keys_of_head, const T *values_of_head, Y *y,
     const int64_t q_pitch, const int64_t k_pitch, const int64_t v_pitch, const int64_t y_pitch, const int64_t queries,
-    const int64_t keys, const float scale, const Past &past)
+    const int64_t keys, const float scale, const Past &past, const float sink)
 {
     enum { DIM = S::DIM, GROUPS = S::GROUPS, HEADS = S::HEADS, KEYS = S::KEYS, STAGES = S::STAGES, WINDOW = S::WINDOW };
     enum { THREADS = GROUPS * 128, ROWS = GROUPS / HEADS * 64, CHUNKS = DIM / 8, STEP = THREADS / CHUNKS };
@@ -150,5 +150,6 @@ MP_FN void mp_attention_hopper(const int group, const T *q, const T *keys_of_hea
         next_round();
         load(round + STAGES - 1);
     }
+    if (S::SINKS) mp_add_sink(total, top, scale, sink, t);
     mp_store_outputs<DIM>(y, y_pitch, row0, queries, t, out, total);
 }

@@ -3,7 +3,8 @@
  * registers: as they come out of the first product they are the left operand of the second. Blocks: x is the strip, y
  * the head, z the sequence.
  *
- * S has the constants DIM, WARPS, KEYS, STAGES and WINDOW (keys that a query sees, 0: all). Rows of q, k, v and y are
+ * S has the constants DIM, WARPS, KEYS, STAGES, WINDOW (keys that a query sees, 0: all) and SINKS (`sink` is log2(e)
+ * times the score of a key whose value is 0). Rows of q, k, v and y are
  * given by their first row and the distance between rows. `past()` is the cache's length before these tokens. `scale`
  * includes log2(e): softmax is in powers of two. Hidden scores are -1e30; -1e29 is less than any other. */
 
@@ -18,6 +19,13 @@ MP_FN void mp_load_queries(uint32_t (&Q)[DIM / 16][4], const T *q, const int64_t
         const int64_t s = row0 + i % 2 * 8;
         Q[i / 4][i % 4] = s < queries ? *(const uint32_t *)(q + s * pitch + i / 4 * 16 + i % 4 / 2 * 8 + 2 * t) : 0;
     }
+}
+
+/* Sums of weights with that of a sink; the four lanes of a row have parts of its sum. */
+MP_FN void mp_add_sink(float (&total)[2], const float (&top)[2], const float scale, const float sink, const int t)
+{
+    MP_UNROLL
+    for (int r = 0; r < 2; ++r) total[r] += t == 0 ? mp_exp2(sink - top[r] * scale) : 0.0f;
 }
 
 /* out / total of the same rows: out[d][2 r + e] is row row0 + 8 r, dimension 8 d + 2 t + e. */
@@ -43,7 +51,7 @@ MP_FN void mp_store_outputs(Y *y, const int64_t pitch, const int64_t row0, const
 template <typename S, typename T, typename Y, typename Past>
 MP_FN void mp_attention_prefill(const T *q, const T *keys0, const T *values0, Y *y, const int64_t q_pitch,
     const int64_t k_pitch, const int64_t v_pitch, const int64_t y_pitch, const int64_t queries, const int64_t keys,
-    const float scale, const Past &past)
+    const float scale, const Past &past, const float sink)
 {
     enum { DIM = S::DIM, WARPS = S::WARPS, KEYS = S::KEYS, STAGES = S::STAGES, WINDOW = S::WINDOW };
     enum { THREADS = WARPS * 32, ROWS = WARPS * 16, CHUNKS = DIM / 8, SIZE = KEYS * DIM * 2 };
@@ -146,5 +154,6 @@ MP_FN void mp_attention_prefill(const T *q, const T *keys0, const T *values0, Y 
             }
         }
     }
+    if (S::SINKS) mp_add_sink(total, top, scale, sink, t);
     mp_store_outputs<DIM>(y, y_pitch, row0, queries, t, out, total);
 }

@@ -22,6 +22,8 @@ def by_hand(
     v: Any,
     mask: Any = None,
     past: Any = None,
+    table: Any = None,
+    sinks: Any = None,
     *,
     causal: bool = False,
     scale: float | None = None,
@@ -53,8 +55,9 @@ def by_hand(
         if scores:
             top = max(scores.values())
             weights = {j: math.exp(s - top) for j, s in scores.items()}
+            sink = 0.0 if sinks is None else math.exp(float(sinks[h]) - top)
             for j, w in weights.items():
-                out[b, h, i] += w / math.fsum(weights.values()) * v[b, g, j]
+                out[b, h, i] += w / (math.fsum(weights.values()) + sink) * v[b, g, j]
     return out
 
 
@@ -98,6 +101,22 @@ def test_masks(kind: str, rng: np.random.Generator) -> None:
     for causal in (False, True):
         wanted = by_hand(q, k, v, mask, causal=causal)
         check(run("attention", q, k, v, mask, causal=causal), wanted, "f32", "matmul")
+
+
+def test_sinks(rng: np.random.Generator) -> None:
+    q, k, v = qkv(rng, FLOATS[1], kv_heads=2)
+    sinks = np.array([-50.0, 0.0, 3.0, 50.0], np.float32)
+    wanted = by_hand(q, k, v, sinks=sinks, causal=True)
+    check(run("attention", q, k, v, None, None, None, sinks, causal=True), wanted, "f32", "matmul")
+    refuses(
+        "sinks must be floats",
+        "attention",
+        *(tensor_type("f32", 2, 4, 3, 8) for _ in "qkv"),
+        None,
+        None,
+        None,
+        tensor_type("f32", 3),
+    )
 
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)

@@ -30,19 +30,22 @@ def test_linear(dtype: DType, with_bias: bool, rng: np.random.Generator) -> None
     check(run("linear", x[0, 0], w, bias), wanted[0, 0], dtype, "matmul")
 
 
-@pytest.mark.parametrize("gate", ["", "silu"])
-def test_expert_linear(gate: str, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("gate", ["", "silu", "mul(x1, silu(x0))"])
+def test_expert_linear(gate: str, biased: bool, rng: np.random.Generator) -> None:
+    b, ub = rng.standard_normal((2, 4, 6)).astype(np.float32) * biased
     x, w, up = (rng.standard_normal(shape).astype(np.float32) for shape in ((3, 5), (4, 6, 5), (4, 6, 5)))
     ids = np.array([[0, 3], [2, 2], [3, 0]])
     wanted = np.empty((3, 2, 6))
     for r, j, n in np.ndindex(wanted.shape):
-        wanted[r, j, n] = dot(x[r], w[ids[r, j], n])
+        wanted[r, j, n] = dot(x[r], w[ids[r, j], n]) + b[ids[r, j], n]
         if gate:
             first = wanted[r, j, n]
-            wanted[r, j, n] = first / (1 + math.exp(-first)) * dot(x[r], up[ids[r, j], n])
-    found = run("expert_linear", x, w, ids, up if gate else None, gate=gate)
+            wanted[r, j, n] = first / (1 + math.exp(-first)) * (dot(x[r], up[ids[r, j], n]) + ub[ids[r, j], n])
+    rest = (up if gate else None, b if biased else None, ub if gate and biased else None)
+    found = run("expert_linear", x, w, ids, *rest, gate=gate)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
-    again = run("expert_linear", np.repeat(x[:, None], 2, 1), w, ids, up if gate else None, gate=gate)
+    again = run("expert_linear", np.repeat(x[:, None], 2, 1), w, ids, *rest, gate=gate)
     np.testing.assert_array_equal(again, found)
 
 
@@ -50,6 +53,11 @@ def test_expert_linear_refuses() -> None:
     x, w, ids = tensor_type("f32", "n", 5), tensor_type("f32", 4, 6, 5), tensor_type("i64", "n", 2)
     refuses("a gate and a weight `up` belong together", "expert_linear", x, w, ids, None, gate="silu")
     refuses("is not one of", "expert_linear", x, w, ids, w, gate="tanh")
+    refuses("is not one of", "expert_linear", x, w, ids, w, gate="silu(x0)")
+    b = tensor_type("f32", 4, 6)
+    refuses("goes with up_bias", "expert_linear", x, w, ids, w, b, gate="silu")
+    refuses("goes with up and a bias", "expert_linear", x, w, ids, w, None, b, gate="silu")
+    refuses("biases must be", "expert_linear", x, w, ids, None, tensor_type("f32", 6))
     refuses("x must be", "expert_linear", tensor_type("f32", "n", 4), w, ids)
     refuses("the number of choices are constants", "expert_linear", x, w, tensor_type("i64", "n", "k"))
     refuses("needs f32, bf16 or f16", "expert_linear", tensor_type("f64", "n", 5), w, ids)
