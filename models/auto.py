@@ -58,7 +58,8 @@ class AutoModel:
 
         The checkpoint's own is what config.json says, or else the dtype of most weights. Matrices of a GGUF file in one
         of its low-bit types stay so, as do 4-bit ones of a quantized Hugging Face checkpoint that are exactly q4_0, and
-        the model computes in float32 on a CPU, in bfloat16 on a GPU. "auto" is that for such files, and bfloat16 for
+        the model computes in float32 on a CPU, in bfloat16 on a GPU; where experts alone are in such types, in the
+        checkpoint's own. "auto" is that for such files, and bfloat16 for
         others. Headers are
         read now, each weight when it is wanted, as a copy: see load_weights. Loading that takes over a second shows a
         bar on stderr (progress=False: never); `verbose` says there what was loaded. The tokenizer is made when it is
@@ -74,11 +75,14 @@ class AutoModel:
 
             merged = MergedWeights(opened.weights, open_adapter(adapter, opened.config))
             opened = opened._replace(weights=merged)
-        low_bit = target != "reference" and any(map(opened.weights.low_bit, opened.weights.names()))
+        found = [name for name in opened.weights.names() if target != "reference" and opened.weights.low_bit(name)]
+        low_bit, experts_alone = bool(found), all(len(opened.weights.shape(name)) == 3 for name in found)
         if dtype == "auto":
             dtype = None if low_bit else "bfloat16"
         keep_blocks = dtype is None and low_bit
         wanted = dtype if not keep_blocks else "float32" if target == "cpu" else "bfloat16"
+        if keep_blocks and experts_alone:
+            wanted = None  # what is not an expert has its own type
         config = opened.config if wanted is None else dataclasses.replace(opened.config, dtype=wanted)
         if family is None:
             # The model itself may be too large for any memory where the configuration does not belong to the weights.

@@ -90,6 +90,7 @@ class LlamaConfig:
     trained_rope: ClassVar[bool] = False  # max_position_embeddings is the context already, whatever the scaling
     joined: ClassVar[bool] = False  # q, k and v are one matrix, qkv_proj; gate and up are gate_up_proj
     gated: ClassVar[bool] = True  # MLP: act(gate(x)) * up(x), else act(up(x))
+    sinks: ClassVar[bool] = False  # attention has a learned score more in each head, whose value is 0
     parallel: ClassVar[int] = 0  # norms in front of attention and MLP where they stand side by side
     head_bias: ClassVar[bool] = False
     embedding_scale: ClassVar[float] = 1.0

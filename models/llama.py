@@ -19,10 +19,10 @@ from monoplan.frontend.context import current
 from monoplan.frontend.kv_cache import KVCache
 from monoplan.frontend.layers import Embedding, LayerNorm, Linear, RMSNorm
 from monoplan.frontend.module import Module, ModuleList
-from monoplan.frontend.parameter import Parameter, no_init
+from monoplan.frontend.parameter import Parameter, no_init, normal
 from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.errors import ArgumentError, LoadError
-from monoplan.ir.types import LOW_BITS, DType, Part, as_weight_dtype
+from monoplan.ir.types import LOW_BITS, DType, Part, as_dtype, as_weight_dtype
 from monoplan.models.config import LlamaConfig
 from monoplan.models.generate.generation import CheckStep, GenerationMixin, GenerationStep, empty_cache, make_room
 from monoplan.models.rope_scaling import context_length
@@ -90,6 +90,14 @@ class LlamaMLP(Module):
         return self.down_proj(self.act_fn(gate) * up)
 
 
+class Sinks(Module):
+    """A score for each head that takes its share of attention, and gives nothing."""
+
+    def __init__(self, heads: int, dtype: str) -> None:
+        super().__init__()
+        self.weight = Parameter(normal((heads,), as_dtype(dtype)))
+
+
 class LlamaAttention(Module):
     """Multi-head, grouped-query or multi-query attention with RoPE, and a KV cache if there is one."""
 
@@ -112,6 +120,7 @@ class LlamaAttention(Module):
             self.k_proj = Linear(hidden, keys, bias=bias, dtype=config.dtype)
             self.v_proj = Linear(hidden, keys, bias=bias, dtype=config.dtype)
         self.o_proj = Linear(queries, hidden, bias=out_bias, dtype=config.dtype)
+        self.sinks = Sinks(self.num_heads, config.dtype) if config.sinks else None
         self.qk_norm = config.qk_norm
         if config.qk_norm:
             self.q_norm = make_norm(self.head_dim, config)
@@ -149,6 +158,7 @@ class LlamaAttention(Module):
             window=self.window,
             past=past,
             table=table,
+            sinks=None if self.sinks is None else self.sinks.weight,
         )
         return self.o_proj(y.transpose(1, 2).reshape(batch, seq, self.num_heads * self.head_dim))
 

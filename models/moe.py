@@ -39,6 +39,7 @@ class MixtralConfig(LlamaConfig):
         "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
         "attention_bias": False, "rope_theta": 1e6,
     }  # fmt: skip
+    expert_bias: ClassVar[bool] = False  # of experts and of the router
     num_experts: int = 8
     num_experts_per_tok: int = 2
     norm_topk_prob: bool = True
@@ -53,6 +54,11 @@ class MixtralConfig(LlamaConfig):
             raise LoadError(f"{self.num_experts_per_tok} of {self.num_experts} experts can't be chosen")
         if self.activation not in GATES:
             raise LoadError(f"hidden_act {self.hidden_act!r} is not supported in experts")
+
+    @property
+    def expert_gate(self) -> str:
+        """What experts make of their first two products: see F.expert_linear."""
+        return self.activation
 
     def layer_has_experts(self, layer: int) -> bool:
         """Say whether a layer has experts in place of one MLP."""
@@ -121,9 +127,10 @@ class Qwen2MoeConfig(Qwen3MoeConfig):
 class Matrices(Module):
     """A matrix for each expert."""
 
-    def __init__(self, experts: int, inputs: int, outputs: int, dtype: str) -> None:
+    def __init__(self, experts: int, inputs: int, outputs: int, dtype: str, bias: bool = False) -> None:
         super().__init__()
         self.weight = Parameter(normal((experts, outputs, inputs), as_dtype(dtype)))
+        self.bias = Parameter(normal((experts, outputs), as_dtype(dtype))) if bias else None
 
 
 class Experts(Module):
@@ -133,14 +140,15 @@ class Experts(Module):
         super().__init__()
         count, hidden = config.num_experts, config.hidden_size
         inner = config.moe_intermediate_size or config.intermediate_size
-        self.gate_proj = Matrices(count, hidden, inner, config.dtype)
-        self.up_proj = Matrices(count, hidden, inner, config.dtype)
-        self.down_proj = Matrices(count, inner, hidden, config.dtype)
-        self.act = config.activation
+        self.gate_proj = Matrices(count, hidden, inner, config.dtype, config.expert_bias)
+        self.up_proj = Matrices(count, hidden, inner, config.dtype, config.expert_bias)
+        self.down_proj = Matrices(count, inner, hidden, config.dtype, config.expert_bias)
+        self.act = config.expert_gate
 
     def forward(self, x: Tensor, ids: Tensor) -> Tensor:
-        gate, up, down = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
-        return F.expert_linear(F.expert_linear(x, gate, ids, up, gate=self.act), down, ids)
+        gate, up, down = self.gate_proj, self.up_proj, self.down_proj
+        y = F.expert_linear(x, gate.weight, ids, up.weight, gate.bias, up.bias, gate=self.act)
+        return F.expert_linear(y, down.weight, ids, bias=down.bias)
 
 
 class SparseMLP(Module):
@@ -148,7 +156,7 @@ class SparseMLP(Module):
 
     def __init__(self, config: MixtralConfig) -> None:
         super().__init__()
-        self.gate = Linear(config.hidden_size, config.num_experts, bias=False, dtype=config.dtype)
+        self.gate = Linear(config.hidden_size, config.num_experts, bias=config.expert_bias, dtype=config.dtype)
         self.experts, self.count, self.choices = Experts(config), config.num_experts, config.num_experts_per_tok
         self.normalized = config.norm_topk_prob
         self.has_shared = isinstance(config, Qwen2MoeConfig) and config.shared_expert_intermediate_size > 0
@@ -261,7 +269,7 @@ class StackedExperts:
         return self.stored.blocks(self._names[name][0], part)
 
 
-def _from_gguf(keys: Any, arguments: dict[str, Any]) -> None:
+def experts_from_gguf(keys: Any, arguments: dict[str, Any]) -> None:
     if keys.number("expert_used_count") is None:
         raise LoadError("a mixture-of-experts model without expert_used_count")
     arguments["num_experts"] = keys.number("expert_count")
@@ -271,7 +279,7 @@ def _from_gguf(keys: Any, arguments: dict[str, Any]) -> None:
 
 
 def _from_gguf_shared(keys: Any, arguments: dict[str, Any]) -> None:
-    _from_gguf(keys, arguments)
+    experts_from_gguf(keys, arguments)
     arguments["norm_topk_prob"] = False  # llama.cpp never does for these
     shared = keys.number("expert_shared_feed_forward_length")
     if shared is None:
@@ -279,13 +287,13 @@ def _from_gguf_shared(keys: Any, arguments: dict[str, Any]) -> None:
     arguments["shared_expert_intermediate_size"] = shared
 
 
-_KEYS = ("expert_count", "expert_used_count", "expert_feed_forward_length")
-_NAMES = {
+EXPERT_KEYS = ("expert_count", "expert_used_count", "expert_feed_forward_length")
+EXPERT_NAMES = {
     "ffn_gate_inp": "mlp.gate", "ffn_gate_exps": "mlp.experts.gate_proj", "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
 }  # fmt: skip
 _SHARED_NAMES = {
-    **_NAMES, "ffn_gate_inp_shexp": "mlp.shared_expert_gate", "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    **EXPERT_NAMES, "ffn_gate_inp_shexp": "mlp.shared_expert_gate", "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj", "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }  # fmt: skip
 _MIXTRAL = ExpertsLayout({"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}, "block_sparse_moe")
@@ -294,7 +302,7 @@ FAMILIES = {
     "mixtral": Family(
         MixtralConfig.from_dict,
         MoeForCausalLM,
-        GGUF("llama", MixtralConfig, _from_gguf, _KEYS, lambda config: _NAMES, permuted=True),
+        GGUF("llama", MixtralConfig, experts_from_gguf, EXPERT_KEYS, lambda config: EXPERT_NAMES, permuted=True),
         lambda config: _MIXTRAL,
     ),
     "qwen2_moe": Family(
@@ -304,7 +312,7 @@ FAMILIES = {
             "qwen2moe",
             Qwen2MoeConfig,
             _from_gguf_shared,
-            (*_KEYS, "expert_shared_feed_forward_length"),
+            (*EXPERT_KEYS, "expert_shared_feed_forward_length"),
             lambda config: _SHARED_NAMES,
         ),
         lambda config: _QWEN,
@@ -312,7 +320,7 @@ FAMILIES = {
     "qwen3_moe": Family(
         Qwen3MoeConfig.from_dict,
         MoeForCausalLM,
-        GGUF("qwen3moe", Qwen3MoeConfig, _from_gguf, _KEYS, lambda config: _NAMES),
+        GGUF("qwen3moe", Qwen3MoeConfig, experts_from_gguf, EXPERT_KEYS, lambda config: EXPERT_NAMES),
         lambda config: _QWEN,
     ),
 }

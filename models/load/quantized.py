@@ -31,7 +31,7 @@ Config = Mapping[str, Any]
 
 _SUPPORTED = (
     "supported: gptq and awq (gemm) of 4 bits, gptq of 8, fp8, and compressed-tensors int-quantized, pack-quantized "
-    "(4 and 8 bits) and float-quantized (fp8)"
+    "(4 and 8 bits) and float-quantized (fp8), mxfp4 of gpt-oss"
 )
 _INT32, _INT8, _FP8 = frozenset([DTYPES["I32"]]), frozenset([DTYPES["I8"]]), frozenset([DTYPES["F8_E4M3"]])
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # which nibble of a word has each of its 8 columns
@@ -272,9 +272,11 @@ def _code() -> str:
     return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
 
 
-def open_quantized(stored: Checkpoint, config: Any, wanted: Collection[str]) -> QuantizedCheckpoint:
+def open_quantized(stored: Checkpoint, config: Any, wanted: Collection[str]) -> QuantizedCheckpoint | Checkpoint:
     """Gather the layers of a checkpoint by its quantization_config; `wanted` are the names that its model has."""
     method = config.get("quant_method") if isinstance(config, Mapping) else None
+    if method == "mxfp4":  # those are experts, and a family with such experts reads them
+        return stored
     if not isinstance(method, str) or method not in _METHODS:
         what = f"the weights are quantized by {short(method)}" if method else "quantization_config has no quant_method"
         raise LoadError(what, where=stored.path, why="this method is not supported" if method else "", fix=_SUPPORTED)

@@ -231,6 +231,19 @@ def _qwen2_moe(pick: random.Random) -> Config:
     return {**made, "rope_parameters": _scaled(pick)}
 
 
+def _gpt_oss(pick: random.Random) -> Config:
+    made = {
+        **_llama_like(pick),
+        "num_local_experts": pick.choice((4, 7)),
+        "num_experts_per_tok": pick.choice((1, 2, 4)),
+    }
+    made |= {"intermediate_size": pick.choice((48, 76)), "head_dim": pick.choice((16, 32))}
+    made |= {"attention_bias": pick.random() < 0.7, **_windows(pick, made["num_hidden_layers"])}
+    made |= {"swiglu_alpha": pick.choice((1.702, 1.1)), "swiglu_limit": pick.choice((7.0, 0.3))}
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "truncate": False}
+    return {**made, "rope_parameters": pick.choice((None, {**yarn, "rope_theta": 150000.0}, _scaled(pick)))}
+
+
 KINDS: dict[str, Callable[[random.Random], Config]] = {
     "gemma": _gemma,
     "gemma2": _gemma2,
@@ -250,4 +263,5 @@ KINDS: dict[str, Callable[[random.Random], Config]] = {
     "mixtral": _mixtral,
     "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen3_moe,
+    "gpt_oss": _gpt_oss,
 }

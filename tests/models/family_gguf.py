@@ -74,6 +74,7 @@ def _in_order(name: str, values: Array, config: Mapping[str, Any]) -> Array:
 
 _SHORT, _LONG = [1.0 + 0.1 * i for i in range(6)], [1.0 + i for i in range(6)]
 _LONGROPE = {"rope_type": "longrope", "short_factor": _SHORT, "long_factor": _LONG}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "truncate": False}
 _FACTORS = {"residual": 0.22, "embedding": 12.0, "attention": 0.3}
 _COMMON = {name: SIZES[name] for name in ("vocab_size", "bos_token_id", "eos_token_id", "torch_dtype")}
 _LAYER_NORMS = {**{name: value for name, value in SIZES.items() if name != "rms_norm_eps"}, "layer_norm_eps": 1e-5}
@@ -218,6 +219,30 @@ FILES = {
             "tie_word_embeddings": False,
         },
         {"expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": 64},
+    ),
+    "gpt_oss": Written(
+        "gpt-oss",
+        {
+            **SIZES,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 7,
+            "head_dim": 32,
+            "num_hidden_layers": 2,
+            "rope_theta": 11000.0,  # llama.cpp rounds the bounds of yarn, which the model does not: here they are whole
+            "rope_scaling": _YARN,
+            "tie_word_embeddings": False,
+        },
+        {
+            "expert_count": 5,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 96,
+            "attention.sliding_window": 7,
+            "rope.freq_base": 11000.0,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 64,
+        },
     ),
     "falcon": Written(
         "falcon",

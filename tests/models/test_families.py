@@ -14,7 +14,7 @@ from monoplan.frontend.parameter import no_init
 from monoplan.ir.errors import LoadError
 from monoplan.models import AutoModel
 from monoplan.models.families import family_of
-from monoplan.models.load.safetensors import save_checkpoint
+from monoplan.models.load.safetensors import open_checkpoint, save_checkpoint
 from tests.golden.family_cases import KINDS, weights
 from tests.golden.weights import fingerprint
 from tests.matrices import partly
@@ -136,6 +136,7 @@ def test_a_gguf_file_is_the_same_model(kind: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(other, one, rtol=0, atol=1e-5)
 
 
+LLAMA_CPP = {"gpt_oss": "mxfp4"}  # the type of experts, where it is not q8_0
 EXPERTS = [kind for kind, written in FILES.items() if "expert_count" in written.metadata]
 
 
@@ -158,6 +159,66 @@ def test_experts_of_a_gguf_file_stay_in_their_low_bit_type(
     np.testing.assert_array_equal(logits(again, ids, 20), one)
 
 
+def mxfp4_of(state: dict[str, Any], rng: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A gpt-oss checkpoint with random experts: as values, and as the blocks and scales that its files have."""
+    values, blocks = dict(state), dict(state)
+    codes_of = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    for name in [name for name in state if name.endswith((".gate_up_proj", ".down_proj"))]:
+        experts, inputs, outputs = state[name].shape
+        packed = rng.integers(0, 256, (experts, outputs, inputs // 32, 16), np.uint8)
+        scales = rng.integers(120, 125, packed.shape[:3], np.uint8)
+        codes = np.stack([packed % 16, packed // 16], -1).reshape(*packed.shape[:3], 32)
+        made = np.where(codes < 8, 1, -1) * codes_of[codes % 8] * 2.0 ** (scales[..., None] - 127.0)
+        values[name] = made.reshape(experts, outputs, inputs).swapaxes(1, 2).astype(np.float32).copy()
+        blocks |= {f"{name}_blocks": packed, f"{name}_scales": scales}
+        del blocks[name]
+    return values, blocks
+
+
+def mxfp4_pair(folder: Path, dtype: str = "float32") -> tuple[Path, Path]:
+    """A gpt-oss checkpoint as values and as blocks."""
+    from safetensors.numpy import save_file
+
+    hf, _ = gguf_pair("gpt_oss", folder)
+    data, stored = json.loads((hf / "config.json").read_text()) | {"torch_dtype": dtype}, open_checkpoint(hf)
+    state = {name: stored.tensor(name) for name in stored.names()}
+    values, blocks = mxfp4_of(state, np.random.Generator(np.random.Philox(1)))
+    save_checkpoint(folder / "values", values, data)
+    save_file(blocks, hf / "model.safetensors")
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (hf / "config.json").write_text(json.dumps({**data, "quantization_config": quantization}))
+    return folder / "values", hf
+
+
+IDS = np.random.Generator(np.random.Philox(1)).integers(2, VOCABULARY, 24)
+
+
+def test_experts_of_a_hugging_face_file_are_mxfp4(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    values, hf = mxfp4_pair(tmp_path)
+    wanted = logits(AutoModel.from_pretrained(values), IDS, 20)
+    check(logits(AutoModel.from_pretrained(hf, dtype="float32"), IDS, 20), wanted)
+    tensors = load_file(hf / "model.safetensors")
+    name = "model.layers.0.mlp.experts.down_proj_scales"
+    save_file({**tensors, name: tensors[name][:, :3].copy()}, hf / "model.safetensors")
+    with pytest.raises(LoadError, match="does not fit"):
+        AutoModel.from_pretrained(hf)(IDS[None])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_of_a_hugging_face_file_stay_in_mxfp4(dtype: str, tmp_path: Path) -> None:
+    values, hf = mxfp4_pair(tmp_path, dtype)
+    wanted = logits(AutoModel.from_pretrained(values, dtype="float32"), IDS, 20)
+    model = AutoModel.from_pretrained(hf)  # what is not an expert has the type that the file says
+    kinds = [p.type.dtype.name for p in model.parameters()]
+    assert kinds.count("mxfp4") == 3 * model.config.num_hidden_layers and len(set(kinds)) == 2
+    assert model.dtype.numpy.name == dtype
+    close = 5e-3 if dtype == "float32" else 0.1 * np.abs(wanted).max()
+    np.testing.assert_allclose(logits(mp.compile(model), IDS, 20), wanted, rtol=0, atol=close)
+
+
 def test_experts_can_be_rounded_to_low_bits(tmp_path: Path) -> None:
     hf, _ = gguf_pair("qwen3_moe", tmp_path)
     lm = mp.compile(AutoModel.from_pretrained(hf), dtype="q8_0")
@@ -168,7 +229,9 @@ def test_experts_can_be_rounded_to_low_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("kind", "low_bit"), [(kind, "") for kind in FILES] + [(kind, "q8_0") for kind in EXPERTS])
+@pytest.mark.parametrize(
+    ("kind", "low_bit"), [(kind, "") for kind in FILES] + [(kind, LLAMA_CPP.get(kind, "q8_0")) for kind in EXPERTS]
+)
 def test_llama_cpp_agrees_on_the_gguf_file(kind: str, low_bit: str, tmp_path: Path) -> None:
     xllamacpp = pytest.importorskip("xllamacpp")
     _, path = gguf_pair(kind, tmp_path, low_bit)
