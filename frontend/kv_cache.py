@@ -6,12 +6,13 @@ they become the graph's writes. Growing, cutting and selecting rows happen betwe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
+from monoplan.frontend.context import current
 from monoplan.frontend.pytree import NoOutline
 from monoplan.frontend.tensor import Tensor, as_tensor, call
 from monoplan.ir.dims import Dim, Expr
@@ -32,8 +33,12 @@ class Cache:
     def update(self, layer: int, k: Any, v: Any, num_valid: Any = None) -> tuple[Tensor, Tensor]:
         """Writes k and v [batch, seq, kv_heads, head_dim] behind the past tokens; the layer's whole cache."""
         for cache, rows in ((self.k[layer], k), (self.v[layer], v)):
-            cache.assign(call("kv_update", cache, rows, self.lengths, num_valid, self.table))
+            cache.assign(call("kv_update", cache, rows, self.past(layer), num_valid, self.table))
         return self.k[layer], self.v[layer]
+
+    def past(self, layer: int) -> Tensor:
+        """How many tokens of each row a layer's cache has: i32 [batch]."""
+        return self.lengths
 
     def positions(self, seq: Dim) -> Tensor:
         """The positions of the next `seq` tokens of each row: int64 [batch, seq]."""
@@ -118,13 +123,16 @@ class KVCache(Cache):
         if limit is not None and limit < 1:
             raise ArgumentError(f"KVCache: limit must be 1 or more, got {limit}")
         self.limit = limit
-        shape = (batch, kv_heads, capacity if limit is None else min(capacity, limit), head_dim)
-        kind = as_dtype(dtype).numpy
-        self.k: list[Tensor] = [Tensor(aligned(shape, kind, zero=True)) for _ in range(layers)]
-        self.v: list[Tensor] = [Tensor(aligned(shape, kind, zero=True)) for _ in range(layers)]
+        rows, kind = capacity if limit is None else min(capacity, limit), as_dtype(dtype).numpy
+        shapes = [(batch, kv_heads, self._first_capacity(layer, rows), head_dim) for layer in range(layers)]
+        self.k: list[Tensor] = [Tensor(aligned(shape, kind, zero=True)) for shape in shapes]
+        self.v: list[Tensor] = [Tensor(aligned(shape, kind, zero=True)) for shape in shapes]
         self.lengths = Tensor(np.zeros(batch, np.int32))
 
     # -- between calls, on the host -----------------------------------------------------------------------
+
+    def _first_capacity(self, layer: int, wanted: int) -> int:
+        return wanted
 
     @property
     def batch(self) -> Any:
@@ -148,15 +156,22 @@ class KVCache(Cache):
         capacity = self.capacity
         while capacity < needed:
             capacity *= 2
-        self._resize(capacity if self.limit is None else min(capacity, self.limit))
+        self._resize(capacity if self.limit is None else min(capacity, self.limit), range(self.layers))
 
-    def _resize(self, capacity: int) -> None:
+    def _resize(self, capacity: int, layers: Iterable[int]) -> None:
         for tensors in (self.k, self.v):
-            for i, t in enumerate(tensors):
-                old = t.numpy()
+            for i in layers:
+                old = tensors[i].numpy()
                 grown = aligned((*old.shape[:2], capacity, old.shape[3]), old.dtype, zero=True)
                 grown[:, :, : old.shape[2]] = old
                 tensors[i] = Tensor(grown)  # one layer at a time: the old arrays are freed as we go
+
+    def slide(self, counts: Any) -> None:
+        """Makes room for so many tokens (of each row, or of all) where layers keep a window: see WindowKVCache."""
+
+    def can_keep(self, n: int) -> bool:
+        """Whether the cache can be cut to the first n tokens of each row."""
+        return True
 
     def reset(self) -> None:
         """Forgets all tokens; the storage stays."""
@@ -183,12 +198,12 @@ class KVCache(Cache):
         return self._map(lambda a: a[index])
 
     def _map(self, change: Any) -> KVCache:
-        parts = {
-            "k": [Tensor(change(t.numpy())) for t in self.k],
-            "v": [Tensor(change(t.numpy())) for t in self.v],
-            "lengths": Tensor(change(self.lengths.numpy())),
+        parts, meta = self.tree_flatten()
+        changed = {
+            name: [Tensor(change(t.numpy())) for t in part] if isinstance(part, list) else Tensor(change(part.numpy()))
+            for name, part in parts.items()
         }
-        return self.tree_unflatten(parts, (self.limit,))
+        return self.tree_unflatten(changed, meta)
 
     # -- as an argument -----------------------------------------------------------------------------------
 
@@ -226,3 +241,125 @@ class KVCache(Cache):
             f"KVCache(layers={self.layers}, batch={self.batch}, kv_heads={self.kv_heads}, "
             f"head_dim={self.head_dim}, capacity={self.capacity}, dtype={self.dtype}{limit})"
         )
+
+
+STEP = 1024  # windows begin at its multiples: kernels then cut the keys as in a cache that has all of them
+MARGIN = 64  # tokens that may be taken back at any time, as drafts are
+
+
+class WindowKVCache(KVCache):
+    """A KVCache whose `bounded` layers keep what a window of `window` tokens sees, and little more.
+
+    A bounded layer has the tokens from starts[b] on, a multiple of STEP, at the beginning of its arrays. Before tokens
+    are written, `slide` drops those that no later one sees; a row can then be cut only to a length whose window is
+    still there.
+    """
+
+    _past: Tensor | None = None
+
+    def __init__(self, *sizes: Any, window: int, bounded: Sequence[int], **options: Any) -> None:
+        self.window, self.bounded = window, tuple(bounded)
+        super().__init__(*sizes, **options)
+        self.starts = Tensor(np.zeros(self.batch, np.int32))
+
+    @property
+    def most(self) -> int:
+        """Positions of a bounded layer that are enough for one token after the other."""
+        return self.window + MARGIN + 2 * STEP
+
+    def _first_capacity(self, layer: int, wanted: int) -> int:
+        return min(wanted, self.most) if layer in self.bounded else wanted
+
+    @property
+    def _whole(self) -> list[int]:
+        """The layers that keep all tokens."""
+        return [layer for layer in range(self.layers) if layer not in self.bounded]
+
+    @property
+    def capacity(self) -> Any:
+        """Positions of the layers that keep all tokens; where there is none, those that there may be."""
+        return self.k[self._whole[0]].shape[2] if self._whole else self.limit or 2**31 - 1
+
+    def _resize(self, capacity: int, layers: Iterable[int]) -> None:
+        super()._resize(capacity, [layer for layer in layers if layer not in self.bounded])
+
+    def past(self, layer: int) -> Tensor:
+        if layer not in self.bounded:
+            return self.lengths
+        if current() is None:
+            return self.lengths - self.starts  # type: ignore[no-any-return]
+        if self._past is None:  # one value for all layers of a graph
+            self._past = self.lengths - self.starts
+        return self._past
+
+    def slide(self, counts: Any) -> None:
+        lengths, starts = self.lengths.numpy().tolist(), self.starts.numpy()
+        more = [int(counts)] * len(lengths) if np.ndim(counts) == 0 else np.asarray(counts).tolist()
+        capacity = self.k[self.bounded[0]].numpy().shape[2]
+
+        def needed() -> int:
+            return max(n - s + m for n, s, m in zip(lengths, starts.tolist(), more, strict=True))
+
+        if needed() <= capacity:
+            return
+        for row, length in enumerate(lengths):
+            begin, old = max(0, length - self.window + 1 - MARGIN) // STEP * STEP, int(starts[row])
+            if begin > old:
+                for t in (t for tensors in (self.k, self.v) for t in (tensors[i] for i in self.bounded)):
+                    rows = t.numpy()[row]
+                    rows[:, : length - begin] = rows[:, begin - old : length - old]
+                starts[row] = begin
+        if needed() > capacity:
+            super()._resize(max(needed(), min(2 * capacity, self.most)), self.bounded)
+
+    def can_keep(self, n: int) -> bool:
+        return all(self._row_can_keep(row, n) for row in range(self.batch))
+
+    def _row_can_keep(self, row: int, n: int) -> bool:
+        length, begin = int(self.lengths.numpy()[row]), int(self.starts.numpy()[row])
+        return n <= 0 or n >= length or begin == 0 or n - self.window + 1 >= begin
+
+    def reset(self) -> None:
+        super().reset()
+        self.starts = Tensor(np.zeros(self.batch, np.int32))
+
+    def truncate(self, n: Any) -> None:
+        for row, keep in enumerate(np.broadcast_to(np.asarray(n), (self.batch,)).tolist()):
+            if not self._row_can_keep(row, keep):
+                begin = int(self.starts.numpy()[row])
+                what = f"KVCache: row {row} can't be cut to {keep} tokens: its windows begin at token {begin}"
+                raise ArgumentError(what, fix="reset() the cache and run the tokens again")
+        super().truncate(n)
+        self.starts = Tensor(np.where(self.lengths.numpy() == 0, 0, self.starts.numpy()).astype(np.int32))
+
+    def tree_flatten(self) -> tuple[dict[str, Any], Any]:
+        parts, (limit,) = super().tree_flatten()
+        return {**parts, "starts": self.starts}, (limit, self.window, *self.bounded)
+
+    def tree_outline(self, arrays: list[Any]) -> Any:
+        tensors = (*self.k, *self.v, self.lengths, self.starts)
+        if not _TENSORS.issuperset(map(type, tensors)):
+            raise NoOutline
+        arrays += map(_ARRAY, tensors)
+        return WindowKVCache, len(self.k), self.limit, self.window, self.bounded
+
+    def without_limit(self) -> WindowKVCache:
+        return self.of(self, self.window, self.bounded, self.starts)
+
+    @classmethod
+    def of(cls, cache: KVCache, window: int, bounded: tuple[int, ...], starts: Tensor | None = None) -> WindowKVCache:
+        """The tensors of a cache, without its limit; one that keeps all tokens has `starts` of 0."""
+        made = cls.__new__(cls)
+        made.k, made.v, made.lengths, made.limit = cache.k, cache.v, cache.lengths, None
+        made.window, made.bounded = window, bounded
+        made.starts = Tensor(np.zeros(cache.batch, np.int32)) if starts is None else starts
+        return made
+
+    @classmethod
+    def tree_unflatten(cls, parts: dict[str, Any], meta: Any) -> WindowKVCache:
+        made = super().tree_unflatten(parts, meta[:1])
+        assert isinstance(made, WindowKVCache)
+        made.starts = parts["starts"]
+        _, made.window, *bounded = meta
+        made.bounded = tuple(bounded)
+        return made

@@ -146,7 +146,7 @@ class LlamaAttention(Module):
         if past_key_values is None:
             k, v = k.transpose(1, 2), v.transpose(1, 2)
         else:
-            past, table = past_key_values.lengths, past_key_values.table
+            past, table = past_key_values.past(self.layer_idx), past_key_values.table
             k, v = past_key_values.update(self.layer_idx, k, v, num_valid)
         y = F.scaled_dot_product_attention(
             q.transpose(1, 2),
@@ -345,7 +345,9 @@ class LlamaForCausalLM(Module, GenerationMixin):
         if use_cache and past_key_values is None:
             past_key_values = self.last_cache = self._own_cache(input_ids)
         if past_key_values is not None and current() is None:
-            make_room(past_key_values, input_ids.shape[1] if num_valid is None else num_valid.numpy())
+            counts = input_ids.shape[1] if num_valid is None else num_valid.numpy()
+            make_room(past_key_values, counts)
+            past_key_values.slide(counts)
         hidden_states = self.model(input_ids, position_ids, past_key_values, num_valid=num_valid, all_tokens=all_logits)
         logits: Tensor = self.lm_head(hidden_states)
         if logits.dtype.bits == 16:
@@ -386,10 +388,17 @@ class LlamaForCausalLM(Module, GenerationMixin):
         return {**self.config.base_model_tp_plan, "embed_tokens": "vocab", "lm_head": "colwise_gather"}
 
     def new_cache(
-        self, batch: int = 1, capacity: int = 0, *, dtype: Any = None, kv_heads: int | None = None
+        self,
+        batch: int = 1,
+        capacity: int = 0,
+        *,
+        dtype: Any = None,
+        kv_heads: int | None = None,
+        windows: bool = False,
     ) -> KVCache:
-        """An empty KV cache for `batch` rows. It grows up to the model's context, from `capacity` on."""
-        return empty_cache(self.config, self.dtype if dtype is None else dtype, batch, capacity, kv_heads)
+        """An empty KV cache for `batch` rows. It grows up to the model's context, from `capacity` on; with `windows`
+        layers with a window keep no more than that sees."""
+        return empty_cache(self.config, self.dtype if dtype is None else dtype, batch, capacity, kv_heads, windows)
 
     def _run_step(self, **arguments: Any) -> dict[str, Any]:
         return self._run_eagerly(self.generation_step(), **arguments)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from monoplan.frontend.kv_cache import KVCache
+from monoplan.frontend.kv_cache import KVCache, WindowKVCache
 from monoplan.frontend.module import HeldWeights, Module
 from monoplan.frontend.pytree import flatten, unflatten
 from monoplan.frontend.specs import spec
@@ -34,6 +34,7 @@ from monoplan.models.generate.generation import (
     ModelStep,
     Session,
     adapter_specs,
+    bounded_layers,
     cache_spec,
     check_specs,
     empty_cache,
@@ -133,7 +134,13 @@ class CompiledLM(GenerationMixin):
 
     def new_cache(self, batch: int = 1, capacity: int = 0) -> KVCache:
         """An empty KV cache for `batch` rows; it grows as needed, without recompilation."""
-        return self.model.new_cache(batch, capacity, dtype=self.cache_dtype, kv_heads=self._kv_heads())
+        kind, heads = self.cache_dtype, self._kv_heads()
+        return self.model.new_cache(batch, capacity, dtype=kind, kv_heads=heads, windows=self._windows)
+
+    @property
+    def _windows(self) -> bool:
+        """Whether layers with a window keep only that: on one CPU. Pages and GPUs keep all tokens."""
+        return self.target == "cpu" and (self.tp is None or self.tp.size == 1)
 
     @property
     def cache_dtype(self) -> DType:
@@ -315,7 +322,11 @@ class CompiledLM(GenerationMixin):
 
     def _call_plan(self, plan: str, cache: KVCache, **arguments: Any) -> Any:
         # The cache's limit is the host's business, and not in the plan's signature.
-        return self._plan(plan)(past_key_values=cache.without_limit(), **arguments)
+        cache.slide(arguments["num_valid"])
+        made, bounded = cache.without_limit(), bounded_layers(self.config) if self._windows else ()
+        if bounded and not isinstance(made, WindowKVCache):
+            made = WindowKVCache.of(made, self.config.sliding_window or 0, bounded)
+        return self._plan(plan)(past_key_values=made, **arguments)
 
     def _in_dtype(self) -> LlamaForCausalLM:
         """The model that was given, or one of its own in another dtype: RoPE's tables stay float32 all the same.
@@ -338,15 +349,15 @@ class CompiledLM(GenerationMixin):
             from monoplan.api import Compiled
 
             kind, *adapted = name.split()
-            if kind == "generation":
+            if kind in ("generation", "exported"):
                 step: Module = self.model.generation_step()
-                specs = step_specs(self.config, self.cache_dtype)
+                specs = step_specs(self.config, self.cache_dtype, windows=self._windows and kind == "generation")
             elif kind == "paged":
                 step, specs = self.model.generation_step(), paged_specs(self.config, self.cache_dtype, PAGE)
             elif kind == "greedy":
                 step, specs = GreedyStep(self.model), greedy_specs(self.config, self.cache_dtype)
             elif kind == "check":
-                step, specs = CheckStep(self.model), check_specs(self.config, self.cache_dtype)
+                step, specs = CheckStep(self.model), check_specs(self.config, self.cache_dtype, self._windows)
             else:
                 step = PositionedStep(self.model)
                 ids = spec("batch", "seq", dtype="int64")
@@ -354,7 +365,7 @@ class CompiledLM(GenerationMixin):
                     "input_ids": ids,
                     "position_ids": ids,
                     "num_valid": spec("batch", dtype="int32"),
-                    "past_key_values": cache_spec(self.config, self.cache_dtype),
+                    "past_key_values": cache_spec(self.config, self.cache_dtype, windows=self._windows),
                 }
             if adapted:
                 matrices = next(m for m in self._matrices.values() if sorted(m) == adapted)
@@ -404,7 +415,9 @@ class CompiledLM(GenerationMixin):
         """Compiled.export of the plan of generation; with `chat` also a program that talks, if there is a tokenizer."""
         from monoplan.export import chat_files, export
 
-        return export(self.compiled._latest(), Path(folder), isa, name, chat_files(self) if chat else None)
+        # A program of its own keeps all tokens in all layers.
+        plan = self._plan("exported") if self._windows and bounded_layers(self.config) else self.compiled
+        return export(plan._latest(), Path(folder), isa, name, chat_files(self) if chat else None)
 
     @property
     def plan(self) -> Plan | None:
@@ -455,7 +468,7 @@ class LoadedLM(CompiledLM):
         self._draft, self._matrices, self._arguments = None, {}, {"options": Options()}
         self._settings_of_tokenizer, self._text, self._believed = data["tokenizer"], tokenizer, believed
         tree, specs, _ = self._plan("generation").built[0]
-        given, wanted = unflatten(tree, specs), step_specs(self.config, self._kind)
+        given, wanted = unflatten(tree, specs), step_specs(self.config, self._kind, windows=self._windows)
         if not isinstance(given, dict) or dict(flatten(given)[0]) != dict(flatten(wanted)[0]):
             raise LoadError("the configuration in the saved plan is not that of its graph")
 
@@ -478,7 +491,7 @@ class LoadedLM(CompiledLM):
         raise ArgumentError("a saved model takes no adapters", fix="merge it before: from_pretrained(…, adapter=…)")
 
     def new_cache(self, batch: int = 1, capacity: int = 0) -> KVCache:
-        return empty_cache(self.config, self._kind, batch, capacity)
+        return empty_cache(self.config, self._kind, batch, capacity, windows=self._windows)
 
     def _plan(self, name: str) -> Compiled:
         if name not in self._plans:

@@ -29,7 +29,7 @@ import monoplan
 from monoplan.api import Compiled
 from monoplan.built import Built, Clock, Planned
 from monoplan.codegen.slots import slot_offsets
-from monoplan.frontend.kv_cache import KVCache, PagedKVCache
+from monoplan.frontend.kv_cache import KVCache, PagedKVCache, WindowKVCache
 from monoplan.frontend.module import Module
 from monoplan.frontend.pytree import Tree, unflatten
 from monoplan.frontend.specs import Spec
@@ -54,11 +54,13 @@ if TYPE_CHECKING:  # codegen is imported by the functions that need it: a plan t
     from monoplan.llm import CompiledLM
 
 Array = np.ndarray[Any, Any]
-_OBJECTS = {"KVCache": KVCache, "PagedKVCache": PagedKVCache}  # classes of arguments and results, besides containers
-_CACHES: dict[type, Any] = {
-    KVCache: (("k", "v", "lengths"), (None,)),
-    PagedKVCache: (("k", "v", "table", "lengths"), ()),
+# Classes of arguments and results, besides containers, and the names of their parts.
+_CACHES: dict[type, tuple[str, ...]] = {
+    KVCache: ("k", "v", "lengths"),
+    PagedKVCache: ("k", "v", "table", "lengths"),
+    WindowKVCache: ("k", "v", "lengths", "starts"),
 }
+_OBJECTS = {cls.__name__: cls for cls in _CACHES}
 _PLANS = ("generation", "positioned", "check", "paged")  # of a language model: all but those with adapters
 _SCALARS = (str, int, float, bool, type(None))
 _KINDS = ("leaf", "constant", "none", "dict", "list", "tuple", "object")
@@ -638,9 +640,24 @@ def _tree(data: Mapping[str, Any], depth: int = 0) -> Tree:
         raise ValueError("no structure")
     cls = _OBJECTS[data["class"]] if kind == "object" else None
     made = Tree(kind, keys, tuple(_tree(c, depth + 1) for c in children), cls, meta)
-    if cls is not None and (keys, meta) != _CACHES[cls]:
+    if cls is not None and (keys != _CACHES[cls] or not _is_meta(cls, meta, made)):
         raise ValueError("no cache")
     return made
+
+
+def _is_meta(cls: type, meta: Any, tree: Tree) -> bool:
+    """Whether a cache of a class may have this beside its parts: no limit, and the layers that keep a window."""
+    if cls is not WindowKVCache:
+        return bool(meta == (() if cls is PagedKVCache else (None,)))
+    layers = len(tree.children[0].children)
+    return (
+        isinstance(meta, tuple)
+        and len(meta) > 2
+        and meta[0] is None
+        and all(type(n) is int for n in meta[1:])
+        and meta[1] > 0
+        and all(0 <= n < layers for n in meta[2:])
+    )
 
 
 def _layout(data: Any) -> Layout | None:

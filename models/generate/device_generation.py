@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from monoplan.frontend.kv_cache import KVCache
+from monoplan.frontend.kv_cache import KVCache, WindowKVCache
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.dims import evaluate
 from monoplan.ir.errors import ArgumentError
@@ -120,6 +120,10 @@ class DeviceCache:
         keep = np.broadcast_to(np.asarray(n), (self.batch,))
         self.lengths = Tensor(np.minimum(self.lengths.numpy(), keep).astype(np.int32))
 
+    def can_keep(self, n: int) -> bool:
+        """Whether the cache can be cut to the first n tokens of each row."""
+        return True
+
     def on_host(self) -> KVCache:
         """A copy in numpy arrays; places behind a row's length are 0."""
         made = KVCache(self.layers, self.batch, self.kv_heads, self.head_dim, self.capacity, self.dtype, self.limit)
@@ -168,7 +172,7 @@ class DeviceSteps:
 
     def _begin(self, session: Session | None) -> tuple[DeviceCache, int]:
         prompts = [row.result.prompt_ids for row in self.rows]
-        if session is not None and session.cache is not None:
+        if session is not None and session.cache is not None and not isinstance(session.cache, WindowKVCache):
             cache: Any = session.cache
             if not isinstance(cache, DeviceCache):
                 cache = DeviceCache.from_host(self.device, cache, self.lm.max_length)

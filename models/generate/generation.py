@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from monoplan.frontend.kv_cache import KVCache, PagedKVCache
+from monoplan.frontend.kv_cache import MARGIN, STEP, KVCache, PagedKVCache, WindowKVCache
 from monoplan.frontend.module import Module
 from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
@@ -199,10 +199,11 @@ class CheckStep(GenerationStep):
     every_token = True
 
 
-def check_specs(config: LlamaConfig, dtype: Any) -> dict[str, Any]:
+def check_specs(config: LlamaConfig, dtype: Any, windows: bool = False) -> dict[str, Any]:
     """Placeholders for CheckStep.forward."""
     own = {"input_ids": spec(1, "seq", dtype="int64"), "num_valid": spec(1, dtype="int32")}
-    return {**step_specs(config, dtype, rows="seq"), **own, "past_key_values": cache_spec(config, dtype, batch=1)}
+    cache = cache_spec(config, dtype, 1, windows)
+    return {**step_specs(config, dtype, rows="seq"), **own, "past_key_values": cache}
 
 
 def adapter_specs(arrays: Mapping[str, Mapping[str, Array]], dtype: Any) -> dict[str, Any]:
@@ -213,12 +214,12 @@ def adapter_specs(arrays: Mapping[str, Mapping[str, Array]], dtype: Any) -> dict
     }
 
 
-def step_specs(config: LlamaConfig, dtype: Any, rows: str = "batch") -> dict[str, Any]:
+def step_specs(config: LlamaConfig, dtype: Any, rows: str = "batch", windows: bool = False) -> dict[str, Any]:
     """Placeholders for GenerationStep.forward: batch, seq, capacity and hist are symbols."""
     floats = ("penalty", "random_val", "top_p", "temperature", "min_p")
     return {
         "input_ids": spec("batch", "seq", dtype="int64"),
-        "past_key_values": cache_spec(config, dtype),
+        "past_key_values": cache_spec(config, dtype, windows=windows),
         "history": spec(rows, "hist", dtype="int64"),
         **{name: spec(rows, dtype="int32") for name in ("num_valid", "history_count", "top_k")},
         **{name: spec(rows, dtype="float32") for name in floats},
@@ -231,11 +232,23 @@ def greedy_specs(config: LlamaConfig, dtype: Any) -> dict[str, Any]:
     return {name: spec for name, spec in step_specs(config, dtype).items() if name in names}
 
 
-def cache_spec(config: LlamaConfig, dtype: Any, batch: Any = "batch") -> KVCache:
+def bounded_layers(config: LlamaConfig) -> tuple[int, ...]:
+    """The layers that keep only their window: none where the context is hardly longer than what they would keep."""
+    layers = tuple(i for i in range(config.num_hidden_layers) if config.layer_window(i) is not None)
+    long = layers and (config.sliding_window or 0) + MARGIN + 2 * STEP < context_length(config)
+    return layers if long else ()
+
+
+def cache_spec(config: LlamaConfig, dtype: Any, batch: Any = "batch", windows: bool = False) -> KVCache:
     """A KVCache of placeholders. It has no limit: that is for the host to watch over."""
-    shape = (batch, config.num_key_value_heads, "capacity", config.head_dim)
-    k, v = ([spec(*shape, dtype=dtype) for _ in range(config.num_hidden_layers)] for _ in "kv")
-    return KVCache.tree_unflatten({"k": k, "v": v, "lengths": spec(batch, dtype="int32")}, (None,))
+    heads, dim, bounded = config.num_key_value_heads, config.head_dim, bounded_layers(config) if windows else ()
+    rows = ["window" if layer in bounded else "capacity" for layer in range(config.num_hidden_layers)]
+    k, v = ([spec(batch, heads, n, dim, dtype=dtype) for n in rows] for _ in "kv")
+    parts: dict[str, Any] = {"k": k, "v": v, "lengths": spec(batch, dtype="int32")}
+    if not bounded:
+        return KVCache.tree_unflatten(parts, (None,))
+    parts["starts"] = spec(batch, dtype="int32")
+    return WindowKVCache.tree_unflatten(parts, (None, config.sliding_window, *bounded))
 
 
 def paged_specs(config: LlamaConfig, dtype: Any, page: int) -> dict[str, Any]:
@@ -246,11 +259,17 @@ def paged_specs(config: LlamaConfig, dtype: Any, page: int) -> dict[str, Any]:
     return {**step_specs(config, dtype), "past_key_values": PagedKVCache(k, v, **rows)}
 
 
-def empty_cache(config: LlamaConfig, dtype: Any, batch: int, capacity: int, kv_heads: int | None = None) -> KVCache:
+def empty_cache(
+    config: LlamaConfig, dtype: Any, batch: int, capacity: int, kv_heads: int | None = None, windows: bool = False
+) -> KVCache:
     """A cache for `batch` rows, which grows up to the model's context; `kv_heads` where ranks share a model."""
     limit, heads = context_length(config), config.num_key_value_heads if kv_heads is None else kv_heads
     capacity = min(max(capacity, 16), limit)
-    return KVCache(config.num_hidden_layers, batch, heads, config.head_dim, capacity, dtype=dtype, limit=limit)
+    sizes = (config.num_hidden_layers, batch, heads, config.head_dim, capacity)
+    bounded = bounded_layers(config) if windows else ()
+    if not bounded or config.sliding_window is None:
+        return KVCache(*sizes, dtype=dtype, limit=limit)
+    return WindowKVCache(*sizes, dtype=dtype, limit=limit, window=config.sliding_window, bounded=bounded)
 
 
 def make_room(cache: KVCache, num_valid: Any) -> None:
@@ -290,7 +309,8 @@ class Session:
             return 0
         known = self.tokens[: int(self.cache.lengths.numpy()[0])]
         pairs = zip(prompt[:-1], known, strict=False)
-        return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(prompt) - 1, len(known)))
+        shared = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(prompt) - 1, len(known)))
+        return shared if self.cache.can_keep(shared) else 0
 
 
 class GenerationMixin:

@@ -81,7 +81,6 @@ def _checkpoint(path: str, args: argparse.Namespace, settings: dict[str, Any]) -
 
 def step_arguments(llm: Any, ids: Any, *, past: bool = False) -> dict[str, Any]:
     """Arguments of the plan of generation for some ids; with `past` they are in the cache and one more token comes."""
-    from monoplan.frontend.kv_cache import KVCache
     from monoplan.models.generate.decoding import Settings, sampling_arrays
 
     given = llm.prompt_array(ids, more=int(past))
@@ -90,10 +89,10 @@ def step_arguments(llm: Any, ids: Any, *, past: bool = False) -> dict[str, Any]:
     if past:
         llm.step(given, cache)
         given, seq = given[:, -1:], 1
-    bare = KVCache.tree_unflatten(cache.tree_flatten()[0], (None,))
+    cache.slide(seq)
     return {
         "input_ids": given,
-        "past_key_values": bare,
+        "past_key_values": cache.without_limit(),
         "num_valid": np.full(batch, seq, np.int32),
         **sampling_arrays(Settings(), [0.0] * batch),
     }

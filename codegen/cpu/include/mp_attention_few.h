@@ -181,10 +181,11 @@ MP_FN void mp_few_task(const mp_attention *a, const int64_t b, const int64_t g, 
 
 /* Keys of one task when queries are few: more in long contexts, since every task begins anew, but always a dozen
  * tasks or more. It depends on nothing but the number of keys that the query sees, and so do its bits. */
-MP_FN int64_t mp_chunk(const int64_t keys, const int64_t lines, const int64_t least, const int64_t most)
+MP_FN int64_t mp_chunk(const mp_attention *a, const int64_t last)
 {
-    int64_t chunk = least;
-    while (chunk < most && lines * keys >= 24 * chunk) chunk *= 2;
+    const int64_t keys = a->window ? mp_min(last, a->window) : last;
+    int64_t chunk = a->least;
+    while (chunk < a->chunk && a->kv_heads * keys >= 24 * chunk) chunk *= 2;
     return chunk;
 }
 
@@ -221,9 +222,9 @@ MP_FN void mp_attention_few(mp_run *run, const int t, const int T, const mp_atte
     const int64_t lines = a->batches * a->queries * a->kv_heads;
     int64_t chunks = 1; /* the same for every worker: all of them wait below, or none */
     for (int64_t row = 0; row < a->batches * a->queries; ++row) {
-        const int64_t last = mp_last_key(a, mp_before(a, row / a->queries), row % a->queries);
-        const int64_t chunk = mp_chunk(last, a->kv_heads, a->least, a->chunk);
-        chunks = mp_max(chunks, (last + chunk - 1) / chunk);
+        const int64_t before = mp_before(a, row / a->queries), last = mp_last_key(a, before, row % a->queries);
+        const int64_t chunk = mp_chunk(a, last), skipped = mp_first_key(a, before, row % a->queries) / chunk;
+        chunks = mp_max(chunks, (last + chunk - 1) / chunk - skipped);
     }
     const int parts = mp_parts(T, T), visits = chunks > 1 ? parts : 1;
     for (int part = t % parts, others = 0; others < visits; part = (t + ++others) % parts) {
@@ -231,8 +232,9 @@ MP_FN void mp_attention_few(mp_run *run, const int t, const int T, const mp_atte
         for (int64_t task; (task = first + mp_piece(run, part)) < end;) {
             const int64_t line = task / chunks, g = line % a->kv_heads, s = line / a->kv_heads % a->queries;
             const int64_t b = line / a->kv_heads / a->queries, before = mp_before(a, b), last = mp_last_key(a, before, s);
-            const int64_t chunk = mp_chunk(last, a->kv_heads, a->least, a->chunk), begin = task % chunks * chunk;
-            const int64_t from = mp_max(begin, mp_first_key(a, before, s)), to = mp_min(begin + chunk, last);
+            const int64_t chunk = mp_chunk(a, last), first_key = mp_first_key(a, before, s);
+            const int64_t begin = (first_key / chunk + task % chunks) * chunk;
+            const int64_t from = mp_max(begin, first_key), to = mp_min(begin + chunk, last);
             float *const sums = a->partial + task * left;
             float *const top = sums + a->group * line_size, *const total = top + a->group;
             for (int n = 0; n < a->group; ++n) {
