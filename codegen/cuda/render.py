@@ -18,7 +18,7 @@ from monoplan.codegen.source import Function, environment, headers, kernel_comme
 from monoplan.codegen.text import block_comment
 
 PART = 4  # functions in one part of a source
-_INCLUDE = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
+_INCLUDE = re.compile(r'^#include "(\w+\.(?:cuh|h))"\n', re.MULTILINE)
 
 
 @dataclass(frozen=True)
