@@ -290,6 +290,7 @@ def classes() -> tuple[type, ...]:
         source.Function,
         backend.Schedule,
         linear.LinearSchedule,
+        linear.ExpertsSchedule,
         linear.Blocking,
         attention.AttentionSchedule,
         *sorted(kernels.Kernel.__subclasses__(), key=lambda cls: cls.__name__),

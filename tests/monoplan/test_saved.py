@@ -419,3 +419,12 @@ def test_a_saved_model_guesses_and_serves(tmp_path: Path) -> None:
     assert [p.token.token for p in pieces] == want
     with pytest.raises(ArgumentError, match="takes no adapters"):
         loaded.load_adapter("a", tmp_path)
+
+
+def test_schedules_can_be_kept() -> None:
+    from monoplan.codegen.cpu import schedule_attention, schedule_conv, schedule_linear
+    from monoplan.plan_cache import classes
+
+    modules = (schedule_attention, schedule_conv, schedule_linear)
+    made = {x for m in modules for n, x in vars(m).items() if n.endswith("Schedule") and x.__module__ == m.__name__}
+    assert len(made) > 3 and made <= set(classes())
