@@ -31,10 +31,12 @@ class Cache:
     table: Tensor | None = None  # i32 [batch, pages] of a cache in pages
 
     def update(self, layer: int, k: Any, v: Any, num_valid: Any = None) -> tuple[Tensor, Tensor]:
-        """Writes k and v [batch, seq, kv_heads, head_dim] behind the past tokens; the layer's whole cache."""
-        for cache, rows in ((self.k[layer], k), (self.v[layer], v)):
+        """Writes k and v [batch, seq, kv_heads, head_dim] behind the past tokens; the layer's whole cache. A cache
+        without values takes None for v: the values are in the keys."""
+        caches = self.k[layer], self.v[layer] if self.v else self.k[layer]
+        for cache, rows in zip(caches, (k, v) if self.v else (k,), strict=False):
             cache.assign(call("kv_update", cache, rows, self.past(layer), num_valid, self.table))
-        return self.k[layer], self.v[layer]
+        return caches
 
     def past(self, layer: int) -> Tensor:
         """How many tokens of each row a layer's cache has: i32 [batch]."""
@@ -104,7 +106,10 @@ class PagedKVCache(Cache):
 
 
 class KVCache(Cache):
-    """Keys and values [batch, kv_heads, capacity, head_dim] of each layer; row b holds lengths[b] tokens."""
+    """Keys and values [batch, kv_heads, capacity, head_dim] of each layer; row b holds lengths[b] tokens.
+
+    values=False: there are keys alone, in which a model finds the values (latent attention).
+    """
 
     def __init__(
         self,
@@ -115,6 +120,7 @@ class KVCache(Cache):
         capacity: int = 256,
         dtype: Any = "f32",
         limit: int | None = None,
+        values: bool = True,
     ) -> None:
         sizes = {"layers": layers, "batch": batch, "kv_heads": kv_heads, "head_dim": head_dim, "capacity": capacity}
         for name, n in sizes.items():
@@ -126,7 +132,7 @@ class KVCache(Cache):
         rows, kind = capacity if limit is None else min(capacity, limit), as_dtype(dtype).numpy
         shapes = [(batch, kv_heads, self._first_capacity(layer, rows), head_dim) for layer in range(layers)]
         self.k: list[Tensor] = [Tensor(aligned(shape, kind, zero=True)) for shape in shapes]
-        self.v: list[Tensor] = [Tensor(aligned(shape, kind, zero=True)) for shape in shapes]
+        self.v: list[Tensor] = [Tensor(aligned(shape, kind, zero=True)) for shape in shapes if values]
         self.lengths = Tensor(np.zeros(batch, np.int32))
 
     # -- between calls, on the host -----------------------------------------------------------------------
@@ -159,7 +165,7 @@ class KVCache(Cache):
         self._resize(capacity if self.limit is None else min(capacity, self.limit), range(self.layers))
 
     def _resize(self, capacity: int, layers: Iterable[int]) -> None:
-        for tensors in (self.k, self.v):
+        for tensors in filter(None, (self.k, self.v)):
             for i in layers:
                 old = tensors[i].numpy()
                 grown = aligned((*old.shape[:2], capacity, old.shape[3]), old.dtype, zero=True)
@@ -305,7 +311,7 @@ class WindowKVCache(KVCache):
         for row, length in enumerate(lengths):
             begin, old = max(0, length - self.window + 1 - MARGIN) // STEP * STEP, int(starts[row])
             if begin > old:
-                for t in (t for tensors in (self.k, self.v) for t in (tensors[i] for i in self.bounded)):
+                for t in [tensors[i] for tensors in filter(None, (self.k, self.v)) for i in self.bounded]:
                     rows = t.numpy()[row]
                     rows[:, : length - begin] = rows[:, begin - old : length - old]
                 starts[row] = begin

@@ -91,6 +91,7 @@ class LlamaConfig:
     joined: ClassVar[bool] = False  # q, k and v are one matrix, qkv_proj; gate and up are gate_up_proj
     gated: ClassVar[bool] = True  # MLP: act(gate(x)) * up(x), else act(up(x))
     sinks: ClassVar[bool] = False  # attention has a learned score more in each head, whose value is 0
+    latent: ClassVar[bool] = False  # a cache has keys alone, in which the values are
     parallel: ClassVar[int] = 0  # norms in front of attention and MLP where they stand side by side
     head_bias: ClassVar[bool] = False
     embedding_scale: ClassVar[float] = 1.0
@@ -229,6 +230,11 @@ class LlamaConfig:
     def attention_scale(self) -> float:
         """What the scores of attention are multiplied with."""
         return float(self.head_dim**-0.5)
+
+    @property
+    def cache_shape(self) -> tuple[int, int]:
+        """Heads of a KV cache, and values of each."""
+        return self.num_key_value_heads, self.head_dim
 
     def layer_scale(self, layer: int) -> float:
         """What the scores of a layer are multiplied with."""

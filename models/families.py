@@ -47,11 +47,13 @@ FAMILIES: dict[str, Family | str] = {
     "granite": "granite", "smollm3": "smollm3", "gpt2": "gpt2", "gpt_neox": "gpt_neox", "stablelm": "stablelm",
     "cohere": "cohere", "cohere2": "cohere", "gptj": "gptj", "falcon": "falcon",
     "mixtral": "moe", "qwen2_moe": "moe", "qwen3_moe": "moe", "gpt_oss": "gpt_oss",
+    "deepseek_v2": "deepseek",
 }  # fmt: skip
 # By the architecture that a GGUF file names, where it is not the model_type.
 ARCHITECTURES = {name: name for name in FAMILIES} | {
     "gemma3": "gemma3_text", "olmo2": "olmo3", "gptneox": "gpt_neox", "command-r": "cohere",
     "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss",
+    "deepseek2": "deepseek_v2",
 }  # fmt: skip
 
 

@@ -297,7 +297,7 @@ _SHARED_NAMES = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj", "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }  # fmt: skip
 _MIXTRAL = ExpertsLayout({"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}, "block_sparse_moe")
-_QWEN = ExpertsLayout({name: name for name in ("gate_proj", "up_proj", "down_proj")})
+PLAIN_EXPERTS = ExpertsLayout({name: name for name in ("gate_proj", "up_proj", "down_proj")})
 FAMILIES = {
     "mixtral": Family(
         MixtralConfig.from_dict,
@@ -315,12 +315,12 @@ FAMILIES = {
             (*EXPERT_KEYS, "expert_shared_feed_forward_length"),
             lambda config: _SHARED_NAMES,
         ),
-        lambda config: _QWEN,
+        lambda config: PLAIN_EXPERTS,
     ),
     "qwen3_moe": Family(
         Qwen3MoeConfig.from_dict,
         MoeForCausalLM,
         GGUF("qwen3moe", Qwen3MoeConfig, experts_from_gguf, EXPERT_KEYS, lambda config: EXPERT_NAMES),
-        lambda config: _QWEN,
+        lambda config: PLAIN_EXPERTS,
     ),
 }

@@ -43,11 +43,12 @@ class DeviceCache:
         capacity: int,
         dtype: DType,
         limit: int,
+        values: bool = True,
     ) -> None:
         self.device, self.layers, self.batch, self.kv_heads, self.head_dim = device, layers, batch, kv_heads, head_dim
-        self.dtype, self.limit = dtype, limit
+        self.dtype, self.limit, self.values = dtype, limit, values
         self.capacity = min(-(-max(capacity, 1) // STEP) * STEP, limit)
-        self.memory = [self._zeros(self.capacity) for _ in range(2 * layers)]  # all keys, then all values
+        self.memory = [self._zeros(self.capacity) for _ in range((1 + values) * layers)]  # all keys, then all values
         self.lengths = Tensor(np.zeros(batch, np.int32))
         self.loops: dict[Any, Any] = {}  # what was captured for this memory, by its owner's key
 
@@ -59,7 +60,7 @@ class DeviceCache:
     @property
     def nbytes(self) -> int:
         """Bytes of all keys and values."""
-        return 2 * self.layers * self.batch * self.kv_heads * self.capacity * self.row
+        return len(self.memory) * self.batch * self.kv_heads * self.capacity * self.row
 
     @property
     def addresses(self) -> list[int]:
@@ -126,7 +127,8 @@ class DeviceCache:
 
     def on_host(self) -> KVCache:
         """A copy in numpy arrays; places behind a row's length are 0."""
-        made = KVCache(self.layers, self.batch, self.kv_heads, self.head_dim, self.capacity, self.dtype, self.limit)
+        sizes = (self.layers, self.batch, self.kv_heads, self.head_dim, self.capacity)
+        made = KVCache(*sizes, self.dtype, self.limit, self.values)
         for t, memory in zip((*made.k, *made.v), self.memory, strict=True):
             self.device.download(t.numpy(), memory.address)
         self.device.synchronize()
@@ -140,7 +142,7 @@ class DeviceCache:
     def from_host(cls, device: Any, cache: KVCache, limit: int) -> DeviceCache:
         """The same tokens on the device."""
         size = cache.layers, cache.batch, cache.kv_heads, cache.head_dim, cache.capacity
-        made = cls(device, *size, cache.dtype, limit)
+        made = cls(device, *size, cache.dtype, limit, bool(cache.v))
         for t, memory in zip((*cache.k, *cache.v), made.memory, strict=True):
             padded = np.zeros((*t.shape[:2], made.capacity, made.head_dim), t.numpy().dtype)
             padded[:, :, : min(t.shape[2], made.capacity)] = t.numpy()[:, :, : made.capacity]
@@ -194,7 +196,9 @@ class DeviceSteps:
         del spare  # before more memory is allocated
         keys = [v.type for v in self.graph.inputs if ".k." in v.name]
         heads, dim = int(keys[0].shape[1]), int(keys[0].shape[3])
-        return DeviceCache(self.device, len(keys), batch, heads, dim, capacity, keys[0].dtype, self.lm.max_length)
+        values = any(".v." in v.name for v in self.graph.inputs)
+        sizes = (len(keys), batch, heads, dim, capacity)
+        return DeviceCache(self.device, *sizes, keys[0].dtype, self.lm.max_length, values)
 
     # -- the prompt ---------------------------------------------------------------------------------------------
 

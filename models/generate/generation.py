@@ -241,9 +241,10 @@ def bounded_layers(config: LlamaConfig) -> tuple[int, ...]:
 
 def cache_spec(config: LlamaConfig, dtype: Any, batch: Any = "batch", windows: bool = False) -> KVCache:
     """A KVCache of placeholders. It has no limit: that is for the host to watch over."""
-    heads, dim, bounded = config.num_key_value_heads, config.head_dim, bounded_layers(config) if windows else ()
+    heads, dim = config.cache_shape
+    bounded = bounded_layers(config) if windows else ()
     rows = ["window" if layer in bounded else "capacity" for layer in range(config.num_hidden_layers)]
-    k, v = ([spec(batch, heads, n, dim, dtype=dtype) for n in rows] for _ in "kv")
+    k, v = ([spec(batch, heads, n, dim, dtype=dtype) for n in some] for some in (rows, [] if config.latent else rows))
     parts: dict[str, Any] = {"k": k, "v": v, "lengths": spec(batch, dtype="int32")}
     if not bounded:
         return KVCache.tree_unflatten(parts, (None,))
@@ -253,8 +254,9 @@ def cache_spec(config: LlamaConfig, dtype: Any, batch: Any = "batch", windows: b
 
 def paged_specs(config: LlamaConfig, dtype: Any, page: int) -> dict[str, Any]:
     """Placeholders for GenerationStep.forward whose cache lies in pages of so many tokens."""
-    shape = ("pages", config.num_key_value_heads, page, config.head_dim)
-    k, v = ([spec(*shape, dtype=dtype) for _ in range(config.num_hidden_layers)] for _ in "kv")
+    heads, dim = config.cache_shape
+    counts = config.num_hidden_layers, 0 if config.latent else config.num_hidden_layers
+    k, v = ([spec("pages", heads, page, dim, dtype=dtype) for _ in range(count)] for count in counts)
     rows = {"table": spec("batch", "width", dtype="int32"), "lengths": spec("batch", dtype="int32")}
     return {**step_specs(config, dtype), "past_key_values": PagedKVCache(k, v, **rows)}
 
@@ -263,12 +265,13 @@ def empty_cache(
     config: LlamaConfig, dtype: Any, batch: int, capacity: int, kv_heads: int | None = None, windows: bool = False
 ) -> KVCache:
     """A cache for `batch` rows, which grows up to the model's context; `kv_heads` where ranks share a model."""
-    limit, heads = context_length(config), config.num_key_value_heads if kv_heads is None else kv_heads
+    limit, (heads, dim) = context_length(config), config.cache_shape
+    heads = heads if kv_heads is None else kv_heads
     capacity = min(max(capacity, 16), limit)
-    sizes = (config.num_hidden_layers, batch, heads, config.head_dim, capacity)
+    sizes = (config.num_hidden_layers, batch, heads, dim, capacity)
     bounded = bounded_layers(config) if windows else ()
     if not bounded or config.sliding_window is None:
-        return KVCache(*sizes, dtype=dtype, limit=limit)
+        return KVCache(*sizes, dtype=dtype, limit=limit, values=not config.latent)
     return WindowKVCache(*sizes, dtype=dtype, limit=limit, window=config.sliding_window, bounded=bounded)
 
 

@@ -514,7 +514,8 @@ def _check_shapes(keys: _Keys, tensors: Mapping[str, StoredTensor]) -> int:
     if not isinstance(heads, int) or heads > width:
         raise LoadError(f"attention.head_count must be a positive integer up to {width}, got {heads!r}")
     head_dim = keys.number("attention.key_length", width // heads)
-    if not isinstance(head_dim, int) or keys.number("attention.value_length", head_dim) != head_dim:
+    latent = keys.number("attention.kv_lora_rank") is not None  # its family knows what its lengths are
+    if not isinstance(head_dim, int) or (keys.number("attention.value_length", head_dim) != head_dim and not latent):
         raise LoadError("keys and values of different length are not supported")
     return head_dim
 

@@ -96,15 +96,15 @@ class Engine:
             raise ArgumentError(f"Engine: there is no paged cache for target {lm.target!r} yet", fix="use target='cpu'")
         self.lm, self.streams, self.step_tokens, self.queue = lm, streams, step_tokens, queue
         config, dtype = lm.config, lm.cache_dtype
-        shape = (config.num_key_value_heads, PAGE, config.head_dim)
-        page_bytes = 2 * config.num_hidden_layers * int(np.prod(shape)) * dtype.itemsize
+        heads, dim = config.cache_shape
+        shape, counts = (heads, PAGE, dim), (config.num_hidden_layers, config.num_hidden_layers * (not config.latent))
+        page_bytes = sum(counts) * int(np.prod(shape)) * dtype.itemsize
         if cache_tokens is None:  # as the system gives memory when it is written, unused pages cost nothing
             cache_tokens = min(streams * lm.max_length, max(lm.max_length, _free_memory() // 4 // page_bytes * PAGE))
         self.pool = PagePool(-(-cache_tokens // PAGE) + 1, PAGE)
         self.cache_tokens = (self.pool.count - 1) * PAGE
-        layers = range(config.num_hidden_layers)
         self._k, self._v = (
-            [Tensor(aligned((self.pool.count, *shape), dtype.numpy, zero=True)) for _ in layers] for _ in "kv"
+            [Tensor(aligned((self.pool.count, *shape), dtype.numpy, zero=True)) for _ in range(n)] for n in counts
         )
         # A rotation that follows the length of a text: its keys belong to nobody else, and its prompt runs whole.
         self._fixed_rope = table_key(config, 1) == table_key(config, lm.max_length)

@@ -55,6 +55,13 @@ MODELS: dict[str, tuple[str, int, int, int, dict[str, Any]]] = {
     "phi3": ("bfloat16", 4, 2, 64, {"model_type": "phi3", "partial_rotary_factor": 0.75, "attention_bias": False}),
     "cohere": ("float32", 4, 2, 32, {"model_type": "cohere", "norm_heads": True}),
     "mixtral": ("bfloat16", 2, 1, 64, {"model_type": "mixtral", "attention_bias": False}),
+    "deepseek": (
+        "bfloat16", 2, 2, 32,
+        {
+            "model_type": "deepseek_v2", "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32,
+            "v_head_dim": 32, "attention_bias": False, "num_experts": 3, "moe_intermediate_size": 64,
+        },
+    ),
     "gpt_oss": (
         "bfloat16", 4, 2, 64,
         {

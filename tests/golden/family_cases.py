@@ -244,6 +244,21 @@ def _gpt_oss(pick: random.Random) -> Config:
     return {**made, "rope_parameters": pick.choice((None, {**yarn, "rope_theta": 150000.0}, _scaled(pick)))}
 
 
+def _deepseek_v2(pick: random.Random) -> Config:
+    made = {**_llama_like(pick), "n_routed_experts": pick.choice((4, 8)), "num_experts_per_tok": pick.choice((1, 2, 3))}
+    made["num_key_value_heads"] = made["num_attention_heads"]
+    made |= {"moe_intermediate_size": pick.choice((24, 44)), "n_shared_experts": pick.choice((1, 2))}
+    made |= {"first_k_dense_replace": pick.choice((0, 1)), "routed_scaling_factor": pick.choice((1.0, 2.5))}
+    made |= {"kv_lora_rank": pick.choice((16, 36)), "q_lora_rank": pick.choice((None, 20))}
+    made |= {"qk_nope_head_dim": pick.choice((8, 12)), "qk_rope_head_dim": pick.choice((8, 16))}
+    made |= {"v_head_dim": pick.choice((8, 20)), "attention_bias": pick.random() < 0.3, "mlp_bias": pick.random() < 0.3}
+    if pick.random() < 0.5:
+        made |= {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": pick.choice((3, 4))}
+    yarn = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 128, "rope_theta": 10000.0}
+    scales = {"mscale": pick.choice((0.707, 1.0)), "mscale_all_dim": 0.707}
+    return {**made, "rope_parameters": pick.choice(({**yarn, **scales}, {**yarn, **scales}, _scaled(pick)))}
+
+
 KINDS: dict[str, Callable[[random.Random], Config]] = {
     "gemma": _gemma,
     "gemma2": _gemma2,
@@ -264,4 +279,5 @@ KINDS: dict[str, Callable[[random.Random], Config]] = {
     "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen3_moe,
     "gpt_oss": _gpt_oss,
+    "deepseek_v2": _deepseek_v2,
 }
