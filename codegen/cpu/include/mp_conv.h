@@ -44,6 +44,18 @@ typedef struct {
     int64_t down, below;            /* floats from one row of positions, or of taps, to the next */
 } mp_conv_sizes;
 
+#if defined(MP_TILE_STEP_BY_PLACE)
+#define MP_CONV_STEP(R, V) \
+    do { \
+        mp_vec some[(R) / MP_LANES]; \
+        MP_FULLY \
+        for (int i = 0; i < (R) / MP_LANES; ++i) some[i] = mp_vload_here(x + i * MP_LANES); \
+        MP_TILE_STEP_BY_PLACE(R, V, 1, 0, some, 0) \
+    } while (0)
+#else
+#define MP_CONV_STEP(R, V) MP_TILE_STEP(R, V, 1, 0, x[r])
+#endif
+
 /* out[r][j] (+)= sum over k of x[k][r] * w[k][j] for R columns of weights, whose rows are `apart`, and V vectors of
  * positions. Not unrolled: with two k at a time gcc has too few registers for the sums. */
 #define MP_CONV_TILE(name, R, V) \
@@ -54,7 +66,7 @@ typedef struct {
         mp_vec acc[(R) * (V)]; \
         MP_FULLY \
         for (int i = 0; i < (R) * (V); ++i) acc[i] = add ? mp_vload_f32(out + i * MP_LANES) : mp_splat(0.0f); \
-        for (int64_t k = 0; k < K; ++k, x += apart, w += WIDE) MP_TILE_STEP(R, V, 1, 0, x[r]); \
+        for (int64_t k = 0; k < K; ++k, x += apart, w += WIDE) MP_CONV_STEP(R, V); \
         MP_FULLY \
         for (int i = 0; i < (R) * (V); ++i) mp_vstore(out + i * MP_LANES, acc[i]); \
     }
