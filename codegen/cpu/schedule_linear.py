@@ -50,6 +50,12 @@ class Blocking:
     every: int = 0  # tile units: steps after which some rows are finished, of heads TILE_SOME
 
     @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Rows of the last block, ascending: fewer than the others have where that suffices."""
+        third = -(-self.block // 3)
+        return third, min(2 * third, self.block), self.block
+
+    @property
     def rows(self) -> int:
         """Tile units: rows of a block for each step of a slice, so that all of them have had their turn in the end."""
         return -(-self.block * 32 // self.slice)

@@ -57,9 +57,9 @@ void product(const void *w, const float *x, float *y, int64_t rows, float *xt, f
 """
 VECTORS = """static const mp_linear shape = {{
             .K = K, .panel = {panel}, .row_bytes = {row_bytes}, .panels = {panels}, .groups = {groups}, .tail = 1,
-            .few = {{{few}}}, .block = {block}, .abreast = {abreast}, .part = 8, .chunk = 3 * {block},
-            .slice = 7, .strip = 14, .slots = 2, .by_panel = {{{by_panel}}}, .widen = {widen},
-            .tile = mp_tile_{block}x{vectors}x{abreast}, .row = read_row, .finish = finish,
+            .few = {{{few}}}, .block = {block}, .sizes = {{{sizes}}}, .abreast = {abreast}, .part = 8,
+            .chunk = 3 * {block}, .slice = 7, .strip = 14, .slots = 2, .by_panel = {{{by_panel}}}, .widen = {widen},
+            .tile = {{{tiles}}}, .row = read_row, .finish = finish,
         }};"""
 READ_ROW = """
 static void read_row(const void *c, int64_t row, int64_t from, int64_t end, mp_stats *stats, float *values)
@@ -142,7 +142,8 @@ def test_vectors(packed: WeightFormat, norm: str, level: str, tmp_path: Path) ->
         "few": ", ".join(map(str, few)),
         "block": nest.block,
         "abreast": nest.abreast,
-        "vectors": panel // target.lanes,
+        "sizes": ", ".join(map(str, nest.sizes)),
+        "tiles": ", ".join(f"mp_tile_{rows}x{panel // target.lanes}x{nest.abreast}" for rows in nest.sizes),
         "widen": "0" if packed.c_type == "float" else "widen",
         "by_panel": ", ".join(f"panel_{rows}" for rows in few),
         "norm": norm,
@@ -163,7 +164,7 @@ def test_vectors(packed: WeightFormat, norm: str, level: str, tmp_path: Path) ->
     run = built(text, tmp_path, (*flags_for(target), level))
     w, exact = weights(packed, layout, columns, depth)
     rng = np.random.default_rng(0)
-    for rows in (0, 1, few[-1] - 1, few[-1], few[-1] + 1, 70):
+    for rows in (0, 1, few[-1] - 1, few[-1], few[-1] + 1, 66, 68, 69, 70, 72):
         x = rng.standard_normal((rows, depth)).astype(np.float32)
         want = rows_of(x, norm) @ exact.T
         got = [run(w, x, columns, 1 << 16, threads) for threads in (1, 2, 3)]
@@ -218,8 +219,9 @@ def test_every_register_tile_that_a_schedule_wants_is_there() -> None:
             panel = packed.panel(target)
             for panels in range(1, 9):
                 nest = blocking(target, Layout(packed.name, panel, panels), 4096)
-                name = f"mp_tile_{nest.block}x{panel // target.lanes}x{nest.abreast}"
-                assert f"MP_TILE_FUNCTION({name}," in text, (isa, packed.name, panels)
+                for rows in nest.sizes:
+                    name = f"mp_tile_{rows}x{panel // target.lanes}x{nest.abreast}"
+                    assert f"MP_TILE_FUNCTION({name}," in text, (isa, packed.name, panels)
                 assert nest.slice * nest.abreast * panel * 4 <= 32 << 10  # MP_MOST_SLICE
 
 

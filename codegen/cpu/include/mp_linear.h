@@ -37,29 +37,41 @@ typedef struct {
     int few[3];                 /* rows that a pass over the weights serves when they are few, ascending; 0: no more */
     int tail;                   /* groups that are not assigned beforehand when rows are few */
     int block, abreast;         /* many rows: rows and panels of a register tile */
+    int sizes[3];               /* rows of the last one, ascending up to `block` */
     int part;                   /* rows, or more, that a thread may have for itself */
     int chunk;                  /* rows that share a pass over the weights */
     int slice, strip;           /* k of a slice of panels, which stays in L1; k of a strip of x, which stays in L2 */
     int slots;                  /* groups whose sums wait between strips */
     mp_panel by_panel[3];       /* for each of `few` */
     mp_widen widen;             /* 0: panels are floats */
-    mp_register_tile tile;
+    mp_register_tile tile[3];   /* for each of `sizes` */
     mp_read_row row;
     mp_finish finish;
 } mp_linear;
 
 MP_TILE_FUNCTION(mp_tile_12x2x1, 12, 2, 1)
-MP_TILE_FUNCTION(mp_tile_6x2x2, 6, 2, 2)
-MP_TILE_FUNCTION(mp_tile_4x2x3, 4, 2, 3)
+MP_TILE_FUNCTION(mp_tile_8x2x1, 8, 2, 1)
 MP_TILE_FUNCTION(mp_tile_6x2x1, 6, 2, 1)
-MP_TILE_FUNCTION(mp_tile_6x4x1, 6, 4, 1)
-MP_TILE_FUNCTION(mp_tile_2x4x1, 2, 4, 1)
 MP_TILE_FUNCTION(mp_tile_4x2x1, 4, 2, 1)
+MP_TILE_FUNCTION(mp_tile_2x2x1, 2, 2, 1)
+MP_TILE_FUNCTION(mp_tile_6x2x2, 6, 2, 2)
+MP_TILE_FUNCTION(mp_tile_4x2x2, 4, 2, 2)
+MP_TILE_FUNCTION(mp_tile_2x2x2, 2, 2, 2)
+MP_TILE_FUNCTION(mp_tile_4x2x3, 4, 2, 3)
+MP_TILE_FUNCTION(mp_tile_2x2x3, 2, 2, 3)
+MP_TILE_FUNCTION(mp_tile_6x4x1, 6, 4, 1)
+MP_TILE_FUNCTION(mp_tile_4x4x1, 4, 4, 1)
+MP_TILE_FUNCTION(mp_tile_2x4x1, 2, 4, 1)
+MP_TILE_FUNCTION(mp_tile_1x4x1, 1, 4, 1)
 MP_TILE_FUNCTION(mp_tile_4x8x1, 4, 8, 1)
+MP_TILE_FUNCTION(mp_tile_2x8x1, 2, 8, 1)
 
 /* How many rows are few, and which block is the smallest that takes so many of them. */
 MP_INLINE int mp_linear_most(const mp_linear *s) { return s->few[2] ? s->few[2] : s->few[1] ? s->few[1] : s->few[0]; }
 MP_INLINE int mp_linear_size(const mp_linear *s, const int64_t rows) { return rows <= s->few[0] ? 0 : rows <= s->few[1] ? 1 : 2; }
+
+/* The size of a block of many rows, if `rows` are left: its number in `sizes`. */
+MP_INLINE int mp_linear_fit(const mp_linear *s, const int64_t rows) { return rows <= s->sizes[0] ? 0 : rows <= s->sizes[1] ? 1 : 2; }
 
 /* Rows [first, first + R) of x, normed, as xt[k][row]; rows past the end are 0. */
 static inline void mp_linear_pack(const mp_linear *s, const void *c, const int64_t first, const int R,
@@ -187,17 +199,17 @@ static inline void mp_linear_finish(const mp_linear *s, const float *blocks, con
     }
 }
 
-/* A slice of `abreast` panels, from row k on of panel number p: `deep` rows of each, for all blocks of a chunk. */
+/* A slice of `abreast` panels, from row k on of panel number p: `deep` rows of each, for the blocks of so many rows. */
 static inline void mp_linear_slice(const mp_linear *s, const char *w, const int64_t p, const int64_t k,
-                                   const char *next, const float *xs, const int64_t blocks, float *sums)
+                                   const char *next, const float *xs, const int64_t rows, float *sums)
 {
+    const int64_t R = s->block, blocks = (rows + R - 1) / R;
     const int64_t K = s->K, deep = mp_min(s->slice, K - k), panel_bytes = K * s->row_bytes, panel = s->panel;
     const int64_t lines = (deep * s->row_bytes / 64 + blocks - 1) / blocks, sums_apart = s->chunk * panel;
-    const int64_t R = s->block, block_bytes = R * panel * (int64_t)sizeof *sums;
+    const int64_t block_bytes = R * panel * (int64_t)sizeof *sums;
     const int abreast = s->abreast;
-    const mp_register_tile tile = s->tile;
     const char *const slice = w + p * panel_bytes + k * s->row_bytes;
-    const float *x = xs + k * R, *weights = (const float *)(const void *)slice;
+    const float *weights = (const float *)(const void *)slice;
     int64_t apart = K * panel;
     _Alignas(64) float loaded[MP_MOST_SLICE];
     if (s->widen) {
@@ -211,9 +223,9 @@ static inline void mp_linear_slice(const mp_linear *s, const char *w, const int6
             for (int64_t j = 0; j < lines; ++j) __builtin_prefetch(next + q * panel_bytes + j * 64, 0, 2);
             for (int64_t j = 0; j < block_bytes; j += 64) __builtin_prefetch(then + j, 0, 3);
         }
-        tile(x, weights, apart, deep, sums, sums_apart, k > 0);
+        const int size = mp_linear_fit(s, rows - b * R);
+        s->tile[size](xs + b * R * K + k * s->sizes[size], weights, apart, deep, sums, sums_apart, k > 0);
         next += lines * 64;
-        x += R * K;
         sums += R * panel;
     }
 }
@@ -239,15 +251,15 @@ static inline void mp_linear_many(const mp_linear *s, mp_run *run, const int T, 
         for (int64_t g0 = piece.first % groups, g = g0; g < g0 + piece.count; ++g) {
             const int64_t b0 = begin + piece.first / groups * blocks, count = mp_min(blocks, end - b0);
             const int64_t stop = mp_min(K, k0 + s->strip);
+            const int64_t filled = mp_min(count * s->block, rows - b0 * s->block);
             float *const group = partial + (g - g0) * size;
             for (int p = 0; p < s->panels; p += s->abreast)
                 for (int64_t k = k0; k < stop; k += s->slice) {
                     const int64_t number = g * s->panels + p, next = k + s->slice < stop;
                     const int64_t row = next ? number * K + k + s->slice : (number + s->abreast) * K + k0;
-                    mp_linear_slice(s, w, number, k, w + row * s->row_bytes, xs + b0 * s->block * K, count,
+                    mp_linear_slice(s, w, number, k, w + row * s->row_bytes, xs + b0 * s->block * K, filled,
                                     group + p * s->chunk * s->panel);
                 }
-            const int64_t filled = mp_min(count * s->block, rows - b0 * s->block);
             if (stop == K) mp_linear_finish(s, group, g, b0 * s->block, filled, sums, c);
         }
     }
@@ -272,7 +284,7 @@ MP_SHARED mp_linear_run(const mp_linear *s, mp_run *run, const int t, const int 
     const int64_t from = mp_share(all, own, parts), count = mp_share(all, own + 1, parts) - from;
     const int64_t end = from + mp_share(count, worker + 1, workers);
     for (int64_t b = from + mp_share(count, worker, workers); b < end; ++b)
-        mp_linear_pack(s, c, b * R, (int)R, rows, xt + b * R * s->K);
+        mp_linear_pack(s, c, b * R, s->sizes[mp_linear_fit(s, rows - b * R)], rows, xt + b * R * s->K);
     mp_prepared(run, own);
     const int64_t waiting = (int64_t)s->slots * s->panels * s->chunk * s->panel;
     mp_linear_many(s, run, T, rows, parts, own, (const char *)w, xt, partial + t * waiting, sums, c);

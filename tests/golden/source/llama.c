@@ -152,9 +152,11 @@ MP_KERNEL qkv_rope_cache_2(mp_run *run, const int t, const int T, const int step
     _Alignas(64) float sums[96];
     static const mp_linear shape = {
         .K = 32, .panel = 16, .row_bytes = 64, .panels = 1, .groups = 8, .few = {1, 6}, .tail = 2,
-        .block = 6, .abreast = 1, .part = 96, .chunk = 516, .slice = 32, .strip = 384, .slots = 1,
-        .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0, .tile = mp_tile_6x2x1,
-        .row = qkv_rope_cache_2_row, .finish = qkv_rope_cache_2_finish,
+        .block = 6, .sizes = {2, 4, 6}, .abreast = 1, .part = 96, .chunk = 516, .slice = 32, .strip = 384,
+            .slots = 1,
+        .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0,
+        .tile = {mp_tile_2x2x1, mp_tile_4x2x1, mp_tile_6x2x1}, .row = qkv_rope_cache_2_row,
+            .finish = qkv_rope_cache_2_finish,
     };
     mp_linear_run(&shape, run, t, T, rows, w, xt, partial, sums, &a);
 }
@@ -230,9 +232,11 @@ MP_KERNEL fused_linear_4(mp_run *run, const int t, const int T, const int step M
     _Alignas(64) float sums[192];
     static const mp_linear shape = {
         .K = 32, .panel = 16, .row_bytes = 64, .panels = 2, .groups = 1, .few = {1, 6}, .tail = 0,
-        .block = 6, .abreast = 1, .part = 96, .chunk = 516, .slice = 32, .strip = 384, .slots = 1,
-        .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0, .tile = mp_tile_6x2x1,
-        .row = fused_linear_4_row, .finish = fused_linear_4_finish,
+        .block = 6, .sizes = {2, 4, 6}, .abreast = 1, .part = 96, .chunk = 516, .slice = 32, .strip = 384,
+            .slots = 1,
+        .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0,
+        .tile = {mp_tile_2x2x1, mp_tile_4x2x1, mp_tile_6x2x1}, .row = fused_linear_4_row,
+            .finish = fused_linear_4_finish,
     };
     mp_linear_run(&shape, run, t, T, rows, w, xt, partial, sums, &a);
 }
@@ -282,9 +286,11 @@ MP_KERNEL fused_linear_5(mp_run *run, const int t, const int T, const int step M
     _Alignas(64) float sums[384];
     static const mp_linear shape = {
         .K = 32, .panel = 16, .row_bytes = 64, .panels = 4, .groups = 2, .few = {1, 6}, .tail = 0,
-        .block = 6, .abreast = 1, .part = 96, .chunk = 516, .slice = 32, .strip = 384, .slots = 1,
-        .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0, .tile = mp_tile_6x2x1,
-        .row = fused_linear_5_row, .finish = fused_linear_5_finish,
+        .block = 6, .sizes = {2, 4, 6}, .abreast = 1, .part = 96, .chunk = 516, .slice = 32, .strip = 384,
+            .slots = 1,
+        .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0,
+        .tile = {mp_tile_2x2x1, mp_tile_4x2x1, mp_tile_6x2x1}, .row = fused_linear_5_row,
+            .finish = fused_linear_5_finish,
     };
     mp_linear_run(&shape, run, t, T, rows, w, xt, partial, sums, &a);
 }
@@ -323,9 +329,11 @@ MP_KERNEL fused_linear_6(mp_run *run, const int t, const int T, const int step M
     _Alignas(64) float sums[192];
     static const mp_linear shape = {
         .K = 48, .panel = 16, .row_bytes = 64, .panels = 2, .groups = 1, .few = {1, 6}, .tail = 0,
-        .block = 6, .abreast = 1, .part = 96, .chunk = 516, .slice = 48, .strip = 384, .slots = 1,
-        .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0, .tile = mp_tile_6x2x1,
-        .row = fused_linear_6_row, .finish = fused_linear_6_finish,
+        .block = 6, .sizes = {2, 4, 6}, .abreast = 1, .part = 96, .chunk = 516, .slice = 48, .strip = 384,
+            .slots = 1,
+        .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0,
+        .tile = {mp_tile_2x2x1, mp_tile_4x2x1, mp_tile_6x2x1}, .row = fused_linear_6_row,
+            .finish = fused_linear_6_finish,
     };
     mp_linear_run(&shape, run, t, T, rows, w, xt, partial, sums, &a);
 }
@@ -422,9 +430,11 @@ MP_KERNEL fused_linear_15(mp_run *run, const int t, const int T, const int step 
     _Alignas(64) float sums[192];
     static const mp_linear shape = {
         .K = 32, .panel = 16, .row_bytes = 64, .panels = 2, .groups = 2, .few = {1, 6}, .tail = 0,
-        .block = 6, .abreast = 1, .part = 96, .chunk = 516, .slice = 32, .strip = 384, .slots = 1,
-        .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0, .tile = mp_tile_6x2x1,
-        .row = fused_linear_15_row, .finish = fused_linear_15_finish,
+        .block = 6, .sizes = {2, 4, 6}, .abreast = 1, .part = 96, .chunk = 516, .slice = 32, .strip = 384,
+            .slots = 1,
+        .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0,
+        .tile = {mp_tile_2x2x1, mp_tile_4x2x1, mp_tile_6x2x1}, .row = fused_linear_15_row,
+            .finish = fused_linear_15_finish,
     };
     mp_linear_run(&shape, run, t, T, rows, w, xt, partial, sums, &a);
 }
