@@ -32,6 +32,17 @@ MP_FN double mp_bounded(double x, double least, double most)
     const double y = x < least ? least : x;
     return x > most ? most : y;
 }
+/* The larger and the smaller of two numbers that are not negative. */
+MP_FN float mp_above_bothf(float x, float y)
+{
+    const uint32_t u = mp_float_to_bits(x), v = mp_float_to_bits(y);
+    return mp_bits_to_float(u > v ? u : v);
+}
+MP_FN float mp_below_bothf(float x, float y)
+{
+    const uint32_t u = mp_float_to_bits(x), v = mp_float_to_bits(y);
+    return mp_bits_to_float(u < v ? u : v);
+}
 /* |x|, at most a bound. */
 MP_FN float mp_abs_belowf(float x, float most)
 {

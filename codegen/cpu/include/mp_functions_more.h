@@ -170,12 +170,23 @@ MP_FN float mp_gatedf(float x, double w)
     const double a = w > 0.0 ? -w : w, y = a < -200.0 ? -200.0 : a, e = mp_exp_wide(y); /* NaN stays */
     return (float)((double)(x < -2e38f ? -2e38f : x) * (w < 0.0 ? e : 1.0) / (1.0 + e));
 }
-/* 0.5 x (1 + tanh z) is x / (1 + e^-2z): nothing cancels where x is negative. */
+/* 0.5 x (1 + tanh z) is x / (1 + e^-2z): nothing cancels where x is negative. 2z = x (A + B x^2) in two parts. */
+#if MP_FUSED
+MP_FN float mp_gelu_tanhf(float x)
+{
+    const float y = mp_boundedf(x, -10.8f, 5.125f), t = y * y, one = 1.59576917f, three = 0.0713548139f, p = three * t;
+    const float c = p + one, w = y * c, most = mp_above_bothf(p, one), lost = (mp_below_bothf(p, one) - (c - most)) - 4.53406804e-08f;
+    const float cubic = mp_fmaf(mp_fmaf(y, y, -t), three, mp_fmaf(t, 2.3988324e-09f, mp_fmaf(three, t, -p)));
+    const float z = y / mp_logistic_of_boundedf(w, mp_fmaf(y, cubic + lost, mp_fmaf(y, c, -w))) * 0x1p-64f;
+    return x < 5.125f ? z : x; /* NaN too */
+}
+#else
 MP_FN float mp_gelu_tanhf(float x)
 {
     const double wide = (double)x, cubic = 0.044715 * wide * wide;
     return mp_gatedf(x, 1.5957691216057308 * wide * (1.0 + cubic));
 }
+#endif
 MP_FN float mp_gelu_fastf(float x) { return mp_gatedf(x, 1.702 * (double)x); }
 MP_FN float mp_gelu_fast_tanhf(float x) { return mp_gatedf(x, 3.404 * (double)x); }
 
@@ -230,6 +241,18 @@ MP_FN float mp_gelu_nonef(float x)
     const uint32_t above = (mp_float_to_bits(x) & 0x7fffffffu) - 0x3f400000u; /* in units of the last place */
     return above <= 0x40400000u ? far : x * mp_fmaf(x, near, 0.5f); /* NaN too */
 }
+/* 1 - e^-s, where s = -log(erfc |x|) = |x| + |x| P(|x|): of s < ln(2) / 2 nothing is subtracted from 1. */
+MP_FN float mp_erff(float x)
+{
+    const float b = mp_abs_belowf(x, 4.0f), t = b * b, magic = 12582912.0f + 127.0f;
+    const float high = mp_fmaf(t, mp_fmaf(b, 0.00011886203f, -0.000637364865f), mp_fmaf(b, 0.00167567772f, -0.000169504681f));
+    const float first = mp_fmaf(t, mp_fmaf(b, -0.0191478226f, 0.102776304f), mp_fmaf(b, 0.636619568f, 0.128379166f));
+    const float s = mp_fmaf(b, mp_fmaf(t * t, mp_fmaf(t * t, -9.38809717e-06f, high), first), b);
+    const float whole = mp_fmaf(s, -1.44269504f, magic), n = whole - magic;
+    const float power = mp_bits_to_float(mp_float_to_bits(whole) << 23);
+    const float r = mp_fmaf(n, 2.12194440e-4f, mp_fmaf(n, -0.693359375f, -s)), q = mp_fmaf(mp_exp_near_polyf(r), r * r, r);
+    return mp_or_nanf(mp_with_signf(mp_fmaf(-q, power, 1.0f - power), x), x);
+}
 #else /* what rounding takes from x^2 is not known: in double */
 /* erfc(t) for 0 <= t <= 12, relative error 2^-28: e^(-t^2) / (t + 3) times a polynomial of (t - 3) / (t + 3). */
 MP_FN double mp_erfc_wide(double t)
@@ -251,7 +274,6 @@ MP_FN float mp_gelu_nonef(float x)
     const double a = fabs((double)x), b = a > 15.0 ? 15.0 : a, y = b * (0.5 * mp_erfc_wide(b * 0.70710678118654752));
     return (float)(x < 0.0f ? -y : a - y);
 }
-#endif
 MP_FN float mp_erff(float x)
 {
     const float b = mp_abs_belowf(x, 4.0f), t = b * b, magic = 12582912.0f + 127.0f;
@@ -264,6 +286,7 @@ MP_FN float mp_erff(float x)
     const float q = mp_exp_nearf(mp_fmaf(n, -0.693359375f, rest), n * 2.12194440e-4f), large = mp_fmaf(-q, power, 1.0f - power);
     return mp_or_nanf(mp_with_signf(mp_float_to_bits(b) < 0x3f5c28f6u ? small : large, x), x); /* 0.86 */
 }
+#endif
 
 /* |x| as quarter turns: the nearest whole number of them, by its lowest bits, and what is left, between -0.505 and 0.505. 2/pi
  * is three parts, so that the products with the first two are exact; of its bits, those that are whole turns of a large x

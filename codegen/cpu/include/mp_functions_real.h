@@ -69,9 +69,8 @@ MP_FN MP_REAL MP_NAME(mp_tanh)(MP_REAL x)
 /* (1 + e^-(x + low)) times 2^-64, or 2^-512: e^-x may be larger than the largest number while what is divided by it is not
  * 0 yet. */
 #define MP_SMALL MP_C(0x1p-64f, 0x1p-512)
-MP_FN MP_REAL MP_NAME(mp_logistic)(MP_REAL x, MP_REAL low)
+MP_FN MP_REAL MP_NAME(mp_logistic_of_bounded)(MP_REAL y, MP_REAL low)
 {
-    const MP_REAL y = MP_NAME(mp_bounded)(x, MP_C(-110.0f, -760.0), MP_C(18.0f, 40.0));
     const MP_REAL magic = MP_ROUND + MP_BIAS - MP_C(64, 512), whole = F(y, MP_C(-1.44269504f, -1.4426950408889634), magic);
     const MP_REAL power = MP_OF_BITS(MP_TO_BITS(whole) << MP_MANTISSA), n = whole - magic;
     const MP_REAL rest = F(n, MP_C(2.12194440e-4f, -1.9082149292705877e-10), -low);
@@ -80,6 +79,10 @@ MP_FN MP_REAL MP_NAME(mp_logistic)(MP_REAL x, MP_REAL low)
     const int exact = MP_TO_BITS(whole) < MP_TO_BITS(magic) + MP_C(12, 26);
     const MP_REAL first = exact ? MP_SMALL : 0, last = exact ? 0 : MP_SMALL;
     return F(q, power, last) + (power + first);
+}
+MP_FN MP_REAL MP_NAME(mp_logistic)(MP_REAL x, MP_REAL low)
+{
+    return MP_NAME(mp_logistic_of_bounded)(MP_NAME(mp_bounded)(x, MP_C(-110.0f, -760.0), MP_C(18.0f, 40.0)), low);
 }
 MP_FN MP_REAL MP_NAME(mp_sigmoid)(MP_REAL x) { return MP_NAME(mp_or_nan)(MP_SMALL / MP_NAME(mp_logistic)(x, 0), x); }
 MP_FN MP_REAL MP_NAME(mp_silu)(MP_REAL x)
