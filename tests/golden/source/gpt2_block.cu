@@ -144,7 +144,7 @@ attention_2(const float *q, const float *k, const float *v, float *y, const int6
     auto visible = [&](const int64_t key) { return key < written && key <= position; };
     auto adjusted = [&](const real dot, const int64_t key MP_UNUSED) { return dot; };
     auto store = [&](const int64_t i, const real value) { y[b * n_seq * 64 + s0 * 64 + h * 16 + i] = value; };
-    mp_attention<S, real>(first, last, query, key_at, value_at, visible, adjusted, store);
+    mp_attention<S, real>(first, last, query, key_at, value_at, visible, adjusted, (float)-INFINITY, store);
 }
 
 /* %add = fused_linear(%reshape_4, %c_proj.weight, %c_proj.bias, _, _, %x) {norm="none", eps=0.0, gated=False,

@@ -317,7 +317,7 @@ attention_3(const float *q, const float *k, const float *v, const int32_t *past,
     auto visible = [&](const int64_t key) { return key < written && key <= position; };
     auto adjusted = [&](const real dot, const int64_t key MP_UNUSED) { return dot; };
     auto store = [&](const int64_t i, const real value) { y[b * n_seq * 32 + s0 * 32 + h * 8 + i] = value; };
-    mp_attention<S, real>(first, last, query, key_at, value_at, visible, adjusted, store);
+    mp_attention<S, real>(first, last, query, key_at, value_at, visible, adjusted, (float)-INFINITY, store);
 }
 
 /* %add_2 = fused_linear(%reshape_6, %model.layers.0.self_attn.o_proj.weight, _, _, _, %embedding) {norm="none",
