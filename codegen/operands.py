@@ -54,7 +54,7 @@ class Operand:
             owner = self.name[: self.name.rfind(".") + 1]
             b, h, at, i = indices
             place = c_index([(b, table.strides[0]), (f"({at}) / {self.view.page}", 1)])
-            indices = (f"(int64_t){owner}table[{place}]", h, f"({at}) % {self.view.page}", i)
+            indices = (f"MP_PAGE({owner}table[{place}], {c_dim(self.view.pages)})", h, f"({at}) % {self.view.page}", i)
         return c_index(list(zip(indices, self.view.strides, strict=True)), self.view.offset)
 
     def place(self, *indices: str) -> str:

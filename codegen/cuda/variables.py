@@ -7,7 +7,7 @@ from typing import Any
 
 from monoplan.codegen.backend import Variables
 from monoplan.codegen.cuda.schedule import rows_aligned
-from monoplan.codegen.expressions import C_TYPES, c_dim, c_literal, compute_type, convert
+from monoplan.codegen.expressions import C_TYPES, c_dim, c_index, c_literal, compute_type, convert
 from monoplan.codegen.formats import WeightFormat
 from monoplan.codegen.kernels import Attention, Gather, Linear
 from monoplan.codegen.operands import Operand
@@ -64,18 +64,27 @@ def attention(k: Attention) -> Variables:
             "sink2": f"{log2e} * {sink}",
             "group_sink": f"{log2e} * {group_sink}",
             "q_row": q.pointer("b", "0", "h", "0"),
-            "k_row": kk.pointer("b", "g", "0", "0"),
-            "v_row": v.pointer("b", "g", "0", "0"),
+            "k_rows": _rows(kk),
+            "v_rows": _rows(v),
             "y_row": y.pointer("b", "0", "h", "0"),
             "q_pitch": q.view.strides[1],
-            "k_pitch": kk.view.strides[2],
-            "v_pitch": v.view.strides[2],
             "y_pitch": y.view.strides[1],
             # one token: heads of the group that shares a key head
             "group_query": q.pointer("b", "0", head, "0"),
             "store_group": y.store("value", f32, "b", "0", head, "d"),
         }
     }
+
+
+def _rows(cache: Operand) -> str:
+    """The rows of key head g of sequence b, see mp_rows.cuh."""
+    view = cache.view
+    if view.table is None:
+        return f"mp_rows_of({cache.pointer('b', 'g', '0', '0')}, {c_dim(view.strides[2])})"
+    first = f"{cache.name} + {c_index([('g', view.strides[1])], view.offset)}"
+    table = f"table + {c_index([('b', view.table.strides[0])])}"
+    sizes = ", ".join(map(c_dim, (view.pages, view.strides[0], view.strides[2])))
+    return f"mp_paged_rows_of<{view.page}>({first}, {table}, {sizes})"
 
 
 def linear(k: Linear) -> Variables:

@@ -10,7 +10,6 @@ from monoplan.codegen.kernels import Attention
 from monoplan.codegen.lower.lowerer import Lowerer, lowers
 from monoplan.codegen.operands import Operand
 from monoplan.codegen.views import View
-from monoplan.ir.errors import CompileError
 from monoplan.ir.graph import Op
 from monoplan.ir.types import f32, u32
 
@@ -30,8 +29,6 @@ def lower_attention(lo: Lowerer, op: Op) -> None:
     q, y, k, v = four(q, heads_first), four(y, heads_first), four(k, False), four(v, False)
     table = op.operand("table")
     pages = None if table is None else lo.dense(lo.read(table))
-    if pages is not None and not lo.target.is_cpu:
-        raise CompileError("attention over pages has no CUDA kernel yet", where=op.loc, fix="compile for target='cpu'")
     if pages is not None:
         k, v = k.paged(pages), v.paged(pages)
     batch, seq, heads, dim = q.shape

@@ -106,6 +106,66 @@ def test_attention(shape: str, call: str, capability: int) -> None:
     assert (error < 0.02).all(), f"error by row and head: {error}"
 
 
+PAGE = 32
+# kinds of kernels, and calls that take them
+PAGED = {
+    "decode": ("bf16", (3, 1, 300, [0, 63, 230])),
+    "hopper": ("bf16", (3, 70, 300, [0, 63, 230])),
+    "prefill": ("bf16", (3, 70, 300, [0, 63, 230])),
+    "general": ("f32", (2, 3, 100, [0, 90])),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "window", "capability"),
+    [
+        pytest.param(kind, window, capability, marks=[emulated] if capability else pytest.mark.cuda)
+        for kind in PAGED
+        for window in (None, 33)
+        for capability in (80 if kind == "prefill" else 90, 0)
+    ],
+)
+def test_a_cache_in_pages(kind: str, window: int | None, capability: int) -> None:
+    """The same bits as over a cache in one piece; behind a text its table may hold anything."""
+    from tests.codegen.attention_cases import in_pages
+
+    dtype, (batch, queries, keys, past) = PAGED[kind]
+    heads, kv_heads, dim = 4, 2, 64
+    q_type = f"{dtype}[b, q, {heads}, {dim}]"
+    attributes = f'causal=True, scale=None, softcap=None, window={window}, layout="bshd"'
+
+    def run(cache: str, table: str, arrays: list[Any]) -> Any:
+        graph = parse_graph(
+            f"graph attend(%q: {q_type}, %k: {cache}, %v: {cache}, %past: i32[b]{table}) {{\n"
+            f"  %y = attention(%q, %k, %v, _, %past{', %t' if table else ''}) {{{attributes}}} : {q_type}\n"
+            "  return %y\n}\n"
+        )
+        if capability:
+            device: Any = cuda_emulator.EmulatedDevice(capability)
+        else:
+            from monoplan.runtime.cuda.device import gpu
+
+            device = gpu()
+        plan = make_plan(graph, device.target)
+        made = CudaExecutable(plan, render_cuda(plan, "test"), [], device)
+        symbols = bind_symbols(graph.inputs, [a.shape for a in arrays])
+        (found,) = [choose_variant(v, symbols).name for v in made.source.variants.values()]
+        assert found.startswith({"hopper": "prefill", "general": "attention"}.get(kind, kind))
+        return made.run([a.copy() for a in arrays], symbols)[0]
+
+    rng = np.random.default_rng(7)
+    number = ml_dtypes.bfloat16 if dtype == "bf16" else np.float32
+    q = rng.normal(size=(batch, queries, heads, dim)).astype(number)
+    k, v = (a.astype(number) for a in rng.normal(size=(2, batch, kv_heads, keys, dim)))
+    lengths = np.array(past, np.int32)
+    whole = run(f"{dtype}[b, {kv_heads}, k, {dim}]", "", [q, k, v, lengths])
+    (pk, pv), table = in_pages([k, v], PAGE, rng)
+    for row, n in zip(table, past, strict=True):
+        row[-(-(n + queries) // PAGE) :] = 10**6
+    pages = run(f"{dtype}[n, {kv_heads}, {PAGE}, {dim}]", ", %t: i32[b, w]", [q, pk, pv, lengths, table])
+    np.testing.assert_array_equal(pages.view(np.uint8), whole.view(np.uint8))
+
+
 def test_only_sm_90_has_warpgroup_products() -> None:
     """Its successors have other instructions in their place."""
     for capability, there in ((80, False), (89, False), (90, True), (100, False), (120, False)):

@@ -312,6 +312,9 @@ MP_INLINE int mp_fits(mp_run *run, int step, int64_t b, int64_t start, int64_t c
     return counted && fits;
 }
 
+/* A page of a cache, by a table's number for it, which mp_pages_fit has checked. */
+#define MP_PAGE(number, pages) ((int64_t)(number))
+
 /* Whether the places [from, to) of a table name pages of a cache that has so many. */
 MP_INLINE int mp_pages_fit(mp_run *run, int step, const int32_t *table, int64_t from, int64_t to, int64_t pages)
 {

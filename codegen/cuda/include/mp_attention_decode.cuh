@@ -10,6 +10,7 @@
  * (over more blocks than a cluster has), WINDOW (keys that a query sees, 0: all), SINKS (`sink(head)` is log2(e) times
  * the score of a key whose value is 0) and EARLY (the cache's length and all
  * positions but the new one were there before this plan ran: they are read before the dependency). */
+#include "mp_rows.cuh"
 
 /* What the warps of a block found for each head: the largest score, the sum of weights and the weighted values. */
 template <typename S> struct mp_decode_parts {
@@ -114,12 +115,10 @@ MP_FN void mp_decode_merge_spread(
         [&](const int w, const int i) { return __ldcg(&parts[w * PART + i]); }, sink, store);
 }
 
-/* `past()` is the cache's length, `query(head)` the row of a head of the group, keys0 and values0 the caches' first
- * rows. `scale` includes log2(e): softmax is in powers of two. partial, tickets: memory of blocks that are spread. */
-template <typename S, typename T, typename Past, typename Query, typename Sink, typename Store>
-MP_FN void mp_attention_decode(const T *keys0, const T *values0, const int64_t k_pitch, const int64_t v_pitch,
-    const int64_t keys, const float scale, const Past &past, const Query &query, const Sink &sink,
-    const Store &store, float *partial, uint32_t *tickets)
+/* `past()` is the cache's length, `query(head)` the row of a head of the group; rows of k and v: mp_rows.cuh. `scale` includes log2(e): softmax is in powers of two. partial, tickets: memory of blocks that are spread. */
+template <typename S, typename Rows, typename Past, typename Query, typename Sink, typename Store>
+MP_FN void mp_attention_decode(const Rows key_rows, const Rows value_rows, const int64_t keys, const float scale,
+    const Past &past, const Query &query, const Sink &sink, const Store &store, float *partial, uint32_t *tickets)
 {
     enum { DIM = S::DIM, GROUP = S::GROUP, WARPS = S::WARPS, C = DIM / 32 };
     const float NONE = -1e30f;
@@ -133,36 +132,36 @@ MP_FN void mp_attention_decode(const T *keys0, const T *values0, const int64_t k
     const int from = S::WINDOW ? (int)mp_max(0, length - S::WINDOW) : 0, chunk = (length - from + splits - 1) / splits;
     const int begin = from + split * chunk, end = (int)mp_min(length, begin + chunk);
     const int turns = (chunk + 16 * WARPS - 1) / (16 * WARPS);
-    keys0 += 8 * t, values0 += 8 * t;
     uint32_t K[2][C][4], V[2][C][4], Q[C][4];
     auto position = [&](const int turn, const int j) { return begin + (turn * WARPS + warp) * 16 + 8 * j + gid; };
-    auto load = [&](uint32_t (&into)[4], const T *p, const bool live) {
+    auto load = [&](uint32_t (&into)[4], const auto *p, const bool live) {
         const uint4 v = live ? mp_read_cached(p) : make_uint4(0, 0, 0, 0);
         into[0] = v.x, into[1] = v.y, into[2] = v.z, into[3] = v.w;
     };
-    auto load_turn = [&](uint32_t (&into)[2][C][4], const T *base, const int64_t pitch, const int turn, const int end) {
+    auto load_turn = [&](uint32_t (&into)[2][C][4], const Rows &rows, const int turn, const int end) {
         MP_UNROLL
-        for (int j = 0; j < 2; ++j)
+        for (int j = 0; j < 2; ++j) {
+            const auto *const row = rows.at(position(turn, j), 0, length - 1) + 8 * t;
             MP_UNROLL
-            for (int c = 0; c < C; ++c)
-                load(into[j][c], base + position(turn, j) * pitch + 32 * c, position(turn, j) < end);
+            for (int c = 0; c < C; ++c) load(into[j][c], row + 32 * c, position(turn, j) < end);
+        }
     };
     if (S::EARLY) {
-        load_turn(K, keys0, k_pitch, 0, (int)mp_min(end, before));
-        load_turn(V, values0, v_pitch, 0, (int)mp_min(end, before));
+        load_turn(K, key_rows, 0, (int)mp_min(end, before));
+        load_turn(V, value_rows, 0, (int)mp_min(end, before));
         mp_wait();
         MP_UNROLL
         for (int j = 0; j < 2; ++j)
             if (position(0, j) == before && before < end) { /* the new token's own */
                 MP_UNROLL
                 for (int c = 0; c < C; ++c) {
-                    load(K[j][c], keys0 + before * k_pitch + 32 * c, true);
-                    load(V[j][c], values0 + before * v_pitch + 32 * c, true);
+                    load(K[j][c], key_rows.at(before) + 8 * t + 32 * c, true);
+                    load(V[j][c], value_rows.at(before) + 8 * t + 32 * c, true);
                 }
             }
     } else {
-        load_turn(K, keys0, k_pitch, 0, end);
-        load_turn(V, values0, v_pitch, 0, end);
+        load_turn(K, key_rows, 0, end);
+        load_turn(V, value_rows, 0, end);
     }
     MP_UNROLL
     for (int c = 0; c < C; ++c) load(Q[c], query(gid) + 8 * t + 32 * c, gid < GROUP);
@@ -178,7 +177,7 @@ MP_FN void mp_attention_decode(const T *keys0, const T *values0, const int64_t k
                 mp_mma_top(score[j], Q[c][2], Q[c][3], K[j][c][2], K[j][c][3]);
             }
         }
-        if (turn + 1 < turns) load_turn(K, keys0, k_pitch, turn + 1, end);
+        if (turn + 1 < turns) load_turn(K, key_rows, turn + 1, end);
         const int base = begin + (turn * WARPS + warp) * 16
             + 2 * t; /* score[j][e]: head gid, position base + 8 j + e */
         MP_UNROLL
@@ -206,7 +205,7 @@ MP_FN void mp_attention_decode(const T *keys0, const T *values0, const int64_t k
                 sums[c][e][0] *= keep, sums[c][e][1] *= keep;
                 mp_mma_top(sums[c][e], p0, p1, mp_transpose(V[0][c][e]), mp_transpose(V[1][c][e]));
             }
-        if (turn + 1 < turns) load_turn(V, values0, v_pitch, turn + 1, end);
+        if (turn + 1 < turns) load_turn(V, value_rows, turn + 1, end);
     }
     total += __shfl_xor_sync(~0u, total, 1);
     total += __shfl_xor_sync(~0u, total, 2);

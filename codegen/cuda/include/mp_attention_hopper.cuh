@@ -11,10 +11,10 @@
 /* The warpgroup of a thread; the shuffle shows the compiler that a warp has one. */
 MP_FN int mp_warpgroup() { return __shfl_sync(~0u, (int)threadIdx.x / 128, 0); }
 
-template <typename S, typename T, typename Y, typename Past>
-MP_FN void mp_attention_hopper(const int group, const T *q, const T *keys_of_head, const T *values_of_head, Y *y,
-    const int64_t q_pitch, const int64_t k_pitch, const int64_t v_pitch, const int64_t y_pitch, const int64_t queries,
-    const int64_t keys, const float scale, const Past &past, const float sink)
+template <typename S, typename T, typename Y, typename Rows, typename Past>
+MP_FN void mp_attention_hopper(const int group, const T *q, const Rows key_rows, const Rows value_rows, Y *y,
+    const int64_t q_pitch, const int64_t y_pitch, const int64_t queries, const int64_t keys, const float scale,
+    const Past &past, const float sink)
 {
     enum { DIM = S::DIM, GROUPS = S::GROUPS, HEADS = S::HEADS, KEYS = S::KEYS, STAGES = S::STAGES, WINDOW = S::WINDOW };
     enum { THREADS = GROUPS * 128, ROWS = GROUPS / HEADS * 64, CHUNKS = DIM / 8, STEP = THREADS / CHUNKS };
@@ -37,20 +37,19 @@ MP_FN void mp_attention_hopper(const int group, const T *q, const T *keys_of_hea
     /* A thread copies chunk tid % CHUNKS of rows tid / CHUNKS, + STEP, …, a multiple of 8; see mp_tile for the places. */
     const int row = tid / CHUNKS, chunk = tid % CHUNKS;
     const int place = chunk / 8 * HALF + row * 128 + (chunk % 8 ^ row % 8) * 16;
-    const T *const keys0 = keys_of_head + chunk * 8;
-    const T *const values0 = values_of_head + chunk * 8;
-    auto copy = [&](const mp_shared to, const T *const rows, const int64_t pitch, const int step) {
+    auto copy = [&](const mp_shared to, const Rows &rows, const int step) {
         const int key = begin + step * KEYS + row;
-        const T *const from = rows + key * pitch; /* not read where there is no such key */
         MP_UNROLL
         for (int i = 0; i < (KEYS + STEP - 1) / STEP; ++i)
-            if (KEYS % STEP == 0 || row + i * STEP < KEYS)
-                mp_copy_if(to + place + i * (STEP * 128), from + i * STEP * pitch, key + i * STEP < last);
+            if (KEYS % STEP == 0 || row + i * STEP < KEYS) {
+                const T *const from = rows.at(key, i * STEP, last - 1); /* not read where there is no such key */
+                mp_copy_if(to + place + i * (STEP * 128), from + chunk * 8, key + i * STEP < last);
+            }
     };
     auto load = [&](const int i) {
         const mp_shared to = base + i % STAGES * (2 * SIZE);
-        if (i < steps) copy(to, keys0, k_pitch, i);
-        if (i > 0 && i <= steps) copy(to + SIZE, values0, v_pitch, i - 1);
+        if (i < steps) copy(to, key_rows, i);
+        if (i > 0 && i <= steps) copy(to + SIZE, value_rows, i - 1);
         mp_copy_commit();
     };
     auto next_round = [&]() { /* its pieces have come, and all are done with the round before: load() may fill its place */

@@ -4,9 +4,10 @@
  * the head, z the sequence.
  *
  * S has the constants DIM, WARPS, KEYS, STAGES, WINDOW (keys that a query sees, 0: all) and SINKS (`sink` is log2(e)
- * times the score of a key whose value is 0). Rows of q, k, v and y are
- * given by their first row and the distance between rows. `past()` is the cache's length before these tokens. `scale`
- * includes log2(e): softmax is in powers of two. Hidden scores are -1e30; -1e29 is less than any other. */
+ * times the score of a key whose value is 0). Rows of q and y are given by their first row and the distance between
+ * rows, those of k and v as in mp_rows.cuh. `past()` is the cache's length before these tokens. `scale` includes
+ * log2(e): softmax is in powers of two. Hidden scores are -1e30; -1e29 is less than any other. */
+#include "mp_rows.cuh"
 
 /* The queries of one lane, row0 and row0 + 8, as left operands: word i % 4 of fragment i / 4 is row g or g + 8,
  * dimension 2 t or 2 t + 8. */
@@ -48,10 +49,10 @@ MP_FN void mp_store_outputs(Y *y, const int64_t pitch, const int64_t row0, const
     }
 }
 
-template <typename S, typename T, typename Y, typename Past>
-MP_FN void mp_attention_prefill(const T *q, const T *keys0, const T *values0, Y *y, const int64_t q_pitch,
-    const int64_t k_pitch, const int64_t v_pitch, const int64_t y_pitch, const int64_t queries, const int64_t keys,
-    const float scale, const Past &past, const float sink)
+template <typename S, typename T, typename Y, typename Rows, typename Past>
+MP_FN void mp_attention_prefill(const T *q, const Rows key_rows, const Rows value_rows, Y *y, const int64_t q_pitch,
+    const int64_t y_pitch, const int64_t queries, const int64_t keys, const float scale, const Past &past,
+    const float sink)
 {
     enum { DIM = S::DIM, WARPS = S::WARPS, KEYS = S::KEYS, STAGES = S::STAGES, WINDOW = S::WINDOW };
     enum { THREADS = WARPS * 32, ROWS = WARPS * 16, CHUNKS = DIM / 8, SIZE = KEYS * DIM * 2 };
@@ -73,8 +74,8 @@ MP_FN void mp_attention_prefill(const T *q, const T *keys0, const T *values0, Y 
             const int at = tid + i * THREADS, row = at / CHUNKS, chunk = at % CHUNKS;
             const int key = begin + step * KEYS + row, live = key < last;
             const mp_shared place = to + (row * CHUNKS + (chunk ^ (row & 7))) * 16;
-            mp_copy_if(place, keys0 + (live ? key : 0) * k_pitch + chunk * 8, live);
-            mp_copy_if(place + SIZE, values0 + (live ? key : 0) * v_pitch + chunk * 8, live);
+            mp_copy_if(place, key_rows.at(live ? key : 0) + chunk * 8, live);
+            mp_copy_if(place + SIZE, value_rows.at(live ? key : 0) + chunk * 8, live);
         }
     };
     MP_UNROLL

@@ -36,6 +36,14 @@ typedef unsigned long long uint64_t;
 struct mp_bf16 { uint16_t bits; };
 struct mp_f16 { uint16_t bits; };
 
+/* A page of a cache, by a table's number for it. One that the cache does not have becomes its last: the host refuses such
+ * tables, but it does not see those in device memory, and nothing else may be read or written. */
+#define MP_PAGE(number, pages) mp_page(number, pages)
+MP_FN int64_t mp_page(const int32_t number, const int64_t pages)
+{
+    return (uint64_t)(uint32_t)number < (uint64_t)pages ? number : pages - 1;
+}
+
 MP_FN float mp_bits_to_float(uint32_t u) { return __uint_as_float(u); }
 MP_FN uint32_t mp_float_to_bits(float f) { return __float_as_uint(f); }
 
