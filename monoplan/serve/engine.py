@@ -92,20 +92,23 @@ class Engine:
                 raise ArgumentError(f"Engine: {name} must be a whole number of 1 or more, got {value!r}")
         if lm.tp is not None and lm.tp.size > 1:
             raise ArgumentError("Engine: a model that is split over ranks can't be served yet", fix="compile it whole")
-        if lm.target != "cpu":
-            raise ArgumentError(f"Engine: there is no paged cache for target {lm.target!r} yet", fix="use target='cpu'")
+        if lm.target not in ("cpu", "cuda"):
+            raise ArgumentError(f"Engine: target {lm.target!r} has no plans", fix="use target='cpu' or 'cuda'")
         self.lm, self.streams, self.step_tokens, self.queue = lm, streams, step_tokens, queue
         config, dtype = lm.config, lm.cache_dtype
         heads, dim = config.cache_shape
         shape, counts = (heads, PAGE, dim), (config.num_hidden_layers, config.num_hidden_layers * (not config.latent))
         page_bytes = sum(counts) * int(np.prod(shape)) * dtype.itemsize
-        if cache_tokens is None:  # as the system gives memory when it is written, unused pages cost nothing
-            cache_tokens = min(streams * lm.max_length, max(lm.max_length, _free_memory() // 4 // page_bytes * PAGE))
+        if cache_tokens is None:
+            # Of the system's memory a quarter: it is given when it is written, so unused pages cost nothing.
+            room = _free_memory() // 4 if lm.target == "cpu" else self._device_room()
+            cache_tokens = min(streams * lm.max_length, max(lm.max_length, room // page_bytes * PAGE))
         self.pool = PagePool(-(-cache_tokens // PAGE) + 1, PAGE)
         self.cache_tokens = (self.pool.count - 1) * PAGE
         self._k, self._v = (
             [Tensor(aligned((self.pool.count, *shape), dtype.numpy, zero=True)) for _ in range(n)] for n in counts
         )
+        self._places: list[int] = []  # where these lie on a GPU: there they are, and here they stay untouched
         # A rotation that follows the length of a text: its keys belong to nobody else, and its prompt runs whole.
         self._fixed_rope = table_key(config, 1) == table_key(config, lm.max_length)
         self._waiting: deque[Request] = deque()
@@ -126,6 +129,8 @@ class Engine:
         """Compiles what is not compiled yet and starts the thread that runs steps."""
         if self._thread is None:
             self.lm.paged_plan()
+            if self.lm.target == "cuda":
+                self._places = self._executable.begin_caches([cache.numpy() for cache in (*self._k, *self._v)])
             self._thread = threading.Thread(target=self._run, name="monoplan-engine", daemon=True)
             self._thread.start()
         return self
@@ -281,12 +286,29 @@ class Engine:
             return
         own = self.pool.new()
         if own is not None:
-            for cache in (*self._k, *self._v):
-                pages = cache.numpy()
-                pages[own.number, :, :shared] = pages[partly.number, :, :shared]
+            self._copy_rows(own.number, partly.number, shared)
             text.pages.append(own)
             text.done += shared
         self.pool.release([partly])
+
+    def _copy_rows(self, target: int, source: int, rows: int) -> None:
+        """Copies the first rows of a page to another one, in all layers."""
+        for cache in () if self._places else (*self._k, *self._v):
+            pages = cache.numpy()
+            pages[target, :, :rows] = pages[source, :, :rows]
+        for place, cache in zip(self._places, (*self._k, *self._v), strict=False):
+            _, heads, _, dim = cache.shape
+            row = dim * cache.dtype.itemsize
+            page, pitch = heads * PAGE * row, PAGE * row
+            self._executable.copy_rows(place + target * page, place + source * page, pitch, rows * row, heads)
+
+    @property
+    def _executable(self) -> Any:
+        return self.lm.paged_plan().built[0][-1].executable
+
+    def _device_room(self) -> int:
+        """Bytes of a GPU's memory for the cache: most of what is free when the weights are there."""
+        return int(0.8 * self._executable.device.free())
 
     def _run_prompts(self, budget: int) -> None:
         """Pieces of prompts, in turns: a short prompt does not wait for the whole of a long one."""

@@ -144,7 +144,7 @@ int mp_run_plan(const mp_args *, mp_error *);
 void mp_listen(void);
 int mp_heard(void);
 """
-_INDEX, _POSITION, _CACHE_FULL, _COUNT, _COMM, _STOPPED = 1, 2, 3, 4, 5, 6
+INDEX, _POSITION, _CACHE_FULL, _COUNT, _COMM, _STOPPED = 1, 2, 3, 4, 5, 6
 
 
 @dataclasses.dataclass
@@ -321,7 +321,7 @@ class CpuExecutable:
         if code == _COMM or (self.comm is not None and self.comm.failure()):
             why = self.comm.failure() if self.comm is not None else ""
             return PlanError("the ranks can't go on together", where=step.kernel.op.loc, why=why)
-        limit = self._rows(step, error.limit) if code == _INDEX and self.comm is not None else error.limit
+        limit = self._rows(step, error.limit) if code == INDEX and self.comm is not None else error.limit
         return describe_failure(step, code, error.place, error.value, limit, symbols)
 
     def _rows(self, step: Step, limit: int) -> int:
@@ -357,10 +357,10 @@ def describe_failure(
 
     k = step.kernel
     op = k.op
-    if code == _INDEX and "table" in op.opdef.operand_names:
+    if code == INDEX and "table" in op.opdef.operand_names:
         what = f"page {value} at place {place} of the table is not one of the cache's {limit}"
         fix = "check the table that goes in"
-    elif code == _INDEX:
+    elif code == INDEX:
         shape = [evaluate(d, symbols) for d in k.outer] if isinstance(k, Gather) else []
         spot = list(map(int, np.unravel_index(place, shape))) if shape and place < product(shape) else [place]
         index = op.operand(next(n for n in ("index", "ids", "rows") if n in op.opdef.operand_names))

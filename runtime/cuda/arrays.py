@@ -172,6 +172,7 @@ class Twins:
         self.device = device
         self.written_inputs = {where for where in plan.outputs if isinstance(where, int)}
         self.lengths = _cache_lengths(plan, self.written_inputs)  # input number of a cache -> that of its lengths
+        self.paged = _paged(plan)  # those whose third dimension is a page's
         self._twins: dict[int, _Twin] = {}
         self._block: tuple[Any, Array] | None = None  # where rows are gathered on their way to the host
 
@@ -196,6 +197,13 @@ class Twins:
             self.device.upload(twin.memory.address, array)
         return int(twin.memory.address)
 
+    def begin(self, array: Array) -> int:
+        """The memory of a twin that begins with zeros, as its array does: that one is neither read nor sent."""
+        twin = self._twins[id(array)] = _Twin(array, self.device.allocate(array.nbytes))
+        weakref.finalize(array, self._forget, id(array), twin)
+        self.device.clear(twin.memory.address, array.nbytes)
+        return int(twin.memory.address)
+
     def _forget(self, key: int, twin: _Twin) -> None:
         if self._twins.get(key) is twin:
             del self._twins[key]
@@ -216,7 +224,8 @@ class Twins:
             if number not in self.lengths:
                 self.device.download(array, twin.memory.address)
                 continue
-            low, high = spans.get(self.lengths[number][0], (0, array.shape[2]))
+            everything = (0, array.shape[2])
+            low, high = everything if number in self.paged else spans.get(self.lengths[number][0], everything)
             high = min(high, array.shape[2])
             twin.low, twin.high = (low, high) if twin.low == twin.high else (min(low, twin.low), max(high, twin.high))
             if not keep:
@@ -255,6 +264,12 @@ class Twins:
             array[:, :, twin.low : twin.high] = rows
             twin.low = twin.high = 0
             at += _rounded(count * width)
+
+
+def _paged(plan: Plan) -> set[int]:
+    """Inputs that are the pages of a cache."""
+    buffers = [o.view.buffer for step, _ in plan.steps() for o in step.kernel.operands if o.view.table is not None]
+    return {number for b in buffers for number in (b.table or (b.index,))}
 
 
 def _cache_lengths(plan: Plan, written: set[int]) -> dict[int, tuple[int, Dim]]:

@@ -119,6 +119,7 @@ class Device(Protocol):
     lock: Any  # held while work is put on the stream: a capture takes all of it
 
     def load(self, source: str, parts: Sequence[str] = ()) -> tuple[Any, Entry | None]: ...
+    def free(self) -> int: ...  # bytes that could be allocated
     def allocate(self, nbytes: int) -> Any: ...  # an object with .address; its memory lives as long as it does
     def upload(self, target: int, source: Array) -> None: ...
     def download(self, target: Array, source: int) -> None: ...
@@ -249,6 +250,10 @@ class GpuDevice:
                 fix="use a smaller dtype, batch or context (options prefill_chunk), free other arrays "
                 "(cupy.get_default_memory_pool().free_all_blocks()), or end other programs on this GPU",
             ) from None
+
+    def free(self) -> int:
+        """Bytes that are free: the system's, and those that the pool keeps for later."""
+        return int(self.runtime.memGetInfo()[0]) + int(self.cupy.get_default_memory_pool().free_bytes())
 
     def pinned(self, nbytes: int) -> Array:
         """Host memory that copies without a detour."""

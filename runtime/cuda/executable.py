@@ -18,12 +18,12 @@ import numpy as np
 
 from monoplan.codegen.cuda.launches import Exchange, Launch, Product, Variant, Word
 from monoplan.codegen.cuda.render import CudaSource
-from monoplan.codegen.kernels import Collective
+from monoplan.codegen.kernels import Attention, Collective
 from monoplan.codegen.plan import Plan, Step, StepLoop
 from monoplan.codegen.views import Buffer
 from monoplan.ir.dims import Dim, evaluate
 from monoplan.ir.errors import PlanError
-from monoplan.runtime.cpu.executable import describe_failure
+from monoplan.runtime.cpu.executable import INDEX, describe_failure
 from monoplan.runtime.cuda.arrays import Arguments, ErrorRecord, Results, Twins
 from monoplan.runtime.cuda.device import Device, LaunchSpec, ProductSpec, gpu
 from monoplan.runtime.ranks.comm import Communicator
@@ -158,6 +158,7 @@ class CudaExecutable:
         self._tickets = self.device.allocate(TICKETS * 4)  # 0 between launches
         self.device.upload(self._tickets.address, np.zeros(TICKETS, np.uint32))
         self._calls: OrderedDict[Any, Calls] = OrderedDict()
+        self._tables = _tables(plan)
         self._overlaps: dict[tuple[int, ...], bool] = {}  # by rough sizes: whether launches overlap
         self._settled: set[tuple[int, ...]] = set()
         # The device's own, since a capture takes all that is put on its stream; but ranks in one process meet in a run.
@@ -172,6 +173,7 @@ class CudaExecutable:
         """Outputs for inputs that were checked already; an output that aliases an input is that input."""
         with self._lock:
             values = {**symbols, "threads": 1}
+            self._check_tables(inputs, values)
             given = self._arguments.bind(inputs, self._twins)
             results = Results(self.device, self.plan, values, self._arguments, on_device=given.on_device)
             if given.on_device:
@@ -215,6 +217,17 @@ class CudaExecutable:
         calls = Calls(self.device, self._actions(values, inputs, outputs))
         return float(self.device.measure(self.device.capture(calls.enqueue), count))
 
+    def begin_caches(self, arrays: Sequence[Array]) -> list[int]:
+        """Addresses on the device of caches, numpy arrays of zeros, which stay there until sync()."""
+        self.resident = True
+        with self._lock:
+            return [self._twins.begin(array) for array in arrays]
+
+    def copy_rows(self, target: int, source: int, pitch: int, width: int, count: int) -> None:
+        """Copies `count` pieces of memory of the device, `pitch` bytes apart."""
+        with self._lock:
+            self.device.copy_rows(target, pitch, source, pitch, width, count)
+
     def sync(self) -> None:
         """Brings every cache that lives on the device back into its numpy array."""
         with self._lock:
@@ -226,6 +239,20 @@ class CudaExecutable:
         if error is not None:
             step = next(s for s, _ in self.plan.steps() if s.number == error["step"])
             raise describe_failure(step, error["code"], error["place"], error["value"], error["limit"], symbols)
+
+    def _check_tables(self, inputs: Sequence[Any], values: Mapping[str, int]) -> None:
+        """Raises if a table names a page that the cache does not have, where the host can see both."""
+        for step, k, table_number, past_number in self._tables:
+            table, past = inputs[table_number], inputs[past_number]
+            if not isinstance(table, np.ndarray) or not isinstance(past, np.ndarray):
+                continue
+            cache = k.operand("k").view
+            used = -(-(past.astype(np.int64) + evaluate(k.seq, values)) // cache.page)
+            pages = evaluate(cache.pages, values)
+            wrong = (np.arange(table.shape[1]) < used[:, None]) & ((table < 0) | (table >= pages))
+            if wrong.any():
+                place = int(wrong.argmax())
+                raise describe_failure(step, INDEX, place, int(table.reshape(-1)[place]), pages, values)
 
     # -- launch lists -------------------------------------------------------------------------------------------
 
@@ -331,6 +358,18 @@ class CudaExecutable:
             elif isinstance(a, Exchange):
                 meeting = exchange_spec(a, at.values, at.word(a.x, step, turn), at.word(a.y, step, turn))
                 actions.append((lambda args: exchange(device, self.comm, args), meeting, step.number))
+
+
+def _tables(plan: Plan) -> list[tuple[Step, Attention, int, int]]:
+    """For each pair of a table and lengths that attention reads, a step that does, and the numbers of these inputs."""
+    found: dict[tuple[int, int], tuple[Step, Attention]] = {}
+    for step, _ in plan.steps():
+        k = step.kernel
+        if isinstance(k, Attention) and k.has("table") and k.has("past"):
+            table, past = (k.operand(name).view.buffer for name in ("table", "past"))
+            if table.kind == past.kind == "input":
+                found.setdefault((table.index, past.index), (step, k))
+    return [(*reader, *numbers) for numbers, reader in found.items()]
 
 
 def _rough(values: Mapping[str, int]) -> tuple[int, ...]:

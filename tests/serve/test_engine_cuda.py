@@ -1,0 +1,74 @@
+"""The engine on a GPU: pages that stay in its memory. On an emulated device, and with -m cuda on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import monoplan as mp
+from monoplan.frontend.kv_cache import PagedKVCache
+from monoplan.frontend.tensor import Tensor
+from monoplan.ir.errors import ArgumentError
+from monoplan.llm import PAGE, CompiledLM
+from monoplan.runtime.cuda import device as cuda_device
+from monoplan.runtime.cuda import executable as cuda
+from monoplan.serve.choice import choice_arrays
+from monoplan.serve.engine import Engine
+from tests.codegen import cuda_emulator
+from tests.models.test_device_generation import tiny_lm
+from tests.needs import needs
+from tests.serve.test_engine import ask
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("emulator", marks=[needs("g++"), pytest.mark.full]),
+        pytest.param("gpu", marks=pytest.mark.cuda),
+    ]
+)
+def lm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[CompiledLM]:
+    if request.param == "gpu":
+        cuda_device.gpu()
+    else:
+        made = cuda_emulator.EmulatedDevice(library=True)
+        monkeypatch.setattr(cuda, "gpu", lambda: made)
+    yield mp.compile(tiny_lm("bfloat16", head_dim=64, num_attention_heads=2, num_key_value_heads=1), target="cuda")
+
+
+def prompt(seed: int, count: int) -> list[int]:
+    return np.random.default_rng(seed).integers(2, 60, count).tolist()
+
+
+def test_texts_are_those_of_a_single_stream(lm: CompiledLM) -> None:
+    """Sums of a batch have another order than those of one row: texts are equal where no two tokens are as likely."""
+    prompts = [prompt(1, 5), prompt(2, 70), prompt(1, 5) + prompt(3, 3)]
+    want = [lm.generate_batch([p], 6)[0].ids for p in prompts]
+    with Engine(lm, streams=3, cache_tokens=4 * PAGE) as engine:
+        answers = [ask(engine, p, 6, temperature=0) for p in prompts]
+        assert [a.wait_ids() for a in answers] == want
+        # The first 40 tokens of a page that another text has: its rows are copied on the device.
+        again = ask(engine, prompts[1][:40] + prompt(4, 3), 4, temperature=0)
+        again.wait()
+        assert again.request is not None and again.request.cached_tokens == 40
+        (alone,) = lm.generate_batch([prompts[1][:40] + prompt(4, 3)], 4)
+        assert again.ids == alone.ids
+        assert not any(cache.numpy().any() for cache in (*engine._k, *engine._v))  # nothing came back to the host
+        engine._executable.sync()
+        assert all(np.isfinite(cache.numpy().astype(np.float32)).all() for cache in engine._k)
+        assert any(cache.numpy().any() for cache in engine._k)
+
+
+def test_a_page_that_is_not_there(lm: CompiledLM) -> None:
+    plan: Any = lm.paged_plan()
+    caches = [[Tensor(np.zeros((3, 1, PAGE, 64), lm.cache_dtype.numpy)) for _ in range(2)] for _ in "kv"]
+    with Engine(lm, streams=1, cache_tokens=PAGE) as engine:
+        row = ask(engine, [1, 2], 1).request
+    assert row is not None
+    for number in (-1, 3):
+        rows = Tensor(np.array([[0, number]], np.int32)), Tensor(np.array([63], np.int32))
+        given = {"input_ids": np.array([[5, 6]]), "num_valid": np.array([2], np.int32), **choice_arrays([row])}
+        with pytest.raises(ArgumentError, match=f"page {number} at place 1 of the table"):
+            plan(past_key_values=PagedKVCache(*caches, *rows), **given)
