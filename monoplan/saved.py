@@ -666,7 +666,7 @@ def _layout(data: Any) -> Layout | None:
     if data is None:
         return None
     made = Layout(*data)
-    known = made.format in (f.name for f in FORMATS) and made.order in ("plain", "gated", "heads")
+    known = made.format in (f.name for f in FORMATS) and made.order in ("plain", "stacked", "gated", "heads")
     numbers = (made.panel, made.panels, made.head_dim)
     if not known or any(type(n) is not int or not 0 <= n <= 1 << 16 for n in numbers) or not made.panels:
         raise ValueError("no layout")

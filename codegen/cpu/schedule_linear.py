@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monoplan.codegen.formats import Layout, WeightFormat, choose_format, format_of
+from monoplan.codegen.formats import FORMATS, Layout, WeightFormat, choose_format, format_of
 from monoplan.codegen.kernels import Experts, Linear
 from monoplan.codegen.target import Target
 from monoplan.ir.types import TensorType
@@ -196,24 +196,55 @@ def few_rows(target: Target, layout: Layout) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSchedule:
-    """How products with chosen matrices in low-bit blocks are prefetched: bytes ahead, into L1 and into L2."""
+    """How products with chosen matrices in panels run: a pass serves one row or a block of them."""
 
+    layout: Layout
+    row_blocks: tuple[int, ...]
+    vectors: int
+    line: int
     near: int
     far: int
 
+    @property
+    def format(self) -> WeightFormat:
+        return format_of(self.layout)
 
-def choose_experts(k: Experts, target: Target) -> ExpertsSchedule:
-    """The schedule of products with chosen matrices."""
-    return ExpertsSchedule(*_block_prefetch(target))
+    @property
+    def panel(self) -> int:
+        """Columns of a panel."""
+        return self.layout.panel
 
 
-def _block_prefetch(target: Target) -> tuple[int, int]:
-    return (NEON_NEAR_BYTES, NEON_FAR_BYTES) if target.isa == "neon" else (BLOCK_NEAR_BYTES, BLOCK_FAR_BYTES)
+def experts_layout(target: Target, weight: TensorType) -> Layout | None:
+    """How chosen matrices [experts, columns, depth] are kept; None: row by row, as no panel goes across matrices."""
+    found = next((f for f in FORMATS if f.takes(weight, target) and not f.for_tiles), None)
+    if found is None or not isinstance(columns := weight.shape[1], int) or columns % (panel := found.panel(target)):
+        return None
+    return Layout(found.name, panel, order="stacked")
+
+
+def choose_experts(k: Experts, target: Target) -> ExpertsSchedule | None:
+    """The schedule of products with chosen matrices; there is none where they lie row by row."""
+    layout = k.operand("w").view.buffer.layout
+    if layout is None:
+        return None
+    return ExpertsSchedule(layout, few_rows(target, layout)[:2], *_streaming(target, layout))
+
+
+def _streaming(target: Target, layout: Layout) -> tuple[int, int, int, int]:
+    """Of panels that pass a few rows: vectors in a row, rows in a cache line, how far ahead they are prefetched."""
+    packed = format_of(layout)
+    row = 1 if packed.blocks else layout.panel * packed.bits // 8
+    near, far = (NEON_NEAR_BYTES, NEON_FAR_BYTES) if target.isa == "neon" else (NEAR_BYTES, FAR_BYTES)
+    if packed.blocks:
+        near, far = BLOCK_NEAR_BYTES, BLOCK_FAR_BYTES
+    ahead = 1 if packed.for_tiles else row
+    return layout.panel // target.lanes, max(1, 64 // row), near // ahead, far // ahead
 
 
 def choose_linear(k: Linear, target: Target) -> LinearSchedule:
     """The schedule of a packed product."""
-    layout, packed = k.layout, k.format
+    layout = k.layout
     panel, panels = layout.panel, layout.panels
     if k.epilogue == "heads":
         groups = k.heads + 2 * k.kv_heads
@@ -221,18 +252,11 @@ def choose_linear(k: Linear, target: Target) -> LinearSchedule:
         groups = -(-(k.columns // 2) // (panel // 2 * panels))
     else:
         groups = -(-k.columns // (panel * panels))
-    row, vectors = 1 if packed.blocks else panel * packed.bits // 8, panel // target.lanes
-    tiles = packed.for_tiles
-    ahead = 1 if tiles else row
-    near, far = _block_prefetch(target) if packed.blocks or target.isa == "neon" else (NEAR_BYTES, FAR_BYTES)
     return LinearSchedule(
         layout,
         groups,
         few_rows(target, layout),
-        vectors,
-        max(1, 64 // row),
-        near // ahead,
-        far // ahead,
+        *_streaming(target, layout),
         blocking(target, layout, k.depth),
         k.operand("x").view.buffer.tiled > 0,
         k.operand("y").view.buffer.tiled > 0,

@@ -293,38 +293,49 @@ def experts(k: Experts, s: ExpertsSchedule | None = None, total: str = "sums[{}]
     def loads(o: Operand) -> str:
         return f"mp_expert_vector_{o.dtype.name}, mp_expert_number_{o.dtype.name}"
 
-    layout = matrices[0].view.buffer.layout
-    if layout is not None and s is not None:  # low-bit blocks
-        packed, y = format_of(layout), k.operand("y")
+    if s is not None:  # in panels
+        packed, y = s.format, k.operand("y")
         given = {o.name: Operand(f"a.{o.name}", o.view, o.written) for o in (x, y, *biases)}
         used = {name for o in given.values() for name in o.symbols}
         made = k.body.c(
             [*["sums[n - first]", "more[n - first]"][: len(matrices)], *(given[o.name].at("e", "n") for o in biases)]
         )
+        loop, shared = ("blocks" if packed.blocks else "vectors"), [f'#include "{packed.header}"']
+        if packed.blocks:
+            shared.append(f"MP_BLOCK_FORMAT({packed.name}, {packed.c_fields(s.panel, 0)})")
+            panels = ", ".join(f".{rows} = mp_panel_{packed.name}_{rows}" for rows in ("one", "four"))
+            ahead = f".near = {s.near}, .far = {s.far}"
+            product = f".K = {k.depth}, {ahead}, .format = &mp_block_{packed.name}, {panels}"
+            floats, apart = packed.x_floats(k.depth), "sizeof(mp_x_group)"
+        else:
+            functions = _panel_functions(s)
+            shared += functions["shared"]
+            product = f".K = {k.depth}, .by_panel = {{{', '.join(functions['by_panel'])}}}"
+            floats, apart = k.depth, "sizeof(float)"
         return {
             "moe": {
                 "id": k.operand("ids").at("r", "j"),
                 "matrices": matrices,
                 "biases": biases,
                 "symbols": [c_symbol(name) for name in sorted(used)],
-                "blocks": {
-                    "name": packed.name,
-                    "near": s.near,
-                    "far": s.far,
+                "panels": {
+                    "loop": loop,
+                    "type": "mp_linear_blocks" if packed.blocks else "mp_linear",
+                    "product": product,
+                    "panel": s.panel,
+                    "block": s.row_blocks[1],
+                    "panel_bytes": packed.panel_bytes(k.depth, s.panel),
+                    "row_bytes": 4 * floats,
+                    "apart": apart,
                     "x": given["x"].at("r", "j", "i"),
                     "statement": given["y"].store(made, k.body.dtype, "r", "j", "n"),
                 },
             },
-            "m": {
-                "shared": [
-                    *(f'#include "{header}"' for header in ("mp_experts_blocks.h", packed.header)),
-                    f"MP_BLOCK_FORMAT({packed.name}, {packed.c_fields(layout.panel, 0)})",
-                ]
-            },
+            "m": {"shared": [f'#include "mp_experts_{loop}.h"', *shared]},
         }
     return {
         "moe": {
-            "blocks": None,
+            "panels": None,
             "id": k.operand("ids").at("r", "j"),
             "x": x.at("r", "j", "i"),
             "x_at": x.index("r", "j", "0"),
@@ -575,7 +586,7 @@ def linear(k: Linear, s: LinearSchedule) -> Variables:
     return found
 
 
-def _panel_functions(s: LinearSchedule) -> Variables:
+def _panel_functions(s: LinearSchedule | ExpertsSchedule) -> Variables:
     """The loops over panels of a format; `shared` are lines of the plan's head that make them for all products."""
     packed = s.format
     by_panel = {rows: f"mp_panel_{packed.name}_{rows}" for rows in s.row_blocks}

@@ -32,8 +32,8 @@ class Layout:
     """How a plan keeps the weight of a product: its format, and which of its rows are the columns of each panel.
 
     order: `plain`; `gated`, where each panel has gates in its first half and the columns they multiply in its second;
-    `heads`, where a group of panels is one head. Without panels, as on a GPU, the weight is row-major, and the order
-    says which rows become neighbours.
+    `heads`, where a group of panels is one head; `stacked`, as plain, of several matrices [matrices, rows, depth].
+    Without panels, as on a GPU, the weight is row-major, and the order says which rows become neighbours.
     """
 
     format: str

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from monoplan.codegen.cpu.schedule_linear import TILE_ROWS, blocking, few_rows, linear_layout
+from monoplan.codegen.cpu.schedule_linear import TILE_ROWS, blocking, experts_layout, few_rows, linear_layout
 from monoplan.codegen.expressions import compute_type
-from monoplan.codegen.formats import Layout, choose_format, format_of
+from monoplan.codegen.formats import choose_format, format_of
 from monoplan.codegen.kernels import Experts, KVUpdate, Linear, Matmul, Norm, Reduce, Rope, Route
 from monoplan.codegen.lower.lowerer import Lowerer, expanded_rows, lowers, rows_by_columns
 from monoplan.codegen.operands import Body, Operand
@@ -434,20 +434,19 @@ def lower_route(lo: Lowerer, op: Op) -> None:
     )
 
 
-def _expert_matrices(lo: Lowerer, weight: Value) -> View:
-    """The matrices row by row; those of low-bit types in panels, one matrix behind the other."""
-    if not weight.type.dtype.is_low_bit or not lo.target.is_cpu:
-        return lo.dense(lo.read(weight))
-    found = choose_format(weight.type, lo.target)
-    columns = weight.type.shape[1]
-    assert found is not None and isinstance(columns, int)
-    panel = found.panel(lo.target)
-    if columns % panel or not lo.is_param(weight):
-        what = f"experts of {columns} columns in {weight.type.dtype} can't be multiplied"
-        why = f"they must be weights with a multiple of {panel} columns"
+def _expert_matrices(lo: Lowerer, weights: list[Value]) -> list[View]:
+    """The matrices in panels, one matrix behind the other; row by row on GPUs and where columns do not fill panels."""
+    if not lo.target.is_cpu:
+        return [lo.dense(lo.read(w)) for w in weights]
+    layouts = {experts_layout(lo.target, w.type) if lo.is_param(w) else None for w in weights}
+    layout = layouts.pop()
+    if layout is not None and not layouts:
+        return [whole(lo.param(w, layout), w.type.shape) for w in weights]
+    if low := [w.type for w in weights if w.type.dtype.is_low_bit]:
+        what = f"experts of {low[0].shape[1]} columns in {low[0].dtype} can't be multiplied"
+        why = "they must be weights of one type whose columns fill panels"
         raise CompileError(what, why=why, fix="load the model in another type: dtype='bfloat16'")
-    packed = lo.param(weight, Layout(found.name, panel))
-    return whole(packed, weight.type.shape)
+    return [lo.dense(lo.read(w)) for w in weights]
 
 
 @lowers("experts")
@@ -462,10 +461,9 @@ def lower_experts(lo: Lowerer, op: Op) -> None:
     flat = lo.dense(lo.read(x))
     steps = (depth, 0, 1) if x.type.rank == 2 else (choices * depth, depth, 1)
     operands = [Operand("x", View(flat.buffer, (rows, choices, depth), steps, flat.offset))]
-    for name, v in (("w", weight), ("up", up)):
-        if v is not None:
-            operands.append(Operand(name, _expert_matrices(lo, v)))
-    matrices, acc = len(operands) - 1, promote(x.type.dtype, weight.type.dtype)
+    found = _expert_matrices(lo, [v for v in (weight, up) if v is not None])
+    operands += [Operand(name, view) for name, view in zip(("w", "up"), found, strict=False)]
+    matrices, acc = len(found), promote(x.type.dtype, weight.type.dtype)
     operands += [Operand(n, lo.dense(lo.read(v))) for n, v in zip(("b", "up_b"), biases, strict=True) if v is not None]
     added = [o.dtype for o in operands[1 + matrices :]]
     operands += [Operand("ids", lo.read(ids)), Operand("y", lo.destination(op.result), written=True)]
@@ -477,8 +475,11 @@ def lower_experts(lo: Lowerer, op: Op) -> None:
     if lo.target.is_cpu:
         sorted_ = lo.fresh(i64, (lo_threads(), 2 * rows * choices + experts + 1), "scratch")
         scratch = (Operand("sorted", sorted_, written=True),)
-        if (layout := operands[1].view.buffer.layout) is not None:  # rows as integers, of each matrix in blocks of four
-            size = (rows * choices + 3 * experts, format_of(layout).x_floats(depth))
+        if (
+            layout := operands[1].view.buffer.layout
+        ) is not None:  # rows as a pass takes them, of each matrix in blocks
+            floats = format_of(layout).x_floats(depth) if format_of(layout).blocks else depth
+            size = (rows * choices + (few_rows(lo.target, layout)[1] - 1) * experts, floats)
             scratch += (Operand("xt", lo.fresh(f32, size, "scratch"), written=True),)
     lo.emit(
         Experts(

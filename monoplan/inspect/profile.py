@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.codegen.kernels import Attention, Gather, Kernel, Linear, Rope
+from monoplan.codegen.kernels import Attention, Experts, Gather, Kernel, Linear, Rope
 from monoplan.codegen.operands import stored_bytes
 from monoplan.inspect.verify import Subject
 from monoplan.inspect.walk import rolled_layers
@@ -246,7 +246,8 @@ def profile(subject: Subject, *, repeat: int = REPEAT) -> Profile:
 def kernel_cost(k: Kernel, sizes: Mapping[str, int], inputs: Sequence[Array]) -> tuple[int, int]:
     """Bytes that one run must move and flops that it must do, for these sizes.
 
-    A lookup reads the rows that it takes, not the table; attention reads what the cache holds, not its capacity.
+    A lookup reads the rows that it takes, not the table; attention reads what the cache holds, not its capacity; a few
+    rows choose a few experts.
     """
     moved, flops = _number(k.bytes, sizes), _number(k.flops, sizes)
     if isinstance(k, Gather):
@@ -254,6 +255,11 @@ def kernel_cost(k: Kernel, sizes: Mapping[str, int], inputs: Sequence[Array]) ->
         rows = product(d for d in (*k.outer, *k.inner))
         taken, whole = (stored_bytes(table, n) for n in (_number(rows, sizes), _elements(table, sizes)))
         moved += _number(taken, sizes) - _number(whole, sizes)
+    if isinstance(k, Experts):
+        idle = max(k.experts - _number(k.rows, sizes) * k.choices, 0)
+        matrices = [k.operand(n) for n in ("w", "up") if k.has(n)]
+        whole = sum(_number(stored_bytes(o, _elements(o, sizes)), sizes) for o in matrices)
+        moved -= whole * idle // k.experts
     if isinstance(k, Attention) and k.has("past"):
         keys, held = _number(k.keys, sizes), _held(k, sizes, inputs)
         if held is not None and keys:

@@ -124,7 +124,7 @@ def prepare(
 
 def _in_pieces(u: ParamUse, is_tensor: bool) -> bool:
     """Whether a weight is read a few rows at a time: a large one in blocks, whose rows keep their order."""
-    plain = is_tensor and u.layout is not None and u.layout.order == "plain" and u.layout.panel > 0
+    plain = is_tensor and u.layout is not None and u.layout.order in ("plain", "stacked") and u.layout.panel > 0
     return plain and u.value.type.dtype.is_low_bit and _stored_bytes(u) > 2 * PIECE
 
 
@@ -197,21 +197,23 @@ def pack(w: Array, layout: Layout | None, make: Make = aligned) -> Array:
     if layout is None or not layout.panel:
         return np.require(w, None, ["C", "A"])  # aligned: a file mapped at an odd offset is not
     packed = format_of(layout)
-    return packed.pack(w.reshape(len(w), -1), layout.rows(len(w)), layout, make, _native(packed.native))
+    w = w.reshape((-1, w.shape[-1]) if layout.order == "stacked" else (len(w), -1))
+    return packed.pack(w, layout.rows(len(w)), layout, make, _native(packed.native))
 
 
 def unpack(packed: Array, layout: Layout | None, kind: TensorType) -> Array:
     """The weight of that type which `pack` made panels of: its values, or rows of blocks of a low-bit type."""
     if layout is None or not layout.panel:
         return packed
-    count, *rest = (int(n) for n in kind.shape)  # type: ignore[call-overload]
+    shape = tuple(int(n) for n in kind.shape)  # type: ignore[call-overload]
+    count, *rest = (math.prod(shape[:-1]), shape[-1]) if layout.order == "stacked" else shape
     rows = layout.rows(count)
     columns = format_of(layout).unpack(packed, math.prod(rest), layout)
     if len(columns) != len(rows):
         raise ValueError(f"panels have {len(columns)} columns, not {len(rows)}")
     out = np.empty((count, *columns.shape[1:]), columns.dtype)
     out[rows[rows >= 0]] = columns[rows >= 0]
-    return out if kind.dtype.is_low_bit else out.reshape(count, *rest)
+    return out if kind.dtype.is_low_bit else out.reshape(shape)
 
 
 def _native(name: str) -> Native | None:

@@ -258,6 +258,7 @@ case("full", shape=(2,), value=1e39, dtype=TESTED, only="f")
 case("route", "f32[b, 9]", k=3)
 case("route", "f32[b, 12]", "f32[12]", k=4, score="sigmoid", normalize=False, groups=4, kept_groups=2, scale=2.5)
 case("route", "f32[b, 8]", k=2, normalize=False, groups=2, kept_groups=1)
+IN_PANELS = arg("T[3, 64, 33]", param=True)
 case("expert_linear", "T[b, 37]", arg("T[4, 19, 37]", param=True), arg("i64[b, 3]", 0, 3))
 case("expert_linear", "T[b, 2, 9]", "T[5, 8, 9]", arg("i32[b, 2]", 0, 4), arg("T[5, 8, 9]", param=True), gate="silu")
 case("expert_linear", "T[b, 9]", "T[5, 8, 9]", arg("i32[b, 2]", 0, 4), None, "T[5, 8]")
@@ -271,6 +272,7 @@ case(
     "T[5, 8]",
     gate="mul(mul(minimum(x0, 1.5), sigmoid(mul(minimum(x0, 1.5), 1.7))), add(x1, 1.0))",
 )
+case("expert_linear", "T[b, 33]", IN_PANELS, arg("i64[b, 2]", 0, 2), IN_PANELS, gate="silu")
 case("embedding", arg("i64[b, s]", 0, 10), arg("T[11, 6]", param=True))
 case("embedding", arg("u8[s]", 0, 10), "T[11, 6]")
 case("embedding", arg("i16[]", 0, 3), "T[4, 2]")

@@ -167,6 +167,11 @@ ATTENTION = """graph g(%q: {0}[1, 2, {1}, {2}], %k: {0}[1, 2, 5, {2}], %v: {0}[1
 {0}[1, 2, {1}, {2}]
   return %y
 }}"""
+EXPERTS_IN_PANELS = """graph g(%x: f32[3, 9], %i: i64[3, 2]) {
+  param %w: f32[4, 64, 9] = "w"
+  %y = expert_linear(%x, %w, %i, _) {gate=""} : f32[3, 2, 64]
+  return %y
+}"""
 # template -> (family of its kernels, IR that uses it)
 CASES = {
     "pointwise": ("pointwise", "graph g(%x: f32[4, 33]) {\n  %y = silu(%x) : f32[4, 33]\n  return %y\n}"),
@@ -251,9 +256,11 @@ CASES = {
     ),
     "_experts_plain": (
         "experts",
-        'graph g(%x: f32[3, 9], %i: i64[3, 2]) {\n  param %w: f32[4, 8, 9] = "w"\n'
-        '  %y = expert_linear(%x, %w, %i, _) {gate=""} : f32[3, 2, 8]\n  return %y\n}',
+        'graph g(%x: f32[3, 9], %i: i64[3, 2]) {\n  param %w: f32[4, 7, 9] = "w"\n'
+        '  %y = expert_linear(%x, %w, %i, _) {gate=""} : f32[3, 2, 7]\n  return %y\n}',
     ),
+    "_experts_rows": ("experts", EXPERTS_IN_PANELS),
+    "_experts_panels": ("experts", EXPERTS_IN_PANELS),
     "scatter": (
         "scatter",
         "graph g(%x: f32[4, 7], %i: i64[4, 5], %v: f32[4, 5]) {\n"
@@ -286,8 +293,6 @@ ELSEWHERE = {
     "collective": "does nothing on one rank",
     "window": "the frame of its two ways",
     "experts": "the frame of its two ways",
-    "_experts_rows": "takes weights as blocks: test_block_formats.py",
-    "_experts_blocks": "takes weights as blocks: test_block_formats.py",
     "_linear_fits": "computes nothing",
     "_linear_blocks": "takes weights as blocks, which a graph by itself does not have: test_block_formats.py",
 }
@@ -296,6 +301,8 @@ _STORED = re.compile(r"\{\{ ((?:\w+\.)?(?:\w*statement\w*|finish|store_\w+)) \}\
 _OTHER = {
     "_epilogue_argmax": ("row, n, ", "row, n, -"),
     "_linear_vectors": (".row_bytes = ", ".row_bytes = 0 * "),
+    "_experts_rows": ("= (float)", "= -(float)"),
+    "_experts_panels": (".row_bytes = ", ".row_bytes = 0 * "),
     "_linear_tiles": (".units = ", ".units = -1 + "),
     "_linear_waiting": ("sums + r *", "sums + 0 * r *"),
     "_epilogue_tiles": ("mp_vstore(made, ", "mp_vstore(made, 3.0f + 2.0f * "),

@@ -139,6 +139,16 @@ def test_weights_for_tile_units_count_as_they_lie() -> None:
     assert kernel_cost(kernels["gather"], {}, [])[0] == 2 * 64 * 12 // 8 + 2 * 8 + 2 * 64 * 2
 
 
+def test_experts_count_as_far_as_they_are_chosen() -> None:
+    types = {"x": tensor_type("f32", "rows", 16), "ids": tensor_type("i64", "rows", 2)}
+    weight = {"w": tensor_type("f32", 8, 64, 16)}
+    graph = build_graph("experts", lambda x, ids, w: [REGISTRY["expert_linear"](x, w, ids, None)], types, weight)
+    (kernel,) = (s.kernel for s, _ in make_plan(graph, cpu_target("neon", 16)).steps())
+    few, many = (kernel_cost(kernel, {"rows": n}, [])[0] for n in (1, 4))
+    assert few == 16 * 4 + 2 * 8 + 2 * 64 * 4 + 2 * 64 * 16 * 4
+    assert many == 4 * (few - 2 * 64 * 16 * 4) + 8 * 64 * 16 * 4
+
+
 def test_bad_requests_are_refused(llm: Any) -> None:
     with pytest.raises(ArgumentError, match="repeat must be 1 or more"):
         llm.profile(np.arange(1, 5)[None], repeat=0)

@@ -92,16 +92,25 @@ MP_INLINE void mp_blocks_step(const mp_block_format *f, const mp_x_group *x, con
     }
 }
 
-/* Prefetches the i-th of n parts of a unit that is read later: into L2 what comes `far` bytes behind, into L1 what comes
+/* Prefetches the lines [first, end) that are read later: into L2 those that come `far` bytes behind, into L1 those that come
  * `near` bytes behind. Past the end of a panel lies the one that is read next. */
-MP_INLINE void mp_blocks_prefetch(const char *unit, const int lines, const int i, const int n, const int64_t near,
-                                  const int64_t far)
+MP_INLINE void mp_blocks_prefetch(const char *lines, const int first, const int end, const int64_t near, const int64_t far)
 {
     MP_BLOCK_UNROLL
-    for (int line = lines * i / n; line < lines * (i + 1) / n; ++line) {
-        __builtin_prefetch(unit + far + line * 64, 0, 2);
-        __builtin_prefetch(unit + near + line * 64, 0, 3);
+    for (int line = first; line < end; ++line) {
+        __builtin_prefetch(lines + far + line * 64, 0, 2);
+        __builtin_prefetch(lines + near + line * 64, 0, 3);
     }
+}
+
+/* The same pointer. What is read through it is not known to be what was read before: x is loaded for each vector of columns,
+ * which is cheaper than what the compiler does to keep all of it in registers. */
+MP_INLINE const mp_x_group *mp_hidden(const mp_x_group *x)
+{
+#if MP_LANES > 1
+    __asm__("" : "+r"(x));
+#endif
+    return x;
 }
 
 /* Within a unit one vector of columns follows the other: registers hold its codes and the sums of R rows, and what all
@@ -111,28 +120,28 @@ MP_INLINE void mp_blocks_panel(const mp_block_format *f, const mp_x_group *x, co
                                const int64_t far)
 {
     enum { V = MP_PANEL / MP_LANES };
-    const int lines = (f->unit_bytes + 63) / 64, parts = V * f->unit;
+    const int lines = (f->unit_bytes + 64 * V - 1) / (64 * V); /* of a unit, for each vector of columns */
     mp_vec acc[MP_BLOCK_ROWS * V];
     MP_BLOCK_UNROLL
     for (int i = 0; i < R * V; ++i) acc[i] = mp_splat(0.0f);
     for (int64_t n = 0; n < groups; n += f->unit, panel += f->unit_bytes) {
         MP_ONCE
         for (int v = 0; v < V; ++v) {
+            const char *const ahead = panel + v * lines * 64;
+            const mp_x_group *const rows = mp_hidden(x + n * R);
             mp_vec own[MP_BLOCK_ROWS];
             MP_BLOCK_UNROLL
             for (int r = 0; r < R; ++r) own[r] = acc[v * R + r];
             if (R == 1 || MP_BLOCK_ROWS > 4) {
                 MP_BLOCK_UNROLL
                 for (int g = 0; g < f->unit; ++g) {
-                    mp_blocks_prefetch(panel, lines, v * f->unit + g, parts, near, far);
-                    mp_blocks_step(f, x + (n + g) * R, panel, g, v, own, R);
+                    mp_blocks_prefetch(ahead, lines * g / f->unit, lines * (g + 1) / f->unit, near, far);
+                    mp_blocks_step(f, rows + g * R, panel, g, v, own, R);
                 }
             } else {
+                mp_blocks_prefetch(ahead, 0, lines, near, far);
                 MP_ONCE
-                for (int g = 0; g < f->unit; ++g) {
-                    mp_blocks_prefetch(panel, lines, v * f->unit + g, parts, near, far);
-                    mp_blocks_step(f, x + (n + g) * R, panel, g, v, own, R);
-                }
+                for (int g = 0; g < f->unit; ++g) mp_blocks_step(f, rows + g * R, panel, g, v, own, R);
             }
             MP_BLOCK_UNROLL
             for (int r = 0; r < R; ++r) acc[v * R + r] = own[r];

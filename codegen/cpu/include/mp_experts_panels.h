@@ -1,0 +1,76 @@
+/* mp_experts.h for matrices in panels, the panels of a matrix behind those of the one before: rows of x are packed, and
+ * panels multiplied, as in products with one matrix. A pass over a panel serves one row, or a block of them. */
+#ifndef MP_EXPERTS_PANELS_H
+#define MP_EXPERTS_PANELS_H
+
+#include "mp_experts.h"
+
+enum {
+    MP_EXPERT_PANELS = 4,   /* panels of a task */
+    MP_EXPERT_SUMS = 1024   /* floats: sums of a block of rows and the panels of a task, at most */
+};
+
+/* Columns [first, first + count) of a pair: sums by matrix e, and by its second one, if there is one. */
+typedef void (*mp_expert_finish)(const void *c, int64_t pair, int64_t e, int64_t first, int64_t count,
+                                 const float *sums, const float *more);
+
+typedef struct mp_experts {
+    int64_t experts, columns;
+    int matrices, panel, block; /* 1, or 2 with a gate; columns of a panel; rows of a block */
+    int64_t panel_bytes, row_bytes, apart; /* of a panel; of a packed row of x; from a row of a block to the next */
+    const void *product;        /* for the functions that follow */
+    /* The row of a pair becomes one of a block of R. */
+    void (*pack)(const void *product, const void *c, int64_t pair, int R, char *to);
+    /* sums[R][width] = a block of R rows times a panel. */
+    void (*multiply)(const void *product, const char *x, const char *panel, float *sums, int64_t width, int R);
+    mp_expert_finish finish;
+} mp_experts;
+
+/* Rows of x that matrix e has in memory: one alone, or whole blocks, the last of which repeats its last row. */
+MP_INLINE int64_t mp_expert_rows(const mp_experts *s, const int64_t *starts, const int64_t e)
+{
+    const int64_t count = starts[e + 1] - starts[e];
+    return count <= 1 ? count : (count + s->block - 1) / s->block * s->block;
+}
+
+/* Threads pack the rows together, then take tasks, a few panels of one matrix, in order. */
+MP_INLINE void mp_experts_run(const mp_experts *s, mp_run *run, const int t, const int T, const int64_t *order,
+                              const int64_t *starts, const char *w, const char *up, char *x, const void *c)
+{
+    const int64_t panels = s->columns / s->panel, strips = (panels + MP_EXPERT_PANELS - 1) / MP_EXPERT_PANELS;
+    const int64_t width = MP_EXPERT_PANELS * s->panel, block = s->block;
+    int64_t active = 0, row = 0;
+    for (int64_t e = 0; e < s->experts; ++e) {
+        const int64_t rows = mp_expert_rows(s, starts, e), count = starts[e + 1] - starts[e];
+        for (int64_t i = 0; i < rows; ++i)
+            if ((row + i) % T == t)
+                s->pack(s->product, c, order[starts[e] + mp_min(i, count - 1)], rows == 1 ? 1 : s->block,
+                        x + (row + i / block * block) * s->row_bytes + i % block * s->apart);
+        row += rows;
+        active += rows > 0;
+    }
+    mp_barrier(run, T);
+    _Alignas(64) float sums[2][MP_EXPERT_SUMS];
+    int64_t e = -1, reached = -1, next = 0; /* the matrix at work, its number among the active ones, the rows before the next */
+    for (int64_t task; (task = mp_take(run)) < active * strips && !mp_stopping(run);) {
+        const int64_t p0 = task % strips * MP_EXPERT_PANELS, some = mp_min(MP_EXPERT_PANELS, panels - p0);
+        int64_t first = e < 0 ? 0 : next - mp_expert_rows(s, starts, e);
+        for (; reached < task / strips; ++reached) {
+            first = next;
+            do ++e;
+            while (starts[e + 1] == starts[e]);
+            next += mp_expert_rows(s, starts, e);
+        }
+        const int64_t rows = next - first, R = rows == 1 ? 1 : block;
+        for (int64_t b = 0; b < rows; b += R) {
+            for (int m = 0; m < s->matrices; ++m)
+                for (int64_t p = 0; p < some; ++p)
+                    s->multiply(s->product, x + (first + b) * s->row_bytes, (m ? up : w) + (e * panels + p0 + p) * s->panel_bytes,
+                                sums[m] + p * s->panel, width, (int)R);
+            for (int64_t r = 0; r < R && starts[e] + b + r < starts[e + 1]; ++r)
+                s->finish(c, order[starts[e] + b + r], e, p0 * s->panel, some * s->panel, sums[0] + r * width,
+                          sums[1] + r * width);
+        }
+    }
+}
+#endif
