@@ -15,6 +15,7 @@ import numpy as np
 from monoplan.frontend.context import current
 from monoplan.frontend.pytree import NoOutline
 from monoplan.frontend.tensor import Tensor, as_tensor, call
+from monoplan.ir.cache_rows import row_numbers, row_width
 from monoplan.ir.dims import Dim, Expr
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import aligned, as_dtype, i32, i64
@@ -65,7 +66,7 @@ class Cache:
 
     @property
     def head_dim(self) -> Any:
-        return self.k[0].shape[3]
+        return row_numbers(self.k[0].shape[3], self.dtype)
 
     @property
     def dtype(self) -> Any:
@@ -109,6 +110,7 @@ class KVCache(Cache):
     """Keys and values [batch, kv_heads, capacity, head_dim] of each layer; row b holds lengths[b] tokens.
 
     values=False: there are keys alone, in which a model finds the values (latent attention).
+    In i8 the last dimension is head_dim + 4: codes, and behind them the scale of each head and token.
     """
 
     def __init__(
@@ -130,7 +132,8 @@ class KVCache(Cache):
             raise ArgumentError(f"KVCache: limit must be 1 or more, got {limit}")
         self.limit = limit
         rows, kind = capacity if limit is None else min(capacity, limit), as_dtype(dtype).numpy
-        shapes = [(batch, kv_heads, self._first_capacity(layer, rows), head_dim) for layer in range(layers)]
+        width = row_width(head_dim, as_dtype(dtype))
+        shapes = [(batch, kv_heads, self._first_capacity(layer, rows), width) for layer in range(layers)]
         self.k: list[Tensor] = [Tensor(aligned(shape, kind, zero=True)) for shape in shapes]
         self.v: list[Tensor] = [Tensor(aligned(shape, kind, zero=True)) for shape in shapes if values]
         self.lengths = Tensor(np.zeros(batch, np.int32))

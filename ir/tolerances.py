@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from monoplan.ir.cache_rows import unpacked_rows
 from monoplan.ir.types import DType, as_dtype
 
 Array = np.ndarray[Any, Any]
@@ -20,6 +21,8 @@ EPSILON = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 # A product with low-bit weights rounds x to 15 bits, by the largest of each 32 of them (x and weights to 16, by the
 # largest of each 256, on tile units); errors of many even out.
 LOW_BIT_EPSILON = 2.0**-16
+# Rows of a cache in 8 bits: a number between two codes, which are 1 / 127 of the row's largest apart, may get either.
+CACHE_EPSILON, CACHE = 2.0**-6, "cache"
 LARGEST = {"f64": 1.7976931348623157e308, "f32": 3.4028234663852886e38, "f16": 65504.0, "bf16": 3.3895313892515355e38}
 
 # kind: (relative, absolute), in epsilons. Halves are computed in f32 and rounded once at the end of each op.
@@ -116,12 +119,17 @@ def compare(
     """Compares with the exact array; `scale` is the largest exact value unless given.
 
     `epsilon`: of a rougher type that the value went through on its way. `plain`: the same value computed by the
-    references in its own type; what is no worse than FACTOR times its error passes as well.
+    references in its own type; what is no worse than FACTOR times its error passes as well. The type "cache": bytes of
+    rows with scales, which are compared by what they mean.
     """
-    d = as_dtype(dtype)
     a, b = np.asarray(got), np.asarray(want)
     if a.shape != b.shape:
         raise ValueError(f"shapes differ: {list(a.shape)} and {list(b.shape)}")
+    if dtype == CACHE:
+        a, b = (unpacked_rows(x).astype(np.float32) for x in (a, b))
+        plain = None if plain is None else unpacked_rows(np.asarray(plain)).astype(np.float32)
+        dtype, epsilon = "f32", max(epsilon or 0.0, CACHE_EPSILON)
+    d = as_dtype(dtype)
     if not a.size:
         return Difference(d, 0, 0, 0.0, 0.0, 0.0, 0, (), 0, 0, 0.0)
     error = errors(a, b, d)

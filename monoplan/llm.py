@@ -24,7 +24,7 @@ from monoplan.frontend.pytree import flatten, unflatten
 from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import ArgumentError, LoadError
-from monoplan.ir.types import DType, TensorType, as_weight_dtype, bf16, f16, plain_array
+from monoplan.ir.types import DType, TensorType, as_weight_dtype, bf16, f16, i8, plain_array
 from monoplan.models.config import config_of
 from monoplan.models.generate.decoding import Array, Row, Settings, greedy_arrays, pieces, sampling_arrays, whole_rows
 from monoplan.models.generate.generation import (
@@ -44,7 +44,7 @@ from monoplan.models.generate.generation import (
     step_specs,
 )
 from monoplan.models.text.tokenizer import Tokenizer
-from monoplan.options import Options, find_target
+from monoplan.options import Options, find_target, known_kv_dtype
 from monoplan.parallel import find_communicator
 from monoplan.progress import progress
 
@@ -86,7 +86,10 @@ class CompiledLM(GenerationMixin):
         self.tp = find_communicator(tp, self.model)
         made = Options.make(options)
         self.prefill_chunk = made.prefill_chunk
-        self.resident = made.resident
+        self.resident, self._cache_kind = made.resident, known_kv_dtype(made.kv_dtype)
+        if self._cache_kind == i8 and self.config.latent:
+            what = "a cache of latent attention can't be kept in 8 bits: its rows are keys and values at once"
+            raise ArgumentError(what, fix="leave kv_dtype out")
         self.spare: dict[str, Any] = {}  # on a GPU: the cache of the last text, for the next one
         if made.tp_plan is None and self.tp is not None:
             made = dataclasses.replace(made, tp_plan=self.model.tp_plan)
@@ -144,7 +147,9 @@ class CompiledLM(GenerationMixin):
 
     @property
     def cache_dtype(self) -> DType:
-        """Of keys and values: f16 beside low-bit weights, which err much more; else what the model computes in."""
+        """Of keys and values: options.kv_dtype, f16 beside low-bit weights, which err much more, else as the model."""
+        if self._cache_kind is not None:
+            return self._cache_kind
         return f16 if any(p.type.dtype.is_low_bit for p in self.model.parameters()) else self.dtype
 
     def paged_plan(self) -> Compiled:
@@ -461,14 +466,14 @@ class LoadedLM(CompiledLM):
 
     def __init__(self, data: Any, plans: dict[str, Compiled], tokenizer: Callable[[], bytes], believed: bool) -> None:
         self.config, self.dtype = config_of(data["class"], data["config"]), as_weight_dtype(data["dtype"])
-        self._kind, self._numbers = as_weight_dtype(data["cache_dtype"]), dict(data["numbers"])
+        self._kind, self._numbers = known_kv_dtype(str(data["cache_dtype"])), dict(data["numbers"])
         self.prefill_chunk = Options(prefill_chunk=data["prefill_chunk"]).prefill_chunk
         self.name_or_path, self.target, self.tp, self.resident = str(data["name"]), "cpu", None, True
         self.last_cache, self.spare, self._plans = None, {}, plans
         self._draft, self._matrices, self._arguments = None, {}, {"options": Options()}
         self._settings_of_tokenizer, self._text, self._believed = data["tokenizer"], tokenizer, believed
         tree, specs, _ = self._plan("generation").built[0]
-        given, wanted = unflatten(tree, specs), step_specs(self.config, self._kind, windows=self._windows)
+        given, wanted = unflatten(tree, specs), step_specs(self.config, self.cache_dtype, windows=self._windows)
         if not isinstance(given, dict) or dict(flatten(given)[0]) != dict(flatten(wanted)[0]):
             raise LoadError("the configuration in the saved plan is not that of its graph")
 
@@ -480,6 +485,7 @@ class LoadedLM(CompiledLM):
 
     @property
     def cache_dtype(self) -> DType:
+        assert self._kind is not None
         return self._kind
 
     @property
@@ -491,7 +497,7 @@ class LoadedLM(CompiledLM):
         raise ArgumentError("a saved model takes no adapters", fix="merge it before: from_pretrained(…, adapter=…)")
 
     def new_cache(self, batch: int = 1, capacity: int = 0) -> KVCache:
-        return empty_cache(self.config, self._kind, batch, capacity, windows=self._windows)
+        return empty_cache(self.config, self.cache_dtype, batch, capacity, windows=self._windows)
 
     def _plan(self, name: str) -> Compiled:
         if name not in self._plans:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from monoplan.ir.errors import ArgumentError, did_you_mean
-from monoplan.ir.types import known_target
+from monoplan.ir.errors import ArgumentError, TypeRuleError, did_you_mean
+from monoplan.ir.types import DType, as_dtype, i8, known_target
 
 # The environment variables that are read, for docs/options.md.
 ENVIRONMENT = {
@@ -43,6 +43,7 @@ class Options:
     source: str | None = None  # a file to build in place of the generated source
     tp_plan: Mapping[str, str] | None = None  # layer names and how tp= divides them; None: the model's own
     prefill_chunk: int = 2048  # tokens of a prompt that run at once, all rows together: bounds the memory of a run
+    kv_dtype: str | None = None  # of a language model's keys and values: "int8" or a float type; None: its own
     resident: bool = True  # on a GPU, generation stays there; False: every token by way of the host, for comparison
     compact: bool = False  # on a GPU, bf16 weights in 12 bits without loss: less memory, faster tokens of one stream
     weight_bytes: int | None = None  # of packed weights in the cache; 0: keep none; None: what the cache's cap says
@@ -51,6 +52,7 @@ class Options:
     def __post_init__(self) -> None:
         if not isinstance(self.prefill_chunk, int) or self.prefill_chunk < 1:
             raise ArgumentError(f"prefill_chunk must be a whole number above 0, got {self.prefill_chunk!r}")
+        known_kv_dtype(self.kv_dtype)
         if self.weight_bytes is not None and (not isinstance(self.weight_bytes, int) or self.weight_bytes < 0):
             raise ArgumentError(f"weight_bytes must be a whole number of bytes, or None, got {self.weight_bytes!r}")
 
@@ -67,6 +69,20 @@ class Options:
         if unknown:
             raise ArgumentError(f"unknown options: {', '.join(unknown)}", fix=did_you_mean(unknown[0], known) or fix)
         return cls(**dict(given or {}))
+
+
+def known_kv_dtype(given: Any) -> DType | None:
+    """The type of keys and values that the option kv_dtype names; None: what fits the model."""
+    if given is None:
+        return None
+    try:
+        found = as_dtype(given)
+    except TypeRuleError:
+        found = None
+    if found is None or not (found == i8 or (found.is_float and found.bits <= 32)):
+        fix = "use int8, bfloat16, float16 or float32; None: what the model computes in"
+        raise ArgumentError(f"kv_dtype={given!r} is no type for keys and values", fix=fix)
+    return found
 
 
 def find_target(given: Any, module: Any) -> str:

@@ -44,7 +44,7 @@ from monoplan.codegen.reductions import SCANS, reduction_variables
 from monoplan.codegen.views import View, merge_dims
 from monoplan.ir.dims import Dim
 from monoplan.ir.expr import Arg, Call
-from monoplan.ir.types import DType, bf16, f32, f64, i64, product
+from monoplan.ir.types import DType, bf16, f32, f64, i8, i64, product
 
 
 def names(prefix: str, shape: Sequence[Dim]) -> list[str]:
@@ -256,6 +256,8 @@ def kv_update(k: KVUpdate) -> Variables:
             "length": k.operand("lengths").at("b"),
             "count": count,
             "statement": cache.store(rows.at("b", "s", "h", "i"), rows.compute, "b", "h", "at", "i"),
+            "value": rows.at("b", "s", "h", "i"),
+            "packed": cache.pointer("b", "h", "at", "0") if cache.dtype == i8 else "",
             "pages": written_pages(cache, "b"),
         }
     }
@@ -567,6 +569,8 @@ def linear(k: Linear, s: LinearSchedule) -> Variables:
     }
     formats = [f for f in (s.format, found["other"]) if f is not None]
     found["shared"] = [f'#include "{name}"' for name in (_LOOPS[s.loop], *(f.header for f in formats))]
+    if k.has("k_cache") and k.operand("k_cache").dtype == i8:
+        found["shared"].append('#include "mp_cache_rows.h"')
     if s.loop == "blocks":
         found["shared"] += [f"MP_BLOCK_FORMAT({f.name}, {f.c_fields(s.panel, s.vectors)})" for f in formats]
     elif not s.tiles:
@@ -680,6 +684,7 @@ def _heads(k: Linear, s: LinearSchedule, a: Mapping[str, Operand]) -> Variables:
     rows = [o.pointer("b0", "kv", "at", "0") for o in caches] if len(caches) == 2 else []
     return {
         "cache_rows": rows,
+        "packed_rows": [o.pointer("b0", "kv", "at", "0") for o in (kc, vc) if o.dtype == i8],
         "round": 32 if k.head_dim % 32 == 0 else 16,
         "has_bias": k.has("bias"),
         "head_bias": a["bias"].at("(head * DIM + j)") if k.has("bias") else "",

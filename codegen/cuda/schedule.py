@@ -14,7 +14,7 @@ from monoplan.codegen.target import Target
 from monoplan.codegen.views import View
 from monoplan.ir.dims import Dim, equal
 from monoplan.ir.expr import Arg, Call
-from monoplan.ir.types import DType, bf16, f16, f32
+from monoplan.ir.types import DType, bf16, f16, f32, i8
 from monoplan.ir.types import product as size_of
 
 FEW_ROWS = 32  # up to this many rows of x a product streams the weights once through tensor cores
@@ -475,7 +475,7 @@ def _few_of(k: Linear, tiles: int, target: Target, most: int, least: int) -> Few
 
 def _decode(k: Attention, target: Target) -> DecodeSchedule | None:
     group = k.heads // k.kv_heads
-    if target.capability < 90 or group > 8 or not _tensor_attention(k) or not k.has("past"):
+    if target.capability < 90 or group > 8 or not _tensor_attention(k, (bf16, i8)) or not k.has("past"):
         return None
     if group * k.head_dim > 1024:
         return None
@@ -484,11 +484,13 @@ def _decode(k: Attention, target: Target) -> DecodeSchedule | None:
     return DecodeSchedule(few, some, blocks=2 if small else 1, long_warps=16 if small else 8)
 
 
-def _tensor_attention(k: Attention) -> bool:
-    """Whether the tensor-core kernels take this attention: bf16, causal, no mask or cap, whole 16-byte pieces."""
-    views = [k.operand(n).view for n in ("q", "k", "v")]
+def _tensor_attention(k: Attention, cached: tuple[DType, ...] = (bf16,)) -> bool:
+    """Whether the tensor-core kernels take this attention: bf16, causal, no mask or cap, whole 16-byte pieces, or
+    words of a cache in 8 bits."""
+    q, *kv = (k.operand(n).view for n in ("q", "k", "v"))
     plain = k.causal and k.softcap is None and not k.has("mask") and k.head_dim == k.value_dim
-    dense = all(v.dtype == bf16 and rows_aligned(v, 8) for v in views)
+    dense = q.dtype == bf16 and rows_aligned(q, 8) and kv[0].dtype == kv[1].dtype and kv[0].dtype in cached
+    dense = dense and all(rows_aligned(v, 4 if v.dtype == i8 else 8) for v in kv)
     return plain and dense and k.head_dim in (32, 64, 96, 128)
 
 

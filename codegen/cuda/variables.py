@@ -11,7 +11,7 @@ from monoplan.codegen.expressions import C_TYPES, c_dim, c_index, c_literal, com
 from monoplan.codegen.formats import WeightFormat
 from monoplan.codegen.kernels import Attention, Gather, Linear
 from monoplan.codegen.operands import Operand
-from monoplan.ir.types import f32, f64, i64
+from monoplan.ir.types import f32, f64, i8, i64
 
 
 def packed_element(k: Gather, format: WeightFormat) -> str:
@@ -49,8 +49,8 @@ def attention(k: Attention) -> Variables:
             # any types and masks: elements
             "real": C_TYPES[wide.name],
             "q": q.at("b", "s0", "h", "i"),
-            "k": kk.at("b", "g", "key", "i"),
-            "v": v.at("b", "g", "key", "i"),
+            "k": _cached(kk, k.head_dim),
+            "v": _cached(v, k.value_dim),
             "scale": c_literal(k.scale, wide),
             "first_key": "0" if k.window is None else f"mp_max(0, before + s0 - {k.window - 1})",
             "last_key": "mp_min(written, before + s0 + 1)" if k.causal else "written",
@@ -85,6 +85,12 @@ def _rows(cache: Operand) -> str:
     table = f"table + {c_index([('b', view.table.strides[0])])}"
     sizes = ", ".join(map(c_dim, (view.pages, view.strides[0], view.strides[2])))
     return f"mp_paged_rows_of<{view.page}>({first}, {table}, {sizes})"
+
+
+def _cached(o: Operand, dim: int) -> str:
+    """Number i of a row of a cache; in 8 bits its scale lies behind the row."""
+    value = o.at("b", "g", "key", "i")
+    return f"{value} * mp_row_scale({o.pointer('b', 'g', 'key', str(dim))})" if o.dtype == i8 else value
 
 
 def linear(k: Linear) -> Variables:

@@ -10,6 +10,7 @@ from monoplan.codegen.kernels import Attention
 from monoplan.codegen.lower.lowerer import Lowerer, lowers
 from monoplan.codegen.operands import Operand
 from monoplan.codegen.views import View
+from monoplan.ir.cache_rows import row_numbers
 from monoplan.ir.graph import Op
 from monoplan.ir.types import f32, u32
 
@@ -32,7 +33,7 @@ def lower_attention(lo: Lowerer, op: Op) -> None:
     if pages is not None:
         k, v = k.paged(pages), v.paged(pages)
     batch, seq, heads, dim = q.shape
-    kv_heads, keys, value_dim = k.shape[1], k.shape[2], v.shape[3]
+    kv_heads, keys, value_dim = k.shape[1], k.shape[2], row_numbers(v.shape[3], v.dtype)
     assert all(isinstance(d, int) for d in (heads, dim, kv_heads, value_dim))
     operands = [Operand("q", q), Operand("k", k), Operand("v", v)]
     mask, past = op.operand("mask"), op.operand("past")

@@ -9,12 +9,13 @@ from monoplan.codegen.kernels import Experts, KVUpdate, Linear, Matmul, Norm, Re
 from monoplan.codegen.lower.lowerer import Lowerer, expanded_rows, lowers, rows_by_columns
 from monoplan.codegen.operands import Body, Operand
 from monoplan.codegen.views import View, whole
+from monoplan.ir.cache_rows import row_numbers
 from monoplan.ir.dims import Dim
 from monoplan.ir.errors import CompileError
 from monoplan.ir.expr import Arg, Call, parse_expr, substitute_args
 from monoplan.ir.graph import Op, Value
 from monoplan.ir.ops.linear import gate_expr
-from monoplan.ir.types import DType, bf16, f16, f32, f64, i64, product, promote
+from monoplan.ir.types import DType, bf16, f16, f32, f64, i8, i64, product, promote
 
 FAST = (f32, bf16, f16)
 
@@ -289,13 +290,15 @@ def lower_qkv(lo: Lowerer, op: Op) -> None:
     assert x is not None and weight is not None
     v_weight = op.operand("v_weight")
     normed = op.operand("q_norm") is not None or op.operand("k_norm") is not None
-    if not can_pack(lo, x, weight) or (v_weight is not None and normed and not lo.target.is_cpu):
+    k_cache = op.operand("k_cache")
+    apart = k_cache is not None and k_cache.type.dtype == i8  # a row's scale is known when all of it is
+    if not can_pack(lo, x, weight) or (((v_weight is not None and normed) or apart) and not lo.target.is_cpu):
         _lower_general_qkv(lo, op, x, weight)
         return
     columns, depth = weight.type.shape
     operands = _prologue(lo, op, x)
     kc, vc = lo.inplace_view(op, 1), lo.inplace_view(op, 2)
-    dim = kc.shape[3]
+    dim = row_numbers(kc.shape[3], kc.dtype)
     assert isinstance(dim, int) and isinstance(columns, int) and isinstance(depth, int)
     packed = lo.param(weight, linear_layout(lo.target, weight.type, "heads", dim))
     operands.insert(1, Operand("w", View(packed, (columns, depth), (depth, 1))))
@@ -349,7 +352,7 @@ def _lower_general_qkv(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
     a = op.attrs
     batch, seq = x.type.shape[:2]
     caches = [lo.inplace_view(op, 1), lo.inplace_view(op, 2)]
-    dim = caches[0].shape[3]
+    dim = row_numbers(caches[0].shape[3], caches[0].dtype)
     assert isinstance(dim, int)
     v_weight = op.operand("v_weight")
     joined = a["heads"] + (1 if v_weight is not None else 2) * a["kv_heads"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from monoplan.ir.cache_rows import packed_rows, row_numbers, row_width, unpacked_rows
 from monoplan.ir.dims import Dim, equal
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.opdef import Array, op, require
 from monoplan.ir.rules import broadcasts_to
-from monoplan.ir.types import TensorType, bool_, i32, promote
+from monoplan.ir.types import TensorType, bool_, i8, i32, promote
 
 ROPE_ALGORITHMS = ("gpt_neox", "gpt_j")
 
@@ -100,6 +101,8 @@ def _attention_type(
     if table is not None:
         require(q.rank == 4 and past is not None, "attention: pages of keys go with queries of rank 4 and with past")
         k, v = (_paged_type(t, table, q.shape[0], "attention") for t in (k, v))
+    if k.dtype == v.dtype == i8:  # a cache in 8 bits
+        k, v = (TensorType(q.dtype, (*t.shape[:-1], row_numbers(t.shape[-1], i8))) for t in (k, v))
     require(layout in LAYOUTS, f"attention: layout={layout!r} is not one of {', '.join(LAYOUTS)}")
     require(
         q.rank in (3, 4) and k.rank == q.rank == v.rank,
@@ -161,13 +164,16 @@ def attention(
     keys, `window` keys that lie `window` or more before it; keys from past[b] + queries on are never seen.
     `layout` is that of q and the result: bhsd (heads before seq) or bshd. With a `table` [batch, pages], k and v are
     pages [number, heads, size, dim], and those of row b are table[b, 0], table[b, 1], … `sinks` [heads] are scores of a
-    key more, which every query sees and whose value is 0.
+    key more, which every query sees and whose value is 0. In i8, rows of k and v are codes with a scale behind them
+    (ir/cache_rows.py).
     """
     if table is not None:
         assert past is not None
         seen = -(-(past + q.shape[-2 if layout == "bhsd" else -3]) // k.shape[2])  # behind them a table holds anything
         table = np.where(np.arange(table.shape[1]) < seen[:, None], table, 0)
         k, v = _joined_pages(k, table), _joined_pages(v, table)
+    if k.dtype == np.int8:
+        k, v = (unpacked_rows(t).astype(q.dtype) for t in (k, v))
     qh = q if layout == "bhsd" else np.swapaxes(q, -3, -2)
     heads, seq, dim = qh.shape[-3:]
     kv_heads, keys = k.shape[-3], k.shape[-2]
@@ -211,10 +217,11 @@ def _kv_type(
     )
     b, s, h, d = rows.shape
     require(
-        equal(b, cache.shape[0]) and equal(h, cache.shape[1]) and equal(d, cache.shape[3]),
+        equal(b, cache.shape[0]) and equal(h, cache.shape[1]) and equal(row_width(d, cache.dtype), cache.shape[3]),
         f"kv_update: rows {rows} do not fit the cache {cache}",
     )
-    require(rows.dtype.is_float and cache.dtype.is_float, f"kv_update needs floats, got {cache} and {rows}")
+    stores = cache.dtype.is_float or cache.dtype == i8
+    require(rows.dtype.is_float and stores, f"kv_update needs floats, or a cache in i8, got {cache} and {rows}")
     for t in (lengths, valid):
         require(
             t is None or (t.dtype.is_integer and t.rank == 1 and equal(t.shape[0], b)),
@@ -229,10 +236,13 @@ def kv_update(
 ) -> Array:
     """The cache with row s of sequence b at lengths[b] + s (for s < valid[b]); takes over its storage.
 
-    With a `table` [batch, pages], the cache is pages [number, heads, size, dim], as in attention.
+    With a `table` [batch, pages], the cache is pages [number, heads, size, dim], as in attention. A cache in i8 takes a
+    row as codes with a scale behind them (ir/cache_rows.py).
     """
     out = cache.copy()
     batch, seq, _, _ = rows.shape
+    if cache.dtype == np.int8:
+        rows = packed_rows(rows)
     size = cache.shape[2]
     capacity = size if table is None else size * table.shape[1]
     for b in range(batch):

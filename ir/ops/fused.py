@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from monoplan.ir.cache_rows import row_numbers
 from monoplan.ir.dims import equal
 from monoplan.ir.errors import VerifyError
 from monoplan.ir.expr import evaluate_expr, expr_dtype, parse_expr
@@ -281,7 +282,7 @@ def _qkv_type(
     _check_norm(norm, "qkv_rope_cache")
     norm_type(x, norm_weight, norm_bias, 1, "qkv_rope_cache")
     full = linear_type(x, weight, bias, "qkv_rope_cache")
-    dim: Any = k_cache.shape[-1]
+    dim: Any = row_numbers(k_cache.shape[-1], k_cache.dtype)
     columns: Any = full.shape[-1]
     if v_weight is not None:
         require(bias is None, "qkv_rope_cache: a weight of v by itself goes with no bias")
@@ -332,12 +333,11 @@ def qkv_rope_cache(
 
     The rows of v may be a weight by themselves, in another low-bit format.
     """
-    dim = k_cache.shape[-1]
     normed = _norm_then(x, norm_weight, norm_bias, norm, eps)
     y = linear.reference(normed, weight, bias)
     if v_weight is not None:
         y = np.concatenate([y, linear.reference(normed, v_weight)], axis=-1)
-    y = y.reshape(*y.shape[:-1], heads + 2 * kv_heads, dim)
+    y = y.reshape(*y.shape[:-1], heads + 2 * kv_heads, -1)
     q, k, v = y[..., :heads, :], y[..., heads : heads + kv_heads, :], y[..., heads + kv_heads :, :]
     q = q if q_norm is None else rms_norm.reference(q, q_norm, eps=qk_eps)
     k = k if k_norm is None else rms_norm.reference(k, k_norm, eps=qk_eps)

@@ -15,6 +15,7 @@ import numpy as np
 
 from monoplan.frontend.kv_cache import KVCache, WindowKVCache
 from monoplan.frontend.tensor import Tensor
+from monoplan.ir.cache_rows import row_numbers, row_width
 from monoplan.ir.dims import evaluate
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import DType
@@ -55,7 +56,7 @@ class DeviceCache:
     @property
     def row(self) -> int:
         """Bytes of one token in one head."""
-        return self.head_dim * self.dtype.itemsize
+        return int(row_width(self.head_dim, self.dtype)) * self.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
@@ -144,7 +145,7 @@ class DeviceCache:
         size = cache.layers, cache.batch, cache.kv_heads, cache.head_dim, cache.capacity
         made = cls(device, *size, cache.dtype, limit, bool(cache.v))
         for t, memory in zip((*cache.k, *cache.v), made.memory, strict=True):
-            padded = np.zeros((*t.shape[:2], made.capacity, made.head_dim), t.numpy().dtype)
+            padded = np.zeros((*t.shape[:2], made.capacity, t.shape[3]), t.numpy().dtype)
             padded[:, :, : min(t.shape[2], made.capacity)] = t.numpy()[:, :, : made.capacity]
             device.upload(memory.address, padded)
             device.synchronize()
@@ -195,7 +196,7 @@ class DeviceSteps:
             return spare
         del spare  # before more memory is allocated
         keys = [v.type for v in self.graph.inputs if ".k." in v.name]
-        heads, dim = int(keys[0].shape[1]), int(keys[0].shape[3])
+        heads, dim = int(keys[0].shape[1]), int(row_numbers(keys[0].shape[3], keys[0].dtype))
         values = any(".v." in v.name for v in self.graph.inputs)
         sizes = (len(keys), batch, heads, dim, capacity)
         return DeviceCache(self.device, *sizes, keys[0].dtype, self.lm.max_length, values)

@@ -17,7 +17,9 @@ from monoplan.frontend.kv_cache import MARGIN, STEP, KVCache, PagedKVCache, Wind
 from monoplan.frontend.module import Module
 from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
+from monoplan.ir.cache_rows import row_width
 from monoplan.ir.errors import ArgumentError, did_you_mean
+from monoplan.ir.types import as_dtype
 from monoplan.models.generate.decoding import (
     Array,
     Generation,
@@ -242,9 +244,10 @@ def bounded_layers(config: LlamaConfig) -> tuple[int, ...]:
 def cache_spec(config: LlamaConfig, dtype: Any, batch: Any = "batch", windows: bool = False) -> KVCache:
     """A KVCache of placeholders. It has no limit: that is for the host to watch over."""
     heads, dim = config.cache_shape
+    width = row_width(dim, as_dtype(dtype))
     bounded = bounded_layers(config) if windows else ()
     rows = ["window" if layer in bounded else "capacity" for layer in range(config.num_hidden_layers)]
-    k, v = ([spec(batch, heads, n, dim, dtype=dtype) for n in some] for some in (rows, [] if config.latent else rows))
+    k, v = ([spec(batch, heads, n, width, dtype=dtype) for n in some] for some in (rows, [] if config.latent else rows))
     parts: dict[str, Any] = {"k": k, "v": v, "lengths": spec(batch, dtype="int32")}
     if not bounded:
         return KVCache.tree_unflatten(parts, (None,))
@@ -256,7 +259,8 @@ def paged_specs(config: LlamaConfig, dtype: Any, page: int) -> dict[str, Any]:
     """Placeholders for GenerationStep.forward whose cache lies in pages of so many tokens."""
     heads, dim = config.cache_shape
     counts = config.num_hidden_layers, 0 if config.latent else config.num_hidden_layers
-    k, v = ([spec("pages", heads, page, dim, dtype=dtype) for _ in range(count)] for count in counts)
+    shape = ("pages", heads, page, row_width(dim, as_dtype(dtype)))
+    k, v = ([spec(*shape, dtype=dtype) for _ in range(count)] for count in counts)
     rows = {"table": spec("batch", "width", dtype="int32"), "lengths": spec("batch", dtype="int32")}
     return {**step_specs(config, dtype), "past_key_values": PagedKVCache(k, v, **rows)}
 

@@ -23,6 +23,7 @@ EXTRAS = {
 }  # fmt: skip
 TARGETS = ("cpu", "cuda", "reference")  # those of monoplan.ir.types, which needs numpy
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+KV_DTYPES = ("int8", *DTYPES[1:])
 _SHORT = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 DEFAULT_PROMPT = "Once upon a time"
 CHECKPOINT = "a Hugging Face directory, a GGUF file, or org/name at the hub"
@@ -77,6 +78,8 @@ def add_model_options(parser: argparse.ArgumentParser, *, positional: bool = Fal
         default=None if own else DTYPES[0],
         help=f"of the weights; auto: a file's own low-bit types, else bfloat16 {chosen}",
     )
+    what = "of keys and values; int8: with a scale for each head and token (default: what fits the weights)"
+    add("--kv-dtype", choices=KV_DTYPES, help=what)
     add_target(parser)
     add("-t", "--threads", type=whole(1), metavar="N", help="on the CPU (default: as many as run at once)")
     if not own:
@@ -240,7 +243,8 @@ def load(args: argparse.Namespace, timings: Timings, prepare: bool = True) -> Co
     begin = time.perf_counter()
     model = AutoLlamaModel.from_pretrained(model_path, dtype=args.dtype, device=args.target, adapter=args.adapter)
     loaded = time.perf_counter()
-    llm: CompiledLM = monoplan.compile(model, target=args.target, options={"threads": args.threads}, tp=comm)
+    options = {"threads": args.threads, "kv_dtype": args.kv_dtype}
+    llm: CompiledLM = monoplan.compile(model, target=args.target, options=options, tp=comm)
     if not prepare:
         return llm
     llm.prepare(**settings)

@@ -53,7 +53,7 @@ def open_model(args: argparse.Namespace, **options: Any) -> Opened:
     parse_sizes(getattr(args, "size", []))  # now: a mistake in them is found before the model is loaded
     if getattr(args, "inputs", None):
         load_npz(args.inputs)
-    settings = {"threads": args.threads, **options}
+    settings = {"threads": args.threads, "kv_dtype": args.kv_dtype, **options}
     text: str = args.model or find_model(None)
     file, _, name = text.rpartition(":") if ":" in text and not Path(text).exists() else (text, "", "")
     if file.endswith(".py"):

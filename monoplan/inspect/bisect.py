@@ -14,9 +14,9 @@ from typing import Any
 
 from monoplan.inspect.repro import write_kernel_folder, write_pass_folder
 from monoplan.inspect.verify import Subject
-from monoplan.inspect.walk import Array, Node, walk
+from monoplan.inspect.walk import Array, Node, compared_type, walk
 from monoplan.ir.errors import MonoplanError, writing
-from monoplan.ir.graph import Graph, Op, Value, bodies
+from monoplan.ir.graph import Graph, Op, Value, bodies, definitions
 from monoplan.ir.printer import print_op
 from monoplan.ir.tolerances import Difference, compare
 
@@ -97,14 +97,15 @@ def _agrees(subject: Subject, stage: int) -> bool:
         made = walk(graph, list(subject.inputs), subject.params, exact=True)
     except (MonoplanError, ArithmeticError, IndexError, ValueError):
         return False  # a graph that can't even be run is not the same
+    ops = definitions(subject.traced)
     return all(
-        a.shape == b.shape and compare(a, b, _exact_type(v), "rewrite").ok
+        a.shape == b.shape and compare(a, b, _exact_type(ops.get(v), v), "rewrite").ok
         for a, b, v in zip(made, subject.exact, subject.traced.outputs, strict=True)
     )
 
 
-def _exact_type(v: Value) -> str:
-    return "f64" if v.type.dtype.is_float else v.type.dtype.name
+def _exact_type(op: Op | None, v: Value) -> str:
+    return "f64" if v.type.dtype.is_float else str(compared_type(op, v))
 
 
 def _describe_pass(subject: Subject, at: int, into: Path) -> Finding:
@@ -140,7 +141,7 @@ def _first_bad_value(subject: Subject, old: Graph, new: Graph) -> _Bad | None:
             twin = r if r in known and node.turn is None else position.twin(node, i) or by_name.get(r.name)
             if twin is None or twin not in known or known[twin].shape != a.shape:
                 continue
-            difference = compare(a, known[twin], _exact_type(r), "rewrite")
+            difference = compare(a, known[twin], _exact_type(node.op, r), "rewrite")
             if difference.ok:
                 good.update((r, twin))
             else:

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from monoplan.inspect.verify import Subject
-from monoplan.inspect.walk import roundings
+from monoplan.inspect.walk import compared_type, roundings
 from monoplan.ir.errors import ArgumentError, MonoplanError, writing
-from monoplan.ir.graph import Graph, Op
+from monoplan.ir.graph import Graph, Op, definitions
 from monoplan.ir.printer import print_graph
 from monoplan.ir.tolerances import EPSILON, UNITS, compare
 from monoplan.ir.types import as_dtype
@@ -147,14 +147,14 @@ class Golden:
         if meta["inputs"] != [_digest(a) for a in subject.inputs]:
             return ["the inputs are not those that the golden was recorded with: fix their seed, or record again"]
         recorded = self._stored("outputs.npz", len(rows))
-        problems = []
-        for row, got, want in zip(rows, subject.run(), recorded, strict=True):
+        problems, made = [], definitions(subject.final)
+        for row, v, got, want in zip(rows, subject.final.outputs, subject.run(), recorded, strict=True):
             dtype = as_dtype(row["dtype"])
             if got.dtype != dtype.numpy or list(got.shape) != row["shape"]:
                 now = f"{as_dtype(got.dtype)}{list(got.shape)}"
                 problems.append(f"{row['name']}: now {now}, recorded {row['dtype']}{row['shape']}")
                 continue
-            difference = compare(got, want, dtype, "model", epsilon=row["epsilon"])
+            difference = compare(got, want, compared_type(made.get(v), v), "model", epsilon=row["epsilon"])
             if not difference.ok:
                 how = f"at most {difference.max_abs:.3g} or {100 * difference.max_rel:.3g} % off"
                 problems.append(f"{row['name']}: {difference}; {how}")

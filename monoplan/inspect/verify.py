@@ -12,9 +12,9 @@ import numpy as np
 
 from monoplan.inspect.kernel_check import KernelFault, Recorder, check_kernels
 from monoplan.inspect.probe import Watched, probe
-from monoplan.inspect.walk import Array, Node, Params, roundings, walk
+from monoplan.inspect.walk import Array, Node, Params, compared_type, roundings, walk
 from monoplan.ir.dims import evaluate
-from monoplan.ir.graph import Graph, Value
+from monoplan.ir.graph import Graph, Value, definitions
 from monoplan.ir.tolerances import Difference, compare
 
 
@@ -88,10 +88,10 @@ class Subject:
 
     def judge(self, got: Sequence[Array]) -> list[Difference]:
         """Each output against the exact one; the plain reference is asked only where the table says no."""
-        rough = roundings(self.final)
+        rough, made = roundings(self.final), definitions(self.final)
         found = []
         for i, (a, want, v) in enumerate(zip(got, self.exact, self.final.outputs, strict=True)):
-            difference = compare(a, want, v.type.dtype, "model", epsilon=rough.get(v))
+            difference = compare(a, want, compared_type(made.get(v), v), "model", epsilon=rough.get(v))
             if not difference.ok and v.type.dtype.is_float:
                 difference = compare(a, want, v.type.dtype, "model", epsilon=rough.get(v), plain=self.plain[i])
             found.append(_strict(difference))
@@ -242,7 +242,7 @@ def _nodes(subject: Subject) -> list[Row]:
             got = recorder.value(node, i) if recorder.events(node) else None
             if got is None:
                 continue
-            difference = compare(got, exact[i], r.type.dtype, "model", epsilon=rough.get(r))
+            difference = compare(got, exact[i], compared_type(node.op, r), "model", epsilon=rough.get(r))
             if not difference.ok:
                 doubtful[node.name(i), i] = (len(rows), got, exact[i])
             rows.append(Row(node.name(i), _type(r, subject.symbols), node.where, difference))
@@ -255,7 +255,8 @@ def _nodes(subject: Subject) -> list[Row]:
                 known = doubtful.get((node.name(i), i))
                 if known is not None:
                     at, got, want = known
-                    d = _strict(compare(got, want, r.type.dtype, "model", epsilon=rough.get(r), plain=plain[i]))
+                    kind = compared_type(node.op, r)
+                    d = _strict(compare(got, want, kind, "model", epsilon=rough.get(r), plain=plain[i]))
                     rows[at] = Row(rows[at].name, rows[at].type, rows[at].where, d)
 
         walk(subject.final, list(subject.inputs), subject.params, exact=False, visit=ask)

@@ -18,8 +18,8 @@ from monoplan.ir.dims import Dim, evaluate, symbols_of
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph, Loc, Op, Value, bodies
 from monoplan.ir.interpreter import bind_symbols, concrete, run_op, stacked, turn_order
-from monoplan.ir.tolerances import EPSILON, LOW_BIT_EPSILON
-from monoplan.ir.types import TensorType, f64
+from monoplan.ir.tolerances import CACHE, CACHE_EPSILON, EPSILON, LOW_BIT_EPSILON
+from monoplan.ir.types import DType, TensorType, f64, i8
 
 Array = np.ndarray[Any, Any]
 Params = Callable[[str], Array]
@@ -250,6 +250,18 @@ def _varying(paths: Sequence[str]) -> tuple[str, str, list[str]] | None:
     return stem, parts[0][at], [p[at] for p in parts]
 
 
+def keeps_bytes(op: Op, result: Value) -> bool:
+    """Whether a result of an op is a cache in 8 bits, whose bytes mean numbers (ir/cache_rows.py)."""
+    if inner := bodies(op):
+        return any(keeps_bytes(o, r) for g in inner for o in g.ops for r in o.results if r.type == result.type)
+    return op.name in ("kv_update", "qkv_rope_cache") and result.type.dtype == i8
+
+
+def compared_type(op: Op | None, result: Value) -> DType | str:
+    """What `compare` takes a value for."""
+    return CACHE if op is not None and keeps_bytes(op, result) else result.type.dtype
+
+
 def roundings(graph: Graph) -> dict[Value, float]:
     """The roughest unit of rounding on the way to each value: a bf16 cache makes all that follows rough."""
     found: dict[Value, float] = {}
@@ -269,6 +281,7 @@ def roundings(graph: Graph) -> dict[Value, float]:
                 own = EPSILON[r.type.dtype.name] if r.type.dtype.is_float and not moved else 0.0
                 inner = [EPSILON[d] for k in _EXPRESSIONS for d in _CAST.findall(str(op.attrs.get(k, "")))]
                 rounded = any(v.type.dtype.is_low_bit for v in op.reads) and not moved
+                inner += [CACHE_EPSILON] if keeps_bytes(op, r) else []
                 own = max([own, *inner, LOW_BIT_EPSILON if rounded else 0.0])
                 found[r] = max(before, own)
 

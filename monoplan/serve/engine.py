@@ -22,6 +22,7 @@ import numpy as np
 
 from monoplan.frontend.kv_cache import PagedKVCache
 from monoplan.frontend.tensor import Tensor
+from monoplan.ir.cache_rows import row_width
 from monoplan.ir.errors import ArgumentError, MonoplanError, in_words
 from monoplan.ir.types import aligned
 from monoplan.llm import PAGE, CompiledLM
@@ -97,7 +98,8 @@ class Engine:
         self.lm, self.streams, self.step_tokens, self.queue = lm, streams, step_tokens, queue
         config, dtype = lm.config, lm.cache_dtype
         heads, dim = config.cache_shape
-        shape, counts = (heads, PAGE, dim), (config.num_hidden_layers, config.num_hidden_layers * (not config.latent))
+        shape = (heads, PAGE, row_width(dim, dtype))
+        counts = (config.num_hidden_layers, config.num_hidden_layers * (not config.latent))
         page_bytes = sum(counts) * int(np.prod(shape)) * dtype.itemsize
         if cache_tokens is None:
             # Of the system's memory a quarter: it is given when it is written, so unused pages cost nothing.

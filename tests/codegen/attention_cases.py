@@ -11,14 +11,16 @@ import pytest
 from monoplan.codegen.cpu.schedule_attention import FEW
 from monoplan.driver import build_graph_executable
 from monoplan.ir import ops as _ops  # noqa: F401  (fills the registry)
+from monoplan.ir.cache_rows import packed_rows, row_width
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import interpret
 from monoplan.ir.parser import parse_graph
 from monoplan.ir.printer import print_graph
+from monoplan.ir.tolerances import LOW_BIT_EPSILON
 from monoplan.ir.types import DTYPES, bf16
 from monoplan.runtime.cpu.executable import host_target
-from tests.tolerances import check
+from tests.tolerances import EPSILON, check
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,16 @@ class AttentionCase:
         cache = f"{self.dtype}[b, {self.kv_heads}, {self.room}"
         mask = f", %m: {self.mask}[b, 1, s, {self.room}]" if self.mask else ""
         sinks = f", %z: {self.sinks}[{self.heads}]" if self.sinks else ""
-        caches = f"%k: {cache}, {self.dim}], %v: {cache}, {self.value_dim}]"
+        caches = f"%k: {cache}, {self.width(self.dim)}], %v: {cache}, {self.width(self.value_dim)}]"
         given = f"{'%m' if mask else '_'}, %p{', _, %z' if sinks else ''}"
         return parse_graph(
             f"graph {name}(%q: {q}, {caches}{mask}, %p: i64[b]{sinks}) {{\n"
             f"  %y = attention(%q, %k, %v, {given}) {{causal={self.causal}, scale=None, "
             f'softcap={self.softcap}, window={self.window}, layout="{self.layout}"}} : {y}\n  return %y\n}}'
         )
+
+    def width(self, dim: int) -> int:
+        return int(row_width(dim, DTYPES[self.dtype]))
 
     def paged(self, page: int) -> Graph:
         """The same over a cache in pages, which %t names."""
@@ -66,7 +71,8 @@ class AttentionCase:
         rng, batch = np.random.default_rng([seed, queries, *past]), len(past)
 
         def make(dtype: str, *shape: int) -> Any:
-            return rng.normal(size=shape).astype(DTYPES[dtype].numpy)
+            made = rng.normal(size=shape)
+            return packed_rows(made) if dtype == "i8" else made.astype(DTYPES[dtype].numpy)
 
         q = make(self.q_dtype, batch, queries, self.heads, self.dim)
         k = make(self.dtype, batch, self.kv_heads, self.room, self.dim)
@@ -101,8 +107,19 @@ CASES = {
     "no_order": AttentionCase(4, 2, 64, 64, 400, "bf16", causal=False),
     "flags": AttentionCase(4, 2, 16, 16, 400, mask="bool"),
     "added": AttentionCase(4, 1, 16, 16, 400, "bf16", mask="f32", layout="bhsd"),
+    "bytes": AttentionCase(9, 3, 64, 64, 400, "i8"),
+    "bytes_of_8": AttentionCase(16, 2, 128, 96, 340, "i8", "bf16", calls=((1, (339, 32, 0)), (2, (30, 254)))),
+    "long_bytes": AttentionCase(4, 4, 32, 32, 4200, "i8", calls=((1, (4199, 2100, 5)),)),
+    "odd_bytes": AttentionCase(6, 2, 20, 13, 301, "i8", layout="bhsd", mask="bool"),
+    "bytes_window": AttentionCase(4, 2, 16, 32, 400, "i8", window=37, softcap=3.0),
+    "double_bytes": AttentionCase(4, 2, 16, 8, 301, "i8", "f64", window=140),
     "double": AttentionCase(4, 2, 16, 8, 301, "f64", "f64", window=140),
 }
+
+
+def nan(cache: Any) -> Any:
+    """What makes rows of a cache NaN: in 8 bits their scales."""
+    return -1 if cache.dtype == np.int8 else np.nan
 
 
 def check_case(case: AttentionCase, threads: int = 2) -> None:
@@ -114,19 +131,20 @@ def check_case(case: AttentionCase, threads: int = 2) -> None:
         want = interpret(graph, inputs, exact=True)[0]
         for row, length in enumerate(past):
             for cache in inputs[1:3]:
-                cache[row, :, length + queries :] = np.nan
+                cache[row, :, length + queries :] = nan(cache)
         got = []
         for n in (1, threads):
             run.executable.threads = n
             got.append(run(inputs)[0])
         # Tile units read bf16: queries and weights are rounded as the cache is, whatever the result's type.
         kept = DTYPES[case.dtype].numpy if case.dtype == "bf16" and host_target().has_tiles else got[0].dtype
-        check(got[0].astype(kept), want, kept, "matmul", 2.0)
+        rough = LOW_BIT_EPSILON / EPSILON["f32"] if case.dtype == "i8" else 1.0  # integers of 15 bits
+        check(got[0].astype(kept), want, kept, "matmul", 2.0 * rough)
         np.testing.assert_array_equal(*got, err_msg="the bits depend on the number of threads")
         if case.causal and queries > 1:  # a row of fewer tokens than its batch mates: what follows them is not written
             for row, length in enumerate(past):
                 for cache in inputs[1:3]:
-                    cache[row, :, length + queries // 2 :] = np.nan
+                    cache[row, :, length + queries // 2 :] = nan(cache)
             axis = 1 if case.layout == "bshd" else 2
             halves = [np.split(a, [queries // 2], axis)[0] for a in (run(inputs)[0], got[0])]
             np.testing.assert_array_equal(*halves, err_msg="a hidden key changes the result")
@@ -157,7 +175,7 @@ def in_pages(caches: list[Any], page: int, rng: np.random.Generator) -> tuple[li
     made = []
     for cache in caches:
         _, heads, _, dim = cache.shape
-        pages = np.full((batch * width + 2, heads, page, dim), np.nan, cache.dtype)
+        pages = np.full((batch * width + 2, heads, page, dim), nan(cache), cache.dtype)
         for b, i in np.ndindex(batch, width):
             rows = cache[b, :, i * page : (i + 1) * page]
             pages[table[b, i], :, : rows.shape[1]] = rows
@@ -194,7 +212,8 @@ def check_nan(case: AttentionCase) -> None:
     for queries, first in ((1, 0), (40, 0), (40, 7)):
         for which in (1, 2):
             inputs = case.arrays(queries, (200, 200))
-            inputs[which][0, 1, 200 + first if first else 150, 3] = np.nan
+            row = inputs[which][0, 1, 200 + first if first else 150]
+            row[-4 if case.dtype == "i8" else 3 :] = nan(row)
             got = run(inputs)[0]
             assert np.isnan(got[0, first:, half : 2 * half]).any(-1).all()
             assert not np.isnan(got[0, :first]).any() and not np.isnan(got[0, :, :half]).any()
@@ -206,7 +225,7 @@ def check_unseen(case: AttentionCase) -> None:
     run = build_graph_executable(case.graph())
     inputs = case.arrays(40, (200, 200))
     for cache in inputs[1:3]:
-        cache[:, :, 150] = np.nan
+        cache[:, :, 150] = nan(cache)
     assert not np.isnan(run(inputs)[0]).any()
 
 

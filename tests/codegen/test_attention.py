@@ -27,8 +27,10 @@ from tests.codegen.attention_cases import (
 )
 from tests.tolerances import check
 
-PIECES = ("gqa", "group_of_3", "window")
-PAGES = [("gqa", 64), ("gqa_half", 64), ("group_of_3", 32), ("window", 16), ("odd_half", 7), ("double", 64)]
+PIECES = ("gqa", "group_of_3", "window", "bytes")
+PAGES = [("gqa", 64), ("gqa_half", 64), ("group_of_3", 32), ("window", 16), ("odd_half", 7), ("bytes", 64)]
+PAGES += [("double", 64)]
+SLOW = ("bytes_of_8", "long_bytes", "bytes_window", "double_bytes")  # to build; CI has them
 ROOT = Path(__file__).resolve().parents[2]
 OTHERS = [isa for isa in (*levels(machine(), read_cpu()[1]), "tiles") if isa != detect().isa]
 
@@ -51,7 +53,7 @@ def check_columns() -> None:
     check(build_graph_executable(graph)(inputs)[0].astype(bf16.numpy), want, bf16.numpy, "matmul", 2.0)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full) if n in SLOW else n for n in CASES])
 def test_attention(name: str) -> None:
     check_case(CASES[name])
 
@@ -107,7 +109,7 @@ def test_one_query_has_the_same_bits_in_any_batch() -> None:
         np.testing.assert_array_equal(run([q[part], k[part], v[part], past[part]])[0], together[part])
 
 
-@pytest.mark.parametrize("name", ["gqa", "gqa_half"])
+@pytest.mark.parametrize("name", ["gqa", "gqa_half", "bytes"])
 def test_a_nan_that_is_seen_is_not_lost(name: str) -> None:
     check_nan(CASES[name])
 

@@ -12,10 +12,11 @@ import pytest
 from monoplan.api import Compiled
 from monoplan.codegen.cuda.render import render_cuda
 from monoplan.codegen.plan import make_plan
+from monoplan.ir.cache_rows import packed_rows, unpacked_rows
 from monoplan.ir.errors import ArgumentError, CompileError
 from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import bind_symbols, interpret
-from monoplan.ir.types import LOW_BITS
+from monoplan.ir.types import LOW_BITS, i8
 from monoplan.models.config import LlamaConfig
 from monoplan.models.families import family_of
 from monoplan.models.generate.generation import GenerationStep, step_specs
@@ -36,6 +37,7 @@ DEVICES = [
 # name: dtype, heads, key heads, head dimension, settings of the config
 MODELS: dict[str, tuple[str, int, int, int, dict[str, Any]]] = {
     "bf16": ("bfloat16", 4, 2, 64, {}),
+    "int8 cache": ("bfloat16", 4, 2, 64, {}),
     "f32": ("float32", 4, 2, 32, {}),
     "qk_norm": ("bfloat16", 2, 1, 64, {"model_type": "qwen3"}),
     "window": ("bfloat16", 6, 2, 64, {"model_type": "mistral", "sliding_window": 7}),
@@ -108,7 +110,8 @@ def traced(name: str) -> tuple[Graph, Any]:
                 if "v_proj" in n:
                     other = Rounded(n, p.full_shape, full.state_dict()[n].numpy, LOW_BITS["q8_0"])
                     p.defer(other.values, None, other.dtype, other.blocks)
-    step = Compiled(GenerationStep(lm), target="reference", **step_specs(config, dtype))
+    kept = "int8" if name == "int8 cache" else dtype
+    step = Compiled(GenerationStep(lm), target="reference", **step_specs(config, kept))
     built = step.built[0][2]
     return built.stages[-1].graph, built.tensors
 
@@ -155,6 +158,8 @@ def arguments(graph: Graph, batch: int, seq: int, lengths: list[int], valid: lis
         name = v.name.rpartition(".")[2]
         shape = tuple(sizes[str(d)] if not isinstance(d, int) else d for d in v.type.shape)
         array = special[name] if name in special else rng.normal(size=shape)
+        if v.type.dtype == i8:
+            array = packed_rows(array[..., :-4])
         found.append(np.ascontiguousarray(array).astype(v.type.dtype.numpy))
     return found
 
@@ -168,7 +173,12 @@ LONG = 4800  # a capacity for which attention is spread over more blocks
 
 
 # Everything of the usual model, and of the others what differs: the emulator is slow.
-USUAL = {"bf16": tuple(CALLS), "no bias": ("many rows",), "no bias, 96": ("many rows",)}
+USUAL = {
+    "bf16": tuple(CALLS),
+    "int8 cache": ("prompt", "token", "long cache"),
+    "no bias": ("many rows",),
+    "no bias, 96": ("many rows",),
+}
 BRIEF = [(n, c) for n in MODELS for c in USUAL.get(n, ("prompt", "token"))]
 LONGER = [pytest.param(n, c, marks=pytest.mark.nightly) for n in MODELS for c in CALLS if (n, c) not in BRIEF]
 
@@ -201,7 +211,7 @@ def test_step(name: str, call: str, device_name: str) -> None:
 
 
 def _error(a: Any, exact: Any) -> float:
-    x, y = np.asarray(a, np.float64), np.asarray(exact, np.float64)
+    x, y = (unpacked_rows(t) if t.dtype == np.int8 else np.asarray(t, np.float64) for t in map(np.asarray, (a, exact)))
     assert x.shape == y.shape and np.isfinite(x).all()
     return float(np.linalg.norm(x - y) / max(float(np.linalg.norm(y)), 1e-6))
 
@@ -218,6 +228,14 @@ def test_variants_are_used() -> None:
             values = {"batch": batch, "seq": seq, "capacity": capacity, "hist": 3}
             used |= {choose_variant(v, values).name for v in source.variants.values()}
     assert {"row", "few8", "few32", "library", "decode", "decode_some", "decode_many", "decode_long", "prefill"} <= used
+
+
+def test_tokens_read_a_cache_in_8_bits_by_tensor_cores() -> None:
+    device = cuda_emulator.EmulatedDevice()
+    source = render_cuda(make_plan(model("int8 cache")[0], device.target), "test")
+    sizes = {"batch": 1, "seq": 1, "capacity": LONG, "hist": 3}
+    assert "decode_long" in {choose_variant(v, sizes).name for v in source.variants.values()}
+    assert "const int8_t *" in source.text
 
 
 @pytest.mark.parametrize("device_name", DEVICES)

@@ -125,10 +125,16 @@ MP_FN void mp_copy_row(float *to, const mp_view *v, const int64_t b, const int64
 {
     if (mp_dense(v) && dim % MP_LANES == 0) {
         const void *const row = mp_row(v, b, g, key);
-        for (int64_t i = 0; i < dim; i += MP_LANES) mp_vstore(to + i, mp_vload(v->type, row, i));
+        const mp_vec scale = mp_splat(mp_row_scale(v, row, dim));
+        for (int64_t i = 0; i < dim; i += MP_LANES) {
+            mp_vec wide = mp_vload(v->type, row, i);
+            if (v->type == MP_I8) wide *= scale;
+            mp_vstore(to + i, wide);
+        }
     } else {
+        const float scale = v->type == MP_I8 ? mp_row_scale(v, mp_row(v, b, g, key), dim) : 1.0f;
         MP_SIMD
-        for (int64_t i = 0; i < dim; ++i) to[i] = mp_at_f32(v, mp_place(v, b, g, key, i));
+        for (int64_t i = 0; i < dim; ++i) to[i] = mp_at_f32(v, mp_place(v, b, g, key, i)) * scale;
     }
     for (int64_t i = dim; i < line; ++i) to[i] = 0.0f;
 }

@@ -18,6 +18,7 @@ MP_FN void mp_attention_double(mp_run *run, const int t, const int T, const mp_a
             double dot = 0;
             MP_SIMD_SUM(dot)
             for (int64_t i = 0; i < a->dim; ++i) dot += query[i] * mp_at(&a->k, mp_place(&a->k, b, g, key, i));
+            if (a->k.type == MP_I8) dot *= (double)mp_row_scale(&a->k, mp_row(&a->k, b, g, key), a->dim);
             if (a->softcap > 0) dot = a->softcap * tanh(dot / a->softcap);
             if (a->has_mask) {
                 const int64_t place = mp_place(&a->mask, b, h, s, key);
@@ -32,9 +33,11 @@ MP_FN void mp_attention_double(mp_run *run, const int t, const int T, const mp_a
                 top = dot;
             }
             const double weight = exp(dot - top);
+            const double scale = (double)mp_row_scale(&a->v, mp_row(&a->v, b, g, key), a->value_dim);
+            const double scaled = a->v.type == MP_I8 ? weight * scale : weight;
             total += weight;
             MP_SIMD
-            for (int64_t i = 0; i < a->value_dim; ++i) sums[i] += weight * mp_at(&a->v, mp_place(&a->v, b, g, key, i));
+            for (int64_t i = 0; i < a->value_dim; ++i) sums[i] += scaled * mp_at(&a->v, mp_place(&a->v, b, g, key, i));
         }
         if (a->has_sinks && total != 0) total += exp(mp_at(&a->sinks, h * a->sinks.s0) - top);
         const double scale = total == 0 ? 0 : 1 / total;

@@ -34,7 +34,9 @@ MP_FN void mp_few_scores(const mp_attention *a, const int64_t b, const int64_t g
     const int64_t line = mp_whole(a->dim), size = mp_size(a->k.type), stride = a->k.s2 * size;
     const int vectors = mp_dense(&a->k) && a->dim % MP_LANES == 0, pairs = mp_keys_in_pairs(a), rows = a->rows;
     const int loads = pairs ? 2 : 1; /* vectors that one step reads of a row */
+    const int scaled = vectors && a->k.type == MP_I8;
     for (int64_t j = 0; j < count; j += MP_LANES) {
+        float scales[MP_LANES];
         for (int64_t l = 0; l < MP_LANES; l += rows) {
             mp_vec acc[MP_FEW_SUMS];
             const void *row[8];
@@ -45,6 +47,7 @@ MP_FN void mp_few_scores(const mp_attention *a, const int64_t b, const int64_t g
             MP_FULLY
             for (int r = 0; r < rows; ++r) {
                 row[r] = vectors ? mp_row(&a->k, b, g, from + mp_min(j + l + r, count - 1)) : copies + r * line;
+                if (scaled) scales[l + r] = mp_row_scale(&a->k, row[r], a->dim);
                 if (!vectors || !a->prefetch_keys) continue;
                 mp_prefetch_l1((const char *)row[r] + a->ahead * stride, a->dim * size);
                 mp_prefetch_l2((const char *)row[r] + a->far * stride, a->dim * size);
@@ -67,7 +70,11 @@ MP_FN void mp_few_scores(const mp_attention *a, const int64_t b, const int64_t g
             MP_FULLY
             for (int n = 0; n < rows * N; ++n) part[n % N * MP_LANES + l + n / N] = acc[n];
         }
-        for (int n = 0; n < N; ++n) mp_vstore(score + n * (a->chunk + MP_LANES) + j, mp_sums(part + n * MP_LANES));
+        for (int n = 0; n < N; ++n) {
+            mp_vec sums = mp_sums(part + n * MP_LANES);
+            if (scaled) sums *= mp_vload_f32(scales);
+            mp_vstore(score + n * (a->chunk + MP_LANES) + j, sums);
+        }
     }
 }
 
@@ -109,8 +116,11 @@ MP_FN void mp_few_values(const mp_attention *a, const int64_t b, const int64_t g
             MP_TWICE
             for (int64_t j = j0; j < j1; ++j) {
                 const char *row = (const char *)(copies + (j - j0) * line + i);
+                float scale = 1.0f;
                 if (vectors) {
-                    row = (const char *)mp_row(&a->v, b, g, from + j) + i * size;
+                    row = (const char *)mp_row(&a->v, b, g, from + j);
+                    scale = mp_row_scale(&a->v, row, a->value_dim);
+                    row += i * size;
                     mp_prefetch_l1(row + a->ahead * stride, wide * MP_LANES * size);
                     mp_prefetch_l2(row + a->far * stride, wide * MP_LANES * size);
                 }
@@ -127,7 +137,8 @@ MP_FN void mp_few_values(const mp_attention *a, const int64_t b, const int64_t g
                 }
                 MP_FULLY
                 for (int n = 0; n < N; ++n) {
-                    const mp_vec one = mp_splat(weight[n * (a->chunk + MP_LANES) + j]);
+                    const float part = weight[n * (a->chunk + MP_LANES) + j];
+                    const mp_vec one = mp_splat(a->v.type == MP_I8 ? part * scale : part);
                     MP_FULLY
                     for (int d = 0; d < wide; ++d) acc[n * wide + d] += one * values[d];
                 }
@@ -138,11 +149,19 @@ MP_FN void mp_few_values(const mp_attention *a, const int64_t b, const int64_t g
     }
 }
 
+#include "mp_attention_bytes.h"
+
 /* Keys [from, to) for one query and N heads of its group, from head n0 on: every row of keys and values is read once
  * for all of them. Leaves the weighted sums of values, the largest score and the total of the weights of each head. */
 MP_FN void mp_few_heads(const mp_attention *a, const int64_t b, const int64_t g, const int64_t s, const int64_t from,
                         const int64_t to, const int n0, const int N, float *room, float *sums, float *top, float *total)
 {
+#if defined(MP_BYTE_DOTS)
+    if (mp_few_bytes(a)) {
+        mp_few_byte_heads(a, b, g, s, from, to, n0, N, room, sums, top, total);
+        return;
+    }
+#endif
     const int64_t line = mp_whole(a->dim), scores = a->chunk + MP_LANES, count = to - from;
     float *const query = room, *const copies = query + N * line, *const score = copies + a->rows * line;
     float *const part = score + N * scores, *const values = part + N * MP_LANES * MP_LANES;

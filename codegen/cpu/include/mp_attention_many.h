@@ -81,7 +81,9 @@ MP_FN void mp_strip_copy_keys(const mp_attention *a, const mp_strip_state *s, co
         float *const row = s->rows + j * a->dim;
         mp_copy_row(row, &a->k, s->b, s->g, key, a->dim, a->dim);
         int bad = 0;
-        for (int64_t i = 0; mp_unseen(a, s, key) && i < a->value_dim; ++i)
+        const int unseen = mp_unseen(a, s, key), bytes = a->v.type == MP_I8;
+        if (unseen && bytes) bad = !isfinite(mp_row_scale(&a->v, mp_row(&a->v, s->b, s->g, key), a->value_dim));
+        for (int64_t i = 0; unseen && !bytes && i < a->value_dim; ++i)
             bad |= !isfinite(mp_at_f32(&a->v, mp_place(&a->v, s->b, s->g, key, i)));
         for (int64_t i = 0; bad && i < a->dim; ++i) row[i] = NAN;
     }

@@ -105,9 +105,38 @@ MP_FN int64_t mp_split(int64_t i) { return i / (2 * MP_LANES) * (2 * MP_LANES) +
 /* What scores are measured from: their maximum, or 0 where there is none, so that -inf - base stays -inf. */
 MP_FN mp_vec mp_vbase(mp_vec top) { return mp_vchoose(MP_BITS(top == mp_splat(-INFINITY)), mp_splat(0.0f), top); }
 
+/* Codes of a cache in 8 bits. */
+#if MP_LANES == 16 && defined(__AVX512F__)
+MP_FN mp_vec mp_vload_i8(const int8_t *p)
+{
+    return (mp_vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i_u *)p)));
+}
+#elif MP_LANES == 8 && defined(__AVX2__)
+MP_FN mp_vec mp_vload_i8(const int8_t *p)
+{
+    return (mp_vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i_u *)p)));
+}
+#elif MP_LANES == 4 && defined(__aarch64__)
+#include <arm_neon.h>
+MP_FN mp_vec mp_vload_i8(const int8_t *p)
+{
+    int32_t four;
+    memcpy(&four, p, sizeof four);
+    return (mp_vec)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four))))));
+}
+#else
+MP_FN mp_vec mp_vload_i8(const int8_t *p)
+{
+    float f[MP_LANES];
+    for (int i = 0; i < MP_LANES; ++i) f[i] = (float)p[i];
+    return mp_vload_f32(f);
+}
+#endif
+
 /* A vector of floats from a dense row of some type. */
 MP_FN mp_vec mp_vload(const int type, const void *row, const int64_t i)
 {
+    if (type == MP_I8) return mp_vload_i8((const int8_t *)row + i);
     if (type == MP_BF16) return mp_vload_bf16((const mp_bf16 *)row + i);
     if (type == MP_F16) return mp_vload_f16((const mp_f16 *)row + i);
     return mp_vload_f32((const float *)row + i);

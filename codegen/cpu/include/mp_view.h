@@ -42,6 +42,7 @@ MP_FN double mp_at(const mp_view *v, const int64_t place)
     if (v->type == MP_F32) return (double)((const float *)v->data)[place];
     if (v->type == MP_BF16) return (double)mp_load_bf16(((const mp_bf16 *)v->data)[place]);
     if (v->type == MP_F16) return (double)mp_load_f16(((const mp_f16 *)v->data)[place]);
+    if (v->type == MP_I8) return (double)((const int8_t *)v->data)[place];
     return ((const double *)v->data)[place];
 }
 MP_FN float mp_at_f32(const mp_view *v, const int64_t place) { return (float)mp_at(v, place); }
@@ -91,6 +92,15 @@ MP_FN const void *mp_row(const mp_view *v, int64_t i0, int64_t i1, int64_t i2)
 /* Whether rows can be read by vectors of floats: elements of up to 32 bits that are neighbours. */
 MP_FN int mp_dense(const mp_view *v)
 {
-    return !v->unstored && v->s3 == 1 && (v->type == MP_F32 || v->type == MP_F16 || v->type == MP_BF16);
+    const int fits = v->type == MP_F32 || v->type == MP_F16 || v->type == MP_BF16 || v->type == MP_I8;
+    return !v->unstored && v->s3 == 1 && fits;
+}
+
+/* What the elements of a row of a cache are multiplied with: in 8 bits a scale lies behind them (mp_cache_rows.h). */
+MP_FN float mp_row_scale(const mp_view *v, const void *row, const int64_t dim)
+{
+    float scale = 1.0f;
+    if (v->type == MP_I8) memcpy(&scale, (const char *)row + dim, sizeof scale);
+    return scale;
 }
 #endif

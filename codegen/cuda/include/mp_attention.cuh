@@ -10,6 +10,13 @@ MP_FN double mp_real_exp(double x) { return mp_exp(x); }
 MP_FN float mp_real_max(float a, float b) { return mp_maximum_f32(a, b); }
 MP_FN double mp_real_max(double a, double b) { return mp_maximum_f64(a, b); }
 
+MP_FN float mp_row_scale(const int8_t *p)
+{
+    float scale;
+    memcpy(&scale, p, sizeof scale);
+    return scale;
+}
+
 template <typename S, typename R, typename Query, typename Key, typename Value, typename Visible, typename Adjusted,
     typename Store>
 MP_FN void mp_attention(const int64_t first, const int64_t last, const Query &query_at, const Key &key_at,
