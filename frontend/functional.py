@@ -693,13 +693,16 @@ def route(
     groups: int = 1,
     kept_groups: int = 1,
     scale: float = 1.0,
+    gates: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """The k best experts of each row of scores [rows, experts]: shares f32 and numbers i64, [rows, k] each.
 
     Shares are a softmax of the scores or each one's sigmoid, divided by their sum if `normalize`, times `scale`. A bias
-    counts for the choice alone; of `groups` of experts the kept_groups with the best one are chosen from.
+    counts for the choice alone; of `groups` of experts the kept_groups with the best one are chosen from. The last
+    `gates` scores are those of shared experts: their sigmoids are shares behind the others, [rows, k + gates].
     """
     given = {"k": k, "score": score, "normalize": normalize, "groups": groups, "kept_groups": kept_groups}
+    given["gates"] = gates
     share, ids = call("route", scores, bias, **given, scale=float(scale))
     return share, ids
 

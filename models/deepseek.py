@@ -32,6 +32,7 @@ from monoplan.models.moe import (
     Matrices,
     MixtralConfig,
     experts_from_gguf,
+    weighted_sum,
 )
 from monoplan.models.rotary import RopeRows
 
@@ -197,8 +198,8 @@ class DeepseekMoe(Module):
             scores, k=self.choices, normalize=False, groups=groups, kept_groups=self.kept, scale=self.scale
         )
         y = self.experts(rows, ids).view(batch, seq, self.choices, hidden)
-        y = (y * share.view(batch, seq, self.choices, 1)).sum(2).to(x.dtype)
-        return y + self.shared_experts(x)  # type: ignore[no-any-return]
+        y = weighted_sum(y, share.view(batch, seq, self.choices, 1)) + self.shared_experts(x)
+        return y.to(x.dtype)  # type: ignore[no-any-return]
 
 
 class DeepseekDecoderLayer(LlamaDecoderLayer):

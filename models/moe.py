@@ -151,6 +151,13 @@ class Experts(Module):
         return F.expert_linear(y, down.weight, ids, bias=down.bias)
 
 
+def weighted_sum(y: Tensor, share: Tensor) -> Tensor:
+    """(y * share).sum(2) as pointwise ops: a product beside the experts then adds them as it is stored."""
+    choices = range(int(y.shape[2]))
+    products = [y.narrow(2, j, 1).squeeze(2) * share.narrow(2, j, 1).squeeze(2) for j in choices]
+    return sum(products[1:], products[0])
+
+
 class SparseMLP(Module):
     """The sum of the chosen experts' results, times the router's probabilities."""
 
@@ -168,18 +175,18 @@ class SparseMLP(Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, seq, hidden = x.shape
         rows = x.reshape(batch * seq, hidden)
-        if self.has_shared:  # the gate of the shared expert is one more score: one product for both
-            weight = F.cat([self.gate.weight, self.shared_expert_gate.weight], 0)
-            scores, gate = F.linear(rows, weight).float().split([self.count, 1], -1)
+        shared = int(self.has_shared)
+        if shared:  # the gate of the shared expert is one more score: one product for both
+            scores = F.linear(rows, F.cat([self.gate.weight, self.shared_expert_gate.weight], 0)).float()
         else:
             scores = self.gate(rows).float()
-        share, ids = F.route(scores, k=self.choices, normalize=self.normalized)
+        share, ids = F.route(scores, k=self.choices, normalize=self.normalized, gates=shared)
         y = self.experts(rows, ids).view(batch, seq, self.choices, hidden)
-        y = (y * share.view(batch, seq, self.choices, 1)).sum(2).to(x.dtype)
-        if not self.has_shared:
-            return y  # type: ignore[no-any-return]
-        gate = F.sigmoid(gate).view(batch, seq, 1).to(x.dtype)
-        return y + gate * self.shared_expert(x)  # type: ignore[no-any-return]
+        share = share.view(batch, seq, self.choices + shared, 1)
+        if not shared:
+            return (y * share).sum(2).to(x.dtype)  # type: ignore[no-any-return]
+        share, gate = share.split([self.choices, 1], 2)
+        return (weighted_sum(y, share) + gate.squeeze(2) * self.shared_expert(x)).to(x.dtype)  # type: ignore[no-any-return]
 
 
 class MoeDecoderLayer(LlamaDecoderLayer):

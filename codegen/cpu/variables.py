@@ -374,6 +374,8 @@ def route(k: Route) -> Variables:
             "fields": ", ".join(f".{name} = {value}" for name, value in sizes.items()),
             "factor": f"{c_literal(a['scale'], f32)}{' / sum' if a['normalize'] else ''}",
             "store_share": k.operand("share").store("chance", f32, "r", "j"),
+            "gates": a["gates"],
+            "store_gate": k.operand("share").store("gate", f32, "r", f"({k.choices} + e - {k.experts})"),
             "store_id": k.operand("ids").store("id", i64, "r", "j"),
         }
     }

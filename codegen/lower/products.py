@@ -427,8 +427,9 @@ def lower_route(lo: Lowerer, op: Op) -> None:
     """The choice of experts; the probabilities of all of a row lie in scratch memory."""
     x, bias = op.operands
     assert x is not None
-    rows, experts = x.type.shape
-    assert isinstance(experts, int)
+    rows, columns = x.type.shape
+    assert isinstance(columns, int)
+    experts = columns - op.attrs["gates"]
     operands = [Operand("x", lo.read(x))] + ([] if bias is None else [Operand("bias", lo.dense(lo.read(bias)))])
     operands += [Operand(n, lo.destination(r), written=True) for n, r in zip(("share", "ids"), op.results, strict=True)]
     chances = Operand("chances", lo.fresh(f32, (rows, experts), "scratch"), written=True)

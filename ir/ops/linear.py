@@ -114,33 +114,36 @@ MOST_GROUPS = 64
 
 def _route_type(
     scores: TensorType, bias: TensorType | None, *, k: int, score: str, normalize: bool, groups: int, kept_groups: int,
-    scale: float,
+    scale: float, gates: int,
 ) -> tuple[TensorType, TensorType]:  # fmt: skip
     require(scores.dtype == f32 and scores.rank == 2, f"route: scores must be f32 [rows, experts], got {scores}")
-    experts = scores.shape[1]
-    require(isinstance(experts, int), f"route: the number of experts is a constant, got {scores}")
-    assert isinstance(experts, int)
+    columns = scores.shape[1]
+    require(isinstance(columns, int), f"route: the number of experts is a constant, got {scores}")
+    assert isinstance(columns, int)
+    require(0 <= gates < columns, f"route: {gates} of {columns} scores can't be gates")
+    experts = columns - gates
     require(bias is None or bias == TensorType(f32, (experts,)), f"route: bias must be f32 [{experts}], got {bias}")
     require(score in SCORES, f"route: score={score!r} is not one of {', '.join(map(repr, SCORES))}")
     whole = 0 < groups <= MOST_GROUPS and experts % groups == 0 and 0 < kept_groups <= groups
     require(whole, f"route: {kept_groups} of {groups} groups of {experts} experts can't be kept")
     most = experts // groups * kept_groups
     require(0 < k <= most, f"route: {k} of {most} experts can't be chosen")
-    shape = (scores.shape[0], k)
-    return TensorType(f32, shape), TensorType(i64, shape)
+    return TensorType(f32, (scores.shape[0], k + gates)), TensorType(i64, (scores.shape[0], k))
 
 
 @op(_route_type, "route")
 def route(
     scores: Array, bias: Array | None = None, *, k: int, score: str = "softmax", normalize: bool = True,
-    groups: int = 1, kept_groups: int = 1, scale: float = 1.0,
+    groups: int = 1, kept_groups: int = 1, scale: float = 1.0, gates: int = 0,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The k experts of each row with the best probabilities, and these: the best first, ties to the lowest number.
 
     Probabilities are a softmax of the scores, or each one's sigmoid; with `normalize` those of the chosen are divided
     by their sum, then multiplied by `scale`. A bias counts for the choice alone. Of several groups of experts only the
-    kept_groups with the best expert are chosen from.
+    kept_groups with the best expert are chosen from. The last `gates` scores are no experts': their sigmoids follow the
+    probabilities of the chosen.
     """
+    scores, behind = np.split(scores, [scores.shape[1] - gates], 1)
     shifted = np.exp(scores - scores.max(1, keepdims=True))
     p = shifted / shifted.sum(1, keepdims=True) if score == "softmax" else 1 / (1 + np.exp(-scores))
     rank = p if bias is None else p + bias
@@ -151,4 +154,4 @@ def route(
     ids = np.argsort(-rank, axis=1, kind="stable")[:, :k]
     share = np.take_along_axis(p, ids, 1)
     share = share / share.sum(1, keepdims=True) if normalize else share
-    return share * scale, ids
+    return np.concatenate([share * scale, 1 / (1 + np.exp(-behind))], 1), ids

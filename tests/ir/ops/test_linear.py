@@ -155,9 +155,19 @@ def test_route_chooses_the_best_experts(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(share, p[:, 7:], rtol=1e-5)  # the bias counts for the choice alone
 
 
+def test_gates_are_sigmoids_behind_the_shares(rng: np.random.Generator) -> None:
+    scores = rng.standard_normal((4, 7)).astype(np.float32)
+    share, ids = run("route", scores, k=2, gates=1)
+    wanted, experts = run("route", scores[:, :6], k=2)
+    np.testing.assert_allclose(share, np.hstack([wanted, 1 / (1 + np.exp(-scores[:, 6:]))]), rtol=1e-6)
+    np.testing.assert_array_equal(ids, experts)
+
+
 def test_route_refuses_what_can_not_be_chosen() -> None:
     x = tensor_type("f32", "n", 8)
     refuses("9 of 8 experts can't be chosen", "route", x, k=9)
+    refuses("8 of 8 scores can't be gates", "route", x, k=1, gates=8)
+    refuses("8 of 7 experts can't be chosen", "route", x, k=8, gates=1)
     refuses("3 of 2 experts can't be chosen", "route", x, k=3, groups=4, kept_groups=1)
     refuses("of 3 groups of 8 experts can't be kept", "route", x, k=1, groups=3)
     refuses("score='tanh' is not one of", "route", x, k=1, score="tanh")
