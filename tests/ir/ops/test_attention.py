@@ -297,4 +297,7 @@ def test_kv_update_refusals() -> None:
     refuses("the cache is", "kv_update", tensor_type("f32", "b", "c", 8), rows, n)
     refuses(r"must be integers \[batch\]", "kv_update", cache, rows, tensor_type("f32", "b"))
     refuses(r"must be integers \[batch\]", "kv_update", cache, rows, n, tensor_type("i32", "s"))
-    refuses("needs floats", "kv_update", tensor_type("i8", "b", 2, "c", 8), tensor_type("i8", "b", "s", 2, 8), n)
+    refuses("needs floats", "kv_update", tensor_type("i16", "b", 2, "c", 8), tensor_type("i16", "b", "s", 2, 8), n)
+    bytes_ = tensor_type("i8", "b", 2, "c", 12)  # codes, and a scale behind them
+    assert infer("kv_update", bytes_, rows, n) == bytes_
+    refuses("needs floats", "kv_update", bytes_, tensor_type("i8", "b", "s", 2, 8), n)
