@@ -43,7 +43,7 @@ from monoplan.codegen.target import Target
 from monoplan.codegen.views import Buffer, whole
 from monoplan.ir.dims import Dim
 from monoplan.ir.expr import Arg
-from monoplan.ir.types import DType, bf16, f16, f32, product
+from monoplan.ir.types import DType, bf16, f16, f32, i8, product
 
 if TYPE_CHECKING:
     from monoplan.codegen.cuda.render import Renderer
@@ -169,7 +169,7 @@ def narrowed(items: Items) -> dict[Buffer, Buffer]:
         for o in (*k.operands, *k.scratch):
             buffer, part = o.view.buffer.root, o.view.buffer.of is not None
             if o.written:
-                own = isinstance(k, Linear | Attention | Norm) and o.name == "y" and not part
+                own = isinstance(k, Linear | Attention | Norm | Rope) and o.name == "y" and not part
                 makers.setdefault(buffer, []).append(own)
             else:
                 readers.setdefault(buffer, []).append(None if part else _wanted(k, o))
@@ -193,6 +193,8 @@ def _wanted(k: Kernel, o: Operand) -> DType | None:
         dtype = k.format.x_dtype
     elif isinstance(k, Attention) and o.name == "q":
         dtype = k.operand("k").dtype
+        if dtype == i8:  # rounds more than that
+            dtype = bf16
     else:
         return None
     return dtype if dtype in (bf16, f16) else None

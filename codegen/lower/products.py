@@ -199,7 +199,7 @@ def _packed_product(lo: Lowerer, op: Op, x: Value, weight: Value) -> View:
 
 def _product(lo: Lowerer, op: Op, x: Value, weight: Value, into: View | None) -> View:
     """linear(norm(x), weight, bias) by a norm kernel (if any) and a matmul; half floats stay f32 in between."""
-    if weight.type.dtype.is_low_bit and into is None:
+    if into is None and (weight.type.dtype.is_low_bit or can_pack(lo, x, weight)):
         return _packed_product(lo, op, x, weight)
     xs = lo.read(x)
     if op.attrs.get("norm", "none") != "none":
