@@ -297,6 +297,24 @@ class KVUpdate(Kernel):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Heads(Kernel):
+    """Heads of q, k and v in x [b, s, columns]: q and k normed, over each head or over all of them (`whole`), and
+    rotated; q goes to y, k and v to their caches."""
+
+    batch: Dim
+    seq: Dim
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotary: int
+    algo: str
+    norm: str
+    whole: bool
+    eps: float
+    family: str = field(default="heads", init=False)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Scan(Kernel):
     """Running sums, products or extremes along the inner dimension."""
 

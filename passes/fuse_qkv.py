@@ -10,7 +10,7 @@ from monoplan.ir.builder import make_op
 from monoplan.ir.dims import equal
 from monoplan.ir.errors import TypeRuleError
 from monoplan.ir.graph import Graph, Op, Value, definitions
-from monoplan.ir.ops.fused import qkv_rope_cache
+from monoplan.ir.ops.fused import heads_rope_cache, qkv_rope_cache
 from monoplan.ir.types import bf16, f16, f32
 from monoplan.passes.manager import Notes, Pass
 from monoplan.passes.pattern import Readers, distinct_readers, param_values, too_many
@@ -66,8 +66,11 @@ def fuse_qkv(graph: Graph, notes: Notes) -> Graph:
         try:
             last, made = _fuse(cut, source, beside, defs, facts)
         except _Refused as reason:
-            notes.missed("fuse-qkv", source, str(reason))
-            continue
+            try:
+                last, made = _fuse_behind(cut, facts)
+            except _Refused as other:
+                notes.missed("fuse-qkv", source, f"{reason}; behind the product: {other}")
+                continue
         replaced[last] = made
         notes.fired("fuse-qkv", made)
     if not replaced:
@@ -161,6 +164,84 @@ def _fuse(cut: Op, source: Op, beside: Op | None, defs: Mapping[Value, Op], fact
     if tuple(r.type for r in made.results) != tuple(r.type for r in results):
         raise _Refused("the fused op would have other types")
     return last, Op(made.opdef, made.operands, made.attrs, results, source.loc)
+
+
+def _fuse_behind(cut: Op, facts: _Facts) -> tuple[Op, Op]:
+    """Norms that the product can't have, over all heads or with a weight for each: all but the product is one op."""
+    x = cut.operands[0]
+    if x is None or len(cut.results) != 3:
+        raise _Refused("the product has not all of q, k and v")
+    (q, q_norm), (k, k_norm) = (_follow_norm(part, facts) for part in cut.results[:2])
+    v = _follow(cut.results[2], facts.readers)
+    if q.rope is None or k.rope is None or v.rope is not None or v.norm is not None or q.norm is None or k.norm is None:
+        raise _Refused("q and k must be normed and rotated, v must not")
+    if q.rope.operands[1:] != k.rope.operands[1:] or dict(q.rope.attrs) != dict(k.rope.attrs):
+        raise _Refused("q and k are rotated by different tables or positions")
+    kinds = [(n.name, n.attrs["eps"], n.result.type.rank) for n in (q.norm, k.norm)]
+    if kinds[0] != kinds[1]:
+        raise _Refused("the norms of q and k differ")
+    k_write, v_write = (_write(h.result, facts.readers) for h in (k, v))
+    if k_write.operands[2:] != v_write.operands[2:] or k.heads != v.heads:
+        raise _Refused("k and v go to different positions of their caches, or differ in heads")
+    last = max((q.rope, k_write, v_write), key=lambda op: facts.place[op])
+    results = (q.rope.result, k_write.result, v_write.result)
+    _check_order(last, [cut], results, facts)
+    operands = [
+        x,
+        *q.rope.operands[1:4],
+        k_write.operands[0],
+        v_write.operands[0],
+        k_write.operands[2],
+        q_norm,
+        k_norm,
+        *k_write.operands[3:],
+    ]
+    attrs = {
+        "heads": q.heads,
+        "kv_heads": k.heads,
+        "algo": q.rope.attrs["algo"],
+        "norm": "rms" if kinds[0][0] == "rms_norm" else "layer",
+        "whole": kinds[0][2] == 3,
+        "eps": kinds[0][1],
+    }
+    try:
+        made = make_op(heads_rope_cache, operands, attrs, loc=q.norm.loc, fresh=str)
+    except TypeRuleError as error:
+        raise _Refused(error.what) from None
+    if tuple(r.type for r in made.results) != tuple(r.type for r in results):
+        raise _Refused("the fused op would have other types")
+    return last, Op(made.opdef, made.operands, made.attrs, results, q.norm.loc)
+
+
+def _follow_norm(part: Value, facts: _Facts) -> tuple[_Head, Value]:
+    """From a part of the split through a norm over all heads, or one of each with weights [heads, dim], to its
+    rotation; and the weight of the norm."""
+    readers = facts.readers
+    first = _only(part, readers)
+    if first.name in ("rms_norm", "layer_norm") and first.attrs["dims"] == 1:
+        weight = first.operands[1]
+        head = _follow(first.result, readers)
+        if head.norm is not None:
+            raise _Refused(f"{part} has two norms")
+        found = _Head(head.heads, first, head.rope, head.result)
+    else:
+        shaped = _only(part, readers)
+        norm = _only(shaped.result, readers)
+        if shaped.name != "reshape" or norm.name != "layer_norm" or norm.attrs["dims"] != 1 or norm.operands[1]:
+            raise _Refused(f"{part} is not normed in a way that is known")
+        times = _only(norm.result, readers)
+        weight = next((v for v in times.reads if v is not norm.result), None) if times.name == "mul" else None
+        rope = _only(times.result, readers)
+        heads = shaped.result.type.shape[2] if shaped.result.type.rank == 4 else None
+        if rope.name != "rope" or rope.operands[0] is not times.result or not isinstance(heads, int):
+            raise _Refused(f"{part} is not rotated")
+        found = _Head(heads, norm, rope, rope.result)
+    assert found.norm is not None
+    if len(found.norm.operands) > 2 and found.norm.operands[2] is not None:
+        raise _Refused("the norm has a bias")
+    if weight is None or weight not in facts.fixed:
+        raise _Refused("the norm has no constant weight")
+    return found, weight
 
 
 def _only(v: Value, readers: Readers) -> Op:

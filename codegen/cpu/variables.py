@@ -22,6 +22,7 @@ from monoplan.codegen.kernels import (
     Conv,
     Experts,
     Gather,
+    Heads,
     Kernel,
     KVUpdate,
     Linear,
@@ -226,6 +227,40 @@ def rope(k: Rope) -> Variables:
             "store_first": y.store("a * c - b * s", wide, *index, f"({first})"),
             "store_second": y.store("a * s + b * c", wide, *index, f"({second})"),
             "store_rest": y.store(x.at(*index, "i"), wide, *index, "i"),
+        }
+    }
+
+
+def heads(k: Heads) -> Variables:
+    y, kc, vc, table = (k.operand(n) for n in ("y", "k_cache", "v_cache", "sin"))
+    first, second = ("2 * i", "2 * i + 1") if k.algo == "gpt_j" else ("i", "i + HALF")
+    flat = len(k.operand("q_norm").shape) == 1
+
+    def weight(name: str, head: str) -> str:
+        return k.operand(name).at(*([f"({head} * DIM + j)"] if flat else [head, "j"]))
+
+    return {
+        "turning": {
+            "limit": table.shape[0],
+            "capacity": kc.shape[2],
+            "position": k.operand("positions").at("b0", "s0"),
+            "length": k.operand("lengths").at("b0"),
+            "count": f"(int64_t){k.operand('valid').at('b0')}" if k.has("valid") else c_dim(k.seq),
+            "pages": written_pages(kc, "b0"),
+            # what a norm is over begins with this head, and has so many numbers
+            "begins": "(head == 0 || head == HEADS)" if k.whole else "1",
+            "size": "(head < HEADS ? HEADS : KV) * DIM" if k.whole else "DIM",
+            "eps": c_literal(k.eps, f32),
+            "x": k.operand("x").at("b0", "s0", "i"),
+            "q_weight": weight("q_norm", "head"),
+            "k_weight": weight("k_norm", "kv"),
+            "sin": table.at("angle", "i"),
+            "cos": k.operand("cos").at("angle", "i"),
+            "first": first,
+            "second": second,
+            "store_q": y.store("sums[j]", f32, "b0", "s0", "head", "j"),
+            "store_k": kc.store("sums[j]", f32, "b0", "kv", "at", "j"),
+            "store_v": vc.store("sums[j]", f32, "b0", "kv", "at", "j"),
         }
     }
 

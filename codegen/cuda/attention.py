@@ -8,7 +8,7 @@ from monoplan.codegen.backend import Variables
 from monoplan.codegen.cuda.launches import Between, Launch, Variant, Word, ceil_div, pointer_word
 from monoplan.codegen.cuda.schedule import CudaAttention, DecodeVariant, tuned
 from monoplan.codegen.cuda.variables import attention
-from monoplan.codegen.kernels import Attention, KVUpdate, Linear
+from monoplan.codegen.kernels import Attention, Heads, KVUpdate, Linear
 from monoplan.ir.dims import Dim
 
 if TYPE_CHECKING:
@@ -82,6 +82,6 @@ def stable_past(plan: Plan, k: Attention) -> bool:
             ):
                 return False
             if (b.table_kind or b.kind, b.table or b.index) in caches:
-                if not isinstance(other, Linear | KVUpdate) or other.operand("lengths").view.buffer is not past:
+                if not isinstance(other, Linear | KVUpdate | Heads) or other.operand("lengths").view.buffer is not past:
                     return False
     return all(kind == "input" for kind, _ in caches)

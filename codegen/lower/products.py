@@ -5,7 +5,7 @@ from __future__ import annotations
 from monoplan.codegen.cpu.schedule_linear import TILE_ROWS, blocking, experts_layout, few_rows, linear_layout
 from monoplan.codegen.expressions import compute_type
 from monoplan.codegen.formats import choose_format, format_of
-from monoplan.codegen.kernels import Experts, KVUpdate, Linear, Matmul, Norm, Reduce, Rope, Route
+from monoplan.codegen.kernels import Experts, Heads, KVUpdate, Linear, Matmul, Norm, Reduce, Rope, Route
 from monoplan.codegen.lower.lowerer import Lowerer, expanded_rows, lowers, rows_by_columns
 from monoplan.codegen.operands import Body, Operand
 from monoplan.codegen.views import View, whole
@@ -420,6 +420,26 @@ def _lower_general_qkv(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
     for cache, rows in zip(caches, (turned(k, "k_norm", None), v), strict=True):
         operands = (Operand("rows", rows), *counts, Operand("cache", cache, written=True))
         lo.emit(KVUpdate(op=op, operands=operands, capacity=cache.shape[2]))
+
+
+@lowers("heads_rope_cache")
+def lower_heads(lo: Lowerer, op: Op) -> None:
+    """Norms and rotation of q and k, and the cache writes, of a product that stands by itself."""
+    x, positions, sin = (op.operand(n) for n in ("x", "positions", "sin"))
+    assert x is not None and positions is not None and sin is not None
+    batch, seq = x.type.shape[:2]
+    kc, vc, half = lo.inplace_view(op, 1), lo.inplace_view(op, 2), sin.type.shape[1]
+    assert isinstance(kc.shape[3], int) and isinstance(half, int)
+    operands = [Operand("x", lo.read(x)), Operand("positions", lo.read(positions).expanded((batch, seq)))]
+    for name in ("sin", "cos", "lengths", "valid", "q_norm", "k_norm", "table"):
+        if (v := op.operand(name)) is not None:
+            operands.append(Operand(name, lo.dense(lo.read(v))))
+    if operands[-1].name == "table":
+        kc, vc = kc.paged(operands[-1].view), vc.paged(operands[-1].view)
+    operands += [Operand("k_cache", kc, written=True), Operand("v_cache", vc, written=True)]
+    operands.append(Operand("y", lo.destination(op.results[0]), written=True))
+    sizes = {"batch": batch, "seq": seq, "head_dim": kc.shape[3], "rotary": 2 * half}
+    lo.emit(Heads(op=op, operands=tuple(operands), **sizes, **op.attrs))  # type: ignore[arg-type]
 
 
 @lowers("route")

@@ -185,8 +185,16 @@ def _may_write(body: Graph, value: Value, out: Value, wanted: set[Value]) -> boo
     if not same.isdisjoint(wanted) or last > made:
         return False
     maker = body.ops[made]
-    alike = maker.opdef.kind in ("pointwise", "fused_pointwise") and value.type == out.type
-    return last < made or (alike and same.intersection(maker.reads) == {value})
+    alike = maker.opdef.kind in ("pointwise", "fused_pointwise") or _is_residual(maker, value)
+    return last < made or (alike and value.type == out.type and same.intersection(maker.reads) == {value})
+
+
+def _is_residual(maker: Op, value: Value) -> bool:
+    """Whether a product reads a value only as the first of what its epilogue adds to it, element by element."""
+    first = len(maker.opdef.operand_names)
+    if maker.name != "fused_linear" or maker.attrs["gated"] or maker.operands[first : first + 1] != (value,):
+        return False
+    return maker.operands.count(value) == 1
 
 
 def _turn_view(lowerer: Lowerer, view: View, turn: int) -> View:

@@ -19,7 +19,7 @@ from monoplan.ir.ops.index import _embedding_type, embedding
 from monoplan.ir.ops.linear import _matmul_type, linear, matmul
 from monoplan.ir.ops.reduce import layer_norm, rms_norm
 from monoplan.ir.rules import broadcast, linear_type, norm_type, normalized_axes, reduced_shape
-from monoplan.ir.types import TensorType, i64, promote
+from monoplan.ir.types import TensorType, bf16, f16, f32, i64, promote
 
 NORMS = ("none", "rms", "layer")
 
@@ -342,6 +342,81 @@ def qkv_rope_cache(
     q = q if q_norm is None else rms_norm.reference(q, q_norm, eps=qk_eps)
     k = k if k_norm is None else rms_norm.reference(k, k_norm, eps=qk_eps)
     q, k = (rope.reference(t, positions, sin, cos, algo=algo) for t in (q, k))
+    k_cache, v_cache = (kv_update.reference(c, t, lengths, valid, table) for c, t in ((k_cache, k), (v_cache, v)))
+    return q, k_cache, v_cache
+
+
+def _heads_type(
+    x: TensorType,
+    positions: TensorType,
+    sin: TensorType,
+    cos: TensorType,
+    k_cache: TensorType,
+    v_cache: TensorType,
+    lengths: TensorType,
+    q_norm: TensorType,
+    k_norm: TensorType,
+    valid: TensorType | None,
+    table: TensorType | None,
+    *,
+    heads: int,
+    kv_heads: int,
+    algo: str,
+    norm: str,
+    whole: bool,
+    eps: float,
+) -> tuple[TensorType, TensorType, TensorType]:
+    name, dim = "heads_rope_cache", k_cache.shape[-1]
+    require(norm in ("rms", "layer"), f"{name}: norm={norm!r} is not one of 'rms', 'layer'")
+    require(isinstance(dim, int), f"{name}: the length of a head is a constant, got {k_cache}")
+    assert isinstance(dim, int)
+    fits = x.rank == 3 and equal(x.shape[-1], (heads + 2 * kv_heads) * dim)
+    require(fits, f"{name}: {x} is not [batch, seq, {heads} + 2 x {kv_heads} heads of {dim}]")
+    require(all(t.dtype in (f32, bf16, f16) for t in (x, k_cache, v_cache)), f"{name} takes f32, bf16 and f16, got {x}")
+    for weight, count in ((q_norm, heads), (k_norm, kv_heads)):
+        good = weight.dtype.is_float and weight.shape in ((count * dim,), (count, dim))
+        require(good, f"{name}: the weight of a norm must have {count * dim} numbers, got {weight}")
+    q, k = (x.with_shape((*x.shape[:2], n, dim)) for n in (heads, kv_heads))
+    for cache in (k_cache, v_cache):
+        _kv_type(cache, k, lengths, valid, table)
+    _rope_type(q, positions, sin, cos, algo=algo)
+    return q, k_cache, v_cache
+
+
+@op(_heads_type, "heads_rope_cache", inplace={1: "k_cache", 2: "v_cache"})
+def heads_rope_cache(
+    x: Array,
+    positions: Array,
+    sin: Array,
+    cos: Array,
+    k_cache: Array,
+    v_cache: Array,
+    lengths: Array,
+    q_norm: Array,
+    k_norm: Array,
+    valid: Array | None = None,
+    table: Array | None = None,
+    *,
+    heads: int,
+    kv_heads: int,
+    algo: str,
+    norm: str,
+    whole: bool,
+    eps: float,
+) -> tuple[Array, Array, Array]:
+    """x cut into heads of q, k and v; q and k normed, over each head or over all of them, and rotated; k and v into
+    their caches. The norms have a weight for each number of each head."""
+    dim = k_cache.shape[-1]
+    parts = np.split(x, [heads * dim, (heads + kv_heads) * dim], axis=-1)
+    q, k, v = (part.reshape(*x.shape[:2], -1, dim) for part in parts)
+
+    def normed(part: Array, weight: Array) -> Array:
+        axes = (-2, -1) if whole else (-1,)
+        centred = part - part.mean(axes, keepdims=True) if norm == "layer" else part
+        scale = 1 / np.sqrt(np.mean(centred**2, axes, keepdims=True) + eps)
+        return centred * scale * weight.reshape(part.shape[-2:])
+
+    q, k = (rope.reference(normed(t, w), positions, sin, cos, algo=algo) for t, w in ((q, q_norm), (k, k_norm)))
     k_cache, v_cache = (kv_update.reference(c, t, lengths, valid, table) for c, t in ((k_cache, k), (v_cache, v)))
     return q, k_cache, v_cache
 

@@ -463,6 +463,36 @@ case("linear_argmax", "T[7]", arg("T[20, 7]", param=True))
 case("linear_argmax", "T[s, 24]", "T[50, 24]", None, _G, _G, norm="layer", eps=1e-5)
 _CACHES = ("T[b, 2, 13, 8]", "f32[b, 2, 13, 8]", _LENGTHS)
 _QKV: dict[str, Any] = {"heads": 4, "kv_heads": 2, "scale": 24}
+_HEADS = {"heads": 4, "kv_heads": 2, "eps": 1e-3, "only": "f32 bf16 f16"}
+case(
+    "heads_rope_cache",
+    "T[b, s, 64]",
+    _POSITIONS,
+    _TABLE,
+    _TABLE,
+    *_CACHES,
+    arg("T[32]", param=True),
+    arg("T[16]", param=True),
+    arg("i64[b]", values=[1, 0, 1]),
+    algo="gpt_neox",
+    norm="rms",
+    whole=True,
+    **_HEADS,
+)
+case(
+    "heads_rope_cache",
+    "T[b, s, 64]",
+    arg("i32[s]", 0, 15),
+    arg("f32[16, 2]", -1, 1),
+    arg("f32[16, 2]", -1, 1),
+    *_CACHES,
+    "T[4, 8]",
+    "T[2, 8]",
+    algo="gpt_j",
+    norm="layer",
+    whole=False,
+    **_HEADS,
+)
 case("qkv_rope_cache", _X, arg("T[64, 24]", param=True), _POSITIONS, _TABLE, _TABLE, *_CACHES, algo="gpt_neox", **_QKV)
 case(
     "qkv_rope_cache",

@@ -56,6 +56,7 @@ MODELS: dict[str, tuple[str, int, int, int, dict[str, Any]]] = {
     "gpt2": ("bfloat16", 2, 2, 64, {"model_type": "gpt2", "hidden_act": "gelu_new"}),
     "phi3": ("bfloat16", 4, 2, 64, {"model_type": "phi3", "partial_rotary_factor": 0.75, "attention_bias": False}),
     "cohere": ("float32", 4, 2, 32, {"model_type": "cohere", "norm_heads": True}),
+    "olmo3": ("bfloat16", 4, 2, 64, {"model_type": "olmo3", "attention_bias": False, "sliding_window": 7}),
     "mixtral": ("bfloat16", 2, 1, 64, {"model_type": "mixtral", "attention_bias": False}),
     "deepseek": (
         "bfloat16", 2, 2, 32,

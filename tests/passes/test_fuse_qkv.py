@@ -225,3 +225,48 @@ def test_a_model_without_caches() -> None:
     text = graph(body, outputs="%y, %v1").replace("attention(%q3, %ku, %vu", "attention(%q3, %kc, %vc")
     text = text.replace("return %y, %v1", "return %y, %v1, %k3")
     refuses(FUSE_QKV, text)
+
+
+def normed_behind(kind: str) -> str:
+    """Norms that the product can't have: over all heads (rms), or of each head with weights [heads, dim] (layer)."""
+    body = []
+    for line in lines(valid="%valid"):
+        part = line[1]
+        if kind == "rms" and line[1:].startswith(("q1 = reshape", "k1 = reshape")):
+            size = 4 * HEADS[part]
+            body.append(f"%{part}0 = rms_norm(%{part}, %n{part}) {{eps=1e-06, dims=1}} : f32[batch, seq, {size}]")
+            line = line.replace(f"reshape(%{part})", f"reshape(%{part}0)")
+        elif kind == "layer" and line[1:].startswith(("q3 = rope", "k3 = rope")):
+            rows = f"f32[batch, seq, {HEADS[part]}, 4]"
+            body.append(f"%{part}2 = layer_norm(%{part}1, _, _) {{eps=1e-06, dims=1}} : {rows}")
+            body.append(f"%{part}4 = mul(%{part}2, %n{part}) : {rows}")
+            line = line.replace(f"rope(%{part}1", f"rope(%{part}4")
+        body.append(line)
+    text, sizes = graph(body), ("[16]", "[8]") if kind == "rms" else ("[4, 4]", "[2, 4]")
+    for name, size in zip(("nq", "nk"), sizes, strict=True):
+        text = text.replace(f"%{name}: f32[4]", f"%{name}: f32{size}")
+    return text
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_norms_behind_the_product(kind: str) -> None:
+    after = fires(FUSE_QKV, normed_behind(kind), count=1)
+    op = after.ops[1]
+    assert names(after) == ["linear", "heads_rope_cache", "attention"]
+    assert (op.attrs["norm"], op.attrs["whole"]) == (kind, kind == "rms") and op.operand("valid") is not None
+
+
+def test_norms_that_stay_where_they_are() -> None:
+    text = normed_behind("rms")
+    refuses(FUSE_QKV, text.replace("{eps=1e-06", "{eps=1e-05", 1), "the norms of q and k differ")
+    refuses(FUSE_QKV, text.replace("%y, %ku ->", "%y, %q0, %ku ->"), "%q0 has 2 readers")
+    refuses(
+        FUSE_QKV, text.replace("rope(%k1, %positions, %sin, %cos)", "rope(%k1, %positions, %cos, %sin)"), "different"
+    )
+    mixed = text.replace("%k0 = rms_norm(%k, %nk)", "%k0 = layer_norm(%k, %nk, _)")
+    refuses(FUSE_QKV, mixed, "the norms of q and k differ")
+    biased = normed_behind("rms").replace("rms_norm(%q, %nq)", "layer_norm(%q, %nq, %nq)")
+    refuses(FUSE_QKV, biased.replace("rms_norm(%k, %nk)", "layer_norm(%k, %nk, %nk)"), "the norm has a bias")
+    refuses(FUSE_QKV, normed_behind("layer").replace("mul(%q2, %nq)", "add(%q2, %nq)"), "no constant weight")
+    double = normed_behind("rms").replace("f32[", "f64[")
+    refuses(FUSE_QKV, double, "takes f32, bf16 and f16")

@@ -197,6 +197,45 @@ def test_qkv_rope_cache_types() -> None:
     refuses("x must be", "qkv_rope_cache", flat, w, p, table, table, cache, cache, n, **attrs)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_heads_rope_cache_is_norms_rotation_and_updates(norm: str, whole: bool, rng: np.random.Generator) -> None:
+    heads, kv_heads, dim = 4, 2, 4
+    x = normal(rng, FLOATS[1], 2, 3, (heads + 2 * kv_heads) * dim)
+    weights = [normal(rng, FLOATS[1], n * dim) for n in (heads, kv_heads)]
+    caches = [normal(rng, FLOATS[1], 2, kv_heads, 8, dim) for _ in range(2)]
+    lengths, valid = np.array([0, 4], np.int32), np.array([3, 2], np.int32)
+    positions, table = lengths[:, None] + np.arange(3), normal(rng, FLOATS[1], 8, dim // 2)
+    attrs = {"heads": heads, "kv_heads": kv_heads, "algo": "gpt_j", "norm": norm, "whole": whole, "eps": 1e-4}
+    got = run("heads_rope_cache", x, positions, table, table, *caches, lengths, *weights, valid, **attrs)
+    parts = np.split(x, [heads * dim, (heads + kv_heads) * dim], -1)
+    wanted = []
+    for part, weight in zip(parts, weights, strict=False):
+        cut = part if whole else part.reshape(2, 3, -1, dim)
+        ones = np.ones(cut.shape[-1], np.float32)
+        y = run("rms_norm", cut, ones, eps=1e-4) if norm == "rms" else run("layer_norm", cut, ones, None, eps=1e-4)
+        y = y.reshape(2, 3, -1, dim) * weight.reshape(-1, dim)
+        wanted.append(run("rope", y, positions, table, table, algo="gpt_j"))
+    wanted[1] = run("kv_update", caches[0], wanted[1], lengths, valid)
+    wanted.append(run("kv_update", caches[1], parts[2].reshape(2, 3, -1, dim), lengths, valid))
+    for a, b in zip(got, wanted, strict=True):
+        check(a, b, "f32", "matmul", scale=8)
+
+
+def test_heads_rope_cache_types() -> None:
+    def t(dtype: str, *shape: Any) -> Any:
+        return tensor_type(dtype, *shape)
+
+    rest = (t("i64", "b", "s"), t("f32", 8, 2), t("f32", 8, 2), *[t("f32", "b", 2, "c", 4)] * 2, t("i32", "b"))
+    attrs = {"heads": 4, "kv_heads": 2, "algo": "gpt_j", "norm": "rms", "whole": True, "eps": 0.1}
+    x, q, k, name = t("f32", "b", "s", 32), t("f32", 16), t("f32", 2, 4), "heads_rope_cache"
+    assert infer(name, x, *rest, q, k, **attrs)[0] == t("f32", "b", "s", 4, 4)
+    refuses("is not", name, t("f32", "b", "s", 30), *rest, q, k, **attrs)
+    refuses("must have 8 numbers", name, x, *rest, q, q, **attrs)
+    refuses("takes f32, bf16 and f16", name, t("f64", "b", "s", 32), *rest, q, k, **attrs)
+    refuses("is not one of", name, x, *rest, q, k, **{**attrs, "norm": "none"})
+
+
 def test_every_turn_of_rolled_layers_has_the_types_of_the_body() -> None:
     text = """graph rolled(%x: f32[2, 6]) {
   param %w0: f32[6, 6] = "w0"
