@@ -251,18 +251,21 @@ class Engine:
             self._run_plan(answering, 1)
 
     def _admit(self) -> None:
-        """Waiting requests in order, while there are streams and room for their prompts."""
+        """Waiting requests in order, while there are streams and room for their prompts. One that begins as a prompt
+        which still runs waits for its pages; others go before it."""
         while True:
             with self._changed:
                 cancelled = [r for r in self._waiting if r.cancelled]
                 for gone in cancelled:
                     self._waiting.remove(gone)
-                request: Request | None = None
-                if self._waiting and len(self._texts) < self.streams:
-                    tokens = self._waiting[0].row.tokens
-                    needed = len(tokens) // PAGE + 1
-                    if not self._texts or needed <= self.pool.available:
-                        request = self._waiting.popleft()
+                request = next((r for r in self._waiting if not self._is_on_its_way(r.row.tokens)), None)
+                if request is not None:
+                    tokens = request.row.tokens
+                    fits = not self._texts or len(tokens) // PAGE + 1 <= self.pool.available
+                    if fits and len(self._texts) < self.streams:
+                        self._waiting.remove(request)
+                    else:
+                        request = None
             for gone in cancelled:
                 self._tell_end(gone, "cancelled")
             if request is None:
@@ -277,6 +280,18 @@ class Engine:
                     self._counts["prefix_queries"] += len(tokens)
                     self._counts["prefix_hits"] += text.done
             self._turn.append(text)
+
+    def _is_on_its_way(self, tokens: list[int]) -> bool:
+        """Whether a prompt that runs will soon have more pages of these tokens than are kept now."""
+        if not self._fixed_rope:
+            return False
+        for text in self._turn:
+            at, other = text.kept * PAGE, text.request.row.tokens
+            page = slice(at, at + PAGE)
+            whole = at + PAGE < min(len(tokens), len(other) + 1)
+            if whole and text in self._texts and tokens[page] == other[page] and tokens[:at] == other[:at]:
+                return True
+        return False
 
     def _share(self, text: _Text, tokens: list[int]) -> None:
         """Gives a text the pages of earlier ones that begin like it; of the last one it gets a copy."""

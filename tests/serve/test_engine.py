@@ -99,6 +99,19 @@ def test_equal_beginnings_run_once(lm: CompiledLM, engine: Engine) -> None:
     assert other.ids == lm.generate_ids(long[:100] + [1, 2], 20, eos_token_id=())
 
 
+def test_equal_beginnings_that_come_together_run_once(lm: CompiledLM) -> None:
+    (one, other) = prompts(2, seed=6)
+    long, short = (one * 200)[:200], other[:9]
+    with Engine(lm, streams=4, step_tokens=32) as engine:
+        answers = [ask(engine, p) for p in (long, long + [5], long[:150] + [3], short)]
+        for p, answer in zip((long, long + [5], long[:150] + [3], short), answers, strict=True):
+            assert answer.wait_ids() == lm.generate_ids(p, 20, eos_token_id=())
+        cached = [a.request.cached_tokens for a in answers if a.request is not None]
+        assert cached[0] == cached[3] == 0 and min(cached[1:3]) >= 2 * PAGE  # whole pages at least
+        started = [a.request.started or 0.0 for a in answers if a.request is not None]
+        assert started[3] < started[1]  # who needs nothing of others does not wait
+
+
 def test_texts_that_lose_their_pages_are_the_same(lm: CompiledLM) -> None:
     asked = prompts(8, seed=2)
     with Engine(lm, streams=8, cache_tokens=5 * PAGE, step_tokens=64) as engine:
