@@ -14,6 +14,7 @@ LEAST, CHUNK = 256, 1024  # keys of one task when queries are few: enough tasks 
 NEAR_BYTES, FAR_BYTES = 1024, 16384  # of keys or values, before they are read: measured on a Xeon
 TILES_NEAR_BYTES = 4096  # the same where tile units read 32 rows at a time
 NEON_NEAR_BYTES = 2048  # and on Neoverse-N1 cores
+COLUMNS, NEON_COLUMNS = 48, 96  # of a strip, about; Neoverse-N1: more read keys and values less often, from L2
 TILE_KEYS = 128  # keys of a block on tile units: the scores of two blocks, the sums and the queries fit into L1
 
 
@@ -72,7 +73,8 @@ def choose_attention(k: Attention, target: Target) -> AttentionSchedule:
     if few_tiles:  # whole blocks of 32 rows
         ahead, far = (max(n, size // row // 32) * 32 for n, size in ((1, TILES_NEAR_BYTES), (2, FAR_BYTES)))
     block, vectors = {16: (8, 3), 8: (4, 3)}.get(target.lanes, (4, 4 if many else 2))
-    columns = -(-48 // (vectors * target.lanes)) * vectors * target.lanes
+    most = NEON_COLUMNS if target.isa == "neon" else COLUMNS
+    columns = -(-most // (vectors * target.lanes)) * vectors * target.lanes
     return AttentionSchedule(
         simple=simple,
         has_few=count is None or count <= FEW,

@@ -13,8 +13,31 @@ MP_FN void mp_strip(const float *x, const int64_t xr, const int64_t xk, const fl
         acc[i] = mp_splat(0.0f);
         if (keep) acc[i] = mp_vload_f32(out + i / V * ldo + i % V * MP_LANES) * mp_vload_f32(keep + i % V * MP_LANES);
     }
+    int64_t k = 0;
+#if defined(MP_TILE_STEP_BY_PLACE)
+    for (; R == MP_LANES && xr == 1 && k < K; ++k) { /* x is one vector */
+        const mp_vec some = mp_vload_here(x + k * xk);
+        MP_FULLY
+        for (int j = 0; j < V; ++j) {
+            const mp_vec wide = mp_vload_here(w + k * ldw + j * MP_LANES);
+            MP_FULLY
+            for (int r = 0; r < R; ++r) acc[r * V + j] = mp_vadd_product(acc[r * V + j], wide, some, r);
+        }
+    }
+    for (; R == MP_LANES && xk == 1 && k + MP_LANES <= K; k += MP_LANES) { /* or a vector of each row */
+        mp_vec some[MP_LANES];
+        MP_FULLY
+        for (int r = 0; r < MP_LANES; ++r) some[r] = mp_vload_here(x + r * xr + k);
+        MP_FULLY
+        for (int i = 0; i < MP_LANES * V; ++i) {
+            const mp_vec wide = mp_vload_here(w + (k + i / V) * ldw + i % V * MP_LANES);
+            MP_FULLY
+            for (int r = 0; r < MP_LANES; ++r) acc[r * V + i % V] = mp_vadd_product(acc[r * V + i % V], wide, some[r], i / V);
+        }
+    }
+#endif
     MP_TWICE
-    for (int64_t k = 0; k < K; ++k) {
+    for (; k < K; ++k) {
         mp_vec wide[64];
         mp_vloads(w + k * ldw, wide, V);
         MP_FULLY
@@ -35,7 +58,7 @@ MP_FN void mp_strip(const float *x, const int64_t xr, const int64_t xk, const fl
 /* A strip in work. Columns [c0, c0 + filled) of a group, column = query * group + head, are lanes: keys and values
  * are read as they lie, and softmax has no sum across a vector. */
 typedef struct {
-    int64_t b, g, c0, filled, before, s0, s1; /* the first and the last query */
+    int64_t b, g, c0, filled, used, before, s0, s1; /* used: `filled` in whole tiles; the first and the last query */
     float *query, *score, *sums;              /* [dim][column], [key][column], [value_dim][column] */
     float *rows;                              /* copies of keys, then of values */
     float *place, *top, *total, *keep;        /* [column]: its own key, the largest score, the total, see mp_weigh */
@@ -47,7 +70,7 @@ MP_FN int64_t mp_strip_sums(const mp_attention *a) { return (a->value_dim + a->t
 MP_FN void mp_weigh(const mp_attention *a, const mp_strip_state *s, const int64_t width)
 {
     const int64_t columns = a->columns;
-    for (int64_t c = 0; c < columns; c += MP_LANES) {
+    for (int64_t c = 0; c < s->used; c += MP_LANES) {
         float *const score = s->score + c;
         const mp_vec old = mp_vload_f32(s->top + c);
         mp_vec high = old;
@@ -100,19 +123,31 @@ MP_FN void mp_strip_copy_values(const mp_attention *a, const mp_strip_state *s, 
     }
 }
 
+/* Whether a mask of booleans, rows of which are neighbours or equal, hides none of these keys from any column. */
+MP_FN int mp_mask_shows_all(const mp_attention *a, const mp_strip_state *s, const int64_t j0, const int64_t width)
+{
+    if (a->mask.type != MP_BOOL || a->mask.unstored || a->mask.s3 < 0 || a->mask.s3 > 1) return 0;
+    for (int64_t c = s->c0; c < s->c0 + s->filled; ++c) {
+        const int64_t place = mp_place(&a->mask, s->b, s->g * a->group + c % a->group, c / a->group, j0);
+        if (memchr((const uint8_t *)a->mask.data + place, 0, (size_t)(a->mask.s3 ? width : 1))) return 0;
+    }
+    return 1;
+}
+
 /* Softcap and mask, and -inf for keys that a column does not see. */
 MP_FN void mp_strip_change(const mp_attention *a, const mp_strip_state *s, const int64_t j0, const int64_t width,
                            const int whole)
 {
     const int64_t columns = a->columns;
-    for (int64_t j = 0; (a->softcap > 0 || a->has_mask) && j < width; ++j)
-        for (int64_t c = 0; c < columns; ++c) {
+    const int masked = a->has_mask && !mp_mask_shows_all(a, s, j0, width);
+    for (int64_t j = 0; (a->softcap > 0 || masked) && j < width; ++j)
+        for (int64_t c = 0; c < s->used; ++c) {
             const int64_t column = s->c0 + mp_min(c, s->filled - 1), h = s->g * a->group + column % a->group;
             float *const score = s->score + j * columns + c;
             *score = mp_changed_score(a, *score, s->b, h, column / a->group, j0 + j);
         }
     for (int64_t j = 0; (a->causal || a->window) && !whole && j < width; ++j)
-        for (int64_t c = 0; c < columns; c += MP_LANES) {
+        for (int64_t c = 0; c < s->used; c += MP_LANES) {
             float *const score = s->score + j * columns + c;
             const mp_vec key = mp_splat((float)(j0 + j)), at = mp_vload_f32(s->place + c);
             mp_vec_u32 hidden = MP_BITS(key > at);
@@ -122,7 +157,8 @@ MP_FN void mp_strip_change(const mp_attention *a, const mp_strip_state *s, const
         }
 }
 
-/* Keys [j0, j0 + width) for a strip. Dense rows of f32 are read in place where every column sees them all. */
+/* Keys [j0, j0 + width) for a strip. Rows of f32 that follow each other are read in place where every column sees them
+ * all. Rows that lie apart are copied: often they are 2 KB apart, or 4, and fall upon each other in the caches. */
 MP_FN void mp_strip_block(const mp_attention *a, const mp_strip_state *s, const int64_t j0, const int64_t width)
 {
     const int R = a->tile_rows, V = a->tile_vectors;
@@ -130,20 +166,20 @@ MP_FN void mp_strip_block(const mp_attention *a, const mp_strip_state *s, const 
     const int whole = width == a->block && (!a->causal || j0 + a->block <= s->before + s->s0 + 1)
                       && (!a->window || j0 > s->before + s->s1 - a->window);
     const int joined = !a->k.page || j0 / a->k.page == (j0 + a->block - 1) / a->k.page; /* all of it is in one page */
-    const int k_there = mp_dense(&a->k) && a->k.type == MP_F32 && whole && joined;
-    const int v_there = mp_dense(&a->v) && a->v.type == MP_F32 && a->value_dim % R == 0 && whole && joined;
+    const int k_there = mp_dense(&a->k) && a->k.type == MP_F32 && a->k.s2 == a->dim && whole && joined;
+    const int v_there = mp_dense(&a->v) && a->v.type == MP_F32 && a->v.s2 == line && whole && joined;
     const float *const k = k_there ? (const float *)mp_row(&a->k, s->b, s->g, j0) : s->rows;
     const float *const v = v_there ? (const float *)mp_row(&a->v, s->b, s->g, j0) : s->rows;
     const int64_t k_step = k_there ? a->k.s2 : a->dim, v_step = v_there ? a->v.s2 : line;
     if (!k_there) mp_strip_copy_keys(a, s, j0, width);
     for (int64_t j = 0; j < width; j += R)
-        for (int64_t c = 0; c < columns; c += V * MP_LANES)
+        for (int64_t c = 0; c < s->used; c += V * MP_LANES)
             mp_strip(k + j * k_step, k_step, 1, s->query + c, columns, a->dim, s->score + j * columns + c, columns, R, V, 0);
     mp_strip_change(a, s, j0, width, whole);
     mp_weigh(a, s, width);
     if (!v_there) mp_strip_copy_values(a, s, j0, width);
     for (int64_t i = 0; i < line; i += R)
-        for (int64_t c = 0; c < columns; c += V * MP_LANES)
+        for (int64_t c = 0; c < s->used; c += V * MP_LANES)
             mp_strip(v + i, 1, v_step, s->score + c, columns, width, s->sums + i * columns + c, columns, R, V, s->keep + c);
 }
 
@@ -154,10 +190,11 @@ MP_FN void mp_attention_strip(const mp_attention *a, const int64_t b, const int6
     const int64_t columns = a->columns, line = mp_strip_sums(a), before = mp_before(a, b);
     float *const score = room + a->dim * columns, *const sums = score + a->block * columns;
     float *const place = sums + line * columns;
-    const mp_strip_state s = {b, g, c0, filled, before, c0 / a->group, (c0 + filled - 1) / a->group, room, score, sums,
+    const int64_t wide = a->tile_vectors * MP_LANES, used = (filled + wide - 1) / wide * wide;
+    const mp_strip_state s = {b, g, c0, filled, used, before, c0 / a->group, (c0 + filled - 1) / a->group, room, score, sums,
                               place + 4 * columns, place, place + columns, place + 2 * columns, place + 3 * columns};
     const float scale = mp_score_scale(a);
-    for (int64_t c = 0; c < columns; ++c) {
+    for (int64_t c = 0; c < used; ++c) {
         const int64_t column = c0 + mp_min(c, filled - 1), row = column / a->group, h = g * a->group + column % a->group;
         for (int64_t i = 0; i < a->dim; ++i) s.query[i * columns + c] = mp_query(a, b, row, h, i) * scale;
         s.place[c] = (float)(before + row);
