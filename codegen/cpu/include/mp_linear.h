@@ -99,6 +99,17 @@ MP_INLINE void mp_linear_step(const mp_panel_format *f, const float *x, const ch
 {
     mp_vec wide[MP_MOST_VECTORS];
     f->load(w, wide, f->vectors);
+#if defined(MP_TILE_STEP_BY_PLACE)
+    if (R == MP_LANES) { /* in the order of the text, as in register tiles */
+        const mp_vec all = mp_vload_here(x);
+        MP_FULLY
+        for (int i = 0; i < R * f->vectors; ++i) {
+            const int v = i / R, r = i % R;
+            acc[r * f->vectors + v] = mp_vadd_product(acc[r * f->vectors + v], wide[v], all, r);
+        }
+        return;
+    }
+#endif
     MP_FULLY
     for (int r = 0; r < R; ++r)
         MP_FULLY
