@@ -45,7 +45,7 @@ def cpu_target(isa: str, vector_bytes: int) -> Target:
     if isa == "avx2":
         return Target("cpu", isa, 8, 16, 32, (1, 6), 12, 2)
     if isa == "neon":
-        return Target("cpu", isa, 4, 16, 16, (1, 4), 24, 4)
+        return Target("cpu", isa, 4, 16, 16, (1, 4, 6), 24, 4)
     return Target("cpu", isa, lanes, 8, 8, (1, 4), *((8, 2) if lanes > 1 else (32, 8)))
 
 

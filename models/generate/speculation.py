@@ -18,7 +18,7 @@ from monoplan.models.generate.decoding import Row, may_be_cut, random_values, sa
 from monoplan.models.generate.generation import HostSteps, Session
 
 # Tokens of a run that checks a draft; a row's bits are those of a single token up to so many rows, on every CPU.
-ROWS = (4, 8)
+ROWS = (4, 6, 8)
 SHORTEST, LONGEST = 2, 16  # tokens of a text that must have occurred before, and that are compared at most
 GUESSED_COST = 0.5  # of another row, in single steps, as long as none was timed
 WEIGHT = 0.25  # of the latest time or result in an average

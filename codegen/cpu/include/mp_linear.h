@@ -100,12 +100,13 @@ MP_INLINE void mp_linear_step(const mp_panel_format *f, const float *x, const ch
     mp_vec wide[MP_MOST_VECTORS];
     f->load(w, wide, f->vectors);
 #if defined(MP_TILE_STEP_BY_PLACE)
-    if (R == MP_LANES) { /* in the order of the text, as in register tiles */
-        const mp_vec all = mp_vload_here(x);
+    if (R >= MP_LANES && R < 2 * MP_LANES) { /* in the order of the text, as in register tiles */
+        const mp_vec first = mp_vload_here(x), last = R > MP_LANES ? mp_vload_here(x + R - MP_LANES) : first;
         MP_FULLY
         for (int i = 0; i < R * f->vectors; ++i) {
-            const int v = i / R, r = i % R;
-            acc[r * f->vectors + v] = mp_vadd_product(acc[r * f->vectors + v], wide[v], all, r);
+            const int v = i / R, r = i % R, place = r < MP_LANES ? r : r - (R - MP_LANES);
+            mp_vec *const sum = acc + r * f->vectors + v;
+            *sum = mp_vadd_product(*sum, wide[v], r < MP_LANES ? first : last, place);
         }
         return;
     }
