@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monoplan.codegen.formats.base import Layout
-from monoplan.ir.dims import Dim, equal
+from monoplan.ir.dims import Dim, divide_exactly, equal
 from monoplan.ir.types import DType, product
 
 
@@ -101,6 +101,12 @@ class View:
             strides.append(0 if equal(n, 1) and not equal(want, 1) else s)
         return View(self.buffer, tuple(shape), tuple(strides), self.offset)
 
+    def is_same(self, other: View) -> bool:
+        """Whether both are the same places of one buffer, in the same order."""
+        places = zip(self.shape, self.strides, other.strides, strict=True)
+        alike = self.buffer is other.buffer and self.shape == other.shape and equal(self.offset, other.offset)
+        return alike and all(equal(n, 1) or equal(a, b) for n, a, b in places)
+
     def reshaped(self, shape: Sequence[Dim]) -> View | None:
         """The same elements in another shape without a copy, or None where the strides do not allow it."""
         shape = tuple(shape)
@@ -143,7 +149,7 @@ def _reshape_strides(old: Sequence[Dim], strides: Sequence[Dim], new: Sequence[D
             have, need = product(n for n, _ in run), product(news)
             grow_old = isinstance(have, int) and isinstance(need, int) and have < need
             if not (isinstance(have, int) and isinstance(need, int)):
-                grow_old = len(run) <= len(news) and bool(pairs)
+                grow_old = divide_exactly(have, need) is None and bool(pairs)
             if grow_old and pairs:
                 run.append(pairs.pop(0))
             elif not grow_old and wanted:

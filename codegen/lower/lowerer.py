@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,7 @@ class Lowered:
 
 Rule = Callable[["Lowerer", Op], None]
 RULES: dict[str, Rule] = {}
+_STRIDED = ("rope", "norm", "fused_norm", "experts")  # ops whose kernels write to any strides
 
 
 def lowers(*kinds: str) -> Callable[[Rule], Rule]:
@@ -202,12 +204,32 @@ class Lowerer:
         self.result.views.update(self.views)
 
     def lower_ops(self) -> None:
+        self._place_parts()
         for op in self.graph.ops:
             self.op = op
             rule = RULES.get(op.opdef.kind)
             if rule is None:
                 raise CompileError(f"{op.name} has no kernel for target {self.target.name}", where=op.loc)
             rule(self, op)
+
+    def _place_parts(self) -> None:
+        """Parts of a concat that nobody else reads are written to their places in it, where their kernels can."""
+        made = {r: op for op in self.graph.ops for r in op.results}
+        reads = Counter([v for op in self.graph.ops for v in op.reads] + list(self.graph.outputs))
+        for op in self.graph.ops:
+            if op.name != "concat":
+                continue
+            axis, start = op.attrs["axis"] % op.result.type.rank, 0
+            y = self.destinations.get(op.result) or self.fresh(op.result.type.dtype, op.result.type.shape)
+            for v in op.reads:
+                piece: View | None = y.sliced(axis, start, v.type.shape[axis])
+                start = start + v.type.shape[axis]  # type: ignore[operator, assignment]
+                while v in made and made[v].name == "reshape" and reads[v] == 1:
+                    v = made[v].reads[0]
+                fits = v in made and made[v].opdef.kind in _STRIDED and reads[v] == 1 and v.type.dtype == y.dtype
+                piece = piece.reshaped(v.type.shape) if fits and piece is not None else None
+                if piece is not None and v not in self.destinations:
+                    self.destinations[v], self.destinations[op.result] = piece, y
 
     def inplace_view(self, op: Op, result: int) -> View:
         """Storage of an in-place result: the operand's own where that is allowed, else a copy of it."""

@@ -482,9 +482,11 @@ def lower_experts(lo: Lowerer, op: Op) -> None:
     experts, columns, depth = weight.type.shape
     assert isinstance(choices, int) and isinstance(experts, int)
     assert isinstance(columns, int) and isinstance(depth, int)
-    flat = lo.dense(lo.read(x))
-    steps = (depth, 0, 1) if x.type.rank == 2 else (choices * depth, depth, 1)
-    operands = [Operand("x", View(flat.buffer, (rows, choices, depth), steps, flat.offset))]
+    given = lo.read(x)
+    if x.type.rank == 2 or given.is_virtual or given.strides[-1] != 1:
+        given = lo.dense(given)
+    steps = (depth, 0, 1) if x.type.rank == 2 else given.strides
+    operands = [Operand("x", View(given.buffer, (rows, choices, depth), steps, given.offset))]
     found = _expert_matrices(lo, [v for v in (weight, up) if v is not None])
     operands += [Operand(name, view) for name, view in zip(("w", "up"), found, strict=False)]
     matrices, acc = len(found), promote(x.type.dtype, weight.type.dtype)

@@ -65,8 +65,9 @@ def lower_copy(lo: Lowerer, op: Op) -> None:
         for v in op.reads:
             x = lo.read(v)
             piece = y.sliced(axis, start, x.shape[axis])
-            node = Arg(0) if x.dtype == y.dtype else single("cast", 1, {"dtype": y.dtype})
-            lo.pointwise(node, [x], piece)
+            if not x.is_same(piece):  # else it was written there
+                node = Arg(0) if x.dtype == y.dtype else single("cast", 1, {"dtype": y.dtype})
+                lo.pointwise(node, [x], piece)
             start = start + x.shape[axis]
         return
     x = lo.read(_operand(op, 0))
