@@ -9,7 +9,7 @@ from monoplan.codegen.target import Target
 from monoplan.ir.types import TensorType, product
 
 WIDE = 3  # vectors of positions of a register tile: with 8 columns 24 sums, which read 11 numbers for each k
-SLICE_BYTES = 20 << 10  # of a panel of weights and a panel of patches: with their sums they stay in L1 (32 KB)
+SLICE_BYTES, NEON_SLICE_BYTES = 20 << 10, 32 << 10  # of a panel of weights and one of patches: with sums in L1
 LOADED = 128 * 32  # floats of a slice that is converted, see MP_CONV_LOADED
 STRIP_BYTES = 512 << 10  # of patches: half of L2, while weights pass
 FEWEST, MOST = 4, 16  # panels of patches that share a pass over the weights
@@ -55,13 +55,14 @@ def choose_conv(target: Target, layout: Layout, weight: TensorType, groups: int)
     depth = product(inner)
     assert isinstance(columns, int) and isinstance(depth, int)
     positions, panel = WIDE * target.lanes, layout.panel
-    most = max(1, min(SLICE_BYTES // (4 * (positions + panel)), LOADED // panel))
+    room = NEON_SLICE_BYTES if target.isa == "neon" else SLICE_BYTES
+    most = max(1, min(room // (4 * (positions + panel)), LOADED // panel))
     slice_ = -(-depth // -(-depth // most))
     room = STRIP_BYTES // (4 * positions)  # k of one panel
     strip = depth if depth * FEWEST <= room else max(1, room // FEWEST // slice_) * slice_
     chunk = max(FEWEST, min(MOST, room // strip))
     panels = -(-(columns // groups) // panel) + (groups > 1)  # a group may begin inside of one
-    sums = positions * panel * (panels * chunk if strip < depth else 1)
+    sums = positions * panel * chunk * (panels if strip < depth else 1)
     rows = 8 if target.sums >= 8 * WIDE else 4
     return ConvSchedule(
         layout, panel // target.lanes, target.lanes, rows, slice_, strip, chunk, chunk * positions * strip + 64, sums

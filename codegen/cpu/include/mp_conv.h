@@ -187,12 +187,13 @@ MP_INLINE void mp_conv_pack(const mp_conv *s, const mp_conv_sizes *z, const floa
     }
 }
 
-/* sums[column][position] (+)= rows [k, k + deep) of a panel of weights times those of a panel of patches; columns in
- * [low, high) are wanted. */
+/* sums[panel][column][position] (+)= rows [k, k + deep) of a panel of weights, which stay in L1, times those of all panels
+ * of patches of `positions` positions; columns in [low, high) are wanted. */
 MP_INLINE void mp_conv_slice(const mp_conv *s, const char *w, const int64_t deep, const int low, const int high,
-                             const float *patches, const int V, float *sums, const int add)
+                             const float *patches, const int64_t k, const int64_t positions, float *sums, const int add)
 {
     _Alignas(64) float loaded[MP_CONV_LOADED];
+    const int most = s->wide * MP_LANES;
     if (!s->floats)
         for (int64_t i = 0; i < deep; ++i) {
             mp_vec row[MP_CONV_VECTORS];
@@ -201,9 +202,11 @@ MP_INLINE void mp_conv_slice(const mp_conv *s, const char *w, const int64_t deep
             for (int j = 0; j < s->vectors; ++j) mp_vstore(loaded + i * s->panel + j * MP_LANES, row[j]);
         }
     const float *const weights = s->floats ? (const float *)(const void *)w : loaded;
-    const mp_conv_tile tile = s->tile[V - 1];
-    for (int r = low / s->rows * s->rows; r < high; r += s->rows)
-        tile(weights + r, s->panel, patches, deep, sums + r * V * MP_LANES, add);
+    for (int64_t from = 0; from < positions; from += most, patches += most * s->strip, sums += (int64_t)most * s->panel) {
+        const int V = (int)(mp_min(most, positions - from) + MP_LANES - 1) / MP_LANES;
+        for (int r = low / s->rows * s->rows; r < high; r += s->rows)
+            s->tile[V - 1](weights + r, s->panel, patches + k * V * MP_LANES, deep, sums + r * V * MP_LANES, add);
+    }
 }
 
 /* Positions of a chunk for the panels of weights [first, last) of group g. */
@@ -224,22 +227,21 @@ MP_INLINE void mp_conv_chunk(const mp_conv *s, const mp_conv_sizes *z, const int
         }
         for (int64_t q = first; q < last; ++q) {
             const int low = (int)mp_max(0, begin - q * s->panel), high = (int)mp_min(s->panel, stop - q * s->panel);
-            for (int64_t p = 0; p < panels; ++p) {
-                const int count = (int)mp_min(most, to - from - p * most);
-                const int V = (count + MP_LANES - 1) / MP_LANES;
-                float *const mine = s->strip < K ? sums + ((q - first) * s->chunk + p) * each : sums;
-                for (int64_t k = k0; k < k1; k += s->slice)
-                    mp_conv_slice(s, w + (q * K + k) * s->row_bytes, mp_min(s->slice, k1 - k), low, high,
-                                  patches + p * most * s->strip + (k - k0) * V * MP_LANES, V, mine, k > 0);
-                if (k1 < K) continue;
-                for (int j = low; j < high; ++j)
+            float *const mine = s->strip < K ? sums + (q - first) * s->chunk * each : sums;
+            for (int64_t k = k0; k < k1; k += s->slice)
+                mp_conv_slice(s, w + (q * K + k) * s->row_bytes, mp_min(s->slice, k1 - k), low, high, patches, k - k0,
+                              to - from, mine, k > 0);
+            if (k1 < K) continue;
+            for (int j = low; j < high; ++j) /* all positions of a column, which are neighbours in memory */
+                for (int64_t p = 0; p < panels; ++p) {
+                    const int64_t count = mp_min(most, to - from - p * most), V = (count + MP_LANES - 1) / MP_LANES;
                     for (int64_t l = 0, at; l < count; l += at) { /* of one image at a time */
                         const int64_t place = from + p * most + l;
                         at = mp_min(count - l, positions - place % positions);
                         s->finish(c, place / positions, q * s->panel + j, place % positions, at,
-                                  mine + j * V * MP_LANES + l);
+                                  mine + p * each + j * V * MP_LANES + l);
                     }
-            }
+                }
         }
     }
 }
