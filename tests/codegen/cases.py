@@ -273,7 +273,9 @@ case(
     "T[5, 8]",
     gate="mul(mul(minimum(x0, 1.5), sigmoid(mul(minimum(x0, 1.5), 1.7))), add(x1, 1.0))",
 )
-case("expert_linear", "T[b, 33]", IN_PANELS, arg("i64[b, 2]", 0, 2), IN_PANELS, gate="silu", scale=8)
+case(
+    "expert_linear", "T[b, 33]", IN_PANELS, arg("i64[b, 2]", 0, 2), IN_PANELS, gate="silu", scale=75
+)  # 33 products of numbers up to 3
 case("embedding", arg("i64[b, s]", 0, 10), arg("T[11, 6]", param=True))
 case("embedding", arg("u8[s]", 0, 10), "T[11, 6]")
 case("embedding", arg("i16[]", 0, 3), "T[4, 2]")
