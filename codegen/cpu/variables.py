@@ -717,12 +717,15 @@ def _heads(k: Linear, s: LinearSchedule, a: Mapping[str, Operand]) -> Variables:
     if k.has("k_norm"):
         norms.append({"condition": "head >= HEADS && head < HEADS + KV", "weight": a["k_norm"].at("j")})
     # Machines with tile units have an instruction that rounds rows of bf16.
-    caches = [o for o in (kc, vc) if s.tiles and o.dtype == bf16 and o.view.strides[-1] == 1 and k.head_dim % 16 == 0]
-    rows = [o.pointer("b0", "kv", "at", "0") for o in caches] if len(caches) == 2 else []
+    store_row, unit = "", 32 if k.head_dim % 32 == 0 else 16  # of a whole row at once
+    if kc.dtype == i8:
+        store_row = "mp_pack_row(to, sums, DIM);"
+    elif s.tiles and k.head_dim % 16 == 0 and all(o.dtype == bf16 and o.view.strides[-1] == 1 for o in (kc, vc)):
+        store_row = f"for (int j = 0; j < DIM; j += {unit}) mp_tile_round(to + j, sums + j, {unit});"
     return {
-        "cache_rows": rows,
-        "packed_rows": [o.pointer("b0", "kv", "at", "0") for o in (kc, vc) if o.dtype == i8],
-        "round": 32 if k.head_dim % 32 == 0 else 16,
+        "cache_rows": [o.pointer("b0", "kv", "at", "0") for o in (kc, vc)],
+        "type": kc.ctype,
+        "store_row": store_row,
         "has_bias": k.has("bias"),
         "head_bias": a["bias"].at("(head * DIM + j)") if k.has("bias") else "",
         "head_norms": norms,

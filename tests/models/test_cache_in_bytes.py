@@ -64,7 +64,7 @@ def test_steps_are_those_of_the_reference(llm: Any) -> None:
 def test_verify_sees_a_wrong_byte(llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     source = llm.compiled.source()
     assert "mp_pack_row(" in source
-    wrong = source.replace("mp_pack_row(head <", "sums[0] = 2 * sums[0] + 1; mp_pack_row(head <")
+    wrong = source.replace("mp_pack_row(to, sums", "sums[0] = 2 * sums[0] + 1; mp_pack_row(to, sums")
     assert not _edited(llm, wrong).verify().ok
 
 
