@@ -162,6 +162,15 @@ QKV = """graph g(%x: f32[1, 3, 16], %p: i64[1, 3], %k: f32[1, 1, 8, 8], %v: f32[
 algo="gpt_neox", norm="none", eps=0.0, qk_eps=0.0} : f32[1, 3, 2, 8], f32[1, 1, 8, 8], f32[1, 1, 8, 8]
   return %q, %k1 -> %k, %v1 -> %v
 }"""
+HEADS = """graph g(%x: f32[1, 3, 32], %p: i64[1, 3], %k: f32[1, 1, 8, 8], %v: f32[1, 1, 8, 8], %l: i32[1]) {
+  param %s: f32[9, 4] = "s"
+  param %c: f32[9, 4] = "c"
+  param %a: f32[2, 8] = "a"
+  param %b: f32[1, 8] = "b"
+  %q, %k1, %v1 = heads_rope_cache(%x, %p, %s, %c, %k, %v, %l, %a, %b) {heads=2, kv_heads=1, algo="gpt_neox", \
+norm="rms", whole=False, eps=1e-05} : f32[1, 3, 2, 8], f32[1, 1, 8, 8], f32[1, 1, 8, 8]
+  return %q, %k1 -> %k, %v1 -> %v
+}"""
 ATTENTION = """graph g(%q: {0}[1, 2, {1}, {2}], %k: {0}[1, 2, 5, {2}], %v: {0}[1, 2, 5, {2}]) {{
   %y = attention(%q, %k, %v, _, _) {{causal=True, scale=0.35, softcap=None, window=None, layout="bhsd"}} : \
 {0}[1, 2, {1}, {2}]
@@ -174,6 +183,7 @@ EXPERTS_IN_PANELS = """graph g(%x: f32[3, 9], %i: i64[3, 2]) {
 }"""
 # template -> (family of its kernels, IR that uses it)
 CASES = {
+    "heads": ("heads", HEADS),
     "pointwise": ("pointwise", "graph g(%x: f32[4, 33]) {\n  %y = silu(%x) : f32[4, 33]\n  return %y\n}"),
     "reduce": (
         "reduce",
