@@ -114,7 +114,7 @@ def inductor(model: Any, inputs: dict[str, Any], dtype: str, threads: int) -> tu
 
 
 def openvino(model: Any, inputs: dict[str, Any], dtype: str, threads: int) -> tuple[Call, str]:
-    """Of the f32 model: where the CPU has no bf16, OpenVINO takes f16, with sums in f16 too."""
+    """Of the f32 model: where the CPU has no bf16, OpenVINO takes f16."""
     import openvino as ov
 
     wide = {name: value.float() if value.is_floating_point() else value for name, value in inputs.items()}
