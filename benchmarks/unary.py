@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # libraries below torch take all cores otherwise
 os.environ.setdefault("MONOPLAN_NUM_THREADS", "1")
 
 import numpy as np
