@@ -404,8 +404,10 @@ def heads_rope_cache(
     whole: bool,
     eps: float,
 ) -> tuple[Array, Array, Array]:
-    """x cut into heads of q, k and v; q and k normed, over each head or over all of them, and rotated; k and v into
-    their caches. The norms have a weight for each number of each head."""
+    """x cut into heads of q, k and v: q and k are normed and rotated, k and v go into their caches.
+
+    A norm is over each head, or over all of them (`whole`); its weight has a number for each of every head.
+    """
     dim = k_cache.shape[-1]
     parts = np.split(x, [heads * dim, (heads + kv_heads) * dim], axis=-1)
     q, k, v = (part.reshape(*x.shape[:2], -1, dim) for part in parts)

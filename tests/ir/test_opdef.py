@@ -57,7 +57,7 @@ def test_attributes_are_completed_in_order() -> None:
 def test_operands_are_completed() -> None:
     attention = REGISTRY["attention"]
     full, rest = attention.complete_operands([1, 2, 3], {"past": 4, "causal": True})
-    assert full == [1, 2, 3, None, 4, None] and rest == {"causal": True}
+    assert full == [1, 2, 3, None, 4, None, None] and rest == {"causal": True}
     assert attention.signature() == "(q, k, v, mask?, past?, table?)" and REGISTRY["concat"].signature() == "(*xs)"
     with pytest.raises(TypeRuleError, match="operand v is missing"):
         attention.check_operands([1, 2, None, None, None, None])
