@@ -58,11 +58,13 @@ def test_operands_are_completed() -> None:
     attention = REGISTRY["attention"]
     full, rest = attention.complete_operands([1, 2, 3], {"past": 4, "causal": True})
     assert full == [1, 2, 3, None, 4, None, None] and rest == {"causal": True}
-    assert attention.signature() == "(q, k, v, mask?, past?, table?)" and REGISTRY["concat"].signature() == "(*xs)"
+    assert (
+        attention.signature() == "(q, k, v, mask?, past?, table?, sinks?)" and REGISTRY["concat"].signature() == "(*xs)"
+    )
     with pytest.raises(TypeRuleError, match="operand v is missing"):
-        attention.check_operands([1, 2, None, None, None, None])
-    with pytest.raises(TypeRuleError, match="got 7 operands"):
-        attention.check_operands([1] * 7)
+        attention.check_operands([1, 2, None, None, None, None, None])
+    with pytest.raises(TypeRuleError, match="got 8 operands"):
+        attention.check_operands([1] * 8)
     assert repr(REGISTRY["add"]) == "<op add(a, b)>"
 
 
