@@ -395,7 +395,7 @@ LOOPS = {
     "norm": ("mp_linear_row.h", "squares += d * d", "squares -= 2 * d", LINEAR.format(
         '%y = fused_linear(%x, %w, _, _, _) {norm="rms", eps=1e-05, gated=False, expr="x0"} : f32[5, 40]'), False),
     "few": ("mp_linear.h", "+= mp_splat", "-= mp_splat",
-            LINEAR.replace("[5", "[3").format("%y = linear(%x, %w, _) : f32[3, 40]"), False),
+            LINEAR.replace("[5", "[1").format("%y = linear(%x, %w, _) : f32[1, 40]"), False),
     "many": ("mp_linear.h", "first + r, sums", "first, sums",
              LINEAR.replace("[5", "[50").format("%y = linear(%x, %w, _) : f32[50, 40]"), False),
     "few_tiles": ("mp_linear_tiles.h", "to[j] = mp_row", "to[j] = -mp_row", FEW_ON_TILES, True),

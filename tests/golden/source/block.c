@@ -53,7 +53,7 @@ MP_KERNEL fused_linear_0(mp_run *run, const int t, const int T, const int step M
     _Alignas(64) float sums[384];
     static const mp_linear shape = {
         .K = 256, .panel = 16, .row_bytes = 64, .panels = 4, .groups = 32, .few = {1, 6}, .tail = 8,
-        .block = 6, .sizes = {2, 4, 6}, .abreast = 1, .part = 96, .chunk = 516, .slice = 256, .strip = 256,
+        .block = 6, .abreast = 1, .sizes = {2, 4, 6}, .part = 96, .chunk = 516, .slice = 256, .strip = 256,
             .slots = 1,
         .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0,
         .tile = {mp_tile_2x2x1, mp_tile_4x2x1, mp_tile_6x2x1}, .row = fused_linear_0_row,
@@ -96,7 +96,7 @@ MP_KERNEL fused_linear_1(mp_run *run, const int t, const int T, const int step M
     _Alignas(64) float sums[384];
     static const mp_linear shape = {
         .K = 1024, .panel = 16, .row_bytes = 64, .panels = 4, .groups = 4, .few = {1, 6}, .tail = 1,
-        .block = 6, .sizes = {2, 4, 6}, .abreast = 1, .part = 96, .chunk = 516, .slice = 342, .strip = 342,
+        .block = 6, .abreast = 1, .sizes = {2, 4, 6}, .part = 96, .chunk = 516, .slice = 342, .strip = 342,
             .slots = 4,
         .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0,
         .tile = {mp_tile_2x2x1, mp_tile_4x2x1, mp_tile_6x2x1}, .row = fused_linear_1_row,

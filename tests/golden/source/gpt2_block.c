@@ -52,7 +52,7 @@ MP_KERNEL fused_linear_0(mp_run *run, const int t, const int T, const int step M
     _Alignas(64) float sums[288];
     static const mp_linear shape = {
         .K = 64, .panel = 16, .row_bytes = 64, .panels = 3, .groups = 4, .few = {1, 6}, .tail = 1,
-        .block = 6, .sizes = {2, 4, 6}, .abreast = 1, .part = 96, .chunk = 516, .slice = 64, .strip = 384,
+        .block = 6, .abreast = 1, .sizes = {2, 4, 6}, .part = 96, .chunk = 516, .slice = 64, .strip = 384,
             .slots = 1,
         .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0,
         .tile = {mp_tile_2x2x1, mp_tile_4x2x1, mp_tile_6x2x1}, .row = fused_linear_0_row,
@@ -129,7 +129,7 @@ MP_KERNEL fused_linear_2(mp_run *run, const int t, const int T, const int step M
     _Alignas(64) float sums[192];
     static const mp_linear shape = {
         .K = 64, .panel = 16, .row_bytes = 64, .panels = 2, .groups = 2, .few = {1, 6}, .tail = 0,
-        .block = 6, .sizes = {2, 4, 6}, .abreast = 1, .part = 96, .chunk = 516, .slice = 64, .strip = 384,
+        .block = 6, .abreast = 1, .sizes = {2, 4, 6}, .part = 96, .chunk = 516, .slice = 64, .strip = 384,
             .slots = 1,
         .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0,
         .tile = {mp_tile_2x2x1, mp_tile_4x2x1, mp_tile_6x2x1}, .row = fused_linear_2_row,
@@ -181,7 +181,7 @@ MP_KERNEL fused_linear_3(mp_run *run, const int t, const int T, const int step M
     _Alignas(64) float sums[384];
     static const mp_linear shape = {
         .K = 64, .panel = 16, .row_bytes = 64, .panels = 4, .groups = 4, .few = {1, 6}, .tail = 1,
-        .block = 6, .sizes = {2, 4, 6}, .abreast = 1, .part = 96, .chunk = 516, .slice = 64, .strip = 384,
+        .block = 6, .abreast = 1, .sizes = {2, 4, 6}, .part = 96, .chunk = 516, .slice = 64, .strip = 384,
             .slots = 1,
         .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0,
         .tile = {mp_tile_2x2x1, mp_tile_4x2x1, mp_tile_6x2x1}, .row = fused_linear_3_row,
@@ -224,7 +224,7 @@ MP_KERNEL fused_linear_4(mp_run *run, const int t, const int T, const int step M
     _Alignas(64) float sums[192];
     static const mp_linear shape = {
         .K = 256, .panel = 16, .row_bytes = 64, .panels = 2, .groups = 2, .few = {1, 6}, .tail = 0,
-        .block = 6, .sizes = {2, 4, 6}, .abreast = 1, .part = 96, .chunk = 516, .slice = 256, .strip = 256,
+        .block = 6, .abreast = 1, .sizes = {2, 4, 6}, .part = 96, .chunk = 516, .slice = 256, .strip = 256,
             .slots = 1,
         .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0,
         .tile = {mp_tile_2x2x1, mp_tile_4x2x1, mp_tile_6x2x1}, .row = fused_linear_4_row,

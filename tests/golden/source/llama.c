@@ -152,7 +152,7 @@ MP_KERNEL qkv_rope_cache_2(mp_run *run, const int t, const int T, const int step
     _Alignas(64) float sums[96];
     static const mp_linear shape = {
         .K = 32, .panel = 16, .row_bytes = 64, .panels = 1, .groups = 8, .few = {1, 6}, .tail = 2,
-        .block = 6, .sizes = {2, 4, 6}, .abreast = 1, .part = 96, .chunk = 516, .slice = 32, .strip = 384,
+        .block = 6, .abreast = 1, .sizes = {2, 4, 6}, .part = 96, .chunk = 516, .slice = 32, .strip = 384,
             .slots = 1,
         .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0,
         .tile = {mp_tile_2x2x1, mp_tile_4x2x1, mp_tile_6x2x1}, .row = qkv_rope_cache_2_row,
@@ -232,7 +232,7 @@ MP_KERNEL fused_linear_4(mp_run *run, const int t, const int T, const int step M
     _Alignas(64) float sums[192];
     static const mp_linear shape = {
         .K = 32, .panel = 16, .row_bytes = 64, .panels = 2, .groups = 1, .few = {1, 6}, .tail = 0,
-        .block = 6, .sizes = {2, 4, 6}, .abreast = 1, .part = 96, .chunk = 516, .slice = 32, .strip = 384,
+        .block = 6, .abreast = 1, .sizes = {2, 4, 6}, .part = 96, .chunk = 516, .slice = 32, .strip = 384,
             .slots = 1,
         .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0,
         .tile = {mp_tile_2x2x1, mp_tile_4x2x1, mp_tile_6x2x1}, .row = fused_linear_4_row,
@@ -286,7 +286,7 @@ MP_KERNEL fused_linear_5(mp_run *run, const int t, const int T, const int step M
     _Alignas(64) float sums[384];
     static const mp_linear shape = {
         .K = 32, .panel = 16, .row_bytes = 64, .panels = 4, .groups = 2, .few = {1, 6}, .tail = 0,
-        .block = 6, .sizes = {2, 4, 6}, .abreast = 1, .part = 96, .chunk = 516, .slice = 32, .strip = 384,
+        .block = 6, .abreast = 1, .sizes = {2, 4, 6}, .part = 96, .chunk = 516, .slice = 32, .strip = 384,
             .slots = 1,
         .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0,
         .tile = {mp_tile_2x2x1, mp_tile_4x2x1, mp_tile_6x2x1}, .row = fused_linear_5_row,
@@ -329,7 +329,7 @@ MP_KERNEL fused_linear_6(mp_run *run, const int t, const int T, const int step M
     _Alignas(64) float sums[192];
     static const mp_linear shape = {
         .K = 48, .panel = 16, .row_bytes = 64, .panels = 2, .groups = 1, .few = {1, 6}, .tail = 0,
-        .block = 6, .sizes = {2, 4, 6}, .abreast = 1, .part = 96, .chunk = 516, .slice = 48, .strip = 384,
+        .block = 6, .abreast = 1, .sizes = {2, 4, 6}, .part = 96, .chunk = 516, .slice = 48, .strip = 384,
             .slots = 1,
         .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0,
         .tile = {mp_tile_2x2x1, mp_tile_4x2x1, mp_tile_6x2x1}, .row = fused_linear_6_row,
@@ -430,7 +430,7 @@ MP_KERNEL fused_linear_15(mp_run *run, const int t, const int T, const int step 
     _Alignas(64) float sums[192];
     static const mp_linear shape = {
         .K = 32, .panel = 16, .row_bytes = 64, .panels = 2, .groups = 2, .few = {1, 6}, .tail = 0,
-        .block = 6, .sizes = {2, 4, 6}, .abreast = 1, .part = 96, .chunk = 516, .slice = 32, .strip = 384,
+        .block = 6, .abreast = 1, .sizes = {2, 4, 6}, .part = 96, .chunk = 516, .slice = 32, .strip = 384,
             .slots = 1,
         .by_panel = {mp_panel_f32_1, mp_panel_f32_6}, .widen = 0,
         .tile = {mp_tile_2x2x1, mp_tile_4x2x1, mp_tile_6x2x1}, .row = fused_linear_15_row,
