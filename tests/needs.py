@@ -17,6 +17,7 @@ import pytest
 
 from monoplan.models.load.default_model import SMOLLM2
 from monoplan.runtime.build.cache_places import read_roots
+from tests import nvrtc
 from tests.browser import find_browser
 from tests.integration import mpi_support
 
@@ -57,6 +58,7 @@ PROBLEMS: dict[str, Callable[[], str]] = {
     "g++": _program("g++"),
     "clang": _program("clang"),
     "nvcc": _program("nvcc"),
+    "nvrtc": lambda: "" if nvrtc.library() else "there is no NVRTC: pip install nvidia-cuda-nvrtc",
     "rustc": _program("rustc"),
     "wasm": _no_wasm,
     "x86_64-linux-gnu-gcc": _cross_compiler,

@@ -28,6 +28,12 @@ MP_FN void mp_load_eight(uint32_t (&into)[4], const int8_t *p)
             into[2 * half + i] = mp_pack_brain((float)(int8_t)(four >> 16 * i), (float)(int8_t)(four >> (16 * i + 8)));
     }
 }
+/* The same, or zeros. */
+template <typename T> MP_FN void mp_load_live(uint32_t (&into)[4], const T *p, const bool live)
+{
+    if (live) mp_load_eight(into, p);
+    else into[0] = into[1] = into[2] = into[3] = 0;
+}
 template <typename Rows> struct mp_in_bytes { enum { value = 0 }; };
 template <> struct mp_in_bytes<mp_rows<int8_t>> { enum { value = 1 }; };
 template <int PAGE> struct mp_in_bytes<mp_paged_rows<int8_t, PAGE>> { enum { value = 1 }; };
@@ -154,10 +160,6 @@ MP_FN void mp_attention_decode(const Rows key_rows, const Rows value_rows, const
     const int turns = (chunk + 16 * WARPS - 1) / (16 * WARPS);
     uint32_t K[2][C][4], V[2][C][4], Q[C][4];
     auto position = [&](const int turn, const int j) { return begin + (turn * WARPS + warp) * 16 + 8 * j + gid; };
-    auto load = [&](uint32_t (&into)[4], const auto *p, const bool live) {
-        if (live) mp_load_eight(into, p);
-        else into[0] = into[1] = into[2] = into[3] = 0;
-    };
     /* In 8 bits: the scales of the positions that this lane has scores of, which lie behind their rows. */
     float k_scale[4] = {1.0f, 1.0f, 1.0f, 1.0f}, v_scale[4] = {1.0f, 1.0f, 1.0f, 1.0f};
     auto load_scales = [&](float (&into)[4], const Rows &rows, const int turn) {
@@ -172,7 +174,7 @@ MP_FN void mp_attention_decode(const Rows key_rows, const Rows value_rows, const
         for (int j = 0; j < 2; ++j) {
             const auto *const row = rows.at(position(turn, j), 0, length - 1) + 8 * t;
             MP_UNROLL
-            for (int c = 0; c < C; ++c) load(into[j][c], row + 32 * c, position(turn, j) < end);
+            for (int c = 0; c < C; ++c) mp_load_live(into[j][c], row + 32 * c, position(turn, j) < end);
         }
     };
     if (S::EARLY) {
@@ -184,8 +186,8 @@ MP_FN void mp_attention_decode(const Rows key_rows, const Rows value_rows, const
             if (position(0, j) == before && before < end) { /* the new token's own */
                 MP_UNROLL
                 for (int c = 0; c < C; ++c) {
-                    load(K[j][c], key_rows.at(before) + 8 * t + 32 * c, true);
-                    load(V[j][c], value_rows.at(before) + 8 * t + 32 * c, true);
+                    mp_load_live(K[j][c], key_rows.at(before) + 8 * t + 32 * c, true);
+                    mp_load_live(V[j][c], value_rows.at(before) + 8 * t + 32 * c, true);
                 }
             }
     } else {
@@ -195,7 +197,7 @@ MP_FN void mp_attention_decode(const Rows key_rows, const Rows value_rows, const
     load_scales(k_scale, key_rows, 0);
     load_scales(v_scale, value_rows, 0);
     MP_UNROLL
-    for (int c = 0; c < C; ++c) load(Q[c], query(gid) + 8 * t + 32 * c, gid < GROUP);
+    for (int c = 0; c < C; ++c) mp_load_live(Q[c], query(gid) + 8 * t + 32 * c, gid < GROUP);
     float sums[C][4][2] = {}, top = NONE, total = 0.0f;
     for (int turn = 0; turn < turns; ++turn) {
         float score[2][2], high = NONE;

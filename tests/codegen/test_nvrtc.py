@@ -1,0 +1,44 @@
+"""The compiler that GPUs' sources are given to at run time takes them: nvcc and the emulator take more than it does."""
+
+from __future__ import annotations
+
+import pytest
+
+from monoplan.codegen.cuda.render import render_cuda
+from monoplan.codegen.plan import make_plan
+from monoplan.codegen.target import Target, cuda_target
+from monoplan.ir.types import DTYPES
+from tests import nvrtc
+from tests.codegen.cases import CASES
+from tests.codegen.test_cuda_llama import MODELS, model
+from tests.codegen.test_ops import graph_of
+from tests.matrices import partly
+from tests.needs import needs
+
+H200, T4 = cuda_target(90, 132, 232448, library=True), cuda_target(75, 40, 65536)
+# Intermediate code only, without its optimization: what is refused is refused before.
+FLAGS = ("--std=c++17", "-diag-suppress=177,550", "--Ofast-compile=max")
+
+
+def refused(source: str, arch: str) -> str:
+    return nvrtc.refusal(source, (*FLAGS, f"--gpu-architecture=compute_{arch}"))
+
+
+@needs("nvrtc")
+def test_a_wrong_source_is_refused() -> None:
+    assert "error" in refused('extern "C" __global__ void f() { undefined(); }', "90a")
+
+
+@needs("nvrtc")
+@pytest.mark.parametrize(("dtype", "arch"), [("bf16", "90a"), ("f32", "90a"), ("f16", "75")])
+def test_every_op_is_taken(dtype: str, arch: str) -> None:
+    target: Target = H200 if arch == "90a" else T4
+    cases = [c for c in CASES if c.accepts(DTYPES[dtype])]
+    plan = make_plan(graph_of(cases, dtype)[0], target)
+    assert refused(render_cuda(plan, "test").text, arch) == ""
+
+
+@needs("nvrtc")
+@pytest.mark.parametrize("kind", partly(MODELS, lambda kind: kind == "bf16"))
+def test_language_models_are_taken(kind: str) -> None:
+    assert refused(render_cuda(make_plan(model(kind)[0], H200), "test").text, "90a") == ""
