@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from monoplan.codegen.backend import Variables
+from monoplan.codegen.cuda.early import stable_past
 from monoplan.codegen.cuda.launches import Between, Launch, Variant, Word, ceil_div, pointer_word
 from monoplan.codegen.cuda.schedule import CudaAttention, DecodeVariant, tuned
 from monoplan.codegen.cuda.variables import attention
-from monoplan.codegen.kernels import Attention, Heads, KVUpdate, Linear
+from monoplan.codegen.kernels import Attention
 from monoplan.ir.dims import Dim
 
 if TYPE_CHECKING:
     from monoplan.codegen.cuda.render import Renderer
-    from monoplan.codegen.plan import Plan
 
 
 def attention_variants(renderer: Renderer, k: Attention, s: CudaAttention) -> tuple[Variant, ...]:
@@ -58,30 +58,3 @@ def _decode(
     part = k.heads // k.kv_heads * (k.head_dim + 2) * 4
     size = k.batch * (k.kv_heads * v.splits * part)
     return Variant(v.name, (launch,), (one, Between(k.keys, long + 1), *batch), size)
-
-
-def stable_past(plan: Plan, k: Attention) -> bool:
-    """Whether attention may read `past` and earlier keys before the kernels in front of it are done.
-
-    They must be as they were when the plan began: `past` an input that no step writes, the caches written only behind
-    that very length.
-    """
-    past = k.operand("past").view.buffer
-    if past.kind != "input":
-        return False
-    caches = {(b.table_kind or b.kind, b.table or b.index) for b in (k.operand(n).view.buffer for n in ("k", "v"))}
-    for step, _ in plan.steps():
-        other = step.kernel
-        for o in other.writes:
-            b = o.view.buffer
-            if (
-                b is past
-                or (b.kind == "input" and b.index == past.index)
-                or past.index in b.table
-                and b.table_kind == "input"
-            ):
-                return False
-            if (b.table_kind or b.kind, b.table or b.index) in caches:
-                if not isinstance(other, Linear | KVUpdate | Heads) or other.operand("lengths").view.buffer is not past:
-                    return False
-    return all(kind == "input" for kind, _ in caches)

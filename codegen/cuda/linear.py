@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from monoplan.codegen.cuda.early import settled
 from monoplan.codegen.cuda.launches import Action, Between, Launch, Product, Variant, Word, pointer_word
 from monoplan.codegen.cuda.schedule import CudaLinear, FewSchedule, few_shared, row_shared, tuned
 from monoplan.codegen.cuda.variables import linear
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from monoplan.codegen.cuda.render import Renderer
 
 _INPUTS = ("x", "w", "norm_weight")
+_HEADS = ("positions", "sin", "cos", "lengths", "valid")  # what the epilogue of heads reads beside the sums
 _PIECE = 256  # parts of the workspace start at multiples of this
 
 
@@ -64,7 +66,9 @@ class LinearVariants:
         words = self._words(k.operands)
         candidates = [("uint64_t *candidates", Word("workspace"))] if k.epilogue == "argmax" else []
         template = "linear_tiles_row" if k.format.tile else "linear_row"
-        function, all_words = self.renderer.function(k, template, [*words, *candidates], s=row, **self.names)
+        ahead = [k.operand(name) for name in _HEADS if k.has(name)] if k.epilogue == "heads" else []
+        found = {"ahead": bool(ahead) and all(settled(self.renderer.plan, k, o, k.rows) for o in ahead)}
+        function, all_words = self.renderer.function(k, template, [*words, *candidates], s=row, **found, **self.names)
         actions: list[Action] = [Launch(function, (row.grid, 1, 1), row.warps * 32, all_words, row_shared(k, row))]
         if candidates:
             actions.append(self._best(row.grid, Word("workspace"), 1))

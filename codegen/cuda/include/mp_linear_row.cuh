@@ -7,18 +7,19 @@
  *
  * S has the constants: K, N (rows of w), GRID (blocks), WARPS, SLICES, BATCH, RING (batches in flight), EARLY (of them
  * before the dependency), GENTLE (in flight at most until then, 0: all), LATE (batches that a warp has left when it
- * lets the next kernel start, 0: from the beginning), RMS and GAMMA (of the norm). `fetch(row, pair)` reads ahead what
- * the epilogue needs beside the sums; `finish(fetched, row, pair, first, second)` takes the sums of rows 2 pair and 2
+ * lets the next kernel start, 0: from the beginning), RMS and GAMMA (of the norm). `fetch(row, pair)` reads what the
+ * epilogue needs beside the sums, before the dependency if AHEAD; `fresh(fetched)` what it needs from the kernels in
+ * front; `finish(fetched, row, pair, first, second)` takes the sums of rows 2 pair and 2
  * pair + 1 of w. */
 #include "mp_vec.cuh"
 
-template <typename S, typename W, typename X, typename G, typename Fetch, typename Finish>
+template <typename S, typename W, typename X, typename G, typename Fetch, typename Fresh, typename Finish>
 MP_FN void mp_linear_row(const W *w, const X *x, const G *norm_weight, const float eps, const Fetch &fetch,
-    const Finish &finish)
+    const Fresh &fresh, const Finish &finish)
 {
     enum { K = S::K, N = S::N, PAIRS = (N + 1) / 2, GRID = S::GRID, WARPS = S::WARPS, THREADS = WARPS * 32 };
     enum { SLICES = S::SLICES, GROUPS = WARPS / SLICES, BATCH = S::BATCH };
-    enum { RING = S::RING, EARLY = S::EARLY, GENTLE = S::GENTLE, LATE = S::LATE };
+    enum { RING = S::RING, EARLY = S::EARLY, GENTLE = S::GENTLE, LATE = S::LATE, AHEAD = S::AHEAD };
     enum { E = 16 / (int)sizeof(W), PIECES = K / E, SLICE = (PIECES + SLICES - 1) / SLICES, V = (SLICE + 31) / 32 };
     enum { WHOLE = SLICE * SLICES == PIECES && SLICE % 32 == 0, SLOT = BATCH * V * 512 };
     enum { MOST = 2 * ((PAIRS + GRID - 1) / GRID), BATCHES = (MOST + BATCH - 1) / BATCH };
@@ -31,6 +32,9 @@ MP_FN void mp_linear_row(const W *w, const X *x, const G *norm_weight, const flo
     const int pairs = end - p0;
     const int count = (int)mp_min(2 * pairs, N - 2 * p0), batches = (count + BATCH - 1) / BATCH;
     if (!LATE) mp_release();
+
+    decltype(fetch(0, 0)) early;
+    if (AHEAD && tid < pairs) early = fetch(0, p0 + tid);
 
     /* Before the dependency: constants first (behind the ring they would wait for all of it), then weights. */
     int at[V];
@@ -78,8 +82,8 @@ MP_FN void mp_linear_row(const W *w, const X *x, const G *norm_weight, const flo
         for (int v = 0; v < V; ++v) mp_vec_fresh<G, E>(gamma[v], norm_weight + at[v] * E);
     }
     for (int d = EARLY; d < RING; ++d) issue(group + d * GROUPS, d);
-    decltype(fetch(0, 0)) early;
-    if (tid < pairs) early = fetch(0, p0 + tid);
+    if (!AHEAD && tid < pairs) early = fetch(0, p0 + tid);
+    if (tid < pairs) fresh(early);
     float xs[E * V];
     MP_UNROLL
     for (int v = 0; v < V; ++v) {
@@ -136,6 +140,10 @@ MP_FN void mp_linear_row(const W *w, const X *x, const G *norm_weight, const flo
             first += two.x;
             second += two.y;
         }
-        finish(i == tid ? early : fetch(0, p0 + i), 0, p0 + i, first * scale, second * scale);
+        if (i != tid) {
+            early = fetch(0, p0 + i);
+            fresh(early);
+        }
+        finish(early, 0, p0 + i, first * scale, second * scale);
     }
 }

@@ -135,20 +135,20 @@ MP_FN void mp_row_by_brains(float &y0, float &y1, const unsigned char *tile, con
 /* One row: y = epilogue(w · norm(x)).
  *
  * A block owns a run of strips. Its warps split the tiles of a strip into SLICES, and the strips into GROUPS. S has the
- * constants: K, N, GRID, WARPS, SLICES, BATCH (tiles in a slot of the ring), RING (slots), EARLY, GENTLE, LATE, RMS and
- * GAMMA, as in mp_linear_row.cuh; `fetch` and `finish` are as there. K is a multiple of 8. */
-template <typename S, typename F, typename X, typename G, typename Fetch, typename Finish>
+ * constants: K, N, GRID, WARPS, SLICES, BATCH (tiles in a slot of the ring), RING (slots), EARLY, GENTLE, LATE, AHEAD,
+ * RMS and GAMMA, as in mp_linear_row.cuh; `fetch`, `fresh` and `finish` are as there. K is a multiple of 8. */
+template <typename S, typename F, typename X, typename G, typename Fetch, typename Fresh, typename Finish>
 MP_FN void mp_linear_tiles_row(const unsigned char *w, const X *x, const G *norm_weight, const float eps,
-    const Fetch &fetch, const Finish &finish)
+    const Fetch &fetch, const Fresh &fresh, const Finish &finish)
 {
     enum { K = S::K, N = S::N, STRIPS = (N + 15) / 16, TILES = (K + 255) / 256, GRID = S::GRID, WARPS = S::WARPS };
     enum { SLICES = S::SLICES, GROUPS = WARPS / SLICES, SLICE = (TILES + SLICES - 1) / SLICES, BATCH = S::BATCH };
-    enum { UNITS = (SLICE + BATCH - 1) / BATCH, RING = S::RING, EARLY = S::EARLY, GENTLE = S::GENTLE, LATE = S::LATE };
+    enum { UNITS = (SLICE + BATCH - 1) / BATCH, RING = S::RING, EARLY = S::EARLY, GENTLE = S::GENTLE, LATE = S::LATE, AHEAD = S::AHEAD };
     enum { SLOT = BATCH * F::BYTES, MOST = (STRIPS + GRID - 1) / GRID, XS = SLICE * (F::INTEGERS ? 512 : 1024), EVEN = SLICE * SLICES == TILES };
     enum { SUMS = F::INTEGERS ? F::PARTS * 4 + 8 : 0, WHOLE = EVEN && K % 256 == 0 && SLICE % BATCH == 0 };
     MP_DYNAMIC_SHARED(dynamic);
     __shared__ float squares[SLICES];
-    __shared__ uint4 zero;
+    __shared__ uint4 zeros[WARPS];
     typedef float sums_of_slice[MOST * 16];
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, slice = warp % SLICES, group = warp / SLICES;
     unsigned char *const xs = dynamic + WARPS * RING * SLOT + warp * XS;
@@ -159,6 +159,9 @@ MP_FN void mp_linear_tiles_row(const unsigned char *w, const X *x, const G *norm
     const int p0 = s0 * 8, pairs = (int)mp_min(strips * 8, (N + 1) / 2 - p0);
     const int tiles = EVEN ? (int)SLICE : (int)mp_min((int)SLICE, TILES - slice * SLICE); /* may be less than 0 */
     if (!LATE) mp_release();
+
+    decltype(fetch(0, 0)) early;
+    if (AHEAD && tid < pairs) early = fetch(0, p0 + tid);
 
     /* Before the dependency: constants first, then weights. */
     mp_vec<G, 8> gamma[SLICE];
@@ -171,7 +174,7 @@ MP_FN void mp_linear_tiles_row(const unsigned char *w, const X *x, const G *norm
         at[v] = live[v] ? piece * 8 : 0;
         if (S::GAMMA == MP_GAMMA_CONSTANT) mp_vec_const<G, 8>(gamma[v], norm_weight + at[v]);
     }
-    if (tid == 0) zero = make_uint4(0, 0, 0, 0);
+    if (lane == 0) zeros[warp] = make_uint4(0, 0, 0, 0);
     const unsigned char *const raw = w + (int64_t)STRIPS * TILES * F::BYTES;
     const unsigned char *const first = w + ((int64_t)s0 * TILES + slice * SLICE) * F::BYTES + lane * 16;
     unsigned char *const ring = dynamic + warp * RING * SLOT;
@@ -204,8 +207,8 @@ MP_FN void mp_linear_tiles_row(const unsigned char *w, const X *x, const G *norm
         for (int v = 0; v < SLICE; ++v) mp_vec_fresh<G, 8>(gamma[v], norm_weight + at[v]);
     }
     for (int d = EARLY; d < RING; ++d) issue(d, d);
-    decltype(fetch(0, 0)) early;
-    if (tid < pairs) early = fetch(0, p0 + tid);
+    if (!AHEAD && tid < pairs) early = fetch(0, p0 + tid);
+    if (tid < pairs) fresh(early);
     float square = 0.0f;
     MP_UNROLL
     for (int v = 0; v < SLICE; ++v) {
@@ -225,10 +228,10 @@ MP_FN void mp_linear_tiles_row(const unsigned char *w, const X *x, const G *norm
         square = mp_warp_sum(square);
         if (group == 0 && lane == 0) squares[slice] = square;
     }
-    __syncthreads(); /* `zero` */
+    __syncwarp(); /* x and its zeros are the warp's own */
 
     const int g = lane / 4, t = lane % 4;
-    const unsigned char *const nothing = (const unsigned char *)&zero;
+    const unsigned char *const nothing = (const unsigned char *)&zeros[warp];
     for (int b = group, i = 0, slot = 0; b < strips; b += GROUPS) {
         float y0 = 0.0f, y1 = 0.0f;
         for (int unit = 0; unit < UNITS; ++unit, ++i) {
@@ -288,7 +291,11 @@ MP_FN void mp_linear_tiles_row(const unsigned char *w, const X *x, const G *norm
             first_sum += two.x;
             second_sum += two.y;
         }
-        finish(i == tid ? early : fetch(0, p0 + i), 0, p0 + i, first_sum * scale, second_sum * scale);
+        if (i != tid) {
+            early = fetch(0, p0 + i);
+            fresh(early);
+        }
+        finish(early, 0, p0 + i, first_sum * scale, second_sum * scale);
     }
 }
 

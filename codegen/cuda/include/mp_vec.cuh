@@ -96,3 +96,8 @@ template <int R> MP_FN float mp_reduce_rows(float (&a)[R], int lane)
     for (int d = 16 / R; d; d >>= 1) a[0] += __shfl_xor_sync(~0u, a[0], d);
     return a[0];
 }
+
+/* An epilogue that reads nothing of the kernels in front but what it fetches. */
+struct mp_nothing_more {
+    template <typename Extra> MP_FN void operator()(Extra &) const {}
+};

@@ -1,0 +1,71 @@
+"""What a kernel may read before the kernels in front of it are done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from monoplan.codegen.kernels import Attention, Heads, Kernel, KVUpdate, Linear
+from monoplan.codegen.operands import Operand
+from monoplan.codegen.views import Buffer
+from monoplan.ir.dims import Dim, symbols_of
+from monoplan.ir.types import product
+
+if TYPE_CHECKING:
+    from monoplan.codegen.plan import Plan
+
+
+def stable_past(plan: Plan, k: Attention) -> bool:
+    """Whether attention may read `past` and earlier keys before the kernels in front of it are done.
+
+    They must be as they were when the plan began: `past` an input that no step writes, the caches written only behind
+    that very length.
+    """
+    past = k.operand("past").view.buffer
+    if past.kind != "input":
+        return False
+    caches = {(b.table_kind or b.kind, b.table or b.index) for b in (k.operand(n).view.buffer for n in ("k", "v"))}
+    for step, _ in plan.steps():
+        other = step.kernel
+        for o in other.writes:
+            b = o.view.buffer
+            if (
+                b is past
+                or (b.kind == "input" and b.index == past.index)
+                or past.index in b.table
+                and b.table_kind == "input"
+            ):
+                return False
+            if (b.table_kind or b.kind, b.table or b.index) in caches:
+                if not isinstance(other, Linear | KVUpdate | Heads) or other.operand("lengths").view.buffer is not past:
+                    return False
+    return all(kind == "input" for kind, _ in caches)
+
+
+def settled(plan: Plan, k: Kernel, operand: Operand, rows: Dim) -> bool:
+    """Whether an operand has its value before the kernels in front of a step with `rows` rows, which are one, are done.
+
+    It is a weight, an input that no step writes, or was written in front of a kernel that is over: only products and
+    attention let the next kernel start early.
+    """
+    buffer = operand.view.buffer
+    if "param" in (buffer.kind, buffer.table_kind) or operand.view.is_virtual:
+        return True
+    steps = [step for step, _ in plan.steps()]
+    writers = [s.number for s in steps if any(_overlap(o.view.buffer, buffer) for o in s.kernel.writes)]
+    if buffer.kind == "input":
+        return not writers
+    between = [s.kernel for s in steps if max(writers, default=k.step) < s.number < k.step]
+    return any(not isinstance(other, Linear | Attention) and _runs_for(other, rows) for other in between)
+
+
+def _overlap(a: Buffer, b: Buffer) -> bool:
+    """Whether two buffers may have memory in common."""
+    if a.root is b.root:
+        return True
+    inputs = [set(c.table if c.table_kind == "input" else (c.index,) if c.kind == "input" else ()) for c in (a, b)]
+    return bool(inputs[0] & inputs[1])
+
+
+def _runs_for(k: Kernel, rows: Dim) -> bool:
+    """Whether a kernel has something to write where `rows` is 1, and is launched: no size of it is another symbol's."""
+    return any(symbols_of(product(o.shape)) <= symbols_of(rows) for o in k.writes)
