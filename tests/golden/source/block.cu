@@ -22,7 +22,7 @@ fused_linear_0_row(const float *x, const float *w, const float *norm_weight, flo
     struct S {
         enum { K = 256, N = 2048, RMS = 1, GAMMA = MP_GAMMA_CONSTANT };
         enum { GRID = 128, WARPS = 8, SLICES = 2, BATCH = 8 };
-        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0 };
+        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0, AHEAD = 0 };
     };
     enum { N = S::N };
     /* Rows of w alternate: gate, up, gate, up …; a pair makes column n = pair. */
@@ -38,7 +38,7 @@ fused_linear_0_row(const float *x, const float *w, const float *norm_weight, flo
         const float gate = first, up = second;
         y[row * 1024 + n] = mp_swigluf(gate, up);
     };
-    mp_linear_row<S>(w, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch, finish);
+    mp_linear_row<S>(w, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch, mp_nothing_more(), finish);
 }
 
 /* %mul = fused_linear(%x, %concat, _, %norm.weight) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"} :
@@ -94,7 +94,7 @@ fused_linear_1_row(const float *x, const float *w, const float *e0, float *y, co
     struct S {
         enum { K = 1024, N = 256, RMS = 0, GAMMA = MP_NO_GAMMA };
         enum { GRID = 128, WARPS = 8, SLICES = 8, BATCH = 8 };
-        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0 };
+        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0, AHEAD = 0 };
     };
     enum { N = S::N };
     /* Columns 2 pair and 2 pair + 1: what the body needs beside the sums is fetched ahead of them. */
@@ -113,5 +113,5 @@ fused_linear_1_row(const float *x, const float *w, const float *e0, float *y, co
         const float value1 = ((second) + extra.e0_1);
         mp_store_pair((y + row * 256 + n0), value0, value1);
     };
-    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, finish);
+    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
 }

@@ -73,7 +73,7 @@ fused_linear_1_row(const float *x, const float *w, const float *bias, float *y, 
     struct S {
         enum { K = 64, N = 192, RMS = 0, GAMMA = MP_NO_GAMMA };
         enum { GRID = 96, WARPS = 8, SLICES = 1, BATCH = 8 };
-        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0 };
+        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0, AHEAD = 0 };
     };
     enum { N = S::N };
     /* Columns 2 pair and 2 pair + 1: what the body needs beside the sums is fetched ahead of them. */
@@ -90,7 +90,7 @@ fused_linear_1_row(const float *x, const float *w, const float *bias, float *y, 
         const float value1 = (second + bias[n1]);
         mp_store_pair((y + row * 192 + n0), value0, value1);
     };
-    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, finish);
+    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
 }
 
 /* %linear = fused_linear(%x, %c_attn.weight, %c_attn.bias, %ln_1.weight, %ln_1.bias) {norm="layer", eps=1e-05,
@@ -157,7 +157,7 @@ fused_linear_3_row(const float *x, const float *w, const float *bias, const floa
     struct S {
         enum { K = 64, N = 64, RMS = 0, GAMMA = MP_NO_GAMMA };
         enum { GRID = 32, WARPS = 8, SLICES = 1, BATCH = 8 };
-        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0 };
+        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0, AHEAD = 0 };
     };
     enum { N = S::N };
     /* Columns 2 pair and 2 pair + 1: what the body needs beside the sums is fetched ahead of them. */
@@ -176,7 +176,7 @@ fused_linear_3_row(const float *x, const float *w, const float *bias, const floa
         const float value1 = ((second + bias[n1]) + extra.e0_1);
         mp_store_pair((y + row * 64 + n0), value0, value1);
     };
-    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, finish);
+    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
 }
 
 /* %add = fused_linear(%reshape_4, %c_proj.weight, %c_proj.bias, _, _, %x) {norm="none", eps=0.0, gated=False,
@@ -219,7 +219,7 @@ fused_linear_5_row(const float *x, const float *w, const float *bias, float *y, 
     struct S {
         enum { K = 64, N = 256, RMS = 0, GAMMA = MP_NO_GAMMA };
         enum { GRID = 128, WARPS = 8, SLICES = 1, BATCH = 8 };
-        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0 };
+        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0, AHEAD = 0 };
     };
     enum { N = S::N };
     /* Columns 2 pair and 2 pair + 1: what the body needs beside the sums is fetched ahead of them. */
@@ -236,7 +236,7 @@ fused_linear_5_row(const float *x, const float *w, const float *bias, float *y, 
         const float value1 = mp_gelu_tanhf((second + bias[n1]));
         mp_store_pair((y + row * 256 + n0), value0, value1);
     };
-    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, finish);
+    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
 }
 
 /* %gelu = fused_linear(%add, %c_fc.weight, %c_fc.bias, %ln_2.weight, %ln_2.bias) {norm="layer", eps=1e-05,
@@ -277,7 +277,7 @@ fused_linear_6_row(const float *x, const float *w, const float *bias, const floa
     struct S {
         enum { K = 256, N = 64, RMS = 0, GAMMA = MP_NO_GAMMA };
         enum { GRID = 32, WARPS = 8, SLICES = 2, BATCH = 8 };
-        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0 };
+        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0, AHEAD = 0 };
     };
     enum { N = S::N };
     /* Columns 2 pair and 2 pair + 1: what the body needs beside the sums is fetched ahead of them. */
@@ -296,5 +296,5 @@ fused_linear_6_row(const float *x, const float *w, const float *bias, const floa
         const float value1 = ((second + bias[n1]) + extra.e0_1);
         mp_store_pair((y + row * 64 + n0), value0, value1);
     };
-    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, finish);
+    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
 }

@@ -143,7 +143,7 @@ qkv_rope_cache_2_row(const float *x, const float *w, const float *norm_weight, c
     struct S {
         enum { K = 32, N = 64, RMS = 1, GAMMA = MP_GAMMA_CONSTANT };
         enum { GRID = 32, WARPS = 16, SLICES = 1, BATCH = 4 };
-        enum { RING = 3, EARLY = 3, GENTLE = 1, LATE = 0 };
+        enum { RING = 3, EARLY = 3, GENTLE = 1, LATE = 0, AHEAD = 1 };
     };
     enum { N = S::N };
     /* One pair of dimensions of a head, which rotate together; q goes to y, k and v to row `at` of their caches. */
@@ -152,9 +152,9 @@ qkv_rope_cache_2_row(const float *x, const float *w, const float *norm_weight, c
     };
     enum { DIM = Heads::DIM, HEADS = Heads::HEADS, KV = Heads::KV, HALF = Heads::HALF };
     const uint32_t seq = (uint32_t)(n_seq);
-    struct Extra { float sine, cosine; int64_t start, given; };
-    auto fetch = [&](const int64_t row, const int64_t pair) {
-        Extra extra = {0.0f, 1.0f, 0, 0};
+    struct Extra { float sine, cosine; int64_t start, given; int failed; };
+    auto ahead = [&](const int64_t row, const int64_t pair) {
+        Extra extra = {0.0f, 1.0f, 0, 0, 0};
         const int64_t head = pair / (DIM / 2), i = pair % (DIM / 2);
         const int64_t b0 MP_UNUSED = (uint32_t)row / seq, s0 MP_UNUSED = (uint32_t)row % seq;
         if (head < HEADS + KV && i < HALF) {
@@ -166,8 +166,14 @@ qkv_rope_cache_2_row(const float *x, const float *w, const float *norm_weight, c
             extra.sine = sin[angle * 4 + i];
             extra.cosine = cos[angle * 4 + i];
         }
-        /* After an error of an earlier step the caller keeps what it had. It is read ahead: the stores wait for it. */
-        if (head >= HEADS) extra.start = (int64_t)lengths[b0], extra.given = error->code ? 0 : (int64_t)valid[b0];
+        if (head >= HEADS) extra.start = (int64_t)lengths[b0], extra.given = (int64_t)valid[b0];
+        return extra;
+    };
+    /* After an error of an earlier step the caller keeps what it had. It is read before the sums: stores wait for it. */
+    auto fresh = [&](Extra &extra) { extra.failed = error->code; };
+    auto fetch MP_UNUSED = [&](const int64_t row, const int64_t pair) {
+        Extra extra = ahead(row, pair);
+        fresh(extra);
         return extra;
     };
     auto finish = [&](const Extra &extra, const int64_t row, const int64_t pair, const float first,
@@ -192,7 +198,7 @@ qkv_rope_cache_2_row(const float *x, const float *w, const float *norm_weight, c
                 mp_fail(error, MP_CACHE_FULL, step, b0, extra.start + extra.given, n_capacity);
             return;
         }
-        if (s0 >= extra.given) return;
+        if (s0 >= extra.given || extra.failed) return;
         if (head < HEADS + KV) {
             k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.first] = a;
             k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.second] = b;
@@ -201,7 +207,7 @@ qkv_rope_cache_2_row(const float *x, const float *w, const float *norm_weight, c
             v_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.second] = b;
         }
     };
-    mp_linear_row<S>(w, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch, finish);
+    mp_linear_row<S>(w, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, ahead, fresh, finish);
 }
 
 /* %rope, %kv_update, %kv_update_1 = qkv_rope_cache(%embedding, %concat, %minimum, %model.rotary_emb.sin,
@@ -242,9 +248,9 @@ qkv_rope_cache_2_finish(const int64_t *positions, const float *sin, const float 
     };
     enum { DIM = Heads::DIM, HEADS = Heads::HEADS, KV = Heads::KV, HALF = Heads::HALF };
     const uint32_t seq = (uint32_t)(n_seq);
-    struct Extra { float sine, cosine; int64_t start, given; };
-    auto fetch = [&](const int64_t row, const int64_t pair) {
-        Extra extra = {0.0f, 1.0f, 0, 0};
+    struct Extra { float sine, cosine; int64_t start, given; int failed; };
+    auto ahead = [&](const int64_t row, const int64_t pair) {
+        Extra extra = {0.0f, 1.0f, 0, 0, 0};
         const int64_t head = pair / (DIM / 2), i = pair % (DIM / 2);
         const int64_t b0 MP_UNUSED = (uint32_t)row / seq, s0 MP_UNUSED = (uint32_t)row % seq;
         if (head < HEADS + KV && i < HALF) {
@@ -256,8 +262,14 @@ qkv_rope_cache_2_finish(const int64_t *positions, const float *sin, const float 
             extra.sine = sin[angle * 4 + i];
             extra.cosine = cos[angle * 4 + i];
         }
-        /* After an error of an earlier step the caller keeps what it had. It is read ahead: the stores wait for it. */
-        if (head >= HEADS) extra.start = (int64_t)lengths[b0], extra.given = error->code ? 0 : (int64_t)valid[b0];
+        if (head >= HEADS) extra.start = (int64_t)lengths[b0], extra.given = (int64_t)valid[b0];
+        return extra;
+    };
+    /* After an error of an earlier step the caller keeps what it had. It is read before the sums: stores wait for it. */
+    auto fresh = [&](Extra &extra) { extra.failed = error->code; };
+    auto fetch MP_UNUSED = [&](const int64_t row, const int64_t pair) {
+        Extra extra = ahead(row, pair);
+        fresh(extra);
         return extra;
     };
     auto finish = [&](const Extra &extra, const int64_t row, const int64_t pair, const float first,
@@ -282,7 +294,7 @@ qkv_rope_cache_2_finish(const int64_t *positions, const float *sin, const float 
                 mp_fail(error, MP_CACHE_FULL, step, b0, extra.start + extra.given, n_capacity);
             return;
         }
-        if (s0 >= extra.given) return;
+        if (s0 >= extra.given || extra.failed) return;
         if (head < HEADS + KV) {
             k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.first] = a;
             k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.second] = b;
@@ -330,7 +342,7 @@ fused_linear_4_row(const float *x, const float *w, const float *e0, float *y, co
     struct S {
         enum { K = 32, N = 32, RMS = 0, GAMMA = MP_NO_GAMMA };
         enum { GRID = 16, WARPS = 8, SLICES = 1, BATCH = 8 };
-        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0 };
+        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0, AHEAD = 0 };
     };
     enum { N = S::N };
     /* Columns 2 pair and 2 pair + 1: what the body needs beside the sums is fetched ahead of them. */
@@ -349,7 +361,7 @@ fused_linear_4_row(const float *x, const float *w, const float *e0, float *y, co
         const float value1 = ((second) + extra.e0_1);
         mp_store_pair((y + row * 32 + n0), value0, value1);
     };
-    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, finish);
+    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
 }
 
 /* %mul = fused_linear(%add_2, %concat_1, _, %model.layers.0.post_attention_layernorm.weight) {norm="rms",
@@ -362,7 +374,7 @@ fused_linear_5_row(const float *x, const float *w, const float *norm_weight, flo
     struct S {
         enum { K = 32, N = 96, RMS = 1, GAMMA = MP_GAMMA_CONSTANT };
         enum { GRID = 48, WARPS = 8, SLICES = 1, BATCH = 8 };
-        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0 };
+        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0, AHEAD = 0 };
     };
     enum { N = S::N };
     /* Rows of w alternate: gate, up, gate, up …; a pair makes column n = pair. */
@@ -378,7 +390,7 @@ fused_linear_5_row(const float *x, const float *w, const float *norm_weight, flo
         const float gate = first, up = second;
         y[row * 48 + n] = mp_swigluf(gate, up);
     };
-    mp_linear_row<S>(w, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch, finish);
+    mp_linear_row<S>(w, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch, mp_nothing_more(), finish);
 }
 
 /* %mul = fused_linear(%add_2, %concat_1, _, %model.layers.0.post_attention_layernorm.weight) {norm="rms",
@@ -434,7 +446,7 @@ fused_linear_6_row(const float *x, const float *w, const float *e0, float *y, co
     struct S {
         enum { K = 48, N = 32, RMS = 0, GAMMA = MP_NO_GAMMA };
         enum { GRID = 16, WARPS = 8, SLICES = 1, BATCH = 8 };
-        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0 };
+        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0, AHEAD = 0 };
     };
     enum { N = S::N };
     /* Columns 2 pair and 2 pair + 1: what the body needs beside the sums is fetched ahead of them. */
@@ -453,7 +465,7 @@ fused_linear_6_row(const float *x, const float *w, const float *e0, float *y, co
         const float value1 = ((second) + extra.e0_1);
         mp_store_pair((y + row * 32 + n0), value0, value1);
     };
-    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, finish);
+    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
 }
 
 /* %add_6 = add(%past_key_values.lengths, %num_valid) : i32[batch]
@@ -514,7 +526,7 @@ fused_linear_13_row(const float *x, const float *w, const float *norm_weight, fl
     struct S {
         enum { K = 32, N = 96, RMS = 1, GAMMA = MP_GAMMA_CONSTANT };
         enum { GRID = 48, WARPS = 8, SLICES = 1, BATCH = 8 };
-        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0 };
+        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0, AHEAD = 0 };
     };
     enum { N = S::N };
     /* Rows of w alternate: gate, up, gate, up …; a pair makes column n = pair. */
@@ -530,7 +542,7 @@ fused_linear_13_row(const float *x, const float *w, const float *norm_weight, fl
         const float gate = first, up = second;
         y[row * 48 + n] = mp_swigluf(gate, up);
     };
-    mp_linear_row<S>(w, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch, finish);
+    mp_linear_row<S>(w, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch, mp_nothing_more(), finish);
 }
 
 /* %swiglu = fused_linear(%select_rows_1, %concat_3, _, %model.layers.1.post_attention_layernorm.weight)
@@ -586,7 +598,7 @@ fused_linear_14_row(const float *x, const float *w, const float *e0, float *y, c
     struct S {
         enum { K = 48, N = 32, RMS = 0, GAMMA = MP_NO_GAMMA };
         enum { GRID = 16, WARPS = 8, SLICES = 1, BATCH = 8 };
-        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0 };
+        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0, AHEAD = 0 };
     };
     enum { N = S::N };
     /* Columns 2 pair and 2 pair + 1: what the body needs beside the sums is fetched ahead of them. */
@@ -605,7 +617,7 @@ fused_linear_14_row(const float *x, const float *w, const float *e0, float *y, c
         const float value1 = ((second) + extra.e0_1);
         mp_store_pair((y + row * 32 + n0), value0, value1);
     };
-    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, finish);
+    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
 }
 
 /* %linear_14 = fused_linear(%add_8, %lm_head.weight, _, %model.norm.weight) {norm="rms", eps=1e-06, gated=False,
@@ -618,7 +630,7 @@ fused_linear_15_row(const float *x, const float *w, const float *norm_weight, fl
     struct S {
         enum { K = 32, N = 50, RMS = 1, GAMMA = MP_GAMMA_CONSTANT };
         enum { GRID = 25, WARPS = 8, SLICES = 1, BATCH = 8 };
-        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0 };
+        enum { RING = 2, EARLY = 2, GENTLE = 1, LATE = 0, AHEAD = 0 };
     };
     enum { N = S::N };
     /* Columns 2 pair and 2 pair + 1: what the body needs beside the sums is fetched ahead of them. */
@@ -635,7 +647,7 @@ fused_linear_15_row(const float *x, const float *w, const float *norm_weight, fl
         const float value1 = (second);
         mp_store_pair((y + row * 50 + n0), value0, value1);
     };
-    mp_linear_row<S>(w, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch, finish);
+    mp_linear_row<S>(w, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch, mp_nothing_more(), finish);
 }
 
 /* %repetition_penalty = repetition_penalty(%reshape_11, %history, %history_count, %penalty) : f32[batch, 50]
