@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monoplan.codegen.formats import FORMATS, Layout, WeightFormat, format_of
+from monoplan.codegen.cpu.schedule_linear import PackedSchedule
+from monoplan.codegen.formats import FORMATS, Layout
 from monoplan.codegen.target import Target
 from monoplan.ir.types import TensorType, product
 
@@ -17,10 +18,9 @@ LEAST_COLUMNS = 4  # of a group: fewer would leave most of a register tile unuse
 
 
 @dataclass(frozen=True, slots=True)
-class ConvSchedule:
+class ConvSchedule(PackedSchedule):
     """The nest of a convolution: `rows` columns of weights by WIDE vectors of positions, over slices of k."""
 
-    layout: Layout
     vectors: int  # of a row of a panel of weights
     lanes: int
     rows: int
@@ -29,14 +29,6 @@ class ConvSchedule:
     chunk: int
     patch_floats: int  # of scratch memory for each thread
     sum_floats: int
-
-    @property
-    def format(self) -> WeightFormat:
-        return format_of(self.layout)
-
-    @property
-    def panel(self) -> int:
-        return self.layout.panel
 
 
 def conv_layout(target: Target, weight: TensorType, groups: int) -> Layout | None:

@@ -62,10 +62,25 @@ class Blocking:
 
 
 @dataclass(frozen=True, slots=True)
-class LinearSchedule:
-    """How a packed product runs: groups of `panels` panels make one epilogue."""
+class PackedSchedule:
+    """What schedules of kernels with packed weights have in common."""
 
     layout: Layout
+
+    @property
+    def format(self) -> WeightFormat:
+        return format_of(self.layout)
+
+    @property
+    def panel(self) -> int:
+        """Columns of a panel."""
+        return self.layout.panel
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSchedule(PackedSchedule):
+    """How a packed product runs: groups of `panels` panels make one epilogue."""
+
     groups: int
     row_blocks: tuple[int, ...]  # rows that a pass over the weights serves when they are few
     vectors: int  # vectors in a panel
@@ -77,10 +92,6 @@ class LinearSchedule:
     gives_tiles: bool = False  # y is made so
 
     @property
-    def format(self) -> WeightFormat:
-        return format_of(self.layout)
-
-    @property
     def tiles(self) -> bool:
         """Whether it runs on bf16 tile units."""
         return self.format.for_tiles
@@ -89,11 +100,6 @@ class LinearSchedule:
     def loop(self) -> str:
         """The header whose loop it is, and the template that calls it."""
         return "tiles" if self.tiles else "blocks" if self.format.blocks else "vectors"
-
-    @property
-    def panel(self) -> int:
-        """Columns of a panel."""
-        return self.layout.panel
 
     @property
     def panels(self) -> int:
@@ -195,24 +201,14 @@ def few_rows(target: Target, layout: Layout) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsSchedule:
+class ExpertsSchedule(PackedSchedule):
     """How products with chosen matrices in panels run: a pass serves one row or a block of them."""
 
-    layout: Layout
     row_blocks: tuple[int, ...]
     vectors: int
     line: int
     near: int
     far: int
-
-    @property
-    def format(self) -> WeightFormat:
-        return format_of(self.layout)
-
-    @property
-    def panel(self) -> int:
-        """Columns of a panel."""
-        return self.layout.panel
 
 
 def experts_layout(target: Target, weight: TensorType) -> Layout | None:
