@@ -137,7 +137,7 @@ class CompiledLM(GenerationMixin):
 
     def new_cache(self, batch: int = 1, capacity: int = 0) -> KVCache:
         """An empty KV cache for `batch` rows; it grows as needed, without recompilation."""
-        kind, heads = self.cache_dtype, self._kv_heads()
+        kind, heads = self.cache_dtype, self.cache_heads()
         return self.model.new_cache(batch, capacity, dtype=kind, kv_heads=heads, windows=self._windows)
 
     @property
@@ -197,11 +197,11 @@ class CompiledLM(GenerationMixin):
         """Generation on a GPU stays there, unless ranks must meet between the steps."""
         return self.target == "cuda" and self.resident and (self.tp is None or self.tp.size == 1)
 
-    def _kv_heads(self) -> int | None:
+    def cache_heads(self, plan: str = "generation") -> int | None:
         """The key/value heads of this rank; None: all."""
         if self.tp is None or self.tp.size == 1:
             return None
-        _, _, built = self._plan("generation").built[0]
+        _, _, built = self._plan(plan).built[0]
         heads = next(v.type.shape[1] for v in built.graph.inputs if v.name.endswith("past_key_values.k.0"))
         return int(heads)
 

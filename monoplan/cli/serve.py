@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -42,20 +43,27 @@ def serve(args: argparse.Namespace) -> int:
     import uvicorn
 
     from monoplan.serve.app import make_app
-    from monoplan.serve.engine import Engine
+    from monoplan.serve.engine import Engine, EngineError
     from monoplan.serve.graceful import GracefulServer
 
     key = args.api_key if args.api_key is not None else os.environ.get("MONOPLAN_API_KEY")
     if key is not None and not key.strip():
         raise UsageError("the API key is empty", fix="give one, or leave --api-key and MONOPLAN_API_KEY out")
+    comm = ranks(args)
+    first = comm is None or comm.rank == 0
     # Before the model is loaded: a port in use should not take seconds to notice.
-    listener = _listen(args.host, args.port)
-    if ranks(args) is not None:
-        raise UsageError("serve runs in one process", fix="start it without mpirun")
+    listener = _listen(args.host, args.port) if first else None
+    if not first:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # rank 0 finishes what runs, and says when the others end
     llm = load(args, Timings(), prepare=False)  # the engine has a plan of its own
     name = model_name(args.name, llm)
     hosts = [*LOCAL, *args.allow_host] if _is_local(args.host) else None
-    engine = Engine(llm, streams=args.streams, queue=args.queue, cache_tokens=args.cache_tokens).start()
+    engine = Engine(llm, streams=args.streams, queue=args.queue, cache_tokens=args.cache_tokens)
+    if listener is None:
+        engine.follow()
+        return 0
+    engine.start()
     with listener:
         app = make_app(
             engine,
@@ -74,9 +82,11 @@ def serve(args: argparse.Namespace) -> int:
         if key is None and not _is_local(args.host):
             print("monoplan: anybody who reaches this address can use it; --api-key asks for a key", file=sys.stderr)
         try:
-            GracefulServer(config, app.state.server).run(sockets=[listener])
+            GracefulServer(config, app.state.server, fails=comm is not None).run(sockets=[listener])
         finally:
             engine.close(finish=False)  # nothing runs any more, unless somebody was in a hurry
+    if comm is not None and (failure := engine.stats.failure) is not None:
+        raise EngineError("the ranks can't go on", why=failure, fix="start them again")
     return 0
 
 

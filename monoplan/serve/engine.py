@@ -91,13 +91,14 @@ class Engine:
         for name, value in sizes.items():
             if not isinstance(value, int) or value < 1:
                 raise ArgumentError(f"Engine: {name} must be a whole number of 1 or more, got {value!r}")
-        if lm.tp is not None and lm.tp.size > 1:
-            raise ArgumentError("Engine: a model that is split over ranks can't be served yet", fix="compile it whole")
         if lm.target not in ("cpu", "cuda"):
             raise ArgumentError(f"Engine: target {lm.target!r} has no plans", fix="use target='cpu' or 'cuda'")
         self.lm, self.streams, self.step_tokens, self.queue = lm, streams, step_tokens, queue
+        self._ranks = lm.tp if lm.tp is not None and lm.tp.size > 1 else None
         config, dtype = lm.config, lm.cache_dtype
         heads, dim = config.cache_shape
+        if self._ranks is not None:
+            heads = lm.cache_heads("paged") or heads
         shape = (heads, PAGE, row_width(dim, dtype))
         counts = (config.num_hidden_layers, config.num_hidden_layers * (not config.latent))
         page_bytes = sum(counts) * int(np.prod(shape)) * dtype.itemsize
@@ -105,6 +106,8 @@ class Engine:
             # Of the system's memory a quarter: it is given when it is written, so unused pages cost nothing.
             room = _free_memory() // 4 if lm.target == "cpu" else self._device_room()
             cache_tokens = min(streams * lm.max_length, max(lm.max_length, room // page_bytes * PAGE))
+        if self._ranks is not None:  # pages have the same numbers on all of them
+            cache_tokens = min(self._ranks.collect(cache_tokens))
         self.pool = PagePool(-(-cache_tokens // PAGE) + 1, PAGE)
         self.cache_tokens = (self.pool.count - 1) * PAGE
         self._k, self._v = (
@@ -130,12 +133,25 @@ class Engine:
     def start(self) -> Engine:
         """Compiles what is not compiled yet and starts the thread that runs steps."""
         if self._thread is None:
-            self.lm.paged_plan()
-            if self.lm.target == "cuda":
-                self._places = self._executable.begin_caches([cache.numpy() for cache in (*self._k, *self._v)])
+            self._prepare()
             self._thread = threading.Thread(target=self._run, name="monoplan-engine", daemon=True)
             self._thread.start()
         return self
+
+    def follow(self) -> None:
+        """On ranks other than 0: does what the engine of rank 0 does, until that one ends."""
+        assert self._ranks is not None
+        self._prepare()
+        work: dict[str, Callable[..., Any]] = {"run": self._call_plan, "copy": self._copy_rows}
+        name, *given = self._ranks.share(None)
+        while name is not None:
+            work[name](*given)
+            name, *given = self._ranks.share(None)
+
+    def _prepare(self) -> None:
+        self.lm.paged_plan()
+        if self.lm.target == "cuda":
+            self._places = self._executable.begin_caches([cache.numpy() for cache in (*self._k, *self._v)])
 
     def __enter__(self) -> Engine:
         return self.start()
@@ -213,11 +229,19 @@ class Engine:
                 try:
                     self.step()
                 except Exception as error:  # whatever it is: those who wait must hear of it, and others go on
+                    if self._ranks is not None:  # they may not be at the same place any more
+                        raise
                     for text in list(self._texts):
                         self._end(text, "error", _told(error, "a step failed"))
+            self._tell_ranks(None)
         except BaseException as error:
+            words = in_words(error)
+            if isinstance(error, MonoplanError):  # without the places in our files: clients read it
+                words = ": ".join(filter(None, (error.what, error.why)))
             with self._changed:
-                self._failure = in_words(error)
+                self._failure = words
+            if self._ranks is not None:
+                self._ranks.fail(words)
         finally:
             self._answer_all(self._failure)
 
@@ -303,6 +327,7 @@ class Engine:
             return
         own = self.pool.new()
         if own is not None:
+            self._tell_ranks("copy", own.number, partly.number, shared)
             self._copy_rows(own.number, partly.number, shared)
             text.pages.append(own)
             text.done += shared
@@ -310,14 +335,27 @@ class Engine:
 
     def _copy_rows(self, target: int, source: int, rows: int) -> None:
         """Copies the first rows of a page to another one, in all layers."""
-        for cache in () if self._places else (*self._k, *self._v):
-            pages = cache.numpy()
-            pages[target, :, :rows] = pages[source, :, :rows]
-        for place, cache in zip(self._places, (*self._k, *self._v), strict=False):
+        caches = (*self._k, *self._v)
+        if not self._places:
+            for cache in caches:
+                pages = cache.numpy()
+                pages[target, :, :rows] = pages[source, :, :rows]
+            return
+        for place, cache in zip(self._places, caches, strict=True):
             _, heads, _, dim = cache.shape
             row = dim * cache.dtype.itemsize
             page, pitch = heads * PAGE * row, PAGE * row
             self._executable.copy_rows(place + target * page, place + source * page, pitch, rows * row, heads)
+
+    def _tell_ranks(self, *order: Any) -> None:
+        """What all ranks do now, or None: they end. See follow."""
+        if self._ranks is not None:
+            self._ranks.share(order)
+
+    def _call_plan(self, table: Array, lengths: Array, arrays: dict[str, Array]) -> dict[str, Array]:
+        cache = PagedKVCache(self._k, self._v, Tensor(table), Tensor(lengths))
+        found: dict[str, Array] = self.lm.paged_plan()(past_key_values=cache, **arrays)
+        return found
 
     @property
     def _executable(self) -> Any:
@@ -391,12 +429,10 @@ class Engine:
             row[: len(t.pages)] = [page.number for page in t.pages]
         chosen = [t.left == count for t in texts]
         masks = {i: self._mask(r) for i, r in enumerate(requests) if chosen[i] and r.sampling.constraint is not None}
-        out = self.lm.paged_plan()(
-            input_ids=ids,
-            past_key_values=PagedKVCache(self._k, self._v, Tensor(table), Tensor(lengths)),
-            num_valid=np.full(len(texts), count, np.int32),
-            **choice_arrays(requests),
-        )
+        valid = np.full(len(texts), count, np.int32)
+        arrays: dict[str, Array] = {"input_ids": ids, "num_valid": valid, **choice_arrays(requests)}
+        self._tell_ranks("run", table, lengths, arrays)
+        out = self._call_plan(table, lengths, arrays)
         for i, text in enumerate(texts):
             before = text.done
             text.done += count

@@ -10,11 +10,14 @@ import uvicorn
 
 
 class GracefulServer(uvicorn.Server):
-    """Serves an application until a signal comes and its requests are answered; a second signal ends it at once."""
+    """Serves an application until a signal comes and its requests are answered; a second signal ends it at once.
 
-    def __init__(self, config: uvicorn.Config, state: Any) -> None:
+    `fails`: it ends, too, when the engine has failed and everybody was told.
+    """
+
+    def __init__(self, config: uvicorn.Config, state: Any, fails: bool = False) -> None:
         super().__init__(config)
-        self._state = state  # the Server of make_app
+        self._state, self._fails = state, fails  # the Server of make_app
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """On SIGINT and SIGTERM."""
@@ -26,6 +29,7 @@ class GracefulServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Several times a second: whether to stop listening."""
-        if self._state.closing and self._state.active == 0:
+        ending = self._state.closing or (self._fails and self._state.engine.stats.failure is not None)
+        if ending and self._state.active == 0:
             self.should_exit = True
         return await super().on_tick(counter)

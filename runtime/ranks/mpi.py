@@ -113,7 +113,13 @@ class MpiCommunicator(Communicator):
 
     def share(self, value: Any) -> Any:
         self._meet()
-        return self._group.bcast(value, root=0)
+        if self.exchange is None or self.transport != "shared":
+            return self._group.bcast(value, root=0)
+        # MPI would wait for ever for a rank that died since they met: shared memory shows that.
+        data = np.frombuffer(self._mpi.pickle.dumps(value if self.rank == 0 else None), np.uint8)
+        (size,) = self.exchange.gather(np.array([data.size]))[0]
+        mine = data if self.rank == 0 else np.empty(size, np.uint8)
+        return self._mpi.pickle.loads(self.exchange.gather(mine)[0].tobytes())
 
     def _meet(self) -> None:
         """Waits until every rank is here. MPI by itself would keep a core busy that another rank's compiler needs (or

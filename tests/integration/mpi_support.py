@@ -43,7 +43,8 @@ def problem() -> str:
 
 
 @functools.cache
-def _options() -> tuple[str, ...]:
+def options() -> tuple[str, ...]:
+    """What this mpirun needs to start any number of ranks."""
     about = subprocess.run([str(launcher()), "--version"], capture_output=True, text=True, check=False).stdout
     if "Open MPI" not in about and "OpenRTE" not in about:
         return ()
@@ -55,7 +56,7 @@ def mpirun(ranks: int, *command: Any, timeout: float = 240, **environment: str) 
     """A command of Python on several ranks of this machine, whatever its number of cores; raises if it hangs."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return subprocess.run(
-        [str(launcher()), *_options(), "-n", str(ranks), sys.executable, *map(str, command)],
+        [str(launcher()), *options(), "-n", str(ranks), sys.executable, *map(str, command)],
         capture_output=True,
         text=True,
         timeout=timeout,
