@@ -3,12 +3,14 @@
     serve run monoplan.serve.ray_app:application model=path/to/model replicas=2 num_cpus=8
 
 Options are those of `monoplan serve`: model, dtype, target, name, streams, queue, cache_tokens, max_body, api_key; and
-replicas (a number, or least-most: Ray then chooses by load), num_cpus and num_gpus of each replica.
+replicas (a number, or least-most: Ray then chooses by load), num_cpus and num_gpus of each replica, ranks that share
+the model of a replica, and the launcher that starts them.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,8 +21,10 @@ from monoplan.ir.errors import ArgumentError, did_you_mean
 DEFAULTS: Mapping[str, Any] = {
     "model": None, "dtype": "auto", "target": "cpu", "name": None, "streams": 32, "queue": 256, "cache_tokens": None,
     "max_body": 4 << 20, "api_key": None, "replicas": "1", "num_cpus": 1, "num_gpus": 0,
+    "ranks": 1, "launcher": "mpirun",
 }  # fmt: skip
 _NUMBERS = {"streams": int, "queue": int, "cache_tokens": int, "max_body": int, "num_cpus": float, "num_gpus": float}
+_NUMBERS |= {"ranks": int}
 
 
 def application(args: Mapping[str, Any]) -> Any:
@@ -38,10 +42,14 @@ def application(args: Mapping[str, Any]) -> Any:
     if most:
         scale = {"autoscaling_config": {"min_replicas": int(least), "max_replicas": int(most)}}
         scale["autoscaling_config"]["target_ongoing_requests"] = given["streams"]
+    actor: dict[str, Any] = {"num_cpus": given["num_cpus"], "num_gpus": given["num_gpus"]}
+    if given["ranks"] > 1:
+        ranks = f"{given['launcher']} -n {given['ranks']} {sys.executable} -m monoplan.serve.ray_rank"
+        actor["runtime_env"] = {"py_executable": ranks}
     deployment: Any = serve.deployment(
         serve.ingress(build)(),
         name="monoplan",
-        ray_actor_options={"num_cpus": given["num_cpus"], "num_gpus": given["num_gpus"]},
+        ray_actor_options=actor,
         max_ongoing_requests=given["streams"] + given["queue"],
         **scale,
     )
@@ -50,21 +58,42 @@ def application(args: Mapping[str, Any]) -> Any:
 
 def replica(given: Mapping[str, Any]) -> Any:
     """The ASGI application of one replica, with an engine of its own."""
+    from monoplan.cli.serve import model_name
+    from monoplan.serve.app import make_app
+
+    engine = _engine(given, None if given["ranks"] == 1 else _group(given)).start()
+    requests = given["streams"] + given["queue"]
+    name = model_name(given["name"], engine.lm)
+    return make_app(engine, name, api_key=given["api_key"], max_body=given["max_body"], requests=requests)
+
+
+def follow() -> None:
+    """A rank of a replica other than 0, which has the options."""
+    group = _group(None)
+    _engine(group.share(None), group).follow()
+
+
+def _group(given: Mapping[str, Any] | None) -> Any:
+    """The ranks of a replica; `given`: this is rank 0, and tells the others its options."""
+    from monoplan.runtime.ranks.comm import mpi
+
+    group = mpi()
+    if given is not None:
+        group.share(given)
+    return group
+
+
+def _engine(given: Mapping[str, Any], group: Any) -> Any:
     import monoplan
     from monoplan.cli.common import find_model
-    from monoplan.cli.serve import model_name
     from monoplan.models.auto import AutoLlamaModel
-    from monoplan.serve.app import make_app
     from monoplan.serve.engine import Engine
 
     path = find_model(given["model"])
     model = AutoLlamaModel.from_pretrained(path, dtype=given["dtype"], device=given["target"])
-    llm = monoplan.compile(model, target=given["target"])  # Ray says by OMP_NUM_THREADS how many threads a replica has
-    sizes = {name: given[name] for name in ("streams", "queue", "cache_tokens")}
-    engine = Engine(llm, **sizes).start()
-    requests = given["streams"] + given["queue"]
-    name = model_name(given["name"], llm)
-    return make_app(engine, name, api_key=given["api_key"], max_body=given["max_body"], requests=requests)
+    # Ray says by OMP_NUM_THREADS how many threads a replica has.
+    llm = monoplan.compile(model, target=given["target"], tp=group)
+    return Engine(llm, **{name: given[name] for name in ("streams", "queue", "cache_tokens")})
 
 
 def _checked(args: Mapping[str, Any]) -> dict[str, Any]:

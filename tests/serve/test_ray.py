@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import re
@@ -14,7 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
+import monoplan as mp
 from monoplan.ir.errors import ArgumentError
+from monoplan.models import AutoModel
+from tests.integration.mpi_support import launcher, options
 from tests.models.support import tiny_checkpoint
 from tests.needs import needs
 
@@ -79,6 +83,53 @@ def test_two_replicas_answer_and_one_may_die(tmp_path: Path, monkeypatch: pytest
         ray.shutdown()
 
 
+@needs("mpi")
+def test_a_replica_of_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mpirun starts the ranks of a replica; when one dies, Ray starts the replica again."""
+    import ray
+    from ray import serve
+
+    from monoplan.serve.ray_app import application
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    checkpoint = tiny_checkpoint(tmp_path / "tiny", max_position_embeddings=1024)
+    lm = mp.compile(AutoModel.from_pretrained(checkpoint, dtype="float32"))
+    expected = lm.generate_batch(["Once upon"], 40, eos_token_id=())[0].text
+    ray.init(num_cpus=2, include_dashboard=False, address="local", log_to_driver=False, configure_logging=False)
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": 18732})
+        given = {"model": checkpoint, "dtype": "float32", "num_cpus": 2, "ranks": 2}
+        given["launcher"] = " ".join([str(launcher()), *options()])
+        serve.run(application(given), name="monoplan", route_prefix="/")
+
+        def ask() -> str:
+            answer = httpx.post("http://127.0.0.1:18732/v1/completions", json=BODY, timeout=60)
+            return str(answer.json()["choices"][0]["text"]) if answer.status_code == 200 else ""
+
+        assert ask() == expected
+        followers = _followers()
+        assert len(followers) == 1
+        os.kill(followers[0], signal.SIGKILL)
+        end = time.monotonic() + 240
+        while ask() != expected or _followers() in (followers, []):
+            assert time.monotonic() < end, "the replica did not come back"
+            time.sleep(0.5)
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+def _followers() -> list[int]:
+    """The processes of ranks other than 0."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            line = (process / "cmdline").read_text().split("\0")
+            if line[1:3] == ["-m", "monoplan.serve.ray_rank"]:
+                found.append(int(process.name))
+    return found
+
+
 def _running(serve: Any) -> int:
     states = serve.status().applications["monoplan"].deployments["monoplan"].replica_states
     return int({getattr(key, "value", key): count for key, count in states.items()}.get("RUNNING", 0))
@@ -97,6 +148,7 @@ def test_options_are_checked() -> None:
         ({"modle": "x"}, "did you mean model"),
         ({"streams": "many"}, "a number"),
         ({"replicas": "x"}, "two"),
+        ({"ranks": "x"}, "a number"),
     ):
         with pytest.raises(ArgumentError, match=words):
             application(args)
