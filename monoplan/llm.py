@@ -29,6 +29,7 @@ from monoplan.models.config import config_of
 from monoplan.models.generate.decoding import Array, Row, Settings, greedy_arrays, pieces, sampling_arrays, whole_rows
 from monoplan.models.generate.generation import (
     CheckStep,
+    EmbeddingStep,
     GenerationMixin,
     GreedyStep,
     ModelStep,
@@ -37,6 +38,7 @@ from monoplan.models.generate.generation import (
     bounded_layers,
     cache_spec,
     check_specs,
+    embedding_specs,
     empty_cache,
     greedy_specs,
     make_room,
@@ -155,6 +157,10 @@ class CompiledLM(GenerationMixin):
     def paged_plan(self) -> Compiled:
         """The plan of GenerationStep over a PagedKVCache with pages of PAGE tokens."""
         return self._plan("paged")
+
+    def embedding_plan(self) -> Compiled:
+        """The plan of EmbeddingStep over the same pages."""
+        return self._plan("embedding")
 
     def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
         """LlamaForCausalLM.load_adapter of the model that was compiled."""
@@ -359,6 +365,8 @@ class CompiledLM(GenerationMixin):
                 specs = step_specs(self.config, self.cache_dtype, windows=self._windows and kind == "generation")
             elif kind == "paged":
                 step, specs = self.model.generation_step(), paged_specs(self.config, self.cache_dtype, PAGE)
+            elif kind == "embedding":
+                step, specs = EmbeddingStep(self.model), embedding_specs(self.config, self.cache_dtype, PAGE)
             elif kind == "greedy":
                 step, specs = GreedyStep(self.model), greedy_specs(self.config, self.cache_dtype)
             elif kind == "check":

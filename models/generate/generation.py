@@ -195,6 +195,15 @@ class GenerationStep(ModelStep):
         return {"token": token, "logprob": logprob} | ({} if every else {"logits": logits})
 
 
+class EmbeddingStep(ModelStep):
+    """What the head would read, without the head: its sum over a piece of a text, and its last row."""
+
+    def forward(self, input_ids: Tensor, past_key_values: KVCache, num_valid: Tensor) -> dict[str, Tensor]:
+        """total and last f32 [batch, hidden]. Rows have no padding."""
+        states = self.lm.model(input_ids, None, past_key_values, num_valid=num_valid, all_tokens=True).float()
+        return {"total": states.sum(dim=1), "last": states.narrow(1, states.shape[1] - 1, 1).squeeze(1)}
+
+
 class CheckStep(GenerationStep):
     """The same for a draft, one row: a token behind each of its tokens, which have an entry each in how to choose."""
 
@@ -230,8 +239,11 @@ def step_specs(config: LlamaConfig, dtype: Any, rows: str = "batch", windows: bo
 
 def greedy_specs(config: LlamaConfig, dtype: Any) -> dict[str, Any]:
     """Placeholders for GreedyStep.forward."""
-    names = ("input_ids", "past_key_values", "num_valid")
-    return {name: spec for name, spec in step_specs(config, dtype).items() if name in names}
+    return _without_choice(step_specs(config, dtype))
+
+
+def _without_choice(specs: dict[str, Any]) -> dict[str, Any]:
+    return {name: specs[name] for name in ("input_ids", "past_key_values", "num_valid")}
 
 
 def bounded_layers(config: LlamaConfig) -> tuple[int, ...]:
@@ -263,6 +275,11 @@ def paged_specs(config: LlamaConfig, dtype: Any, page: int) -> dict[str, Any]:
     k, v = ([spec(*shape, dtype=dtype) for _ in range(count)] for count in counts)
     rows = {"table": spec("batch", "width", dtype="int32"), "lengths": spec("batch", dtype="int32")}
     return {**step_specs(config, dtype), "past_key_values": PagedKVCache(k, v, **rows)}
+
+
+def embedding_specs(config: LlamaConfig, dtype: Any, page: int) -> dict[str, Any]:
+    """Placeholders for EmbeddingStep.forward, whose cache lies in pages of so many tokens."""
+    return _without_choice(paged_specs(config, dtype, page))
 
 
 def empty_cache(

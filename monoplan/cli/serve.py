@@ -32,6 +32,8 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     add("--streams", type=whole(1), default=32, metavar="N", help=f"answers that are written at once {own}")
     add("--queue", type=whole(1), default=256, metavar="N", help=f"requests that may wait {own}")
     add("--cache-tokens", type=whole(1), metavar="N", help="size of the KV cache (default: by the memory there is)")
+    pooling = "what /v1/embeddings gives, its plan compiled at the start (default: mean, compiled at the first use)"
+    add("--embeddings", choices=("mean", "last"), help=pooling)
     add("--max-body", type=whole(1), default=4 << 20, metavar="BYTES", help=f"of a request {own}")
     add("--allow-host", action="append", default=[], metavar="NAME", help="a name of this server besides localhost")
     add("--cors", action="append", default=[], metavar="ORIGIN", help="a site whose pages may use it; may be repeated")
@@ -59,7 +61,10 @@ def serve(args: argparse.Namespace) -> int:
     llm = load(args, Timings(), prepare=False)  # the engine has a plan of its own
     name = model_name(args.name, llm)
     hosts = [*LOCAL, *args.allow_host] if _is_local(args.host) else None
-    engine = Engine(llm, streams=args.streams, queue=args.queue, cache_tokens=args.cache_tokens)
+    sizes = {"streams": args.streams, "queue": args.queue, "cache_tokens": args.cache_tokens}
+    engine = Engine(llm, **sizes, pooling=args.embeddings or "mean")
+    if args.embeddings is not None:
+        llm.embedding_plan()
     if listener is None:
         engine.follow()
         return 0

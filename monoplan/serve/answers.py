@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 import uuid
@@ -9,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from monoplan.ir.errors import ArgumentError, LoadError
+from monoplan.models.generate.decoding import Array
 from monoplan.serve.chat import CallParser, Part
 from monoplan.serve.constraint import Grammars
-from monoplan.serve.protocol import RequestError
-from monoplan.serve.request import Piece, Request, TokenLogprob
+from monoplan.serve.protocol import EmbeddingsRequest, RequestError
+from monoplan.serve.request import Piece, Request, TokenLogprob, unit
 
 REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 DONE = b"data: [DONE]\n\n"
@@ -89,6 +91,17 @@ class Choice:
         parts, tokens = joined, self.tokens
         self.parts, self.tokens = [], []
         return parts, tokens
+
+
+def embeddings_answer(name: str, vectors: Sequence[Array], made: EmbeddingsRequest, tokens: int) -> dict[str, Any]:
+    """The body of an answer of /v1/embeddings."""
+    data: list[dict[str, Any]] = []
+    for index, vector in enumerate(vectors):
+        own = vector if made.dimensions is None else unit(vector[: made.dimensions])
+        numbers = base64.b64encode(own.astype("<f4").tobytes()).decode() if made.base64 else own.tolist()
+        data.append({"object": "embedding", "index": index, "embedding": numbers})
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": name, "usage": usage}
 
 
 def as_failure(error: Any) -> RequestError:

@@ -34,6 +34,8 @@ from monoplan.serve.answers import (
     Choice,
     CompletionAnswer,
     TokenTexts,
+    as_failure,
+    embeddings_answer,
     event,
     to_json,
 )
@@ -49,17 +51,19 @@ from monoplan.serve.protocol import (
     chat_request,
     check_model,
     completion_request,
+    embeddings_request,
     error_body,
     messages_of,
     parse_json,
     tools_of,
 )
-from monoplan.serve.request import Busy, Piece
+from monoplan.serve.request import Busy, EmbeddingRequest, Piece
 from monoplan.serve.request import Request as EngineRequest
 
 T = TypeVar("T")
 MAX_BODY, REQUESTS = 4 << 20, 512  # bytes of a body, requests at once
 BODY_SECONDS = 60.0  # to send a body
+EMBEDDED = 8  # texts of one request for embeddings that the engine has at once
 THREADS = 4  # for tokenizing, templates and grammars
 PAGE = {"/": ("index.html", "text/html"), "/page/chat.css": ("chat.css", "text/css")}
 PAGE |= {"/page/chat.js": ("chat.js", "text/javascript")}
@@ -243,7 +247,7 @@ class Server:
         except MissingTokenizer:
             self.tokenizer = None
         eos = {*lm.config.eos_ids, *(() if self.tokenizer is None else self.tokenizer.eos_ids)}
-        self.model = Model((name, ALIAS), lm.config.vocab_size, lm.max_length, frozenset(eos))
+        self.model = Model((name, ALIAS), lm.config.vocab_size, lm.max_length, frozenset(eos), lm.config.hidden_size)
         self.grammars = Grammars(self.tokenizer, sorted(eos), lm.config.vocab_size)
         self.texts = TokenTexts(self.tokenizer, self.grammars)
         self.metrics = Metrics(engine, name)
@@ -418,8 +422,42 @@ class Server:
         yield (answer.last_event() if answer.with_usage else b"") + DONE
 
     async def embeddings(self, request: Request) -> Response:
-        """POST /v1/embeddings: language models give no vectors for texts."""
-        raise RequestError(501, "the model gives no embeddings", why="it is a language model without a pooling layer")
+        """POST /v1/embeddings."""
+        data = await self.body(request)
+
+        def prepare() -> Any:
+            made = embeddings_request(parse_json(data), self.model)
+            ids = [self.prompt_ids(text, "input") for text in made.inputs]
+            self.engine.prepare_embeddings()
+            return made, ids
+
+        made, ids = await self.in_thread(request, prepare)
+        self.check_room()
+        vectors = await _while_connected(request, self._vectors(ids))
+        return _json(embeddings_answer(self.model.names[0], vectors, made, sum(map(len, ids))))
+
+    async def _vectors(self, ids: Sequence[Sequence[int]]) -> list[Any]:
+        """Vectors of some texts, a few of which are with the engine at a time: others come in between."""
+        pieces, found = Pieces(), {}
+        running: dict[int, EmbeddingRequest] = {}
+        left = collections.deque(enumerate(ids))
+        try:
+            while left or running:
+                while left and len(running) < EMBEDDED:
+                    index, one = left.popleft()
+                    running[index] = self.engine.embed(one, functools.partial(pieces.put, index))
+                for index, come in (await pieces.get()).items():
+                    request = running.pop(index)
+                    self.metrics.ended(request)
+                    if request.vector is None:
+                        raise as_failure(come[-1][1].error)
+                    found[index] = request.vector
+        except Busy as error:
+            raise self.busy(error) from None
+        finally:
+            for request in running.values():
+                request.cancel()
+        return [found[index] for index in range(len(ids))]
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: of a prompt (vLLM), of content (llama-server), or of messages."""

@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -31,13 +31,17 @@ from monoplan.models.rope_scaling import table_key
 from monoplan.models.text.tokenizer import MissingTokenizer
 from monoplan.serve.choice import choice_arrays, choose, is_for_host, logprob_of
 from monoplan.serve.pages import Page, PagePool
-from monoplan.serve.request import Busy, Piece, Request, Sampling, TokenLogprob
+from monoplan.serve.request import Busy, EmbeddingRequest, Piece, Request, Sampling, TokenLogprob, unit
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 LEAST = 16  # tokens of prompts that a step has room for, however many answers there are
+POOLINGS = ("mean", "last")
 WIDTH = 8  # what the width of a table grows by: its size is then the same for many steps
+
+
+AnyRequest = TypeVar("AnyRequest", bound=Request)
 
 
 class EngineError(MonoplanError):
@@ -68,6 +72,17 @@ class _Text:
     pages: list[Page] = field(default_factory=list)
     kept: int = 0  # pages from the first on that are in the pool's tree
     done: int = 0
+    total: Array = field(default_factory=lambda: np.zeros(1))  # of an embedding: the sum of the model's last states
+
+    @property
+    def embeds(self) -> bool:
+        """Whether a vector is asked for, and no answer."""
+        return isinstance(self.request, EmbeddingRequest)
+
+    @property
+    def answers(self) -> bool:
+        """Whether the prompt is through but for the token that the next one is chosen behind."""
+        return self.left == 1 and not self.embeds
 
     @property
     def left(self) -> int:
@@ -86,6 +101,7 @@ class Engine:
         cache_tokens: int | None = None,
         step_tokens: int = 256,
         queue: int = 256,
+        pooling: str = "mean",
     ) -> None:
         sizes = {"streams": streams, "step_tokens": step_tokens, "queue": queue, "cache_tokens": cache_tokens or 1}
         for name, value in sizes.items():
@@ -93,7 +109,9 @@ class Engine:
                 raise ArgumentError(f"Engine: {name} must be a whole number of 1 or more, got {value!r}")
         if lm.target not in ("cpu", "cuda"):
             raise ArgumentError(f"Engine: target {lm.target!r} has no plans", fix="use target='cpu' or 'cuda'")
-        self.lm, self.streams, self.step_tokens, self.queue = lm, streams, step_tokens, queue
+        if pooling not in POOLINGS:
+            raise ArgumentError(f"Engine: pooling must be {' or '.join(POOLINGS)}, got {pooling!r:.60}")
+        self.lm, self.streams, self.step_tokens, self.queue, self.pooling = lm, streams, step_tokens, queue, pooling
         self._ranks = lm.tp if lm.tp is not None and lm.tp.size > 1 else None
         config, dtype = lm.config, lm.cache_dtype
         heads, dim = config.cache_shape
@@ -127,6 +145,7 @@ class Engine:
         self._finished: Counter[str] = Counter()
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="monoplan-masks")
         self._thread: threading.Thread | None = None
+        self._compiling = threading.Lock()
 
     # -- from any thread ----------------------------------------------------------------------------------
 
@@ -175,7 +194,26 @@ class Engine:
         if row.limit < 1:
             what = f"the prompt has {len(ids)} tokens, the cache room for {self.cache_tokens}"
             raise ArgumentError(what, fix="shorten the prompt, or serve with a larger cache")
-        request = Request(next(self._numbers), row, sampling, on_piece)
+        return self._take(Request(next(self._numbers), row, sampling, on_piece))
+
+    def prepare_embeddings(self) -> None:
+        """Compiles the plan of `embed`, while steps run. On a GPU, and where ranks compile together, a step does it."""
+        if self.lm.target == "cpu" and self._ranks is None:
+            with self._compiling:
+                self.lm.embedding_plan()
+
+    def embed(self, prompt: Sequence[int], on_piece: Callable[[Piece], Any]) -> EmbeddingRequest:
+        """Asks for the vector of a text: the model's last states behind its norm, pooled, of length 1."""
+        ids = self.lm.checked_ids(prompt)
+        if len(ids) > self.cache_tokens:
+            what = f"the text has {len(ids)} tokens, the cache room for {self.cache_tokens}"
+            raise ArgumentError(what, fix="shorten the text, or serve with a larger cache")
+        self.prepare_embeddings()
+        row = Row(0, ids, Sampling(), self.lm.max_length, None, None, False)
+        return self._take(EmbeddingRequest(next(self._numbers), row, Sampling(), on_piece))
+
+    def _take(self, request: AnyRequest) -> AnyRequest:
+        """Puts a request behind those that wait, or raises Busy."""
         with self._changed:
             if self._failure is not None:
                 raise Busy("the engine has failed", why=self._failure, fix="restart the server")
@@ -267,7 +305,7 @@ class Engine:
         for text in [t for t in self._texts if t.request.cancelled]:
             self._end(text, "cancelled")
         self._admit()
-        answering = [t for t in self._texts if t.left == 1]
+        answering = [t for t in self._texts if t.answers]
         self._run_prompts(max(self.step_tokens - len(answering), LEAST))
         answering = [t for t in answering if t in self._texts and self._give_room(t, 1)]
         answering = [t for t in answering if t in self._texts]  # another one's room may have been taken from it
@@ -282,7 +320,7 @@ class Engine:
                 cancelled = [r for r in self._waiting if r.cancelled]
                 for gone in cancelled:
                     self._waiting.remove(gone)
-                request = next((r for r in self._waiting if not self._is_on_its_way(r.row.tokens)), None)
+                request = next((r for r in self._waiting if not self._is_on_its_way(r)), None)
                 if request is not None:
                     tokens = request.row.tokens
                     fits = not self._texts or len(tokens) // PAGE + 1 <= self.pool.available
@@ -295,20 +333,22 @@ class Engine:
             if request is None:
                 return
             text = _Text(request)
-            self._share(text, tokens[:-1])
+            if not text.embeds:  # an embedding needs the states of all its tokens
+                self._share(text, tokens[:-1])
             request.started = request.started or time.monotonic()
             with self._changed:
                 self._texts.append(text)
-                if not request.ids:
+                if not request.ids and not text.embeds:
                     request.cached_tokens = text.done
                     self._counts["prefix_queries"] += len(tokens)
                     self._counts["prefix_hits"] += text.done
             self._turn.append(text)
 
-    def _is_on_its_way(self, tokens: list[int]) -> bool:
-        """Whether a prompt that runs will soon have more pages of these tokens than are kept now."""
-        if not self._fixed_rope:
+    def _is_on_its_way(self, request: Request) -> bool:
+        """Whether a prompt that runs will soon have more pages of a request's tokens than are kept now."""
+        if not self._fixed_rope or isinstance(request, EmbeddingRequest):
             return False
+        tokens = request.row.tokens
         for text in self._turn:
             at, other = text.kept * PAGE, text.request.row.tokens
             page = slice(at, at + PAGE)
@@ -352,9 +392,12 @@ class Engine:
         if self._ranks is not None:
             self._ranks.share(order)
 
-    def _call_plan(self, table: Array, lengths: Array, arrays: dict[str, Array]) -> dict[str, Array]:
+    def _call_plan(self, embeds: bool, table: Array, lengths: Array, arrays: dict[str, Array]) -> dict[str, Array]:
+        plan = self.lm.embedding_plan() if embeds else self.lm.paged_plan()
+        if embeds and self._places:
+            plan.built[0][-1].executable.share_caches(self._executable)
         cache = PagedKVCache(self._k, self._v, Tensor(table), Tensor(lengths))
-        found: dict[str, Array] = self.lm.paged_plan()(past_key_values=cache, **arrays)
+        found: dict[str, Array] = plan(past_key_values=cache, **arrays)
         return found
 
     @property
@@ -369,7 +412,7 @@ class Engine:
         """Pieces of prompts, in turns: a short prompt does not wait for the whole of a long one."""
         for _ in range(len(self._turn)):
             text = self._turn.popleft()
-            if text not in self._texts or text.left == 1:
+            if text not in self._texts or text.answers:
                 continue
             if budget < 1:
                 self._turn.appendleft(text)
@@ -381,7 +424,7 @@ class Engine:
             with self._changed:
                 self._counts["prompt_tokens"] += count
             self._run_plan([text], count)
-            if text in self._texts and text.left > 1:
+            if text in self._texts and not text.answers:
                 self._turn.append(text)
 
     def _give_room(self, text: _Text, count: int) -> bool:
@@ -429,17 +472,30 @@ class Engine:
             row[: len(t.pages)] = [page.number for page in t.pages]
         chosen = [t.left == count for t in texts]
         masks = {i: self._mask(r) for i, r in enumerate(requests) if chosen[i] and r.sampling.constraint is not None}
-        valid = np.full(len(texts), count, np.int32)
-        arrays: dict[str, Array] = {"input_ids": ids, "num_valid": valid, **choice_arrays(requests)}
-        self._tell_ranks("run", table, lengths, arrays)
-        out = self._call_plan(table, lengths, arrays)
+        embeds = texts[0].embeds
+        arrays: dict[str, Array] = {"input_ids": ids, "num_valid": np.full(len(texts), count, np.int32)}
+        arrays |= {} if embeds else choice_arrays(requests)
+        self._tell_ranks("run", embeds, table, lengths, arrays)
+        out = self._call_plan(embeds, table, lengths, arrays)
         for i, text in enumerate(texts):
             before = text.done
             text.done += count
             if self._fixed_rope and text.done // PAGE > before // PAGE:
                 self._keep(text, text.done // PAGE * PAGE)
-            if chosen[i]:
+            if embeds:
+                self._take_states(text, out)
+            elif chosen[i]:
                 self._take_token(text, out, i, masks.get(i))
+
+    def _take_states(self, text: _Text, out: dict[str, Array]) -> None:
+        """Adds what a piece of a text gives to its embedding, which is whole behind the last one."""
+        text.total = text.total + out["total"][0].astype(np.float64)
+        if text.left or not isinstance(text.request, EmbeddingRequest):
+            return
+        vector = text.total if self.pooling == "mean" else out["last"][0].astype(np.float64)
+        text.request.vector = unit(vector)
+        self._leave(text)
+        self._tell_end(text.request, "stop")
 
     def _mask(self, request: Request) -> Future[Array]:
         assert request.sampling.constraint is not None

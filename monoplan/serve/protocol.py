@@ -13,7 +13,7 @@ from monoplan.models.generate.decoding import is_real, is_whole
 from monoplan.serve.chat import calls_schema, message_of, tool_of
 from monoplan.serve.request import Sampling
 
-MESSAGES, TOOLS, PROMPTS, CHOICES, BIASES = 2048, 128, 128, 128, 1024  # at most, of each
+MESSAGES, TOOLS, PROMPTS, CHOICES, BIASES, INPUTS = 2048, 128, 128, 128, 1024, 2048  # at most, of each
 STOPS, STOP_CHARACTERS = 16, 1024  # stop texts, and all of them together: each token is compared with them
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 KINDS |= {405: "invalid_request_error", 413: "invalid_request_error", 415: "invalid_request_error"}
@@ -129,6 +129,7 @@ class Model:
     vocab_size: int
     max_length: int
     eos_ids: frozenset[int]
+    hidden_size: int  # numbers of an embedding
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,15 @@ class ChatRequest:
     reply: bool  # whether the template begins an answer
 
 
+@dataclass(frozen=True)
+class EmbeddingsRequest:
+    """A checked body of /v1/embeddings."""
+
+    inputs: list[str | list[int]]
+    base64: bool
+    dimensions: int | None  # the first ones alone; None: all
+
+
 def check_model(fields: Fields, model: Model) -> None:
     """Refuses the name of another model."""
     name = fields.text("model")
@@ -181,26 +191,38 @@ def completion_request(body: Mapping[str, Any], model: Model) -> CompletionReque
     logprobs, echo = fields.whole("logprobs", None, 0, 20), fields.flag("echo")
     if echo and logprobs is not None:
         raise RequestError(400, "echo with logprobs is not supported", "logprobs", "unsupported_value")
-    prompts = _prompts(fields.get("prompt"))
+    prompts = _prompts(fields, "prompt", PROMPTS)
     if len(prompts) * n > CHOICES:
         raise RequestError(400, f"{len(prompts)} prompts with n={n} are more than {CHOICES} answers", "n")
     return CompletionRequest(_asked(fields, model, n, logprobs, 16), prompts, echo)
 
 
-def _prompts(prompt: Any) -> list[str | list[int]]:
+def embeddings_request(body: Mapping[str, Any], model: Model) -> EmbeddingsRequest:
+    """Checks a body of /v1/embeddings."""
+    fields = Fields(body)
+    check_model(fields, model)
+    form = fields.text("encoding_format", "float")
+    if form not in ("float", "base64"):
+        raise RequestError(400, "encoding_format must be float or base64", "encoding_format", why=f"it is {form!r:.60}")
+    dimensions = fields.whole("dimensions", None, 1, model.hidden_size)
+    return EmbeddingsRequest(_prompts(fields, "input", INPUTS), form == "base64", dimensions)
+
+
+def _prompts(fields: Fields, name: str, most: int) -> list[str | list[int]]:
+    prompt = fields.get(name)
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt, list) and prompt:
         if all(is_whole(token) for token in prompt):
             return [prompt]
-        if len(prompt) > PROMPTS:
-            raise RequestError(400, f"there are {len(prompt)} prompts, the limit is {PROMPTS}", "prompt")
+        if len(prompt) > most:
+            raise RequestError(400, f"{name} has {len(prompt)} entries, the limit is {most}", name)
         if all(isinstance(one, str) for one in prompt):
             return prompt
         if all(isinstance(one, list) and all(map(is_whole, one)) for one in prompt):
             return prompt
     expected = "a text, a list of texts, a list of token ids, or a list of lists of token ids"
-    raise RequestError(400, f"prompt must be {expected}", "prompt", why=f"it is {prompt!r:.60}")
+    raise RequestError(400, f"{name} must be {expected}", name, why=f"it is {prompt!r:.60}")
 
 
 def chat_request(body: Mapping[str, Any], model: Model) -> ChatRequest:

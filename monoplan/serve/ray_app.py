@@ -2,9 +2,9 @@
 
     serve run monoplan.serve.ray_app:application model=path/to/model replicas=2 num_cpus=8
 
-Options are those of `monoplan serve`: model, dtype, target, name, streams, queue, cache_tokens, max_body, api_key; and
-replicas (a number, or least-most: Ray then chooses by load), num_cpus and num_gpus of each replica, ranks that share
-the model of a replica, and the launcher that starts them.
+Options are those of `monoplan serve`: model, dtype, target, name, streams, queue, cache_tokens, max_body, api_key,
+embeddings; and replicas (a number, or least-most: Ray then chooses by load), num_cpus and num_gpus of each replica,
+ranks that share the model of a replica, and the launcher that starts them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from monoplan.ir.errors import ArgumentError, did_you_mean
 DEFAULTS: Mapping[str, Any] = {
     "model": None, "dtype": "auto", "target": "cpu", "name": None, "streams": 32, "queue": 256, "cache_tokens": None,
     "max_body": 4 << 20, "api_key": None, "replicas": "1", "num_cpus": 1, "num_gpus": 0,
-    "ranks": 1, "launcher": "mpirun",
+    "ranks": 1, "launcher": "mpirun", "embeddings": "mean",
 }  # fmt: skip
 _NUMBERS = {"streams": int, "queue": int, "cache_tokens": int, "max_body": int, "num_cpus": float, "num_gpus": float}
 _NUMBERS |= {"ranks": int}
@@ -93,7 +93,8 @@ def _engine(given: Mapping[str, Any], group: Any) -> Any:
     model = AutoLlamaModel.from_pretrained(path, dtype=given["dtype"], device=given["target"])
     # Ray says by OMP_NUM_THREADS how many threads a replica has.
     llm = monoplan.compile(model, target=given["target"], tp=group)
-    return Engine(llm, **{name: given[name] for name in ("streams", "queue", "cache_tokens")})
+    sizes = {name: given[name] for name in ("streams", "queue", "cache_tokens")}
+    return Engine(llm, **sizes, pooling=given["embeddings"])
 
 
 def _checked(args: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from monoplan.ir.errors import ArgumentError, MonoplanError
 from monoplan.models.generate.decoding import Array, Row, Settings, is_real, is_whole
 
@@ -98,3 +100,15 @@ class Request:
     def cancel(self) -> None:
         """Ends it before the next step; its last piece says cancelled."""
         self.cancelled = True
+
+
+class EmbeddingRequest(Request):
+    """A request for the vector of a text, f32 [hidden] of length 1, which is there with the last piece."""
+
+    vector: Array | None = None
+
+
+def unit(vector: Array) -> Array:
+    """A vector of length 1, f32; zeros stay zeros."""
+    length = float(np.linalg.norm(vector.astype(np.float64)))
+    return (vector / (length or 1.0)).astype(np.float32)

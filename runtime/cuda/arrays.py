@@ -204,6 +204,10 @@ class Twins:
         self.device.clear(twin.memory.address, array.nbytes)
         return int(twin.memory.address)
 
+    def share(self, other: Twins) -> None:
+        """From now on both have the same ones."""
+        self._twins = other._twins
+
     def _forget(self, key: int, twin: _Twin) -> None:
         if self._twins.get(key) is twin:
             del self._twins[key]

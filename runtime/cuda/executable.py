@@ -223,6 +223,11 @@ class CudaExecutable:
         with self._lock:
             return [self._twins.begin(array) for array in arrays]
 
+    def share_caches(self, other: CudaExecutable) -> None:
+        """Caches that another executable has begun are this one's, too."""
+        self.resident = True
+        self._twins.share(other._twins)
+
     def copy_rows(self, target: int, source: int, pitch: int, width: int, count: int) -> None:
         """Copies `count` pieces of memory of the device, `pitch` bytes apart."""
         with self._lock:

@@ -12,6 +12,7 @@ import monoplan as mp
 from monoplan.frontend.kv_cache import PagedKVCache
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import ArgumentError
+from monoplan.ir.tolerances import tolerance
 from monoplan.llm import PAGE, CompiledLM
 from monoplan.runtime.cuda import device as cuda_device
 from monoplan.runtime.cuda import executable as cuda
@@ -20,7 +21,7 @@ from monoplan.serve.engine import Engine
 from tests.codegen import cuda_emulator
 from tests.models.test_device_generation import tiny_lm
 from tests.needs import needs
-from tests.serve.test_engine import ask
+from tests.serve.test_engine import Answer, ask
 
 
 @pytest.fixture(
@@ -59,6 +60,20 @@ def test_texts_are_those_of_a_single_stream(lm: CompiledLM) -> None:
         engine._executable.sync()
         assert all(np.isfinite(cache.numpy().astype(np.float32)).all() for cache in engine._k)
         assert any(cache.numpy().any() for cache in engine._k)
+
+
+def test_an_embedding_shares_the_pages(lm: CompiledLM) -> None:
+    ids, on_host = prompt(5, 70), mp.compile(lm.model, target="cpu")
+    vectors = []
+    for one in (lm, on_host):
+        with Engine(one, streams=2, cache_tokens=4 * PAGE, step_tokens=48) as engine:
+            answer = ask(engine, ids[:66], 3, temperature=0)
+            request = engine.embed(ids, done := Answer())
+            done.wait()
+            vectors.append(request.vector)
+            assert answer.wait_ids() == one.generate_batch([ids[:66]], 3)[0].ids
+    relative, absolute = tolerance("bf16", "model")
+    np.testing.assert_allclose(vectors[0], vectors[1], relative, absolute * 0.1)
 
 
 def test_a_page_that_is_not_there(lm: CompiledLM) -> None:

@@ -119,6 +119,12 @@ def test_the_official_client(lm: Any) -> None:
                 {"role": "tool", "tool_call_id": final.choices[0].message.tool_calls[0].id, "content": "5"},
             ]
             assert client.chat.completions.create(model=NAME, messages=answered, tools=tools, max_tokens=2).choices
+            vectors = client.embeddings.create(model=NAME, input=["one", "two"])  # as base64, unless it is asked not to
+            plain = client.embeddings.create(model=NAME, input="two", encoding_format="float")
+            assert vectors.data[1].embedding == pytest.approx(plain.data[0].embedding) and vectors.usage.total_tokens
+            assert len(client.embeddings.create(model=NAME, input="two", dimensions=8).data[0].embedding) == 8
+            with pytest.raises(openai.BadRequestError, match="dimensions"):
+                client.embeddings.create(model=NAME, input="one", dimensions=9999)
             with pytest.raises(openai.NotFoundError, match="there is no model"):
                 client.chat.completions.create(model="other", messages=HI)
             with pytest.raises(openai.BadRequestError, match="temperature"):
@@ -146,17 +152,17 @@ FIELDS = """
     max_completion_tokens temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty seed stop
     logit_bias ignore_eos response_format structured_outputs guided_json guided_regex guided_choice guided_grammar
     grammar tools tool_choice parallel_tool_calls functions modalities chat_template_kwargs add_generation_prompt
-    content tokens add_special
+    content tokens add_special input encoding_format dimensions
 """.split()
 
 
 @settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    path=st.sampled_from([COMPLETIONS, CHAT, "/tokenize", "/detokenize"]),
+    path=st.sampled_from([COMPLETIONS, CHAT, "/v1/embeddings", "/tokenize", "/detokenize"]),
     changes=st.dictionaries(st.sampled_from(FIELDS), ANYTHING | NEAR, max_size=4),
 )
 def test_any_body_is_answered_or_refused_but_nothing_fails(call: Any, path: str, changes: Any) -> None:
-    good: dict[str, Any] = {"prompt": "a", "messages": HI, "max_tokens": 2, "tokens": [5]}
+    good: dict[str, Any] = {"prompt": "a", "messages": HI, "max_tokens": 2, "tokens": [5], "input": "a"}
     response = call(path, {**good, **changes})
     assert response.status_code in (200, 400, 404), response.text
     if response.status_code != 200:
