@@ -8,7 +8,7 @@ repetition_penalty, stop texts, logprobs and callbacks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from monoplan.frontend.tensor import Tensor
 from monoplan.ir.cache_rows import row_numbers, row_width
 from monoplan.ir.dims import evaluate
 from monoplan.ir.errors import ArgumentError
+from monoplan.ir.graph import Graph
 from monoplan.ir.types import DType
 from monoplan.models.generate.decoding import Row, padded, pieces, random_values, sampling_arrays
 from monoplan.runtime.cuda.decode import AHEAD, Block, DecodeLoop, may_share
@@ -252,12 +253,8 @@ class DeviceSteps:
         return {**{s: sizes[s] for s in self.graph.symbols}, "threads": 1}
 
     def addresses(self, places: dict[str, int]) -> list[int]:
-        """Of the plan's inputs in order: the caches come as keys and then values, others by their short names."""
-        caches = iter(self.cache.addresses)
-        return [
-            next(caches) if ".k." in v.name or ".v." in v.name else places[v.name.rpartition(".")[2]]
-            for v in self.graph.inputs
-        ]
+        """Of the plan's inputs in order."""
+        return input_addresses(self.graph, self.cache.addresses, places)
 
     def outputs(self, values: dict[str, int], chosen: Block | None) -> tuple[list[int], list[Any]]:
         """Addresses of the plan's outputs, and memory for those that nobody wants: all but token and logprob."""
@@ -322,6 +319,14 @@ class DeviceSteps:
             self._check({})
         if self.session is None and self.cache.nbytes <= SPARE:
             self.lm.spare["cache"] = self.cache
+
+
+def input_addresses(graph: Graph, caches: Sequence[int], places: Mapping[str, int]) -> list[int]:
+    """Of a plan's inputs in order: the caches come as keys and then values, others by their short names."""
+    left = iter(caches)
+    return [
+        next(left) if ".k." in v.name or ".v." in v.name else places[v.name.rpartition(".")[2]] for v in graph.inputs
+    ]
 
 
 def returned(device: Any, batch: int, slots: int = 1) -> Block:

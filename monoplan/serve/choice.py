@@ -12,12 +12,15 @@ from monoplan.models.generate.decoding import HISTORY, Array, padded, random_val
 from monoplan.serve.request import Request, TokenLogprob
 
 
-def choice_arrays(requests: Sequence[Request]) -> dict[str, Array]:
-    """The arguments of GenerationStep that say how to choose, each row by the settings of its request."""
+def choice_arrays(requests: Sequence[Request], ahead: int = 0) -> dict[str, Array]:
+    """The arguments of GenerationStep that say how to choose, each row by the settings of its request.
+
+    `ahead`: tokens of each that are chosen already and not known yet.
+    """
     given = [r.sampling for r in requests]
     histories = [r.row.tokens if s.repetition_penalty != 1 else [] for r, s in zip(requests, given, strict=True)]
     history, counts = padded(histories, HISTORY) if any(histories) else (np.zeros((len(given), 1), np.int64), None)
-    draws = [0.0 if s.temperature == 0 else _draw(r) for r, s in zip(requests, given, strict=True)]
+    draws = [0.0 if s.temperature == 0 else _draw(r, ahead) for r, s in zip(requests, given, strict=True)]
     return {
         "history": history,
         "history_count": np.zeros(len(given), np.int32) if counts is None else counts,
@@ -30,15 +33,20 @@ def choice_arrays(requests: Sequence[Request]) -> dict[str, Array]:
     }
 
 
-def _draw(r: Request) -> float:
+def _draw(r: Request, ahead: int = 0) -> float:
     """As `generate` draws for its first row: a text depends on its seed, and not on its neighbours."""
-    return random_value(r.sampling.seed, 0, len(r.ids))
+    return random_value(r.sampling.seed, 0, len(r.ids) + ahead)
 
 
 def is_for_host(r: Request) -> bool:
     """Whether the token must be chosen from the logits, on the host."""
     s = r.sampling
     return bool(s.constraint or s.logit_bias or s.presence_penalty or s.frequency_penalty)
+
+
+def is_plain(r: Request) -> bool:
+    """Whether nothing but the token and its probability is wanted, and the plan needs no earlier tokens to choose."""
+    return not is_for_host(r) and r.sampling.logprobs is None and r.sampling.repetition_penalty == 1
 
 
 def choose(r: Request, logits: Array, mask: Array | None) -> int:

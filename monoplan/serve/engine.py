@@ -12,7 +12,7 @@ import itertools
 import os
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ from monoplan.llm import PAGE, CompiledLM
 from monoplan.models.generate.decoding import Array, Row
 from monoplan.models.rope_scaling import table_key
 from monoplan.models.text.tokenizer import MissingTokenizer
-from monoplan.serve.choice import choice_arrays, choose, is_for_host, logprob_of
+from monoplan.serve.choice import choice_arrays, choose, is_for_host, is_plain, logprob_of
 from monoplan.serve.pages import Page, PagePool
 from monoplan.serve.request import Busy, EmbeddingRequest, Piece, Request, Sampling, TokenLogprob, unit
 
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 LEAST = 16  # tokens of prompts that a step has room for, however many answers there are
+STEP_TOKENS = {"cpu": 256, "cuda": 1024}
+KEPT = 32  # numbers of rows and widths of a table whose runs ahead are kept
 POOLINGS = ("mean", "last")
 WIDTH = 8  # what the width of a table grows by: its size is then the same for many steps
 
@@ -99,10 +101,12 @@ class Engine:
         *,
         streams: int = 32,
         cache_tokens: int | None = None,
-        step_tokens: int = 256,
+        step_tokens: int | None = None,
         queue: int = 256,
         pooling: str = "mean",
     ) -> None:
+        if step_tokens is None:
+            step_tokens = STEP_TOKENS.get(lm.target, 1)
         sizes = {"streams": streams, "step_tokens": step_tokens, "queue": queue, "cache_tokens": cache_tokens or 1}
         for name, value in sizes.items():
             if not isinstance(value, int) or value < 1:
@@ -131,6 +135,9 @@ class Engine:
         self._k, self._v = (
             [Tensor(aligned((self.pool.count, *shape), dtype.numpy, zero=True)) for _ in range(n)] for n in counts
         )
+        self._runs: OrderedDict[tuple[int, int], Any] = OrderedDict()  # see ahead.py
+        self._flight: tuple[list[_Text], Any] | None = None  # a run of these that was not read yet
+        self._spare: Any = None  # memory of a GPU for logits that nobody reads
         self._places: list[int] = []  # where these lie on a GPU: there they are, and here they stay untouched
         # A rotation that follows the length of a text: its keys belong to nobody else, and its prompt runs whole.
         self._fixed_rope = table_key(config, 1) == table_key(config, lm.max_length)
@@ -309,8 +316,69 @@ class Engine:
         self._run_prompts(max(self.step_tokens - len(answering), LEAST))
         answering = [t for t in answering if t in self._texts and self._give_room(t, 1)]
         answering = [t for t in answering if t in self._texts]  # another one's room may have been taken from it
-        if answering:
+        if not answering:
+            self._flight = None
+        elif self._places and self._ranks is None and self._fixed_rope:
+            self._run_ahead(answering)
+        else:
             self._run_plan(answering, 1)
+
+    def _run_ahead(self, texts: list[_Text]) -> None:
+        """One token of each, with the next run begun before they are looked at: on a GPU, which then never waits."""
+        if self._flight is not None and self._flight[0] != texts:  # others than those whose run is under way
+            self._land()
+            return
+        if self._flight is None:
+            if not all(is_plain(t.request) for t in texts):
+                self._run_plan(texts, 1)
+                return
+            runs = self._runs_of(texts)
+            runs.begin(np.array([t.request.row.tokens[t.done] for t in texts], np.int64), self._answer_arrays(texts, 0))
+            self._flight = texts, runs
+        if self._may_go_on(texts):
+            self._flight[1].enqueue(self._answer_arrays(texts, 1))
+        self._land()
+
+    def _may_go_on(self, texts: list[_Text]) -> bool:
+        """Whether all have a token after the next one, with room for it in the same table, by taking nobody's."""
+        if any(len(t.request.ids) + 1 >= t.request.row.limit for t in texts):
+            return False
+        full = [t for t in texts if len(t.pages) * PAGE < t.done + 2]
+        if len(full) > self.pool.available or any(len(t.pages) % WIDTH == 0 for t in full):
+            return False
+        return all(self._give_room(t, 2) for t in full)
+
+    def _land(self) -> None:
+        """Takes the tokens of the run that is under way; those of texts that have left meanwhile are for nobody."""
+        assert self._flight is not None
+        (texts, runs), self._flight = self._flight, None
+        out = runs.next()
+        if runs.under_way:
+            self._flight = texts, runs
+        for i, text in enumerate(texts):
+            if text in self._texts:
+                self._move_on(text, 1)
+                self._take_token(text, out, i, None)
+
+    def _answer_arrays(self, texts: list[_Text], ahead: int) -> dict[str, Array]:
+        """What a run for one token of each takes, if so many tokens are under way."""
+        lengths = np.array([t.done + ahead for t in texts], np.int32)
+        made = {"table": self._table(texts), "lengths": lengths, "num_valid": np.ones(len(texts), np.int32)}
+        return made | choice_arrays([t.request for t in texts], ahead)
+
+    def _runs_of(self, texts: list[_Text]) -> Any:
+        from monoplan.serve.ahead import AnswerRuns
+
+        x = self._executable
+        if self._spare is None:
+            self._spare = x.device.allocate(self.streams * self.lm.config.vocab_size * 4)
+        key = len(texts), self._width(texts)
+        if key not in self._runs:
+            self._runs[key] = AnswerRuns(x, self._places, self.pool.count, *key, self._spare)
+            if len(self._runs) > KEPT:
+                self._runs.popitem(last=False)
+        self._runs.move_to_end(key)
+        return self._runs[key]
 
     def _admit(self) -> None:
         """Waiting requests in order, while there are streams and room for their prompts. One that begins as a prompt
@@ -466,10 +534,7 @@ class Engine:
         requests = [t.request for t in texts]
         ids = np.array([t.request.row.tokens[t.done : t.done + count] for t in texts], np.int64)
         lengths = np.array([t.done for t in texts], np.int32)
-        width = -(-max(len(t.pages) for t in texts) // WIDTH) * WIDTH
-        table = np.zeros((len(texts), width), np.int32)
-        for row, t in zip(table, texts, strict=True):
-            row[: len(t.pages)] = [page.number for page in t.pages]
+        table = self._table(texts)
         chosen = [t.left == count for t in texts]
         masks = {i: self._mask(r) for i, r in enumerate(requests) if chosen[i] and r.sampling.constraint is not None}
         embeds = texts[0].embeds
@@ -478,14 +543,28 @@ class Engine:
         self._tell_ranks("run", embeds, table, lengths, arrays)
         out = self._call_plan(embeds, table, lengths, arrays)
         for i, text in enumerate(texts):
-            before = text.done
-            text.done += count
-            if self._fixed_rope and text.done // PAGE > before // PAGE:
-                self._keep(text, text.done // PAGE * PAGE)
+            self._move_on(text, count)
             if embeds:
                 self._take_states(text, out)
             elif chosen[i]:
                 self._take_token(text, out, i, masks.get(i))
+
+    def _move_on(self, text: _Text, count: int) -> None:
+        """So many more of its tokens are in the cache; pages that became full are kept."""
+        before = text.done
+        text.done += count
+        if self._fixed_rope and text.done // PAGE > before // PAGE:
+            self._keep(text, text.done // PAGE * PAGE)
+
+    def _width(self, texts: list[_Text]) -> int:
+        return -(-max(len(t.pages) for t in texts) // WIDTH) * WIDTH
+
+    def _table(self, texts: list[_Text]) -> Array:
+        """The numbers of the pages of each."""
+        table = np.zeros((len(texts), self._width(texts)), np.int32)
+        for row, t in zip(table, texts, strict=True):
+            row[: len(t.pages)] = [page.number for page in t.pages]
+        return table
 
     def _take_states(self, text: _Text, out: dict[str, Array]) -> None:
         """Adds what a piece of a text gives to its embedding, which is whole behind the last one."""
@@ -504,18 +583,17 @@ class Engine:
     def _take_token(self, text: _Text, out: dict[str, Array], i: int, mask: Future[Array] | None) -> None:
         """The token that row i of a step has chosen, or that is chosen now from its logits."""
         request, s = text.request, text.request.sampling
-        logits = out["logits"][i, -1]
         try:
             token = int(out["token"][i])
             if is_for_host(request):
-                token = choose(request, logits, None if mask is None else mask.result())
+                token = choose(request, out["logits"][i, -1], None if mask is None else mask.result())
             complete = s.constraint is not None and s.constraint.accept(token)
         except Exception as error:  # a constraint is its user's: its failure is the failure of this text alone
             self._end(text, "error", _told(error, "the constraint failed"))
             return
         scored = TokenLogprob(token, float(out["logprob"][i]))
         if s.logprobs is not None:
-            scored = logprob_of(token, logits, s.logprobs)
+            scored = logprob_of(token, out["logits"][i, -1], s.logprobs)
         request.first = request.first or time.monotonic()
         piece = request.row.push(token, scored.logprob)
         if complete and request.finish_reason is None:

@@ -1,4 +1,5 @@
-"""The engine on a GPU: pages that stay in its memory. On an emulated device, and with -m cuda on a GPU."""
+"""The engine on a GPU: pages that stay in its memory. On an emulated device that does all work as late as it may, and
+with -m cuda on a GPU."""
 
 from __future__ import annotations
 
@@ -25,16 +26,13 @@ from tests.serve.test_engine import Answer, ask
 
 
 @pytest.fixture(
-    params=[
-        pytest.param("emulator", marks=[needs("g++"), pytest.mark.full]),
-        pytest.param("gpu", marks=pytest.mark.cuda),
-    ]
+    params=[pytest.param("late", marks=[needs("g++"), pytest.mark.full]), pytest.param("gpu", marks=pytest.mark.cuda)]
 )
 def lm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[CompiledLM]:
     if request.param == "gpu":
         cuda_device.gpu()
     else:
-        made = cuda_emulator.EmulatedDevice(library=True)
+        made = cuda_emulator.LateDevice(library=True)
         monkeypatch.setattr(cuda, "gpu", lambda: made)
     yield mp.compile(tiny_lm("bfloat16", head_dim=64, num_attention_heads=2, num_key_value_heads=1), target="cuda")
 
@@ -60,6 +58,27 @@ def test_texts_are_those_of_a_single_stream(lm: CompiledLM) -> None:
         engine._executable.sync()
         assert all(np.isfinite(cache.numpy().astype(np.float32)).all() for cache in engine._k)
         assert any(cache.numpy().any() for cache in engine._k)
+
+
+def test_the_host_runs_ahead(lm: CompiledLM) -> None:
+    """Texts that end at different times, draw, wait for room or leave: each is what it is alone, and no other."""
+    settings = [{}, {"temperature": 0.8, "seed": 5, "top_k": 9}, {}, {"logprobs": 2}, {"temperature": 1.1, "seed": 1}]
+    asked = [(prompt(10 + i, 3 + 9 * i), 4 + 3 * i, s) for i, s in enumerate(settings)]
+    plain = [{k: v for k, v in s.items() if k != "logprobs"} for s in settings]
+    want = [lm.generate_batch([p], n, eos_token_id=(), **s)[0].ids for (p, n, _), s in zip(asked, plain, strict=True)]
+    with Engine(lm, streams=4, cache_tokens=3 * PAGE, step_tokens=24) as engine:
+        answers = [ask(engine, p, n, **s) for p, n, s in asked]
+        gone = ask(engine, prompt(1, 5), 40)
+        assert gone.request is not None
+        engine.cancel(gone.request)
+        assert [answer.wait_ids() for answer in answers] == want
+        assert all(a.wait().finish_reason == "length" for a in answers) and gone.wait().finish_reason == "cancelled"
+        stop = want[2][4]
+        early = ask(engine, asked[2][0], 30, eos_ids=frozenset({stop}))  # a run for its next token is under way then
+        beside = ask(engine, asked[4][0], 12)
+        assert early.wait().finish_reason == "eos" and early.ids[:-1] == want[2][: want[2].index(stop)]
+        assert beside.wait_ids() == lm.generate_batch([asked[4][0]], 12, eos_token_id=())[0].ids
+        assert engine._runs and engine.pool.usage == 0
 
 
 def test_an_embedding_shares_the_pages(lm: CompiledLM) -> None:
