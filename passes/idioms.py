@@ -7,10 +7,12 @@ from typing import Any
 
 from monoplan.ir.dims import equal
 from monoplan.ir.graph import Value
+from monoplan.ir.ops.conv import conv2d
 from monoplan.ir.ops.elementwise import add, div, mul, pow_, rsqrt, sigmoid, silu, sqrt, sub, swiglu
 from monoplan.ir.ops.linear import linear, matmul
 from monoplan.ir.ops.reduce import layer_norm, mean, rms_norm
 from monoplan.ir.ops.shape import expand, repeat, reshape, transpose
+from monoplan.ir.types import product
 from monoplan.passes.pattern import Match, Rewrite, rewrite_pass
 
 
@@ -153,6 +155,40 @@ REPEAT_KV = Rewrite(
     when=lambda m: _repeats(m) is not None or "the elements of no dimension are repeated one by one",
 )
 
+
+def _are_patches(m: Match) -> bool | str:
+    """Whether windows lie side by side and cover the image, so that each pixel is in one of them."""
+    x, w = m["x"].type, m["w"].type
+    sizes, kernel = x.shape[2:], tuple(w.shape[2:])
+    if not m.is_param("w") or kernel == (1, 1):
+        return False
+    if tuple(m["stride"]) != kernel or any(m["padding"]) or any(d != 1 for d in m["dilation"]) or m["groups"] != 1:
+        return "the windows of the convolution do not lie side by side"
+    whole = all(isinstance(n, int) and n % k == 0 for n, k in zip(sizes, kernel, strict=True))
+    joined = _same(m["out"], (x.shape[0], w.shape[0], product(sizes) // product(kernel))) if whole else False
+    return joined or "the windows do not cover the image, or its size is a symbol"
+
+
+def _make_patches(x: Value, w: Value, b: Value | None) -> Any:
+    batch, channels, height, width = x.type.shape
+    columns, _, tall, wide = w.type.shape
+    pixels = reshape(x, shape=(batch, channels, height // tall, tall, width // wide, wide))
+    rows = (batch, (height // tall) * (width // wide), channels * tall * wide)
+    patches = reshape(transpose(pixels, axes=(0, 2, 4, 1, 3, 5)), shape=rows)
+    return linear(patches, reshape(w, shape=(columns, channels * tall * wide)), b)
+
+
+CONV_PATCHES = Rewrite(
+    "conv-patches",
+    "a convolution over the patches of an image, read as rows of channels -> linear",
+    find=lambda x, w, b, *, stride, padding, dilation, groups, out: transpose(
+        reshape(conv2d(x, w, b, stride=stride, padding=padding, dilation=dilation, groups=groups), shape=out),
+        axes=(0, 2, 1),
+    ),
+    make=_make_patches,
+    when=_are_patches,
+)
+
 IDIOMS = rewrite_pass(
     "idioms",
     "silu, swiglu, norms, repeat and linear written out -> the one op",
@@ -163,4 +199,5 @@ IDIOMS = rewrite_pass(
     REPEAT_KV,
     MATMUL_TO_LINEAR,
     LINEAR_BIAS,
+    CONV_PATCHES,
 )

@@ -162,10 +162,12 @@ def _split_values(k: Kernel) -> Iterator[Kernel]:
 def narrowed(items: Items) -> dict[Buffer, Buffer]:
     """f32 values to store in half precision: those that only half-precision products or attention read.
 
-    The tensor cores would round them in the same way; so they are rounded once, where they are made.
+    The tensor cores would round them in the same way; so they are rounded once, where they are made. Attention without a
+    cache takes its queries, keys and values in the type that their products multiply in.
     """
     readers: dict[Buffer, list[DType | None]] = {}
     makers: dict[Buffer, list[bool]] = {}
+    products = {k.operand("y").view.buffer.root: k.format.x_dtype for k in all_kernels(items) if isinstance(k, Linear)}
     for k in all_kernels(items):
         for o in (*k.operands, *k.scratch):
             buffer, part = o.view.buffer.root, o.view.buffer.of is not None
@@ -173,7 +175,7 @@ def narrowed(items: Items) -> dict[Buffer, Buffer]:
                 own = isinstance(k, Linear | Attention | Norm | Rope) and o.name == "y" and not part
                 makers.setdefault(buffer, []).append(own)
             else:
-                readers.setdefault(buffer, []).append(None if part else _wanted(k, o))
+                readers.setdefault(buffer, []).append(None if part else _wanted(k, o, products))
     new: dict[Buffer, Buffer] = {}
     for b, wanted in readers.items():
         kinds = set(wanted)
@@ -188,10 +190,13 @@ def narrowed(items: Items) -> dict[Buffer, Buffer]:
     return new
 
 
-def _wanted(k: Kernel, o: Operand) -> DType | None:
+def _wanted(k: Kernel, o: Operand, products: dict[Buffer, DType]) -> DType | None:
     """The half type that a reader would round an operand to; None: it reads f32."""
     if isinstance(k, Linear) and o.name == "x" and k.norm == "none":
         dtype = k.format.x_dtype
+    elif isinstance(k, Attention) and o.name in ("q", "k", "v") and k.operand("k").dtype == f32:
+        made = {products.get(k.operand(n).view.buffer.root) for n in ("q", "k", "v")}
+        dtype = bf16 if made == {bf16} else f32  # f16 has no such kernels
     elif isinstance(k, Attention) and o.name == "q":
         dtype = k.operand("k").dtype
         if dtype == i8:  # rounds more than that

@@ -14,7 +14,7 @@ from monoplan.codegen.target import Target
 from monoplan.codegen.views import View
 from monoplan.ir.dims import Dim, equal
 from monoplan.ir.expr import Arg, Call
-from monoplan.ir.types import DType, bf16, f16, f32, i8
+from monoplan.ir.types import DType, bf16, bool_, f16, f32, i8
 from monoplan.ir.types import product as size_of
 
 FEW_ROWS = 32  # up to this many rows of x a product streams the weights once through tensor cores
@@ -501,7 +501,7 @@ def _decode(k: Attention, target: Target) -> DecodeSchedule | None:
     group = k.heads // k.kv_heads
     if target.capability < 90 or group > 8 or not _tensor_attention(k, (bf16, i8)) or not k.has("past"):
         return None
-    if group * k.head_dim > 1024:
+    if group * k.head_dim > 1024 or not k.causal or k.has("mask"):
         return None
     small = k.head_dim <= 64  # more warps fit an SM: long caches need the loads in flight
     few, some = -(-target.cores // (8 * k.kv_heads)), 3 * target.cores // (2 * k.kv_heads)  # that fill the device
@@ -509,10 +509,10 @@ def _decode(k: Attention, target: Target) -> DecodeSchedule | None:
 
 
 def _tensor_attention(k: Attention, cached: tuple[DType, ...] = (bf16,)) -> bool:
-    """Whether the tensor-core kernels take this attention: bf16, causal, no mask or cap, whole 16-byte pieces, or
+    """Whether the tensor-core kernels take this attention: bf16, no cap, a mask of bools if any, whole 16-byte pieces, or
     words of a cache in 8 bits."""
     q, *kv = (k.operand(n).view for n in ("q", "k", "v"))
-    plain = k.causal and k.softcap is None and not k.has("mask") and k.head_dim == k.value_dim
+    plain = k.softcap is None and k.head_dim == k.value_dim and (not k.has("mask") or k.operand("mask").dtype == bool_)
     dense = q.dtype == bf16 and rows_aligned(q, 8) and kv[0].dtype == kv[1].dtype and kv[0].dtype in cached
     dense = dense and all(rows_aligned(v, 4 if v.dtype == i8 else 8) for v in kv)
     return plain and dense and k.head_dim in (32, 64, 96, 128)
@@ -529,6 +529,9 @@ def _hopper(k: Attention, target: Target) -> HopperSchedule | None:
     if target.capability != 90 or _prefill(k, target) is None:
         return None
     # Measured on an H200, 2048 tokens: 53 and 88 us a layer. Two small blocks on an SM hide each other's softmax.
+    blocks = k.batch * k.heads * ((k.seq + 127) // 128)
+    if k.head_dim == 64 and isinstance(blocks, int) and blocks < target.cores:  # more and smaller blocks
+        return HopperSchedule(groups=1, keys=64, stages=4, resident=2)
     if k.head_dim == 64:
         return HopperSchedule(heads=2 if k.heads // k.kv_heads % 2 == 0 else 1, keys=64, stages=4, resident=2)
     return HopperSchedule(groups=1, heads=1, keys=64, stages=2, resident=2)

@@ -29,7 +29,7 @@ def attention(k: Attention) -> Variables:
         visible.append("key <= position")
     if k.window is not None:
         visible.append(f"key > position - {k.window}")
-    adjusted = "dot"
+    adjusted, shown = "dot", "true"
     if k.softcap is not None:
         cap = c_literal(k.softcap, wide)
         adjusted = f"{cap} * {'tanh' if wide == f64 else 'mp_tanhf'}(dot / {cap})"
@@ -40,6 +40,7 @@ def attention(k: Attention) -> Variables:
             adjusted = f"{adjusted} + {text}"
         else:
             visible.append(text)
+            shown = text
     head = f"(g * {k.heads // k.kv_heads} + head)"
     sink, group_sink = (k.operand("sinks").at(i) if k.has("sinks") else "-INFINITY" for i in ("h", head))
     log2e = c_literal(math.log2(math.e), f32)
@@ -61,6 +62,7 @@ def attention(k: Attention) -> Variables:
             # the tensor-core kernels: rows, distances between them, softmax in powers of two
             "scale2": c_literal(k.scale * math.log2(math.e), f32),
             "window": k.window or 0,
+            "shown": shown,
             "sink2": f"{log2e} * {sink}",
             "group_sink": f"{log2e} * {group_sink}",
             "q_row": q.pointer("b", "0", "h", "0"),

@@ -106,6 +106,36 @@ def test_attention(shape: str, call: str, capability: int) -> None:
     assert (error < 0.02).all(), f"error by row and head: {error}"
 
 
+@pytest.mark.parametrize(
+    "capability", [*(pytest.param(c, marks=emulated) for c in (90, 80)), pytest.param(0, marks=pytest.mark.cuda)]
+)
+@pytest.mark.parametrize("mask", ["", "b, 1, 1, 131", "1, 1, 131, 131"])
+def test_attention_of_whole_sequences(mask: str, capability: int) -> None:
+    """Every query sees all keys that its mask shows; one that sees none gives 0."""
+    kind, more = "bf16[b, 131, 2, 64]", f", %mask: bool[{mask}]" if mask else ""
+    attributes = 'causal=False, scale=None, softcap=None, window=None, layout="bshd"'
+    graph = parse_graph(
+        f"graph attend(%q: {kind}, %k: bf16[b, 2, 131, 64], %v: bf16[b, 2, 131, 64]{more}) {{\n"
+        f"  %y = attention(%q, %k, %v{', %mask' if mask else ''}) {{{attributes}}} : {kind}\n  return %y\n}}\n"
+    )
+    if capability:
+        device: Any = cuda_emulator.EmulatedDevice(capability)
+    else:
+        from monoplan.runtime.cuda.device import gpu
+
+        device = gpu()
+    plan = make_plan(graph, device.target)
+    made, rng = CudaExecutable(plan, render_cuda(plan, "test"), [], device), np.random.default_rng(0)
+    inputs = [rng.normal(size=shape).astype(ml_dtypes.bfloat16) for shape in ((2, 131, 2, 64), *2 * [(2, 2, 131, 64)])]
+    if mask:
+        shown = rng.random([2 if n == "b" else int(n) for n in mask.split(", ")]) < 0.5
+        shown[-1, :, -1] = False
+        inputs.append(shown)
+    assert {choose_variant(v, {"b": 2}).name for v in made.source.variants.values()} == {"prefill"}
+    (got,), (want,) = made.run([a.copy() for a in inputs], {"b": 2}), interpret(graph, inputs, {}, exact=True)
+    assert np.abs(got.astype(np.float64) - want.astype(np.float64)).max() < 0.02
+
+
 PAGE = 32
 # kinds of kernels, and calls that take them
 PAGED = {

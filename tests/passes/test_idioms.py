@@ -191,3 +191,24 @@ def test_linear_bias() -> None:
     refuses(LINEAR_BIAS, both, "%l has 2 readers, it must have one")
     wide = graph(linear, "%y = add(%l, %far) : f64[n, 4]", inputs=f"{inputs}, %far: f64[4]")
     refuses(LINEAR_BIAS, wide, "the result would be f32[n, 4] in place of f64[n, 4]")
+
+
+def patches(size: int = 8, stride: str = "(4, 4)", padding: str = "(0, 0, 0, 0)", count: int = 4) -> str:
+    side = (size + sum(map(int, padding[1:-1].split(", "))) // 2 - 4) // int(stride[1]) + 1
+    return graph(
+        'param %k: f32[5, 3, 4, 4] = "k"',
+        'param %c: f32[5] = "c"',
+        f"%i = conv2d(%x, %k, %c) {{stride={stride}, padding={padding}, dilation=(1, 1), groups=1}}"
+        f" : f32[n, 5, {side}, {side}]",
+        f"%f = reshape(%i) {{shape=(n, 5, {count})}} : f32[n, 5, {count}]",
+        f"%y = transpose(%f) {{axes=(0, 2, 1)}} : f32[n, {count}, 5]",
+        inputs=f"%x: f32[n, 3, {size}, {size}]",
+    )
+
+
+def test_a_convolution_over_patches() -> None:
+    after = fires(IDIOMS, patches(), count=1)
+    assert names(after) == ["reshape", "transpose", "reshape", "reshape", "linear"]
+    refuses(IDIOMS, patches(stride="(2, 2)", count=9), "do not lie side by side")
+    refuses(IDIOMS, patches(padding="(2, 2, 2, 2)", count=9), "do not lie side by side")
+    refuses(IDIOMS, patches(size=9), "do not cover the image")

@@ -3,7 +3,7 @@
  * Round r has keys r and, one behind, values r - 1 in shared memory: scores r are made beside the output of r - 1.
  * Blocks: x is a group of HEADS heads, y the strip of queries, z the sequence.
  *
- * S has the constants DIM, GROUPS (warpgroups of a block), HEADS, KEYS, STAGES, WINDOW and SINKS. The other arguments are
+ * S has the constants DIM, GROUPS (warpgroups of a block), HEADS, KEYS, STAGES, CAUSAL, WINDOW, MASK and SINKS. The other arguments are
  * those of mp_attention_prefill; q and y are this warpgroup's head, see mp_warpgroup. */
 #include "mp_attention_prefill.cuh"
 #include "mp_wgmma.cuh"
@@ -11,10 +11,10 @@
 /* The warpgroup of a thread; the shuffle shows the compiler that a warp has one. */
 MP_FN int mp_warpgroup() { return __shfl_sync(~0u, (int)threadIdx.x / 128, 0); }
 
-template <typename S, typename T, typename Y, typename Rows, typename Past>
+template <typename S, typename T, typename Y, typename Rows, typename Past, typename Shown>
 MP_FN void mp_attention_hopper(const int group, const T *q, const Rows key_rows, const Rows value_rows, Y *y,
     const int64_t q_pitch, const int64_t y_pitch, const int64_t queries, const int64_t keys, const float scale,
-    const Past &past, const float sink)
+    const Past &past, const Shown &shown, const float sink)
 {
     enum { DIM = S::DIM, GROUPS = S::GROUPS, HEADS = S::HEADS, KEYS = S::KEYS, STAGES = S::STAGES, WINDOW = S::WINDOW };
     enum { THREADS = GROUPS * 128, ROWS = GROUPS / HEADS * 64, CHUNKS = DIM / 8, STEP = THREADS / CHUNKS };
@@ -30,7 +30,8 @@ MP_FN void mp_attention_hopper(const int group, const T *q, const Rows key_rows,
     uint32_t Q[DIM / 16][4], P[KEYS / 16][4]; /* loads of Q go out before the one that addresses of keys depend on */
     mp_load_queries<DIM>(Q, q, q_pitch, row0, queries, t);
     const int before = (int)past(), written = (int)mp_min(keys, before + queries);
-    const int last = (int)mp_min(written, before + s0 + ROWS), group_last = (int)mp_min(last, before + group_row + 64);
+    const int last = S::CAUSAL ? (int)mp_min(written, before + s0 + ROWS) : written;
+    const int group_last = S::CAUSAL ? (int)mp_min(last, before + group_row + 64) : last;
     const int begin = WINDOW ? (int)(mp_max(0, before + s0 - (WINDOW - 1)) / KEYS * KEYS) : 0;
     const int steps = last > begin ? (last - begin + KEYS - 1) / KEYS : 0;
     const int own = group_last > begin ? (group_last - begin + KEYS - 1) / KEYS : 0;
@@ -61,8 +62,8 @@ MP_FN void mp_attention_hopper(const int group, const T *q, const Rows key_rows,
     for (int i = 0; i < STAGES - 1; ++i) load(i);
     float score[KEYS / 8][4] = {}, out[DIM / 8][4] = {}, top[2] = {NONE, NONE}, total[2] = {0.0f, 0.0f}, keep[2];
     /* a lane's two rows see keys up to these; all rows of the group, up to the last */
-    const int most[2] = {(int)mp_min(written - 1, before + row0), (int)mp_min(written - 1, before + row0 + 8)};
-    const int all = (int)mp_min(written - 1, before + group_row);
+    auto seen = [&](const int64_t row) { return S::CAUSAL ? (int)mp_min(written - 1, before + row) : written - 1; };
+    const int most[2] = {seen(row0), seen(row0 + 8)}, all = seen(group_row);
     auto start_scores = [&](const int round) { /* score = q k' */
         const mp_shared from = base + round % STAGES * (2 * SIZE);
         MP_UNROLL
@@ -78,11 +79,12 @@ MP_FN void mp_attention_hopper(const int group, const T *q, const Rows key_rows,
     };
     auto softmax = [&](const int round) { /* scores to weights in place; keep: what earlier sums are multiplied by */
         const int key0 = begin + round * KEYS;
-        if (key0 + KEYS - 1 > all || (WINDOW && key0 <= before + group_row + 63 - WINDOW)) {
+        if (S::MASK || key0 + KEYS - 1 > all || (WINDOW && key0 <= before + group_row + 63 - WINDOW)) {
             MP_UNROLL
             for (int i = 0; i < KEYS / 2; ++i) { /* score[n][2 r + e]: row g + 8 r, key 8 n + 2 t + e */
-                const int key = key0 + i / 4 * 8 + 2 * t + i % 2;
-                if (key > most[i % 4 / 2] || (WINDOW && key <= before + row0 + i % 4 / 2 * 8 - WINDOW))
+                const int key = key0 + i / 4 * 8 + 2 * t + i % 2, query = row0 + i % 4 / 2 * 8;
+                if (key > most[i % 4 / 2] || (WINDOW && key <= before + query - WINDOW)
+                    || (S::MASK && !shown(mp_min(query, queries - 1), key)))
                     score[i / 4][i % 4] = NONE;
             }
         }

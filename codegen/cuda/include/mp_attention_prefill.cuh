@@ -1,10 +1,10 @@
-/* Causal attention of many new tokens over a cache, on tensor cores. A block takes a strip of queries of one head, a
+/* Attention of many new tokens over a cache, or of all tokens of a sequence, on tensor cores. A block takes a strip of queries of one head, a
  * warp 16 of them; keys and values pass through STAGES pieces of shared memory, KEYS at a time. Scores stay in
  * registers: as they come out of the first product they are the left operand of the second. Blocks: x is the strip, y
  * the head, z the sequence.
  *
- * S has the constants DIM, WARPS, KEYS, STAGES, WINDOW (keys that a query sees, 0: all) and SINKS (`sink` is log2(e)
- * times the score of a key whose value is 0). Rows of q and y are given by their first row and the distance between
+ * S has the constants DIM, WARPS, KEYS, STAGES, CAUSAL, WINDOW (keys that a query sees, 0: all), MASK (`shown(query, key)`
+ * says whether a query sees a key) and SINKS (`sink` is log2(e) times the score of a key whose value is 0). Rows of q and y are given by their first row and the distance between
  * rows, those of k and v as in mp_rows.cuh. `past()` is the cache's length before these tokens. `scale` includes
  * log2(e): softmax is in powers of two. Hidden scores are -1e30; -1e29 is less than any other. */
 #include "mp_rows.cuh"
@@ -49,10 +49,10 @@ MP_FN void mp_store_outputs(Y *y, const int64_t pitch, const int64_t row0, const
     }
 }
 
-template <typename S, typename T, typename Y, typename Rows, typename Past>
+template <typename S, typename T, typename Y, typename Rows, typename Past, typename Shown>
 MP_FN void mp_attention_prefill(const T *q, const Rows key_rows, const Rows value_rows, Y *y, const int64_t q_pitch,
     const int64_t y_pitch, const int64_t queries, const int64_t keys, const float scale, const Past &past,
-    const float sink)
+    const Shown &shown, const float sink)
 {
     enum { DIM = S::DIM, WARPS = S::WARPS, KEYS = S::KEYS, STAGES = S::STAGES, WINDOW = S::WINDOW };
     enum { THREADS = WARPS * 32, ROWS = WARPS * 16, CHUNKS = DIM / 8, SIZE = KEYS * DIM * 2 };
@@ -63,7 +63,7 @@ MP_FN void mp_attention_prefill(const T *q, const Rows key_rows, const Rows valu
     const mp_shared base = mp_shared_address(dynamic);
     mp_wait();
     const int before = (int)past(), written = (int)mp_min(keys, before + queries);
-    const int last = (int)mp_min(written, before + s0 + ROWS);
+    const int last = S::CAUSAL ? (int)mp_min(written, before + s0 + ROWS) : written;
     const int begin = WINDOW ? (int)(mp_max(0, before + s0 - (WINDOW - 1)) / KEYS * KEYS) : 0;
     const int steps = last > begin ? (last - begin + KEYS - 1) / KEYS : 0;
     /* 16-byte chunk c of row r lies at chunk c ^ (r % 8): eight rows of a column fall into different banks. */
@@ -95,7 +95,7 @@ MP_FN void mp_attention_prefill(const T *q, const Rows key_rows, const Rows valu
         if (step + STAGES - 1 < steps) issue(step + STAGES - 1);
         mp_copy_commit();
         const int stage = step % STAGES * (2 * SIZE), key0 = begin + step * KEYS;
-        if (key0 > first_row + 15) continue; /* all of it comes after the warp's queries */
+        if (S::CAUSAL && key0 > first_row + 15) continue; /* all of it comes after the warp's queries */
         float score[KEYS / 8][4] = {};
         MP_UNROLL
         for (int d = 0; d < DIM / 32; ++d) { /* 32 dimensions: eight keys at a time */
@@ -109,12 +109,14 @@ MP_FN void mp_attention_prefill(const T *q, const Rows key_rows, const Rows valu
             MP_UNROLL
             for (int n = 0; n < KEYS / 8; ++n) mp_mma_bf16(score[n], high[0], high[1], high[2], high[3], v[n].z, v[n].w);
         }
-        if (key0 + KEYS > written || key0 + KEYS - 1 > first_row || (WINDOW && key0 <= first_row + 15 - WINDOW)) {
+        if (S::MASK || key0 + KEYS > written || (S::CAUSAL && key0 + KEYS - 1 > first_row)
+            || (WINDOW && key0 <= first_row + 15 - WINDOW)) {
             MP_UNROLL
             for (int i = 0; i < KEYS / 2; ++i) { /* score[n][2 r + e]: row g + 8 r, key 8 n + 2 t + e */
                 const int key = key0 + i / 4 * 8 + 2 * t + i % 2, position = first_row + gid + i % 4 / 2 * 8;
-                const bool visible = key < written && key <= position && (!WINDOW || key > position - WINDOW);
-                if (!visible) score[i / 4][i % 4] = NONE;
+                const bool visible = key < written && (!S::CAUSAL || key <= position)
+                    && (!WINDOW || key > position - WINDOW);
+                if (!visible || (S::MASK && !shown(mp_min(position - before, queries - 1), key))) score[i / 4][i % 4] = NONE;
             }
         }
         MP_UNROLL
