@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from monoplan.ir.builder import make_op
 from monoplan.ir.dims import Expr, equal
+from monoplan.ir.errors import MonoplanError
 from monoplan.ir.graph import Graph, Op, Value, definitions
-from monoplan.ir.opdef import NESTED, exactly
+from monoplan.ir.interpreter import run_op
+from monoplan.ir.opdef import NESTED, Array, exactly
+from monoplan.ir.ops.shape import expand, reshape
+from monoplan.ir.types import TensorType, bool_, product
 from monoplan.passes.manager import Notes, Pass
 from monoplan.passes.pattern import param_values
 from monoplan.passes.rebuild import Overwrites, builder_for, drop_dead, rebuilt, substitute
+
+_TAKES_KNOWN = ("attention", "gather", "logical_and", "bitwise_and")
 
 
 def dce(graph: Graph, notes: Notes) -> Graph:
@@ -24,13 +34,17 @@ def dce(graph: Graph, notes: Notes) -> Graph:
 
 
 def remove_identities(graph: Graph, notes: Notes) -> Graph:
-    """Drops views and casts that change nothing, and joins two reshapes or transposes in a row."""
+    """Drops views, casts and masks that change nothing, and joins two reshapes or transposes in a row."""
     new: dict[Value, Value] = {}
     defs = definitions(graph)
     overwrites = Overwrites(graph)
+    known = _known_values(graph)
     ops = []
     for at, old in enumerate(graph.ops):
         op = substitute([old], new)[0]
+        if known and (plain := _without_known(op, known)) is not None:
+            op = plain
+            notes.fired("remove-identities", op)
         inner = defs.get(op.operands[0]) if op.operands and op.operands[0] is not None else None
         if inner is not None and not overwrites.refusal([inner], at) and (joined := _joined(op, inner)) is not None:
             op = joined
@@ -56,6 +70,53 @@ def _joined(op: Op, inner: Op) -> Op | None:
     if op.name == "transpose":
         attrs = {"axes": tuple(inner.attrs["axes"][a] for a in op.attrs["axes"])}
     made = make_op(op.opdef, [inner.operands[0]], attrs, names=[op.result.name], loc=op.loc, fresh=str)
+    return Op(made.opdef, made.operands, made.attrs, op.results, op.loc)
+
+
+def _known_values(graph: Graph) -> dict[Value, Array]:
+    """Integers and bools that depend on constants only: indices and masks of known sizes that a model computes."""
+    found: dict[Value, Array] = {}
+    if not any(op.name in _TAKES_KNOWN for op in graph.ops):
+        return found
+    for op in graph.ops:
+        own = op.opdef.inplace or op.opdef.kind in (*NESTED, "collective") or _is_symbolic(op)
+        if own or not all(v in found for v in op.reads) or not all(_is_small(r.type) for r in op.results):
+            continue
+        with contextlib.suppress(MonoplanError):  # an index out of range: the plan will say so
+            run_op(op, found, {}, exact=False)
+    return found
+
+
+def _is_small(t: TensorType) -> bool:
+    size = product(t.shape)
+    return not t.dtype.is_float and isinstance(size, int) and size <= 1 << 22
+
+
+def _without_known(op: Op, known: Mapping[Value, Array]) -> Op | None:
+    """Attention without a mask that shows all keys, `and` without a true side, no gather of all rows in order."""
+    if op.name not in _TAKES_KNOWN or op.results[0] in known:
+        return None
+    result = op.results[0].type
+
+    def is_true(v: Value | None) -> bool:
+        return v in known and v is not None and v.type.dtype == bool_ and bool(known[v].all())
+
+    if op.name == "attention":
+        mask = op.operand("mask")
+        operands = tuple(None if v is mask else v for v in op.operands)
+        return Op(op.opdef, operands, op.attrs, op.results, op.loc) if is_true(mask) else None
+    x, other = op.operands
+    if op.name == "gather":
+        index = known.get(other)  # type: ignore[arg-type]
+        rows = x.type.shape[op.attrs["axis"]]  # type: ignore[union-attr]
+        if index is None or not np.array_equal(index.reshape(-1), np.arange(rows) if isinstance(rows, int) else ()):
+            return None
+        made = make_op(reshape, [x], {"shape": result.shape}, loc=op.loc, fresh=str)
+    else:
+        left = other if is_true(x) else x if is_true(other) else None
+        if left is None or left.type.dtype != bool_ or left.type.rank != result.rank:
+            return None
+        made = make_op(expand, [left], {"shape": result.shape}, loc=op.loc, fresh=str)
     return Op(made.opdef, made.operands, made.attrs, op.results, op.loc)
 
 
@@ -146,6 +207,6 @@ def _same(v: Any) -> Any:
 
 
 DCE = Pass("dce", "drops ops whose results nobody reads", dce)
-REMOVE_IDENTITIES = Pass("remove-identities", "drops views and casts that change nothing", remove_identities)
+REMOVE_IDENTITIES = Pass("remove-identities", "drops views, casts and masks that change nothing", remove_identities)
 HOIST_SETUP = Pass("hoist-setup", "ops over weights only run once, at load", hoist_setup)
 MERGE_EQUAL_OPS = Pass("merge-equal-ops", "one op where several compute the same", merge_equal_ops)

@@ -76,6 +76,46 @@ def test_views_in_a_row(golden: Golden) -> None:
     fires(REMOVE_IDENTITIES, text, golden)
 
 
+def masked(mask: str, *lines: str) -> str:
+    """Attention of 2 heads and 3 queries under a mask that `lines` make of positions."""
+    return graph(
+        "%n = arange() {length=3, start=0, dtype=i64} : i64[3]",
+        "%zero = full() {shape=(), value=0, dtype=i64} : i64[]",
+        "%ge = ge(%n, %zero) : bool[3]",
+        "%r = reshape(%ge) {shape=(1, 1, 1, 3)} : bool[1, 1, 1, 3]",
+        *lines,
+        f"%y = attention(%x, %x, %x, {mask}) "
+        '{causal=False, scale=None, softcap=None, window=None, layout="bhsd"} : f32[1, 2, 3, 4]',
+        inputs="%x: f32[1, 2, 3, 4], %m: bool[3], %all: bool[1, 1, 3, 3]",
+    )
+
+
+def test_a_mask_that_shows_all_keys() -> None:
+    after = fires(REMOVE_IDENTITIES, masked("%e", "%e = expand(%r) {shape=(1, 1, 3, 3)} : bool[1, 1, 3, 3]"), count=1)
+    assert [op.name for op in after.ops] == ["attention"] and after.ops[0].operand("mask") is None
+    after = fires(REMOVE_IDENTITIES, masked("%e", "%e = logical_and(%r, %all) : bool[1, 1, 3, 3]"), count=2)
+    assert [op.name for op in after.ops] == ["attention"] and after.ops[0].operand("mask") is after.inputs[2]
+    gathered = (
+        "%g = gather(%m, %n) {axis=0} : bool[3]",
+        "%q = reshape(%g) {shape=(1, 1, 1, 3)} : bool[1, 1, 1, 3]",
+        "%e = bitwise_and(%q, %r) : bool[1, 1, 1, 3]",
+    )
+    after = fires(REMOVE_IDENTITIES, masked("%e", *gathered))
+    assert [op.name for op in after.ops] == ["reshape", "attention"]
+
+
+def test_a_mask_that_hides_a_key_stays() -> None:
+    one = "%one = full() {shape=(), value=1, dtype=i64} : i64[]"
+    hidden = (one, "%g1 = ge(%n, %one) : bool[3]", "%e = reshape(%g1) {shape=(1, 1, 1, 3)} : bool[1, 1, 1, 3]")
+    refuses(REMOVE_IDENTITIES, masked("%e", *hidden))
+    shifted = (
+        "%back = mul(%n, %zero) : i64[3]",
+        "%g = gather(%m, %back) {axis=0} : bool[3]",
+        "%e = reshape(%g) {shape=(1, 1, 1, 3)} : bool[1, 1, 1, 3]",
+    )
+    refuses(REMOVE_IDENTITIES, masked("%e", *shifted))
+
+
 def test_an_identity_may_be_an_output() -> None:
     after = fires(REMOVE_IDENTITIES, graph("%y = reshape(%x) {shape=(2, 3, 4)} : f32[2, 3, 4]"), count=1)
     assert after.outputs == after.inputs and not after.ops
