@@ -162,8 +162,8 @@ def _split_values(k: Kernel) -> Iterator[Kernel]:
 def narrowed(items: Items) -> dict[Buffer, Buffer]:
     """f32 values to store in half precision: those that only half-precision products or attention read.
 
-    The tensor cores would round them in the same way; so they are rounded once, where they are made. Attention without a
-    cache takes its queries, keys and values in the type that their products multiply in.
+    The tensor cores would round them in the same way; so they are rounded once, where they are made. Attention without
+    a cache takes its queries, keys and values in the type that their products multiply in.
     """
     readers: dict[Buffer, list[DType | None]] = {}
     makers: dict[Buffer, list[bool]] = {}

@@ -40,7 +40,10 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """out[rows, columns] = x[rows, depth] · w[columns, depth]ᵀ (+ add) by the vendor's library, all dense."""
+    """out[rows, columns] = x[rows, depth] · w[columns, depth]ᵀ (+ add) (+ bias) by the vendor's library, all dense.
+
+    A bias is a row of the type of `out`.
+    """
 
     rows: Dim
     columns: int
@@ -51,6 +54,7 @@ class Product:
     dtype: DType
     out_dtype: DType
     add: Word | None = None
+    bias: Word | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,11 @@ class LinearVariants:
             if self.s.result == "add":
                 e = k.operand("e0")
                 add = Word("operand", e, offset=e.view.offset * e.dtype.itemsize)
-            actions.append(Product(k.rows, k.columns, k.depth, xs, w, out, self.half, y.dtype, add))
+            bias = None
+            if k.has("bias"):
+                b = k.operand("bias")
+                bias = Word("operand", b, offset=b.view.offset * b.dtype.itemsize)
+            actions.append(Product(k.rows, k.columns, k.depth, xs, w, out, self.half, y.dtype, add, bias))
             return Variant("library", tuple(actions), (Between(k.rows, low),), used)
         kept = f32 if k.epilogue == "argmax" else self.half
         sums = Word("workspace", offset=used)

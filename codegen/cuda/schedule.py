@@ -339,7 +339,9 @@ def _prepare(k: Linear) -> str:
 
 def _result(k: Linear) -> str:
     y, extras = k.operand("y"), k.group("e")
-    if k.epilogue != "pointwise" or k.body is None or k.has("bias") or not _dense(y, k.columns):
+    if k.epilogue != "pointwise" or k.body is None or not _dense(y, k.columns):
+        return "finish"
+    if k.has("bias") and not (k.operand("bias").dtype == y.dtype and rows_aligned(k.operand("bias").view, 8)):
         return "finish"
     if y.dtype not in (k.format.x_dtype, f32):
         return "finish"
@@ -509,8 +511,8 @@ def _decode(k: Attention, target: Target) -> DecodeSchedule | None:
 
 
 def _tensor_attention(k: Attention, cached: tuple[DType, ...] = (bf16,)) -> bool:
-    """Whether the tensor-core kernels take this attention: bf16, no cap, a mask of bools if any, whole 16-byte pieces, or
-    words of a cache in 8 bits."""
+    """Whether the tensor-core kernels take this attention: bf16, no cap, a mask of bools if any, whole 16-byte pieces,
+    or words of a cache in 8 bits."""
     q, *kv = (k.operand(n).view for n in ("q", "k", "v"))
     plain = k.softcap is None and k.head_dim == k.value_dim and (not k.has("mask") or k.operand("mask").dtype == bool_)
     dense = q.dtype == bf16 and rows_aligned(q, 8) and kv[0].dtype == kv[1].dtype and kv[0].dtype in cached

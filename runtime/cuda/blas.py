@@ -33,6 +33,7 @@ int cublasLtMatmul(void *, void *, const void *, const void *, void *, const voi
 """
 _TYPES = {"f32": 0, "f16": 2, "bf16": 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
 _COMPUTE_32F, _TRANSPOSE_A, _MAX_WORKSPACE, _REDUCTIONS = 68, 3, 1, 3
+_EPILOGUE, _BIAS_POINTER, _ADDS_BIAS = 7, 8, 4
 WORKSPACE = 32 << 20
 _ZERO, _ONE = np.zeros(1, np.float32), np.ones(1, np.float32)
 
@@ -69,6 +70,9 @@ class _Shape:
         kind, out = _TYPES[spec.dtype.name], _TYPES[spec.out_dtype.name]
         self.operation = make(lib.cublasLtMatmulDescCreate, _COMPUTE_32F, 0)
         _check(lib.cublasLtMatmulDescSetAttribute(self.operation, _TRANSPOSE_A, ffi.new("int *", 1), 4))
+        if spec.bias:
+            _check(lib.cublasLtMatmulDescSetAttribute(self.operation, _EPILOGUE, ffi.new("uint32_t *", _ADDS_BIAS), 4))
+            self.set_bias(owner, spec.bias)  # heuristics look at its alignment
         # The library thinks in columns: w is its left operand, rows of x are its columns.
         self.w = make(lib.cublasLtMatrixLayoutCreate, kind, spec.depth, spec.columns, spec.depth)
         self.x = make(lib.cublasLtMatrixLayoutCreate, kind, spec.depth, spec.rows, spec.depth)
@@ -88,6 +92,10 @@ class _Shape:
         if count[0] == 0:
             raise PlanError(f"cuBLASLt has no algorithm for a product {spec.rows} x {spec.columns} x {spec.depth}")
 
+    def set_bias(self, owner: Products, address: int) -> None:
+        pointer = owner.ffi.new("void **", owner.ffi.cast("void *", address))
+        _check(owner.lib.cublasLtMatmulDescSetAttribute(self.operation, _BIAS_POINTER, pointer, 8))
+
 
 class Products:
     """The products of a device."""
@@ -105,7 +113,7 @@ class Products:
 
     def shape(self, spec: ProductSpec) -> _Shape:
         """The descriptors of a product, made once."""
-        key = (spec.rows, spec.columns, spec.depth, spec.dtype.name, spec.out_dtype.name)
+        key = (spec.rows, spec.columns, spec.depth, spec.dtype.name, spec.out_dtype.name, bool(spec.bias))
         if key not in self._shapes:
             if len(self._shapes) > 4096:
                 self._shapes.clear()
@@ -116,6 +124,8 @@ class Products:
         """Puts the product on the device's stream."""
         shape = self.shape(spec)
         cast = self.ffi.cast
+        if spec.bias:
+            shape.set_bias(self, spec.bias)
         _check(
             self.lib.cublasLtMatmul(
                 self.handle,

@@ -156,15 +156,28 @@ class LaunchSpec:
 
 
 class ProductSpec:
-    """out[rows, columns] = x[rows, depth] · w[columns, depth]ᵀ (+ what lies at `add`, if it is not 0) at addresses."""
+    """out[rows, columns] = x[rows, depth] · w[columns, depth]ᵀ at addresses.
 
-    __slots__ = ("x", "w", "out", "rows", "columns", "depth", "dtype", "out_dtype", "add")
+    (+ what lies at `add`, + the row at `bias`, if they are not 0.)
+    """
+
+    __slots__ = ("x", "w", "out", "rows", "columns", "depth", "dtype", "out_dtype", "add", "bias")
 
     def __init__(
-        self, x: int, w: int, out: int, rows: int, columns: int, depth: int, dtype: DType, out_dtype: DType, add: int
+        self,
+        x: int,
+        w: int,
+        out: int,
+        rows: int,
+        columns: int,
+        depth: int,
+        dtype: DType,
+        out_dtype: DType,
+        add: int,
+        bias: int,
     ) -> None:
         self.x, self.w, self.out, self.rows, self.columns, self.depth = x, w, out, rows, columns, depth
-        self.dtype, self.out_dtype, self.add = dtype, out_dtype, add
+        self.dtype, self.out_dtype, self.add, self.bias = dtype, out_dtype, add, bias
 
 
 def import_cupy() -> Any:

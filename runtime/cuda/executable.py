@@ -357,8 +357,8 @@ class CudaExecutable:
                 rows = evaluate(a.rows, at.values)
                 if rows:
                     x, w, out = (at.word(p, step, turn) for p in (a.x, a.w, a.out))
-                    add = 0 if a.add is None else at.word(a.add, step, turn)
-                    product = ProductSpec(x, w, out, rows, a.columns, a.depth, a.dtype, a.out_dtype, add)
+                    add, bias = (0 if p is None else at.word(p, step, turn) for p in (a.add, a.bias))
+                    product = ProductSpec(x, w, out, rows, a.columns, a.depth, a.dtype, a.out_dtype, add, bias)
                     actions.append((device.product, product, step.number))
             elif isinstance(a, Exchange):
                 meeting = exchange_spec(a, at.values, at.word(a.x, step, turn), at.word(a.y, step, turn))

@@ -155,7 +155,8 @@ class EmulatedDevice:
         w = _typed(p.w, p.columns * p.depth, p.dtype.numpy).reshape(p.columns, p.depth).astype(np.float32)
         out = _typed(p.out, p.rows * p.columns, p.out_dtype.numpy).reshape(p.rows, p.columns)
         base = _typed(p.add, out.size, out.dtype).reshape(out.shape).astype(np.float32) if p.add else 0
-        out[:] = (x @ w.T + base).astype(out.dtype)
+        bias = _typed(p.bias, p.columns, out.dtype).astype(np.float32) if p.bias else 0
+        out[:] = (x @ w.T + base + bias).astype(out.dtype)
 
     def synchronize(self) -> None:
         pass

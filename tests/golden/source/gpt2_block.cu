@@ -8,16 +8,14 @@
  * 1: %linear = fused_linear(%x, %c_attn.weight, %c_attn.bias, %ln_1.weight, %ln_1.bias) {norm="layer", eps=1e-05,
  *     gated=False, expr="x0"} : f32[batch, seq, 192]  (tests/modules.py:0 in c_attn)
  *     n_batch * n_seq = 1: fused_linear_1_row<<<(96), 256>>>
- *     n_batch * n_seq >= 2: library product n_batch * n_seq x 192 x 64, fused_linear_1_finish<<<(n_batch * n_seq),
- *     256>>>
+ *     n_batch * n_seq >= 2: library product n_batch * n_seq x 192 x 64
  * 2: %transpose_3 = attention(%reshape_1, %transpose_1, %transpose_2) {causal=True, scale=None, softcap=None,
  *     window=None, layout="bshd"} : f32[batch, seq, 4, 16]  (tests/modules.py:0)
  *     attention_2<<<(n_batch * n_seq * 4), 128>>>
  * 3: %add = fused_linear(%reshape_4, %c_proj.weight, %c_proj.bias, _, _, %x) {norm="none", eps=0.0, gated=False,
  *     expr="add(x0, x1)"} : f32[batch, seq, 64]  (tests/modules.py:0)
  *     n_batch * n_seq = 1: fused_linear_3_row<<<(32), 256>>>
- *     n_batch * n_seq >= 2: library product n_batch * n_seq x 64 x 64, fused_linear_3_finish<<<(n_batch * n_seq),
- *     256>>>
+ *     n_batch * n_seq >= 2: library product n_batch * n_seq x 64 x 64
  * 4: %gelu = fused_linear(%add, %c_fc.weight, %c_fc.bias, %ln_2.weight, %ln_2.bias) {norm="layer", eps=1e-05,
  *     gated=False, expr="gelu(x0, approximate='tanh')"} : f32[batch, seq, 256]  (tests/modules.py:0)
  *     fused_linear_0<<<(n_batch * n_seq), 256>>>
@@ -29,8 +27,7 @@
  * 6: %add_1 = fused_linear(%gelu, %c_out.weight, %c_out.bias, _, _, %add) {norm="none", eps=0.0, gated=False,
  *     expr="add(x0, x1)"} : f32[batch, seq, 64]  (tests/modules.py:0)
  *     n_batch * n_seq = 1: fused_linear_6_row<<<(32), 256>>>
- *     n_batch * n_seq >= 2: library product n_batch * n_seq x 64 x 256, fused_linear_3_finish<<<(n_batch * n_seq),
- *     256>>> */
+ *     n_batch * n_seq >= 2: library product n_batch * n_seq x 64 x 256 */
 
 /* %linear = fused_linear(%x, %c_attn.weight, %c_attn.bias, %ln_1.weight, %ln_1.bias) {norm="layer", eps=1e-05,
  *     gated=False, expr="x0"} : f32[batch, seq, 192]
@@ -93,34 +90,6 @@ fused_linear_1_row(const float *x, const float *w, const float *bias, float *y, 
     mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
 }
 
-/* %linear = fused_linear(%x, %c_attn.weight, %c_attn.bias, %ln_1.weight, %ln_1.bias) {norm="layer", eps=1e-05,
- *     gated=False, expr="x0"} : f32[batch, seq, 192]
- * tests/modules.py:0 in c_attn */
-extern "C" __global__ void __launch_bounds__(256)
-fused_linear_1_finish(const float *bias, float *y, const float *sums, const int64_t splits, const int64_t n_batch,
-    const int64_t n_seq, mp_error *error, const int64_t step)
-{
-    enum { N = 192 };
-    const int64_t rows MP_UNUSED = n_batch * n_seq;
-    mp_release();
-    mp_wait();
-    /* Columns 2 pair and 2 pair + 1: what the body needs beside the sums is fetched ahead of them. */
-    struct Extra {  };
-    auto fetch = [&](const int64_t row MP_UNUSED, const int64_t pair MP_UNUSED) {
-        Extra extra;
-        const int64_t n0 MP_UNUSED = 2 * pair, n1 MP_UNUSED = mp_min(2 * pair + 1, N - 1);
-        return extra;
-    };
-    auto finish = [&](const Extra &extra MP_UNUSED, const int64_t row, const int64_t pair, const float first,
-        const float second) {
-        const int64_t n0 = 2 * pair, n1 MP_UNUSED = n0 + 1;
-        const float value0 = (first + bias[n0]);
-        const float value1 = (second + bias[n1]);
-        mp_store_pair((y + row * 192 + n0), value0, value1);
-    };
-    mp_finish_pairs<N, 1>(sums, splits, rows, fetch, finish);
-}
-
 /* %transpose_3 = attention(%reshape_1, %transpose_1, %transpose_2) {causal=True, scale=None, softcap=None,
  *     window=None, layout="bshd"} : f32[batch, seq, 4, 16]
  * tests/modules.py:0 */
@@ -177,36 +146,6 @@ fused_linear_3_row(const float *x, const float *w, const float *bias, const floa
         mp_store_pair((y + row * 64 + n0), value0, value1);
     };
     mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
-}
-
-/* %add = fused_linear(%reshape_4, %c_proj.weight, %c_proj.bias, _, _, %x) {norm="none", eps=0.0, gated=False,
- *     expr="add(x0, x1)"} : f32[batch, seq, 64]
- * tests/modules.py:0 */
-extern "C" __global__ void __launch_bounds__(256)
-fused_linear_3_finish(const float *bias, const float *e0, float *y, const float *sums, const int64_t splits,
-    const int64_t n_batch, const int64_t n_seq, mp_error *error, const int64_t step)
-{
-    enum { N = 64 };
-    const int64_t rows MP_UNUSED = n_batch * n_seq;
-    mp_release();
-    mp_wait();
-    /* Columns 2 pair and 2 pair + 1: what the body needs beside the sums is fetched ahead of them. */
-    struct Extra { float e0_0, e0_1; };
-    auto fetch = [&](const int64_t row MP_UNUSED, const int64_t pair MP_UNUSED) {
-        Extra extra;
-        const int64_t n0 MP_UNUSED = 2 * pair, n1 MP_UNUSED = mp_min(2 * pair + 1, N - 1);
-        const float2 e0_both = mp_load_pair(((e0 + row * 64 + n0)));
-        extra.e0_0 = e0_both.x, extra.e0_1 = e0_both.y;
-        return extra;
-    };
-    auto finish = [&](const Extra &extra MP_UNUSED, const int64_t row, const int64_t pair, const float first,
-        const float second) {
-        const int64_t n0 = 2 * pair, n1 MP_UNUSED = n0 + 1;
-        const float value0 = ((first + bias[n0]) + extra.e0_0);
-        const float value1 = ((second + bias[n1]) + extra.e0_1);
-        mp_store_pair((y + row * 64 + n0), value0, value1);
-    };
-    mp_finish_pairs<N, 1>(sums, splits, rows, fetch, finish);
 }
 
 /* %gelu = fused_linear(%add, %c_fc.weight, %c_fc.bias, %ln_2.weight, %ln_2.bias) {norm="layer", eps=1e-05,
