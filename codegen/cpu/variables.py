@@ -6,6 +6,7 @@ CUDA shares those of all families but linear and attention; where its loops diff
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,18 @@ class Loop:
         """Whether it is for MP_QUICKLY: functions that are slow for rare arguments, and one dense output."""
         calls = any(f"mp_{name}f(" in self.statement for name in ("sin", "cos", "tan"))
         return self.flat and calls and self.statement.startswith("y[i] = ")
+
+    @property
+    def long(self) -> bool:
+        return calls_long(self.statement)
+
+
+_LONG = re.compile(r"\bmp_(exp\w*|log\w*|tanh|sigmoid|silu|softplus|erfc?|gelu_\w+|sinh|cosh|cbrt|a\w+h)f\(")
+
+
+def calls_long(statement: str) -> bool:
+    """Whether it is for MP_SIMD_ABREAST: it calls a function of float that is a long chain of steps."""
+    return _LONG.search(statement) is not None
 
 
 def _merged(operands: Sequence[Operand]) -> tuple[tuple[Dim, ...], list[Operand]]:
@@ -700,13 +713,16 @@ def _epilogue(k: Linear, s: LinearSchedule, a: Mapping[str, Operand], panels: in
         made = ["gate", "up"] if gated else ["sum"]
         found["value"] = k.body.c([*made, *(a[e.name].at("row", "n") for e in k.group("e"))])
         found["statement"] = a["y"].store(found["value"], k.body.dtype, "row", "n")
+        found["long"] = calls_long(found["statement"])
     return found
 
 
 def _short(k: Linear) -> str:
     """The function by vectors that makes what becomes bf16, where there is one."""
-    swiglu = k.body is not None and k.body.node == Call("swiglu", (Arg(0), Arg(1))) and not k.has("bias")
-    return "mp_vswiglu_short" if k.epilogue == "gated" and swiglu else ""
+    node = None if k.body is None else k.body.node
+    if k.epilogue == "gated":
+        return "mp_vswiglu_short" if node == Call("swiglu", (Arg(0), Arg(1))) and not k.has("bias") else ""
+    return "mp_vgelu_short" if node == Call("gelu", (Arg(0),), (("approximate", "none"),)) else ""
 
 
 def _heads(k: Linear, s: LinearSchedule, a: Mapping[str, Operand]) -> Variables:

@@ -308,6 +308,36 @@ def test_an_epilogue_that_mentions_a_length() -> None:
     assert [op.name for op in fast._latest().stages[-1].graph.ops].count("fused_linear") == 1
 
 
+def test_short_gelu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near enough for bf16 down to -7; NaN and infinities as in the long one."""
+    monkeypatch.setenv("MONOPLAN_CACHE_DIR", str(tmp_path))
+    source = """
+        #include "mp_exp.h"
+        void gelu(const float *x, float *y, const int64_t n)
+        {
+            for (int64_t i = 0; i < n; i += 16) mp_vstore(y + i, mp_vgelu_short(mp_vload_f32(x + i)));
+        }
+    """
+    ffi = FFI()
+    ffi.cdef("void gelu(const float *, float *, int64_t);")
+    key, build = toolchain.plan_build(source, ("-DMP_LANES=16",), target="test", abi=1, headers=headers("cpu"))
+    library, _ = toolchain.load(key, build, ffi.dlopen)
+
+    def run(x: Any) -> Any:
+        x = np.ascontiguousarray(x, np.float32)
+        y = np.empty_like(x)
+        library.gelu(*(ffi.cast("float *", a.ctypes.data) for a in (x, y)), y.size)
+        return y
+
+    x = np.linspace(-7, 30, 1 << 16, dtype=np.float32)
+    exact = REGISTRY["gelu"].evaluate([x], {"approximate": "none"}, [tensor_type("f32")], exact=True)[0]
+    np.testing.assert_allclose(run(x), exact, rtol=5e-4)
+    special = run([np.nan, np.inf, -np.inf, -1e30, 0.0, -0.0, 1e30, 1e-30] * 2)[:8]
+    assert np.isnan(special[0]) and special[1] == np.inf and (np.abs(special[2:4]) < 1e-10).all()
+    assert special[4] == special[5] == 0 and special[6] == np.float32(1e30)
+    np.testing.assert_allclose(special[7], 0.5e-30, rtol=5e-4)
+
+
 def test_short_swiglu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Near enough for bf16 everywhere; NaN and infinities as in the long one."""
     monkeypatch.setenv("MONOPLAN_CACHE_DIR", str(tmp_path))

@@ -93,4 +93,23 @@ MP_FN mp_vec mp_vswiglu_short(mp_vec gate, mp_vec up)
     return g / d * up;
 #endif
 }
+
+#if MP_LANES > 1
+/* x Phi(x) likewise: Phi(x) = 1 / (1 + 2^-w), where w is odd; |w| is |x| times a polynomial of -|x|. What lies below -7 is
+ * nearer to 0 than 1e-11. */
+MP_FN mp_vec mp_vgelu_short(mp_vec x)
+{
+    const mp_vec g = mp_vfloor(x, mp_splat(-7.0f)); /* NaN stays */
+    const mp_vec a = mp_vfloor((mp_vec)((mp_vec_u32)g | 0x80000000u), mp_splat(-7.0f)), t = a * a;
+    const mp_vec low = (a * 2.44048805e-2f - 2.29760709f) + t * (a * 3.42802288e-2f - 6.19039615e-2f);
+    const mp_vec high = (a * 2.09542856e-3f + 1.33265683e-2f) + t * (a * 4.92940362e-6f + 1.60616405e-4f);
+    const mp_vec w = a * (low + t * t * high); /* not negative */
+    const mp_vec d = mp_vexp2_short((mp_vec)((mp_vec_u32)w ^ (~(mp_vec_u32)g & 0x80000000u))) + 1.0f;
+#if MP_LANES == 16 && defined(__AVX512F__)
+    return g * (mp_vec)_mm512_rcp14_ps((__m512)d);
+#else
+    return g / d;
+#endif
+}
+#endif
 #endif

@@ -162,12 +162,14 @@ static void fused_linear_3_finish(const void *c, const int64_t g, const int64_t 
 {
     const fused_linear_3_args a = *(const fused_linear_3_args *)c;
     const int64_t first = g * 64, count = 64;
-    MP_SIMD
+    MP_SIMD_ABREAST
     for (int64_t j = 0; j < count; ++j) {
         const int64_t n = first + j;
         const float sum = sums[j] + a.bias[n];
         a.y[row * 256 + n] = mp_gelu_tanhf(sum);
+        MP_ABREAST(j);
     }
+    MP_END_ABREAST;
 }
 
 MP_ROW_FUNCTION(fused_linear_3, 64, .norm = MP_LAYER_NORM, .eps = 9.999999747378752e-06f,
