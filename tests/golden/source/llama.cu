@@ -169,7 +169,7 @@ qkv_rope_cache_2_row(const float *x, const float *w, const float *norm_weight, c
         if (head >= HEADS) extra.start = (int64_t)lengths[b0], extra.given = (int64_t)valid[b0];
         return extra;
     };
-    /* After an error of an earlier step the caller keeps what it had. It is read before the sums: stores wait for it. */
+    /* After an error of an earlier step the caller keeps what it had. Stores wait for it: it is read early. */
     auto fresh = [&](Extra &extra) { extra.failed = error->code; };
     auto fetch MP_UNUSED = [&](const int64_t row, const int64_t pair) {
         Extra extra = ahead(row, pair);
@@ -265,7 +265,7 @@ qkv_rope_cache_2_finish(const int64_t *positions, const float *sin, const float 
         if (head >= HEADS) extra.start = (int64_t)lengths[b0], extra.given = (int64_t)valid[b0];
         return extra;
     };
-    /* After an error of an earlier step the caller keeps what it had. It is read before the sums: stores wait for it. */
+    /* After an error of an earlier step the caller keeps what it had. Stores wait for it: it is read early. */
     auto fresh = [&](Extra &extra) { extra.failed = error->code; };
     auto fetch MP_UNUSED = [&](const int64_t row, const int64_t pair) {
         Extra extra = ahead(row, pair);
