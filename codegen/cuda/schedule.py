@@ -96,10 +96,14 @@ def few_unit(k: Linear) -> tuple[int, int]:
 
 
 def few_shared(k: Linear, s: FewSchedule) -> int:
-    """Bytes of dynamic shared memory: stages of weights, of x, and of its sums over groups of columns."""
+    """Bytes of dynamic shared memory: stages of weights and of x as it is, two of x as it is multiplied, with its sums
+    over groups of columns."""
     span, weights = few_unit(k)
-    x = s.slices * s.tiles * 8 * (span * 2 + (_GROUP_SUMS if k.format.tile else 0))
-    return s.ring * (s.warps * s.each * weights + x)
+    rows, threads = s.tiles * 8, s.warps * 32
+    pieces = -(-rows // (threads // (s.slices * span // 8))) * k.operand("x").dtype.itemsize
+    pieces += k.operand("norm_weight").dtype.itemsize if k.has("norm_weight") else 0
+    ready = s.slices * rows * (span * 2 + (_GROUP_SUMS if k.format.tile else 0))
+    return s.ring * (s.warps * s.each * weights + pieces * threads * 8) + 2 * ready
 
 
 def few_parts(s: FewSchedule) -> int:
@@ -429,8 +433,9 @@ def _row(k: Linear, target: Target) -> RowSchedule | None:
 
 
 def _tile_row(k: Linear, target: Target) -> RowSchedule | None:
-    """Few tiles for a warp; 200 KB of a large matrix in flight on each SM, and of low-bit ones half of them before the
-    dependency; of a small one two tiles of each warp, so that the next kernel's blocks have room beside this one's."""
+    """Few tiles for a warp. Of a small matrix all that fits 120 KB of an SM (200 KB of large tiles) is asked for before
+    the dependency, one tile of a warp after the other, and the next kernel starts when the last ones are on their way;
+    a large one has 208 KB in flight, and of low-bit tiles half of them before."""
     strips, tiles = _tiles(k)
     large = strips * tiles * k.format.tile_bytes > 32 << 20
     even = not large and target.cores >= 96 and target.cores % 32 <= 8
@@ -441,14 +446,18 @@ def _tile_row(k: Linear, target: Target) -> RowSchedule | None:
     order = (8, 16) if wide else (16, 8)
     ways = [(w, s) for w, s in product(order, (16, 8, 4, 2, 1)) if s <= w and (s == w or -(-tiles // s) <= 2)]
     ways.sort(key=lambda way: (-(-tiles // way[1]) * way[1] - tiles, order.index(way[0]), -way[1]))
+    hopper = target.capability >= 90
     for warps, slices in ways:
         one = RowSchedule(grid, warps, slices, 1, 1, 1)
         rest, each = row_shared(k, one), warps * k.format.tile_bytes
         units = max(1, -(-strips // grid) * slices // warps * -(-tiles // slices))  # tiles of a warp
-        room = min((208 if large else 144 if wide else 112) << 10, target.shared - 1024) - rest + each
-        ring = max(1, min(8 if large or wide else 2, units, room // each))
+        room = min((208 if large else 200 if wide else 120) << 10, target.shared - 1024) - rest + each
+        ring = max(1, min(8, units, room // each))
         if -(-tiles // slices) <= 8 and rest + (ring - 1) * each <= target.shared - 1024:
-            return replace(one, ring=ring, early=ring if wide or target.capability < 90 else max(1, ring // 2))
+            calm = not large and ring > 1 and hopper
+            late = ring if calm and k.epilogue != "heads" else 0
+            early = max(1, ring // 2) if large and not wide and hopper else ring
+            return replace(one, ring=ring, early=early, gentle=int(calm), late=late)
     return None
 
 
@@ -473,20 +482,23 @@ def _few_of(k: Linear, tiles: int, target: Target, room: int) -> FewSchedule | N
     best: tuple[float, FewSchedule] | None = None
     span, weights = few_unit(k)
     strips, units, rows = -(-k.columns // 16), -(-k.depth // span), 8 * tiles
-    for cluster, slices, each in product((1, 2, 4) if target.capability >= 90 else (1,), (1, 2, 4, 8), (1, 2, 3, 4)):
+    clusters = (1, 2, 4) if target.capability >= 90 else (1,)
+    for warps, cluster, slices, each in product((8, 4), clusters, (1, 2, 4, 8), (1, 2, 3, 4)):
         # Clusters of four do not fill devices whose cores come in odd groups.
         cores = target.cores // 32 * 32 if cluster == 4 and target.cores > 32 else target.cores
-        made = FewSchedule(tiles, max(1, min(strips, cores // cluster)), cluster, slices, each)
+        made = FewSchedule(tiles, max(1, min(strips, cores // cluster)), cluster, slices, each, warps)
+        if slices > warps or warps * 32 % (slices * span // 8):
+            continue
         run, part = -(-strips // made.runs), -(-units // cluster)
         rounds, long = -(-run // made.round), -(-part // slices)
         taken = slices * span // 8 * rows // (made.warps * 32)  # pieces of x that a thread has at a time
         if taken > 8 or (part < slices and slices > 1) or few_parts(made) > 40 << 10:
             continue
         stage = made.warps * each * weights
-        ring = min(rounds * long + 1, max(3, -(-IN_FLIGHT // stage) + 1))
-        while ring > 2 and few_shared(k, replace(made, ring=ring)) + few_parts(made) + 2048 > room:
+        ring = max(3, min(rounds * long + 1, -(-IN_FLIGHT // stage) + 1))
+        while ring > 3 and few_shared(k, replace(made, ring=ring)) + few_parts(made) + 2048 > room:
             ring -= 1
-        made = replace(made, ring=max(2, ring))
+        made = replace(made, ring=ring)
         if few_shared(k, made) + few_parts(made) + 2048 > room:
             continue
         idle = rounds * long * made.warps * each / (run * part)  # warps without a strip still wait for the others
@@ -494,7 +506,7 @@ def _few_of(k: Linear, tiles: int, target: Target, room: int) -> FewSchedule | N
         own = run * part * weights * idle**0.5 / flight**0.3
         cost = own + 0.4 * rounds * part * span * rows * 2 + (16384 * rounds if cluster > 1 else 0)
         if best is None or cost < best[0]:
-            gentle = max(1, min(made.ring - 2, (32 << 10) // stage)) if target.capability >= 90 and made.ring > 2 else 0
+            gentle = max(1, min(made.ring - 2, (32 << 10) // stage)) if target.capability >= 90 else 0
             best = (cost, replace(made, gentle=gentle))
     return None if best is None else best[1]
 

@@ -11,6 +11,7 @@
  * the score of a key whose value is 0) and EARLY (the cache's length and all
  * positions but the new one were there before this plan ran: they are read before the dependency). */
 #include "mp_rows.cuh"
+#include "mp_tiles.cuh"
 
 /* Eight numbers of a row as pairs of bf16: of a cache in bf16, or in 8 bits, whose codes are exact in it. */
 MP_FN void mp_load_eight(uint32_t (&into)[4], const mp_bf16 *p)
@@ -20,13 +21,8 @@ MP_FN void mp_load_eight(uint32_t (&into)[4], const mp_bf16 *p)
 }
 MP_FN void mp_load_eight(uint32_t (&into)[4], const int8_t *p)
 {
-    MP_UNROLL
-    for (int half = 0; half < 2; ++half) {
-        const uint32_t four = __ldcg((const uint32_t *)p + half);
-        MP_UNROLL
-        for (int i = 0; i < 2; ++i)
-            into[2 * half + i] = mp_pack_brain((float)(int8_t)(four >> 16 * i), (float)(int8_t)(four >> (16 * i + 8)));
-    }
+    mp_bytes_to_brains<true, 0>(into[0], into[1], __ldcg((const uint32_t *)p));
+    mp_bytes_to_brains<true, 0>(into[2], into[3], __ldcg((const uint32_t *)p + 1));
 }
 /* The same, or zeros. */
 template <typename T> MP_FN void mp_load_live(uint32_t (&into)[4], const T *p, const bool live)

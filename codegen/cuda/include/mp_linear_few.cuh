@@ -2,9 +2,9 @@
  *
  * w is the left operand, 16 of its rows (a strip) at a time, decoded in registers; x the right one, 8 of its rows in each
  * tile. A cluster of blocks owns a run of strips and takes GROUPS x EACH of them at a time, a round. Its blocks split K,
- * and so do the SLICES of warps of a block. K goes by in stages: a warp copies its own weights of some stages ahead,
- * while x goes through registers into shared memory for all warps, in the weights' type, times the norm's weights. 1 / rms
- * is applied to the finished sums. At the end of a round each block finishes some of its strips, for which the others have
+ * and so do the SLICES of warps of a block. K goes by in stages, which are copied into shared memory some of them
+ * ahead: a warp its own weights, a thread its own pieces of x. One stage ahead the thread puts these where all warps read
+ * them, in the weights' type, times the norm's weights. 1 / rms is applied to the finished sums. At the end of a round each block finishes some of its strips, for which the others have
  * stored their parts of the sums into its memory.
  *
  * S has the constants: K, N (rows of w), RUNS and CLUSTER (blocks of a cluster), WARPS, SLICES, EACH (strips that a warp
@@ -170,11 +170,13 @@ MP_FN void mp_linear_few(const unsigned char *w, const G *norm_weight, const flo
     /* Of x in a stage: eights of columns of all slices, how many threads take the same row, rows of a thread. */
     enum { EIGHTS = SLICES * SPAN / 8, TEAMS = THREADS / EIGHTS, MINE = (ROWS + TEAMS - 1) / TEAMS };
     enum { X_SLICE = SPAN * ROWS * 2, SUMS = F::LOWS ? SPAN / (F::GROUP + !F::GROUP) : 0, W_STAGE = WARPS * EACH * F::BYTES };
-    enum { STAGE = W_STAGE + SLICES * (X_SLICE + SUMS * ROWS * 4), PARTS = CLUSTER * SLICES, OWN = (ROUND + CLUSTER - 1) / CLUSTER };
+    enum { X_PIECES = mp_vec<X, 8>::PIECES, G_PIECES = S::GAMMA ? (int)mp_vec<G, 8>::PIECES : 0 };
+    enum { STAGE = W_STAGE + (MINE * X_PIECES + G_PIECES) * THREADS * 16, XS = SLICES * (X_SLICE + SUMS * ROWS * 4) };
+    enum { PARTS = CLUSTER * SLICES, OWN = (ROUND + CLUSTER - 1) / CLUSTER, WIDTH = EIGHTS < 16 ? (int)EIGHTS : 16 };
     enum { ALL_PARTS = PARTS == 1 ? (int)ROUND : PARTS * OWN };
-    static_assert(THREADS % EIGHTS == 0 && RING > 1, "every thread has one place of x in a stage");
+    static_assert(THREADS % EIGHTS == 0 && RING > 2, "every thread has one place of x in a stage");
     MP_DYNAMIC_SHARED(dynamic);
-    __shared__ float squares[TEAMS * MINE * (EIGHTS / 16)], total[CLUSTER][ROWS], inverse[ROWS];
+    __shared__ float squares[TEAMS * MINE * (EIGHTS / WIDTH)], total[CLUSTER][ROWS], inverse[ROWS];
     typedef float sums_of_strip[16][ROWS];
     __shared__ sums_of_strip parts[ALL_PARTS]; /* [part][own strip], or [strip] where a warp has all of it */
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
@@ -187,51 +189,60 @@ MP_FN void mp_linear_few(const unsigned char *w, const G *norm_weight, const flo
 
     const int unit0 = rank * PART + slice * LONG, unit_end = (int)mp_min(mp_min(unit0 + LONG, (rank + 1) * PART), (int)UNITS);
     auto issue = [&](const int i) {
-        if (i < stages && (EVEN || unit0 + i % LONG < unit_end)) {
-            MP_UNROLL
-            for (int e = 0; e < EACH; ++e) {
-                const int strip = i / LONG * ROUND + group * EACH + e;
-                const mp_shared to = mp_shared_address(dynamic) + i % RING * STAGE + (warp * EACH + e) * F::BYTES;
-                if (strip < strips) F::copy(to, w, s0 + strip, unit0 + i % LONG, UNITS, lane);
-            }
+        if (i >= stages || (!EVEN && unit0 + i % LONG >= unit_end)) return;
+        MP_UNROLL
+        for (int e = 0; e < EACH; ++e) {
+            const int strip = i / LONG * ROUND + group * EACH + e;
+            const mp_shared to = mp_shared_address(dynamic) + i % RING * STAGE + (warp * EACH + e) * F::BYTES;
+            if (strip < strips) F::copy(to, w, s0 + strip, unit0 + i % LONG, UNITS, lane);
         }
-        mp_copy_commit();
     };
     MP_UNROLL
     for (int d = 0; d < RING - 1; ++d) {
         if (GENTLE && d >= GENTLE) mp_copy_wait<(GENTLE ? GENTLE - 1 : 0)>(); /* other kernels' loads must not wait long */
         issue(d);
+        mp_copy_commit();
     }
     mp_wait();
 
     /* x: this thread's eight columns of a stage, in rows `team`, `team` + TEAMS … */
     const int place = tid % EIGHTS, team = tid / EIGHTS, x_slice = place / (SPAN / 8), eighth = place % (SPAN / 8);
     const int x_unit0 = rank * PART + x_slice * LONG, x_end = (int)mp_min(mp_min(x_unit0 + LONG, (rank + 1) * PART), (int)UNITS);
-    mp_vec<X, 8> values[MINE];
-    mp_vec<G, 8> gamma;
-    float square[MINE] = {};
-    auto load_x = [&](const int i) {
+    auto issue_x = [&](const int i) {
+        if (i >= stages) return;
         const int unit = x_unit0 + i % LONG, column = unit * SPAN + eighth * 8;
         const bool inside = EVEN || (unit < x_end && column < K);
-        if (S::GAMMA && inside) mp_vec_fresh<G, 8>(gamma, norm_weight + column);
-        else if (S::GAMMA) mp_vec_zero<G, 8>(gamma); /* behind K, 0 times anything must be 0 */
+        const mp_shared to = mp_shared_address(dynamic) + i % RING * STAGE + W_STAGE + tid * 16;
         MP_UNROLL
         for (int r = 0; r < MINE; ++r) {
-            if (inside && team + r * TEAMS < rows) mp_vec_fresh<X, 8>(values[r], x_row(team + r * TEAMS) + column);
-            else mp_vec_zero<X, 8>(values[r]);
+            const bool live = inside && team + r * TEAMS < rows;
+            const X *const from = x_row(live ? team + r * TEAMS : 0) + (live ? column : 0);
+            MP_UNROLL
+            for (int p = 0; p < X_PIECES; ++p)
+                mp_copy_if(to + (r * X_PIECES + p) * (THREADS * 16), from + p * mp_vec<X, 8>::EACH, live);
         }
+        MP_UNROLL
+        for (int p = 0; p < G_PIECES; ++p) /* behind K, 0 times anything must be 0 */
+            mp_copy_if(to + (MINE * X_PIECES + p) * (THREADS * 16), norm_weight + (inside ? column : 0) + p * mp_vec<G, 8>::EACH, inside);
     };
+    float square[MINE] = {};
     auto put_x = [&](const int i) {
-        unsigned char *const xs = dynamic + i % RING * STAGE + W_STAGE + x_slice * X_SLICE;
+        const unsigned char *const own = dynamic + i % RING * STAGE + W_STAGE + tid * 16;
+        unsigned char *const xs = dynamic + RING * STAGE + i % 2 * XS + x_slice * X_SLICE;
+        float *const totals = (float *)(dynamic + RING * STAGE + i % 2 * XS + SLICES * X_SLICE) + x_slice * (SUMS * ROWS);
         float weights[8];
-        if (S::GAMMA) mp_vec_floats<G, 8>(weights, gamma);
+        MP_UNROLL
+        for (int p = 0; p < G_PIECES; ++p)
+            mp_widen<G>(weights + p * mp_vec<G, 8>::EACH, *(const uint4 *)(own + (MINE * X_PIECES + p) * (THREADS * 16)));
         MP_UNROLL
         for (int r = 0; r < MINE; ++r) {
             const int row = team + r * TEAMS;
             if (row >= ROWS) break;
             float f[8];
-            mp_vec_floats<X, 8>(f, values[r]);
             uint32_t words[4];
+            MP_UNROLL
+            for (int p = 0; p < X_PIECES; ++p)
+                mp_widen<X>(f + p * mp_vec<X, 8>::EACH, *(const uint4 *)(own + (r * X_PIECES + p) * (THREADS * 16)));
             MP_UNROLL
             for (int j = 0; j < 8; ++j) {
                 if (S::RMS && i < LONG) square[r] = fmaf(f[j], f[j], square[r]);
@@ -247,52 +258,57 @@ MP_FN void mp_linear_few(const unsigned char *w, const G *norm_weight, const flo
                 for (int j = 0; j < 8; ++j) sum += f[j];
                 sum += __shfl_xor_sync(~0u, sum, 1);
                 if (F::GROUP == 32) sum += __shfl_xor_sync(~0u, sum, 2);
-                float *const totals = (float *)(dynamic + i % RING * STAGE + W_STAGE + SLICES * X_SLICE) + x_slice * (SUMS * ROWS);
                 totals[eighth / (F::GROUP / 8 + !F::GROUP) * ROWS + row] = sum;
             }
         }
     };
-    load_x(0);
+    MP_UNROLL
+    for (int d = 0; d < RING - 1; ++d) {
+        issue_x(d);
+        mp_copy_commit();
+    }
     /* Items of the epilogue: pairs of a strip's columns, then rows, then strips. */
     const int local = PARTS == 1 ? lane : tid, width = PARTS == 1 ? 32 : (int)THREADS;
     auto strip_of = [&](const int i) { return PARTS == 1 ? group * EACH + i : i * CLUSTER + rank; };
     decltype(fetch(0, 0)) early;
     const int early_row = local / 8 % rows, early_pair = (s0 + strip_of(local / 8 / rows)) * 8 + local % 8;
     if (stages && early_pair < (N + 1) / 2) early = fetch(early_row, early_pair);
-    put_x(0);
-    if (stages > 1) load_x(1);
+    mp_copy_wait<RING - 2>(); /* x of the first stage */
+    if (stages) put_x(0);
 
     float sum[EACH][TILES][4] = {};
     for (int i = 0; i < stages; ++i) {
-        mp_copy_wait<RING - 2>();
-        __syncthreads(); /* x of this stage is there, and nobody reads what comes next into its place */
+        mp_copy_wait<RING - 3>(); /* this stage's weights and x of the next one, for the threads that copied them */
+        __syncthreads(); /* for all; and nobody reads what comes next into its place */
         issue(i + RING - 1);
-        const unsigned char *const stage = dynamic + i % RING * STAGE, *const xs = stage + W_STAGE + slice * X_SLICE;
-        const float *const totals = (const float *)(stage + W_STAGE + SLICES * X_SLICE) + slice * (SUMS * ROWS);
+        issue_x(i + RING - 1);
+        mp_copy_commit();
+        if (i + 1 < stages) put_x(i + 1);
+        const unsigned char *const stage = dynamic + i % RING * STAGE, *const all_xs = dynamic + RING * STAGE + i % 2 * XS;
+        const unsigned char *const xs = all_xs + slice * X_SLICE;
+        const float *const totals = (const float *)(all_xs + SLICES * X_SLICE) + slice * (SUMS * ROWS);
         const int first = i / LONG * ROUND + group * EACH;
         if (EVEN || unit0 + i % LONG < unit_end) {
             MP_UNROLL
             for (int e = 0; e < EACH; ++e)
                 if (first + e < strips) mp_few_stage<F, TILES>(sum[e], stage + (warp * EACH + e) * F::BYTES, raw, xs, totals, lane);
         }
-        if (i + 1 < stages) put_x(i + 1);
-        if (i + 2 < stages) load_x(i + 2);
         if (i % LONG + 1 < LONG) continue;
 
-        /* The end of a round. Sums of squares first, by threads of sixteen neighbours. */
+        /* The end of a round. Sums of squares first, of WIDTH neighbours each. */
         if (S::RMS && i < LONG) {
             MP_UNROLL
             for (int r = 0; r < MINE; ++r) {
                 float part = square[r];
                 MP_UNROLL
-                for (int d = 1; d < 16; d *= 2) part += __shfl_xor_sync(~0u, part, d);
-                if (tid % 16 == 0) squares[(r * TEAMS + team) * (EIGHTS / 16) + place / 16] = part;
+                for (int d = 1; d < WIDTH; d *= 2) part += __shfl_xor_sync(~0u, part, d);
+                if (tid % WIDTH == 0) squares[(r * TEAMS + team) * (EIGHTS / WIDTH) + place / WIDTH] = part;
             }
             __syncthreads();
             if (CLUSTER > 1) mp_cluster_wait();
             if (tid < ROWS) {
                 float part = 0.0f;
-                for (int j = 0; j < EIGHTS / 16; ++j) part += squares[tid * (EIGHTS / 16) + j];
+                for (int j = 0; j < EIGHTS / WIDTH; ++j) part += squares[tid * (EIGHTS / WIDTH) + j];
                 MP_UNROLL
                 for (int r = 0; r < CLUSTER; ++r) {
                     if (CLUSTER > 1) mp_store_remote(mp_remote(mp_shared_address(&total[rank][tid]), r), part);
