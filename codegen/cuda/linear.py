@@ -12,7 +12,7 @@ from monoplan.codegen.expressions import C_TYPES
 from monoplan.codegen.kernels import Linear
 from monoplan.codegen.operands import Operand
 from monoplan.ir.dims import Dim
-from monoplan.ir.types import DType, bf16, f32
+from monoplan.ir.types import DType, f32
 
 if TYPE_CHECKING:
     from monoplan.codegen.cuda.render import Renderer
@@ -97,24 +97,18 @@ class LinearVariants:
         return [Launch(function, (k.rows, 1, 1), 256, all_words)], place, size
 
     def few(self, f: FewSchedule, low: int) -> Variant:
-        """A few rows on tensor cores; an epilogue that wants whole rows comes after it."""
+        """A few rows on tensor cores: partial sums, then the epilogue."""
         k = self.k
-        # In bf16 a row is normed when its sums are finished; f16 might not hold it before.
-        direct = self.s.prepare != "each" and (self.half == bf16 or k.norm == "none")
-        actions, xs, used = ([], None, 0) if direct else self._prepared()
-        fused = k.epilogue in ("pointwise", "gated", "heads") and not (k.has("q_norm") or k.has("k_norm"))
-        words = self._inputs if xs is None else [*self._only_w, (f"const {C_TYPES[self.half.name]} *xs", xs)]
+        actions, xs, used = self._prepared()
         sums = Word("workspace", offset=used)
-        words = [*words, *self._others] if fused else [*words, ("float *sums", sums)]
-        names = self.names | {"direct": direct, "normed": direct, "fused": fused}
-        function, all_words = self.renderer.function(k, "linear_few", words, s=f, **names)
-        grid = (f.runs * f.cluster, 1, 1)
-        actions.append(Launch(function, grid, f.warps * 32, all_words, few_shared(k, f), f.cluster))
-        end = used if fused else used + k.rows * (4 * k.columns)
-        if not fused:
-            actions += self._finish(sums, f32, 1, end)
-        conditions = (Between(k.rows, low, f.tiles * 8),)
-        return Variant(f"few{f.tiles * 8}", tuple(actions), conditions, end if fused else self._room(end))
+        given = [*self._only_w, (f"const {C_TYPES[self.half.name]} *xs", xs), ("float *sums", sums)]
+        template = "linear_tiles_few" if k.format.tile else "linear_few"
+        function, words = self.renderer.function(k, template, given, s=f, **self.names)
+        actions.append(Launch(function, (f.grid, f.splits, 1), f.warps * 32, words, few_shared(k, f)))
+        end = used + k.rows * (4 * f.splits * k.columns)
+        actions += self._finish(sums, f32, f.splits, end)
+        size = self._room(end)
+        return Variant(f"few{f.tiles * 8}", tuple(actions), (Between(k.rows, low, f.tiles * 8),), size)
 
     def _finish(self, sums: Word, dtype: DType, splits: int, after: Dim) -> list[Launch]:
         """The epilogue over sums in memory; `after` is where the workspace behind them begins."""

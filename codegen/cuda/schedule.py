@@ -19,7 +19,6 @@ from monoplan.ir.types import product as size_of
 
 FEW_ROWS = 32  # up to this many rows of x a product streams the weights once through tensor cores
 SPARE = 32 << 10  # bytes of shared memory that a product with few rows leaves to other blocks on its SM
-IN_FLIGHT = 112 << 10  # bytes of weights that it asks for ahead on each SM
 HALF = (bf16, f16)
 
 
@@ -57,21 +56,15 @@ class RowSchedule:
 
 @dataclass(frozen=True, slots=True)
 class FewSchedule:
-    """How a product with 2 to 8 `tiles` rows runs: mp_linear_few.cuh."""
+    """How a product with 2 to 8 `tiles` rows runs: mp_linear_few.cuh, mp_linear_tiles.cuh."""
 
     tiles: int
-    runs: int  # of strips, one for each cluster
-    cluster: int = 1  # blocks that split K
-    slices: int = 1  # parts of a block's K, for warps of a group
-    each: int = 1  # strips that a warp has at a time
+    splits: int
+    grid: int  # blocks of each split
     warps: int = 8
-    ring: int = 4  # stages
-    gentle: int = 0  # of them in flight at most before the dependency; 0: all of them
-
-    @property
-    def round(self) -> int:
-        """Strips that a cluster has at a time."""
-        return self.warps // self.slices * self.each
+    ring: int = 8
+    gentle: int = 0  # steps of the ring in flight at most before the dependency; 0: all of them
+    pad: int = 64  # bytes behind a row of x in shared memory: rows start in different banks
 
 
 def row_shared(k: Linear, s: RowSchedule) -> int:
@@ -87,29 +80,12 @@ def row_shared(k: Linear, s: RowSchedule) -> int:
     return s.warps * s.ring * s.batch * s.vectors(k.depth * k.format.bits // 8) * 512 + sums + s.pad
 
 
-def few_unit(k: Linear) -> tuple[int, int]:
-    """Columns that a stage of a product with few rows has, and the bytes of a strip's weights in it."""
-    if k.format.tile:
-        return 256, k.format.tile_bytes
-    span = 128 if k.depth % 128 == 0 else 64
-    return span, 32 * span
-
-
 def few_shared(k: Linear, s: FewSchedule) -> int:
-    """Bytes of dynamic shared memory: stages of weights and of x as it is, two of x as it is multiplied, with its sums
-    over groups of columns."""
-    span, weights = few_unit(k)
-    rows, threads = s.tiles * 8, s.warps * 32
-    pieces = -(-rows // (threads // (s.slices * span // 8))) * k.operand("x").dtype.itemsize
-    pieces += k.operand("norm_weight").dtype.itemsize if k.has("norm_weight") else 0
-    ready = s.slices * rows * (span * 2 + (_GROUP_SUMS if k.format.tile else 0))
-    return s.ring * (s.warps * s.each * weights + pieces * threads * 8) + 2 * ready
-
-
-def few_parts(s: FewSchedule) -> int:
-    """Bytes of static shared memory: parts of sums."""
-    strips = s.cluster * s.slices * -(-s.round // s.cluster) if s.cluster * s.slices > 1 else s.round
-    return strips * 16 * s.tiles * 8 * 4
+    """Bytes of dynamic shared memory."""
+    if k.format.tile:
+        depth = -(-_tiles(k)[1] // s.splits)
+        return s.warps * s.ring * k.format.tile_bytes + s.tiles * 8 * (depth * (512 + _GROUP_SUMS) + s.pad)
+    return s.warps * s.ring * 2048 + s.tiles * 8 * (k.depth // s.splits * 2 + s.pad)
 
 
 # Bytes that a tile's columns of one row of x take: in two bytes each with sums and scales, at most; in two bf16 each.
@@ -467,47 +443,40 @@ def _vector_types(bits: int, x: DType, gamma: DType) -> bool:
 
 
 def _few(k: Linear, target: Target) -> tuple[FewSchedule, ...]:
-    """One schedule for up to 8 rows and one for up to 32."""
+    """One schedule for up to 8 rows and one for up to 32: the split of K that keeps all warps equally busy."""
     if not (k.format.tensor_cores and k.depth % 64 == 0 or k.format.tile) or target.capability < 80:
         return ()
     # A kernel that starts early and has nearly all shared memory keeps away the blocks that it waits for.
-    room = target.shared - (SPARE if target.capability >= 90 else 0)
+    room = target.shared - SPARE if target.capability >= 90 else target.shared
     sizes = (1, FEW_ROWS // 8)
-    found = [_few_of(k, tiles, target, room) or _few_of(k, tiles, target, target.shared) for tiles in sizes]
+    found = [_few_of(k, tiles, target, room, 40) or _few_of(k, tiles, target, target.shared, 32) for tiles in sizes]
     return tuple(f for f in found if f is not None)
 
 
-def _few_of(k: Linear, tiles: int, target: Target, room: int) -> FewSchedule | None:
-    """The one for 8 `tiles` rows whose blocks read the fewest bytes: weights from memory, x from a cache before it."""
+def _few_of(k: Linear, tiles: int, target: Target, most: int, least: int) -> FewSchedule | None:
+    """The one for 8 `tiles` rows that fits `most` bytes of shared memory, with `least` or more times 2 KB in flight."""
     best: tuple[float, FewSchedule] | None = None
-    span, weights = few_unit(k)
-    strips, units, rows = -(-k.columns // 16), -(-k.depth // span), 8 * tiles
-    clusters = (1, 2, 4) if target.capability >= 90 else (1,)
-    for warps, cluster, slices, each in product((8, 4), clusters, (1, 2, 4, 8), (1, 2, 3, 4)):
-        # Clusters of four do not fill devices whose cores come in odd groups.
-        cores = target.cores // 32 * 32 if cluster == 4 and target.cores > 32 else target.cores
-        made = FewSchedule(tiles, max(1, min(strips, cores // cluster)), cluster, slices, each, warps)
-        if slices > warps or warps * 32 % (slices * span // 8):
+    strips = -(-k.columns // 16)
+    for splits, warps in product((1, 2, 3, 4, 5, 6, 7, 8, 12, 16), (8, 4)):
+        whole = _tiles(k)[1] % splits == 0 if k.format.tile else k.depth % (splits * 64) == 0
+        if splits > 1 and (not whole or k.depth // splits < 256):
             continue
-        run, part = -(-strips // made.runs), -(-units // cluster)
-        rounds, long = -(-run // made.round), -(-part // slices)
-        taken = slices * span // 8 * rows // (made.warps * 32)  # pieces of x that a thread has at a time
-        if taken > 8 or (part < slices and slices > 1) or few_parts(made) > 40 << 10:
+        grid = max(1, target.cores // splits)
+        slot = k.format.tile_bytes if k.format.tile else 2048
+        gentle = max(1, (32 << 10) // (slot * warps)) if target.capability >= 90 else 0
+        full = max(3, ((128 if tiles == 1 else 96) << 10) // (slot * warps))  # in flight
+        shortest = max(2, (least << 11) // (slot * warps))
+        schedule = FewSchedule(tiles, splits, min(grid, -(-strips // warps)), warps, full, gentle)
+        while few_shared(k, schedule) > most and schedule.ring > shortest:
+            schedule = replace(schedule, ring=schedule.ring - 1)
+        schedule = replace(schedule, gentle=max(0, min(schedule.gentle, schedule.ring - 2)))
+        if few_shared(k, schedule) > most:
             continue
-        stage = made.warps * each * weights
-        ring = max(3, min(rounds * long + 1, -(-IN_FLIGHT // stage) + 1))
-        while ring > 3 and few_shared(k, replace(made, ring=ring)) + few_parts(made) + 2048 > room:
-            ring -= 1
-        made = replace(made, ring=ring)
-        if few_shared(k, made) + few_parts(made) + 2048 > room:
-            continue
-        idle = rounds * long * made.warps * each / (run * part)  # warps without a strip still wait for the others
-        flight = min(1.0, (made.ring - 1) * stage / min(IN_FLIGHT, rounds * long * stage))
-        own = run * part * weights * idle**0.5 / flight**0.3
-        cost = own + 0.4 * rounds * part * span * rows * 2 + (16384 * rounds if cluster > 1 else 0)
-        if best is None or cost < best[0]:
-            gentle = max(1, min(made.ring - 2, (32 << 10) // stage)) if target.capability >= 90 else 0
-            best = (cost, replace(made, gentle=gentle))
+        busy = strips / (grid * warps) / -(-strips // (grid * warps)) * (grid * splits / target.cores)
+        # Partial sums are written and read again; a short ring streams less well.
+        used = busy / (1 + splits * tiles * 24 / k.depth) * (1 - 0.02 * (full - schedule.ring) * warps / 8)
+        if best is None or used > best[0]:
+            best = (used, schedule)
     return None if best is None else best[1]
 
 

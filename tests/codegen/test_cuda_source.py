@@ -11,7 +11,7 @@ import pytest
 
 from monoplan.codegen.cuda.backend import narrowed
 from monoplan.codegen.cuda.render import PART, render_cuda
-from monoplan.codegen.cuda.schedule import CudaLinear, few_parts, few_shared, row_shared
+from monoplan.codegen.cuda.schedule import CudaLinear, few_shared, row_shared
 from monoplan.codegen.kernels import Linear
 from monoplan.codegen.moves import residuals
 from monoplan.codegen.plan import make_plan
@@ -117,15 +117,18 @@ def test_schedules_fit_the_device(target: Target) -> None:
 
 @pytest.mark.parametrize("target", [H200, A100, RTX4090, cuda_target(120, 84, 101376)], ids=lambda t: t.isa)
 def test_products_with_few_rows_fit_every_depth(target: Target) -> None:
-    """What a kernel leaves free for others it takes where it must."""
+    """As many rows as the memory allows; what a kernel leaves free for others it takes where it must."""
     for depth in (128, 896, 2048, 3584, 4096, 5120, 8192, 11008, 14336, 18944, 32768):
         text = f'graph g(%x: bf16[n, {depth}]) {{\n  param %w: bf16[512, {depth}] = "w"\n'
         graph = parse_graph(text + "  %y = linear(%x, %w, _) : bf16[n, 512]\n  return %y\n}")
         ((k, schedule),) = ((s.kernel, s.schedule) for s, _ in make_plan(graph, target).steps())
         assert isinstance(schedule, CudaLinear) and isinstance(k, Linear)
-        assert [f.tiles for f in schedule.few] == [1, 4], depth
-        assert all(few_shared(k, f) + few_parts(f) + 2048 <= target.shared for f in schedule.few)
-        assert all(f.gentle < f.ring - 1 for f in schedule.few)
+        assert all(few_shared(k, f) <= target.shared and f.gentle < f.ring - 1 for f in schedule.few)
+        rows = [f.tiles for f in schedule.few]
+        if depth == 11008:  # 43 * 256: four parts at most
+            assert rows == ([1] if target.shared > 1 << 17 else [])
+        elif target is H200 or depth <= 8192:
+            assert rows == [1, 4], depth
 
 
 @pytest.mark.parametrize("made", [True, False])

@@ -138,10 +138,5 @@ MP_PTX mp_shared mp_remote(mp_shared a, int rank) { mp_shared r; asm("mapa.share
 MP_PTX void mp_store_remote(mp_shared a, float v) { asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(a), "f"(v) : "memory"); }
 MP_PTX void mp_cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 MP_PTX void mp_cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-#else /* a block is all of its cluster */
-MP_PTX mp_shared mp_remote(mp_shared a, int) { return a; }
-MP_PTX void mp_store_remote(mp_shared, float) {}
-MP_PTX void mp_cluster_arrive() {}
-MP_PTX void mp_cluster_wait() {}
 #endif
 #endif
