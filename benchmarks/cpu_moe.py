@@ -2,7 +2,7 @@
 
     python benchmarks/cpu_moe.py --kind q4_0 --layers 4
 
-The model has Qwen3-MoE's shape with 8 of 64 experts; weights are random blocks. Decode: one token after 128. Prefill:
+The model has Qwen3-MoE's shape with 8 of 64 experts; weights are random. Decode: one token after 128. Prefill:
 512 tokens. Rounds take turns; figures are medians. The bytes of the chosen experts, the attention and the head, at the
 speed of the read loop (`monoplan bench --limits`), are what a token can take.
 """
@@ -22,6 +22,7 @@ import numpy as np
 from cpu_peers.gguf_file import SCALES, vocabulary
 from cpu_peers.workload import BLOCKS
 
+KINDS = {**BLOCKS, "bf16": (1, 2), "f32": (1, 4)}  # numbers of a block, and its bytes
 HIDDEN, HEADS, KV_HEADS, DIM, EXPERTS, CHOSEN, INNER, WORDS = 2048, 32, 4, 128, 64, 8, 768, 32000
 PROMPT, STEPS, LONG = 128, 32, 512
 
@@ -47,7 +48,7 @@ def tensors(layers: int) -> dict[str, tuple[int, ...]]:
 
 def stored(name: str, shape: tuple[int, ...], kind: str) -> int:
     """Bytes of a tensor: vectors and the router are f32."""
-    block, size = BLOCKS[kind]
+    block, size = KINDS[kind]
     return int(np.prod(shape)) * 4 if len(shape) == 1 or "gate_inp" in name else int(np.prod(shape)) // block * size
 
 
@@ -87,14 +88,17 @@ def write(path: Path, layers: int, kind: str) -> None:
     writer.add_token_types(kinds)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
-    random, (block, size), (places, spread) = np.random.default_rng(0), BLOCKS[kind], SCALES[kind]
+    random, (block, size), (places, spread) = np.random.default_rng(0), KINDS[kind], SCALES.get(kind, ([], 1.0))
     for number, (name, shape) in enumerate(tensors(layers).items()):
         if len(shape) == 1:
             writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
         elif "gate_inp" in name:
             writer.add_tensor(f"{name}.weight", random.standard_normal(shape, np.float32) * np.float32(0.05))
         else:
+            values = random.standard_normal((1 << 19, 1), np.float32) * np.float32(shape[-1] ** -0.5)
             blocks = random.integers(0, 256, (1 << 12, size), dtype=np.uint8)
+            if block == 1:  # floats: bf16 is the upper half of f32
+                blocks = values.view(np.uint8)[:, 4 - size :]
             for place in places:
                 scales = (shape[-1] ** -0.5 / spread * random.uniform(0.5, 1.5, len(blocks))).astype(np.float16)
                 blocks[:, place : place + 2] = scales.view(np.uint8).reshape(-1, 2)
@@ -152,7 +156,7 @@ def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--kind", choices=BLOCKS, default="q4_0")
+    add("--kind", choices=KINDS, default="q4_0")
     add("--layers", type=int, default=4)
     add("--threads", type=int, default=len(os.sched_getaffinity(0)))
     add("--repeats", type=int, default=5)
