@@ -182,6 +182,17 @@ class Experts(Kernel):
     body: Body
     family: str = field(default="experts", init=False)
 
+    @property
+    def layout(self) -> Layout | None:
+        """How its matrices are kept; None: row by row, whatever they are."""
+        return self.operand("w").view.buffer.layout
+
+    @property
+    def format(self) -> WeightFormat:
+        """The format of matrices with a layout."""
+        assert self.layout is not None
+        return format_of(self.layout)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Route(Kernel):

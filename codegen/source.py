@@ -201,10 +201,9 @@ def _symbols_used(k: Kernel) -> list[str]:
 
 
 def headers(target: str) -> tuple[tuple[str, str], ...]:
-    """Names and texts of the headers that generated source includes: those of both targets, and its own."""
-    folders = (HERE / "include", HERE / target / "include")
-    files = [p for folder in folders for p in sorted(folder.iterdir()) if p.suffix in (".h", ".cuh")]
-    found = [(p.name, p.read_text("utf-8")) for p in files]
+    """Names and texts of the headers that generated source includes."""
+    files = sorted((HERE / target / "include").iterdir())
+    found = [(p.name, p.read_text("utf-8")) for p in files if p.suffix in (".h", ".cuh")]
     return (*found, *(format_headers() if target == "cpu" else cuda_headers()))
 
 

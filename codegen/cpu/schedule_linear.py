@@ -28,6 +28,7 @@ BLOCK_PANELS = 4  # panels of such blocks that are finished at once: small piece
 BLOCK_CHUNK, BLOCK_STRIP = 512, 1024  # tile units: rows that share expanded weights, and k of them in L2, 1 MB
 TILE_FEW = (1, 4, 8)  # rows whose three parts are rows of one or two tiles
 TILE_SOME = 2  # rows of heads that are finished at a time between tile steps
+TILE_COLUMNS = 16  # of a tile of a GPU
 TILE_EVERY = 4  # steps after which the rows of all of them are finished, of other products: in pauses, not in each step
 
 
@@ -212,9 +213,12 @@ class ExpertsSchedule(PackedSchedule):
 
 
 def experts_layout(target: Target, weight: TensorType) -> Layout | None:
-    """How chosen matrices [experts, columns, depth] are kept; None: row by row, as no panel goes across matrices."""
-    found = next((f for f in FORMATS if f.takes(weight, target) and not f.for_tiles), None)
-    if found is None or not isinstance(columns := weight.shape[1], int) or columns % (panel := found.panel(target)):
+    """How chosen matrices [experts, columns, depth] are kept; None: as they are, as no panel goes across matrices."""
+    found, columns = next((f for f in FORMATS if f.takes(weight, target) and not f.for_tiles), None), weight.shape[1]
+    if found is None or not isinstance(columns, int):
+        return None
+    panel = found.panel(target) if target.is_cpu else 0
+    if columns % (panel or (TILE_COLUMNS if found.tile else 1)):
         return None
     return Layout(found.name, panel, order="stacked")
 

@@ -418,7 +418,7 @@ def route(k: Route) -> Variables:
     return {
         "routing": {
             "x": k.operand("x").at("r", "e"),
-            "bias": k.operand("bias").pointer("0") if k.has("bias") else "0",
+            "bias": k.operand("bias").pointer("0") if k.has("bias") else "(const float *)0",
             "fields": ", ".join(f".{name} = {value}" for name, value in sizes.items()),
             "in_order": ", ".join(map(str, sizes.values())),
             "factor": f"{c_literal(a['scale'], f32)}{' / sum' if a['normalize'] else ''}",

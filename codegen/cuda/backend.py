@@ -11,6 +11,8 @@ from monoplan.codegen.cpu import variables as shared
 from monoplan.codegen.cuda import schedule as choose
 from monoplan.codegen.cuda import variables as own
 from monoplan.codegen.cuda.attention import attention_variants
+from monoplan.codegen.cuda.experts import expert_variants
+from monoplan.codegen.cuda.experts import experts as expert_variables
 from monoplan.codegen.cuda.launches import Exchange, Launch, Variant, Word, ceil_div, pointer_word
 from monoplan.codegen.cuda.linear import LinearVariants
 from monoplan.codegen.cuda.schedule import CudaSchedule
@@ -109,8 +111,8 @@ def _prepare(lowered: Lowered, target: Target) -> Lowered:
 
 
 def _without_scratch(k: Kernel) -> Iterator[Kernel]:
-    """Products need no scratch of the arena: their variants have a workspace."""
-    yield replace(k, scratch=()) if isinstance(k, Linear) else k
+    """Products need no scratch of the arena: their variants have a workspace. Routes have registers."""
+    yield replace(k, scratch=()) if isinstance(k, Linear | Route) else k
 
 
 def _split_norm(k: Kernel) -> Iterator[Kernel]:
@@ -230,10 +232,6 @@ def _lookup(renderer: Renderer, k: Gather, s: CudaSchedule) -> tuple[Variant, ..
     return (Variant("gather", (Launch(function, (product(k.outer) * -(-k.depth // 256), 1, 1), 32, given),)),)
 
 
-def _experts(k: Experts) -> Variables:
-    return shared.experts(k, total="sums[{}]")
-
-
 FAMILIES: dict[type[Kernel], CudaFamily] = {
     Pointwise: _plain(shared.pointwise, _loop),
     Reduce: _plain(_reduce, lambda k, s, names: ceil_div(product(k.outer) * s.team, s.threads), choose.reduce),
@@ -248,7 +246,7 @@ FAMILIES: dict[type[Kernel], CudaFamily] = {
     Attention: CudaFamily(
         schedule=choose.attention, variables=lambda k, s: own.attention(k), variants=attention_variants
     ),
-    Experts: _plain(_experts, _threads(lambda k: k.experts * k.columns * 32)),
+    Experts: CudaFamily(schedule=choose.experts, variables=lambda k, s: expert_variables(k), variants=expert_variants),
     Window: _plain(shared.window, _threads(lambda k: product(k.operand("y").shape))),
     Gather: CudaFamily(schedule=lambda k, target: choose.plain(k), variables=lambda k, s: _gather(k), variants=_lookup),
     Rope: _plain(shared.rope, _threads(lambda k: product(k.operand("x").shape[:3]) * 32)),
@@ -256,7 +254,7 @@ FAMILIES: dict[type[Kernel], CudaFamily] = {
     KVUpdate: _plain(shared.kv_update, _threads(lambda k: product(k.operand("rows").shape))),
     Scan: _plain(shared.scan, _rows, choose.scan),
     Scatter: _plain(shared.scatter, _threads(lambda k: product(k.outer))),
-    Route: _plain(shared.route, _threads(lambda k: k.rows)),
+    Route: _plain(shared.route, _threads(lambda k: k.rows * 32)),
     Sort: _plain(shared.sort, _rows, choose.sort),
     Sample: _plain(shared.sample, _sample, choose.sample),
     Collective: CudaFamily(schedule=lambda k, target: choose.plain(k), variables=lambda k, s: {}, variants=_exchange),

@@ -8,7 +8,7 @@ from itertools import product
 from typing import TypeVar
 
 from monoplan.codegen.cuda.launches import ceil_div
-from monoplan.codegen.kernels import Attention, Kernel, Linear, Reduce, Sample, Scan, Sort
+from monoplan.codegen.kernels import Attention, Experts, Kernel, Linear, Reduce, Sample, Scan, Sort
 from monoplan.codegen.operands import Operand
 from monoplan.codegen.target import Target
 from monoplan.codegen.views import View
@@ -80,7 +80,7 @@ def row_shared(k: Linear, s: RowSchedule) -> int:
     return s.warps * s.ring * s.batch * s.vectors(k.depth * k.format.bits // 8) * 512 + sums + s.pad
 
 
-def few_shared(k: Linear, s: FewSchedule) -> int:
+def few_shared(k: Linear | Experts, s: FewSchedule) -> int:
     """Bytes of dynamic shared memory."""
     if k.format.tile:
         depth = -(-_tiles(k)[1] // s.splits)
@@ -93,7 +93,7 @@ _ROW_BYTES, _ROW_BRAINS = 512 + 96, 1024
 _GROUP_SUMS = 64  # of the sums of a row of x over the groups of a tile, at most
 
 
-def _tiles(k: Linear) -> tuple[int, int]:
+def _tiles(k: Linear | Experts) -> tuple[int, int]:
     """Strips of 16 columns, and tiles of a strip."""
     return -(-k.columns // 16), -(-k.depth // 256)
 
@@ -131,6 +131,35 @@ class CudaLinear:
     result: str
     finish: FinishSchedule  # over sums in f32
     finish_half: FinishSchedule  # over the library's sums in the weights' type
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRowSchedule:
+    """How products with chosen matrices run for few pairs of a row and a choice: mp_experts.cuh."""
+
+    slices: int  # parts of K, one for each warp of a group
+    groups: int  # of warps, with columns of their own
+    each: int  # columns of a warp at a time; of tiles 16
+    steps: int  # of a block
+    ring: int = 1  # tiles of each matrix in flight
+    shared: int = 0
+
+    @property
+    def warps(self) -> int:
+        return self.slices * self.groups
+
+    @property
+    def columns(self) -> int:
+        """Columns of a block."""
+        return self.groups * self.each * self.steps
+
+
+@dataclass(frozen=True, slots=True)
+class CudaExperts:
+    """The ways products with chosen matrices can run; None: not at all. The general kernel takes what lies in rows."""
+
+    row: ExpertRowSchedule | None
+    few: FewSchedule | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +298,13 @@ def linear(k: Linear, target: Target) -> CudaLinear:
     library = target.library and _library_takes(k, target)
     ways = (_row(k, target), _few(k, target), library)
     return CudaLinear(*ways, _prepare(k), _result(k), _finish(k, half=False), _finish(k, half=True))
+
+
+def experts(k: Experts, target: Target) -> CudaExperts:
+    """The ways products with chosen matrices may run."""
+    if k.layout is None:
+        return CudaExperts(None, None)
+    return CudaExperts(_expert_row(k, target), _expert_few(k, target))
 
 
 def attention(k: Attention, target: Target) -> CudaAttention:
@@ -478,6 +514,52 @@ def _few_of(k: Linear, tiles: int, target: Target, most: int, least: int) -> Few
         if best is None or used > best[0]:
             best = (used, schedule)
     return None if best is None else best[1]
+
+
+def _expert_row(k: Experts, target: Target) -> ExpertRowSchedule | None:
+    """About as many blocks for the choices of one row as the device holds at once, four on an SM."""
+    x, matrices = k.operand("x"), 1 + k.has("up")
+    bits = 16 if k.format.tile else k.format.bits
+    if k.depth % (128 // bits) or not rows_aligned(x.view, 128 // bits) or not _vector_types(bits, x.dtype, x.dtype):
+        return None
+    if not k.format.tile:
+        pieces = k.depth * bits // 128
+        slices = -(-pieces // 128)  # four pieces of a lane: x and 16 pieces of weights stay in registers
+        each = max(1, 16 // matrices >> (-(-pieces // (32 * slices)) - 1).bit_length())
+        if slices > 32:
+            return None
+        groups = max(1, 4 // slices)
+        rounds = k.choices * -(-k.columns // (groups * each))
+        return ExpertRowSchedule(slices, groups, each, max(1, -(-rounds // (4 * target.cores))))
+    strips, tiles = _tiles(k)
+    slices = next(n for n in (1, 2, 4, 8, 16) if -(-tiles // n) <= 2 or n == 16)
+    groups, slice_ = max(1, 4 // slices), -(-tiles // slices)
+    steps = max(1, -(-k.choices * -(-strips // groups) // (4 * target.cores)))
+    for ring in (4, 3, 2, 1):
+        own = ring * matrices * k.format.tile_bytes + slice_ * _ROW_BYTES
+        shared = slices * groups * own + slices * groups * steps * 16 * matrices * 4
+        if shared <= target.shared // (4 if slices < 8 else 2) or ring == 1:
+            return (
+                ExpertRowSchedule(slices, groups, 16, steps, ring, shared) if shared <= target.shared - 1024 else None
+            )
+    return None
+
+
+EXPERT_ROWS = 32  # pairs that share a pass over a matrix, when there are many
+
+
+def _expert_few(k: Experts, target: Target) -> FewSchedule | None:
+    """The fewest parts of K with which a block's rows of x fit; two strips of each warp share them."""
+    if not (k.format.tensor_cores and k.depth % 64 == 0 or k.format.tile) or target.capability < 80:
+        return None
+    strips, whole = -(-k.columns // 16), _tiles(k)[1] if k.format.tile else k.depth // 64
+    warps, slot = 8, k.format.tile_bytes if k.format.tile else 2048
+    for splits in (n for n in range(1, whole + 1) if whole % n == 0):
+        ring = max(3, (64 << 10) // (slot * warps))
+        found = FewSchedule(EXPERT_ROWS // 8, splits, -(-strips // (2 * warps)), warps, ring)
+        if few_shared(k, found) <= target.shared - 4096:
+            return found
+    return None
 
 
 def _decode(k: Attention, target: Target) -> DecodeSchedule | None:

@@ -459,16 +459,14 @@ def lower_route(lo: Lowerer, op: Op) -> None:
 
 
 def _expert_matrices(lo: Lowerer, weights: list[Value]) -> list[View]:
-    """The matrices in panels, one matrix behind the other; row by row on GPUs and where columns do not fill panels."""
-    if not lo.target.is_cpu:
-        return [lo.dense(lo.read(w)) for w in weights]
+    """The matrices as their layout has them, one behind the other; as they are where there is none."""
     layouts = {experts_layout(lo.target, w.type) if lo.is_param(w) else None for w in weights}
     layout = layouts.pop()
     if layout is not None and not layouts:
         return [whole(lo.param(w, layout), w.type.shape) for w in weights]
     if low := [w.type for w in weights if w.type.dtype.is_low_bit]:
         what = f"experts of {low[0].shape[1]} columns in {low[0].dtype} can't be multiplied"
-        why = "they must be weights of one type whose columns fill panels"
+        why = "they must be weights of one type whose columns fill panels or tiles"
         raise CompileError(what, why=why, fix="load the model in another type: dtype='bfloat16'")
     return [lo.dense(lo.read(w)) for w in weights]
 
@@ -501,9 +499,8 @@ def lower_experts(lo: Lowerer, op: Op) -> None:
     if lo.target.is_cpu:
         sorted_ = lo.fresh(i64, (lo_threads(), 2 * rows * choices + experts + 1), "scratch")
         scratch = (Operand("sorted", sorted_, written=True),)
-        if (
-            layout := operands[1].view.buffer.layout
-        ) is not None:  # rows as a pass takes them, of each matrix in blocks
+        layout = found[0].buffer.layout
+        if layout is not None:  # rows as a pass takes them, of each matrix in blocks
             floats = format_of(layout).x_floats(depth) if format_of(layout).blocks else depth
             size = (rows * choices + (few_rows(lo.target, layout)[1] - 1) * experts, floats)
             scratch += (Operand("xt", lo.fresh(f32, size, "scratch"), written=True),)

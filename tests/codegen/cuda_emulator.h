@@ -183,6 +183,7 @@ static inline unsigned __ballot_sync(unsigned, bool v)
     return all;
 }
 static inline int __ffs(int v) { return __builtin_ffs(v); }
+static inline int __popc(unsigned v) { return __builtin_popcount(v); }
 template <typename T> static inline T __shfl_up_sync(unsigned, T v, int d)
 {
     emu::publish(v);

@@ -19,7 +19,9 @@ MP_FN void mp_mma<mp_f16>(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, 
     mp_mma_f16(c, a0, a1, a2, a3, b0, b1);
 }
 
-template <typename S, typename W> MP_FN void mp_linear_few(const W *w, const W *xs, float *sums, const int64_t rows)
+/* `source(row)` is where a row of xs begins, `put(split, row, n, sum)` takes a sum. */
+template <typename S, typename W, typename Source, typename Put>
+MP_FN void mp_linear_few_rows(const W *w, const int64_t rows, const Source &source, const Put &put)
 {
     enum { K = S::K, N = S::N, STRIPS = (N + 15) / 16, SPLITS = S::SPLITS, DEPTH = K / SPLITS, TILES = S::TILES };
     enum { WARPS = S::WARPS, RING = S::RING, GENTLE = S::GENTLE, SLOT = 2048, ROW = DEPTH * 2 + S::PAD };
@@ -52,7 +54,7 @@ template <typename S, typename W> MP_FN void mp_linear_few(const W *w, const W *
     mp_wait();
     for (int i = threadIdx.x; i < TILES * 8 * (DEPTH / 8); i += WARPS * 32) {
         const int row = i / (DEPTH / 8), at = i % (DEPTH / 8) * 8;
-        const uint4 v = row < rows ? mp_read_fresh(xs + (int64_t)row * K + split * DEPTH + at) : make_uint4(0, 0, 0, 0);
+        const uint4 v = row < rows ? mp_read_fresh(source(row) + split * DEPTH + at) : make_uint4(0, 0, 0, 0);
         *(uint4 *)(xs_bytes + row * ROW + at * 2) = v;
     }
     __syncthreads();
@@ -80,9 +82,15 @@ template <typename S, typename W> MP_FN void mp_linear_few(const W *w, const W *
             for (int j = 0; j < 4; ++j) { /* w's row n or n + 8, row 2 t or 2 t + 1 of the tile */
                 const int64_t row = tile * 8 + 2 * t + j % 2;
                 const int column = n + j / 2 * 8;
-                if (row < rows && column < N) sums[(split * rows + row) * N + column] = sum[tile][j];
+                if (row < rows && column < N) put(split, row, column, sum[tile][j]);
                 sum[tile][j] = 0.0f;
             }
         }
     }
+}
+
+template <typename S, typename W> MP_FN void mp_linear_few(const W *w, const W *xs, float *sums, const int64_t rows)
+{
+    mp_linear_few_rows<S>(w, rows, [&](const int64_t row) { return xs + row * S::K; },
+        [&](const int split, const int64_t row, const int n, const float sum) { sums[(split * rows + row) * S::N + n] = sum; });
 }

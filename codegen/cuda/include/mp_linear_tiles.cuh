@@ -301,9 +301,9 @@ MP_FN void mp_linear_tiles_row(const unsigned char *w, const X *x, const G *norm
 
 /* A few rows: sums[split, row, n] = xs[row] · w[n] over a part of the tiles, for up to 8 TILES rows, as mp_linear_few.cuh
  * does it for weights in rows. xs lies in shared memory for all warps, in the order of mp_put_eight. S has the constants K,
- * N, SPLITS, WARPS, TILES, RING (tiles in flight), GENTLE, PAD. */
-template <typename S, typename F>
-MP_FN void mp_linear_tiles_few(const unsigned char *w, const mp_bf16 *xs, float *sums, const int64_t rows)
+ * N, SPLITS, WARPS, TILES, RING (tiles in flight), GENTLE, PAD; `source` and `put` are as there. */
+template <typename S, typename F, typename Source, typename Put>
+MP_FN void mp_linear_tiles_few_rows(const unsigned char *w, const int64_t rows, const Source &source, const Put &put)
 {
     enum { K = S::K, N = S::N, STRIPS = (N + 15) / 16, ALL = (K + 255) / 256, SPLITS = S::SPLITS, TILES = S::TILES };
     enum { DEPTH = (ALL + SPLITS - 1) / SPLITS, WARPS = S::WARPS, RING = S::RING, GENTLE = S::GENTLE };
@@ -336,7 +336,7 @@ MP_FN void mp_linear_tiles_few(const unsigned char *w, const mp_bf16 *xs, float 
     for (int i = threadIdx.x; i < TILES * 8 * DEPTH * 32; i += WARPS * 32) { /* eight columns each */
         const int row = i / (DEPTH * 32), eight = i % (DEPTH * 32), k = begin * 256 + eight * 8;
         const bool live = row < rows && k < K && eight < depth * 32;
-        const uint4 v = live ? mp_read_fresh(xs + (int64_t)row * K + k) : make_uint4(0, 0, 0, 0);
+        const uint4 v = live ? mp_read_fresh(source(row) + k) : make_uint4(0, 0, 0, 0);
         const uint32_t words[4] = {v.x, v.y, v.z, v.w};
         mp_put_eight(xs_bytes + row * ROW + eight / 4 * 64, eight % 4, words);
         if (F::LOWS) { /* neighbouring lanes have a group */
@@ -431,11 +431,18 @@ MP_FN void mp_linear_tiles_few(const unsigned char *w, const mp_bf16 *xs, float 
             for (int j = 0; j < 4; ++j) { /* w's row n0 or n0 + 8, row 2 t or 2 t + 1 of the eight */
                 const int64_t row = n * 8 + 2 * t + j % 2;
                 const int column = n0 + j / 2 * 8;
-                if (row < rows && column < N) sums[(split * rows + row) * N + column] = sum[n][j];
+                if (row < rows && column < N) put(split, row, column, sum[n][j]);
                 sum[n][j] = 0.0f;
             }
         }
     }
+}
+
+template <typename S, typename F>
+MP_FN void mp_linear_tiles_few(const unsigned char *w, const mp_bf16 *xs, float *sums, const int64_t rows)
+{
+    mp_linear_tiles_few_rows<S, F>(w, rows, [&](const int64_t row) { return xs + row * S::K; },
+        [&](const int split, const int64_t row, const int n, const float sum) { sums[(split * rows + row) * S::N + n] = sum; });
 }
 
 /* The weights in rows of bf16, for the vendor's library: a warp for each tile, four warps in a block. */

@@ -1,4 +1,4 @@
-/* The choice of experts: probabilities of all of them, then the best one by one. For C behind mp_plan.h and for CUDA. */
+/* The choice of experts: probabilities of all of them, then the best one by one. mp_route.cuh is the same for a warp. */
 #ifndef MP_ROUTE_H
 #define MP_ROUTE_H
 

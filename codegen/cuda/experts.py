@@ -1,0 +1,75 @@
+"""The ways products with chosen matrices run on a GPU: few pairs of a row and a choice, many, or the general kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from monoplan.codegen.cpu.variables import experts as shared_variables
+from monoplan.codegen.cuda.launches import Action, Between, Launch, Variant, Word, ceil_div, pointer_word
+from monoplan.codegen.cuda.schedule import CudaExperts, CudaSchedule, FewSchedule, few_shared
+from monoplan.codegen.expressions import C_TYPES, convert
+from monoplan.codegen.kernels import Experts
+from monoplan.codegen.operands import Operand
+from monoplan.ir.dims import equal
+
+if TYPE_CHECKING:
+    from monoplan.codegen.backend import Variables
+    from monoplan.codegen.cuda.render import Renderer
+
+FEW_PAIRS = 64  # up to so many, blocks of their own for each pair read no more than a pass over all chosen matrices
+
+
+def experts(k: Experts) -> Variables:
+    """Template variables."""
+    found, x = shared_variables(k, total="sums[{}]"), k.operand("x")
+    places = 1 if equal(x.view.strides[1], 0) else k.choices
+    found["moe"] |= {
+        "x_row": x.pointer("r", "j", "0"),
+        "places": places,  # rows of x for each row of choices
+        "x_place": "r" if places == 1 else "p",
+        "x_rounded": "" if k.layout is None else convert(x.at("r", "j", "i"), x.compute, k.format.x_dtype),
+    }
+    return found
+
+
+def expert_variants(renderer: Renderer, k: Experts, s: CudaExperts) -> tuple[Variant, ...]:
+    """Variants in order of preference."""
+    found, names, pairs = list[Variant](), experts(k), k.rows * k.choices
+    words = [pointer_word(o) for o in k.pointers]
+    if s.row is not None:
+        function, given = renderer.function(k, "experts_row", words, s=s.row, **names)
+        grid = (-(-k.columns // s.row.columns), pairs, 1)
+        launch = Launch(function, grid, s.row.warps * 32, given, s.row.shared)
+        found.append(Variant("row", (launch,), (Between(pairs, 1, FEW_PAIRS),)))
+    if s.few is not None:
+        return (*found, _many(renderer, k, s.few, names))
+    plain = CudaSchedule()
+    function, given = renderer.function(k, "experts", words, s=plain, **names)
+    blocks = ceil_div(k.experts * k.columns * 32, plain.threads)
+    return (*found, Variant("experts", (Launch(function, (blocks, 1, 1), plain.threads, given),)))
+
+
+def _many(renderer: Renderer, k: Experts, s: FewSchedule, names: Variables) -> Variant:
+    """x as tensor cores take it, sums of all pairs by each matrix, then the body."""
+    half, pairs = k.format.x_dtype, k.rows * k.choices
+
+    def words(*wanted: str) -> list[tuple[str, Word]]:
+        return [pointer_word(o) for o in k.pointers if o.name in wanted]
+
+    rows = k.rows * names["moe"]["places"]
+    xs, size = Word("workspace"), (rows * (k.depth * half.itemsize) + 255) // 256 * 256
+    to = (f"{C_TYPES[half.name]} *xs", xs)
+    function, given = renderer.function(k, "experts_prepare", [*words("x"), to], **names)
+    actions: list[Action] = [Launch(function, (ceil_div(rows * k.depth, 256), 1, 1), 256, given)]
+    matrices = [k.operand(n) for n in ("w", "up") if k.has(n)]
+    for number, matrix in enumerate(matrices):
+        own = Operand("w", matrix.view)
+        sums = Word("workspace", offset=size + pairs * (4 * k.columns * s.splits * number))
+        parts = [pointer_word(own), *words("ids"), (f"const {C_TYPES[half.name]} *xs", xs), ("float *sums", sums)]
+        function, given = renderer.function(k, "experts_few", parts, s=s, **names)
+        actions.append(Launch(function, (s.grid, s.splits, k.experts), s.warps * 32, given, few_shared(k, s)))
+    parts = [*words("b", "up_b", "ids", "y"), ("const float *totals", Word("workspace", offset=size))]
+    function, given = renderer.function(k, "experts_finish", parts, s=s, **names)
+    actions.append(Launch(function, (ceil_div(pairs * k.columns, 256), 1, 1), 256, given))
+    room = size + pairs * (4 * k.columns * s.splits * len(matrices))
+    return Variant("many", tuple(actions), (), room)
