@@ -172,8 +172,11 @@ class Linear(Kernel):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Experts(Kernel):
-    """y[r, j, n] = body(sum over k of w[ids[r, j], n, k] * x[r, j, k], the same of up, b[ids[r, j], n], up_b[…])."""
+    """y[r, j, n] = body(sum over k of w[ids[r, j], n, k] * x[r, j, k], the same of up, b[ids[r, j], n], up_b[…]), with
+    a norm of x in front."""
 
+    norm: str  # none, rms
+    eps: float
     rows: Dim
     choices: int
     experts: int

@@ -6,6 +6,7 @@ from monoplan.passes.canonicalize import DCE, HOIST_SETUP, MERGE_EQUAL_OPS, REMO
 from monoplan.passes.fold_conv import FOLD_CONV
 from monoplan.passes.fuse_attention import FUSE_ATTENTION
 from monoplan.passes.fuse_linear import FUSE_HEAD_ARGMAX, FUSE_NORM_LINEAR, FUSE_RESIDUAL_ADD, MERGE_PARALLEL_LINEARS
+from monoplan.passes.fuse_norm_experts import FUSE_NORM_EXPERTS
 from monoplan.passes.fuse_pointwise import FUSE_GATED, FUSE_INTO_PRODUCER, FUSE_INTO_REDUCE, FUSE_POINTWISE
 from monoplan.passes.fuse_qkv import FUSE_QKV
 from monoplan.passes.hoist_from_scans import HOIST_FROM_SCANS
@@ -32,6 +33,7 @@ PIPELINE: tuple[Pass, ...] = (
     REMOVE_IDENTITIES,  # attention leaves pairs of transposes behind, sinking pairs of reshapes
     LINEAR_BIAS.as_pass(),  # once more: sinking brings linears and biases together
     MERGE_PARALLEL_LINEARS,  # before norm + linear: leaves each norm with one reader
+    FUSE_NORM_EXPERTS,  # before norm + linear: the router gets a norm of its own
     FUSE_NORM_LINEAR,
     FUSE_QKV,  # after the merge and the norm: takes the whole product
     FUSE_POINTWISE,  # chains first, so that a tail moves into its kernel whole

@@ -345,7 +345,8 @@ def experts(k: Experts, s: ExpertsSchedule | None = None, total: str = "sums[{}]
 
     if s is not None:  # in panels
         packed, y = s.format, k.operand("y")
-        given = {o.name: Operand(f"a.{o.name}", o.view, o.written) for o in (x, y, *biases)}
+        passed = [*biases, *(o for o in k.operands if o.name == "norm_weight")]
+        given = {o.name: Operand(f"a.{o.name}", o.view, o.written) for o in (x, y, *passed)}
         used = {name for o in given.values() for name in o.symbols}
         made = k.body.c(
             [*["sums[n - first]", "more[n - first]"][: len(matrices)], *(given[o.name].at("e", "n") for o in biases)]
@@ -366,9 +367,16 @@ def experts(k: Experts, s: ExpertsSchedule | None = None, total: str = "sums[{}]
             "moe": {
                 "id": k.operand("ids").at("r", "j"),
                 "matrices": matrices,
-                "biases": biases,
+                "passed": passed,
                 "symbols": [c_symbol(name) for name in sorted(used)],
                 "panels": {
+                    "norm": _NORMS[k.norm],
+                    "eps": c_literal(k.eps, f32),
+                    "x_normed": f"x * s.scale * {given['norm_weight'].at('i')}"
+                    if len(passed) > len(biases)
+                    else "x * s.scale",
+                    "x_affine": True,
+                    "norm_symbols": [c_symbol(name) for name in sorted(used)],
                     "loop": loop,
                     "type": "mp_linear_blocks" if packed.blocks else "mp_linear",
                     "product": product,

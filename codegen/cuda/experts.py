@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from monoplan.codegen.cpu.variables import experts as shared_variables
 from monoplan.codegen.cuda.launches import Action, Between, Launch, Variant, Word, ceil_div, pointer_word
 from monoplan.codegen.cuda.schedule import CudaExperts, CudaSchedule, FewSchedule, few_shared
-from monoplan.codegen.expressions import C_TYPES, convert
+from monoplan.codegen.expressions import C_TYPES, c_literal, convert
 from monoplan.codegen.kernels import Experts
 from monoplan.codegen.operands import Operand
 from monoplan.ir.dims import equal
+from monoplan.ir.types import f32
 
 if TYPE_CHECKING:
     from monoplan.codegen.backend import Variables
@@ -23,11 +24,20 @@ def experts(k: Experts) -> Variables:
     """Template variables."""
     found, x = shared_variables(k, total="sums[{}]"), k.operand("x")
     places = 1 if equal(x.view.strides[1], 0) else k.choices
+    gamma = k.operand("norm_weight") if k.has("norm_weight") else None
+    normed = x.at("r", "j", "i") + (" * scale" if k.norm == "rms" else "")
+    if gamma is not None:
+        normed = f"({normed}) * {gamma.at('i')}"
     found["moe"] |= {
         "x_row": x.pointer("r", "j", "0"),
         "places": places,  # rows of x for each row of choices
         "x_place": "r" if places == 1 else "p",
-        "x_rounded": "" if k.layout is None else convert(x.at("r", "j", "i"), x.compute, k.format.x_dtype),
+        "x_rounded": "" if k.layout is None else convert(normed, x.compute, k.format.x_dtype),
+        "rms": int(k.norm == "rms"),
+        "has_gamma": int(gamma is not None),
+        "gamma_value": "" if gamma is None else gamma.at("i"),
+        "gamma": "(const float *)0" if gamma is None else gamma.pointer("0"),
+        "eps": c_literal(k.eps, f32),
     }
     return found
 
@@ -59,8 +69,8 @@ def _many(renderer: Renderer, k: Experts, s: FewSchedule, names: Variables) -> V
     rows = k.rows * names["moe"]["places"]
     xs, size = Word("workspace"), (rows * (k.depth * half.itemsize) + 255) // 256 * 256
     to = (f"{C_TYPES[half.name]} *xs", xs)
-    function, given = renderer.function(k, "experts_prepare", [*words("x"), to], **names)
-    actions: list[Action] = [Launch(function, (ceil_div(rows * k.depth, 256), 1, 1), 256, given)]
+    function, given = renderer.function(k, "experts_prepare", [*words("x", "norm_weight"), to], **names)
+    actions: list[Action] = [Launch(function, (rows, 1, 1), 256, given)]
     matrices = [k.operand(n) for n in ("w", "up") if k.has(n)]
     for number, matrix in enumerate(matrices):
         own = Operand("w", matrix.view)

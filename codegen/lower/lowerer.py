@@ -40,7 +40,7 @@ class Lowered:
 
 Rule = Callable[["Lowerer", Op], None]
 RULES: dict[str, Rule] = {}
-_STRIDED = ("rope", "norm", "fused_norm", "experts")  # ops whose kernels write to any strides
+_STRIDED = ("rope", "norm", "fused_norm", "experts", "fused_experts")  # ops whose kernels write to any strides
 
 
 def lowers(*kinds: str) -> Callable[[Rule], Rule]:

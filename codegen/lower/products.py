@@ -197,33 +197,35 @@ def _packed_product(lo: Lowerer, op: Op, x: Value, weight: Value) -> View:
     return y
 
 
+def _normed(lo: Lowerer, op: Op, x: Value) -> View:
+    """The norm in front of a product, by a kernel of its own; half floats stay f32."""
+    depth = x.type.shape[-1]
+    normed = lo.fresh(compute_type(x.type.dtype), (_rows(x), depth))
+    weights = [
+        Operand(short, lo.dense(lo.read(v)))
+        for name, short in _NORM_OPERANDS
+        if name in op.opdef.operand_names and (v := op.operand(name)) is not None
+    ]
+    operands = (Operand("x", rows_by_columns(lo, lo.read(x), _rows(x), depth)), *weights)
+    lo.emit(
+        Norm(
+            op=op,
+            operands=(*operands, Operand("y", normed, written=True)),
+            kind=op.attrs.get("norm", "rms"),
+            eps=op.attrs["eps"],
+            body=Body(Arg(0), (x.type.dtype,)),
+            outer=(_rows(x),),
+            inner=depth,
+        )
+    )
+    return whole(normed.buffer, x.type.shape)
+
+
 def _product(lo: Lowerer, op: Op, x: Value, weight: Value, into: View | None) -> View:
     """linear(norm(x), weight, bias) by a norm kernel (if any) and a matmul; half floats stay f32 in between."""
     if into is None and (weight.type.dtype.is_low_bit or can_pack(lo, x, weight)):
         return _packed_product(lo, op, x, weight)
-    xs = lo.read(x)
-    if op.attrs.get("norm", "none") != "none":
-        depth = x.type.shape[-1]
-        normed = lo.fresh(compute_type(x.type.dtype), (_rows(x), depth))
-        weights = [
-            Operand(short, lo.dense(lo.read(v)))
-            for name, short in _NORM_OPERANDS
-            if (v := op.operand(name)) is not None
-        ]
-        rows = rows_by_columns(lo, xs, _rows(x), depth)
-        operands = (Operand("x", rows), *weights, Operand("y", normed, written=True))
-        lo.emit(
-            Norm(
-                op=op,
-                operands=operands,
-                kind=op.attrs["norm"],
-                eps=op.attrs["eps"],
-                body=Body(Arg(0), (x.type.dtype,)),
-                outer=(_rows(x),),
-                inner=depth,
-            )
-        )
-        xs = whole(normed.buffer, x.type.shape)
+    xs = lo.read(x) if op.attrs.get("norm", "none") == "none" else _normed(lo, op, x)
     acc = promote(x.type.dtype, weight.type.dtype)
     bias = op.operand("bias")
     y = into if into is not None else lo.fresh(compute_type(acc), (*x.type.shape[:-1], weight.type.shape[0]))
@@ -471,25 +473,31 @@ def _expert_matrices(lo: Lowerer, weights: list[Value]) -> list[View]:
     return [lo.dense(lo.read(w)) for w in weights]
 
 
-@lowers("experts")
+@lowers("experts", "fused_experts")
 def lower_experts(lo: Lowerer, op: Op) -> None:
     """Products by chosen matrices; on CPUs every thread sorts the choices for itself."""
-    x, weight, ids, up, *biases = op.operands
+    x, weight, ids, up, *biases = op.operands[:6]
     assert x is not None and weight is not None and ids is not None
     rows, choices = ids.type.shape
     experts, columns, depth = weight.type.shape
     assert isinstance(choices, int) and isinstance(experts, int)
     assert isinstance(columns, int) and isinstance(depth, int)
-    given = lo.read(x)
+    found = _expert_matrices(lo, [v for v in (weight, up) if v is not None])
+    norm = "rms" if op.name == "fused_experts" else "none"
+    if norm == "rms" and found[0].buffer.layout is None:  # the kernel for such matrices reads x as it is
+        given, norm = _normed(lo, op, x), "none"
+    else:
+        given = lo.read(x)
     if x.type.rank == 2 or given.is_virtual or given.strides[-1] != 1:
         given = lo.dense(given)
     steps = (depth, 0, 1) if x.type.rank == 2 else given.strides
     operands = [Operand("x", View(given.buffer, (rows, choices, depth), steps, given.offset))]
-    found = _expert_matrices(lo, [v for v in (weight, up) if v is not None])
     operands += [Operand(name, view) for name, view in zip(("w", "up"), found, strict=False)]
     matrices, acc = len(found), promote(x.type.dtype, weight.type.dtype)
     operands += [Operand(n, lo.dense(lo.read(v))) for n, v in zip(("b", "up_b"), biases, strict=True) if v is not None]
     added = [o.dtype for o in operands[1 + matrices :]]
+    gamma = op.operand("norm_weight") if norm == "rms" else None
+    operands += [] if gamma is None else [Operand("norm_weight", lo.dense(lo.read(gamma)))]
     operands += [Operand("ids", lo.read(ids)), Operand("y", lo.destination(op.result), written=True)]
     expr = gate_expr(op.attrs["gate"]) if up is not None else Arg(0)
     if added:
@@ -509,6 +517,8 @@ def lower_experts(lo: Lowerer, op: Op) -> None:
             op=op,
             operands=tuple(operands),
             scratch=scratch,
+            norm=norm,
+            eps=op.attrs.get("eps", 0.0),
             rows=rows,
             choices=choices,
             experts=experts,

@@ -16,7 +16,7 @@ from monoplan.ir.ops.attention import _kv_type, _rope_type, kv_update, rope
 from monoplan.ir.ops.collective import all_reduce
 from monoplan.ir.ops.conv import conv2d, conv_type
 from monoplan.ir.ops.index import _embedding_type, embedding
-from monoplan.ir.ops.linear import _matmul_type, linear, matmul
+from monoplan.ir.ops.linear import _expert_type, _matmul_type, expert_linear, linear, matmul
 from monoplan.ir.ops.reduce import layer_norm, rms_norm
 from monoplan.ir.rules import broadcast, linear_type, norm_type, normalized_axes, reduced_shape
 from monoplan.ir.types import TensorType, bf16, f16, f32, i64, promote
@@ -96,6 +96,41 @@ def fused_linear(
     y = linear.reference(_norm_then(x, norm_weight, norm_bias, norm, eps), weight, bias)
     parts = np.split(y, 2, axis=-1) if gated else [y]
     return evaluate_expr(parse_expr(expr), [*parts, *extras])
+
+
+def _fused_experts_type(
+    x: TensorType,
+    weight: TensorType,
+    ids: TensorType,
+    up: TensorType | None,
+    bias: TensorType | None,
+    up_bias: TensorType | None,
+    norm_weight: TensorType | None,
+    *,
+    gate: str,
+    eps: float,
+) -> TensorType:
+    require(x.rank == 2, f"fused_experts: x must be [rows, in], got {x}")
+    norm_type(x, norm_weight, None, 1, "fused_experts")
+    return _expert_type(x, weight, ids, up, bias, up_bias, gate=gate)
+
+
+@op(_fused_experts_type, "fused_experts", low_bit=("weight", "up"))
+def fused_experts(
+    x: Array,
+    weight: Array,
+    ids: Array,
+    up: Array | None = None,
+    bias: Array | None = None,
+    up_bias: Array | None = None,
+    norm_weight: Array | None = None,
+    *,
+    gate: str = "",
+    eps: float = 0.0,
+) -> Array:
+    """expert_linear(rms_norm(x, norm_weight), …)."""
+    x = rms_norm.reference(x, norm_weight, eps=eps)
+    return expert_linear.reference(x, weight, ids, up, bias, up_bias, gate=gate)  # type: ignore[no-any-return]
 
 
 def _fused_matmul_type(a: TensorType, b: TensorType, *extras: TensorType, expr: str) -> TensorType:

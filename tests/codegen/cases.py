@@ -273,9 +273,10 @@ case(
     "T[5, 8]",
     gate="mul(mul(minimum(x0, 1.5), sigmoid(mul(minimum(x0, 1.5), 1.7))), add(x1, 1.0))",
 )
-case(
-    "expert_linear", "T[b, 33]", IN_PANELS, arg("i64[b, 2]", 0, 2), IN_PANELS, gate="silu", scale=75
-)  # 33 products of numbers up to 3
+case("expert_linear", "T[b, 33]", IN_PANELS, arg("i64[b, 2]", 0, 2), IN_PANELS, gate="silu", scale=33)
+EXPERT_IDS, GAMMA = arg("i64[b, 2]", 0, 2), arg("T[33]", param=True)
+case("fused_experts", "T[b, 33]", IN_PANELS, EXPERT_IDS, IN_PANELS, None, None, GAMMA, gate="silu", eps=1e-5, scale=33)
+case("fused_experts", "T[b, 9]", "T[5, 8, 9]", arg("i32[b, 2]", 0, 4), None, None, None, None, eps=1e-3, scale=9)
 case("embedding", arg("i64[b, s]", 0, 10), arg("T[11, 6]", param=True))
 case("embedding", arg("u8[s]", 0, 10), "T[11, 6]")
 case("embedding", arg("i16[]", 0, 3), "T[4, 2]")

@@ -27,7 +27,8 @@ FORMATS = {f.name: f for f in BLOCK_FORMATS}
 NAMES = partly(["bf16", "f32", "f16", *FORMATS], lambda name: name in ("bf16", "f32", "q8_0", "q4_k"))
 DEVICES = [pytest.param("emulator", marks=needs("g++")), pytest.param("gpu", marks=pytest.mark.cuda)]
 EXPERTS, CHOICES, COLUMNS = 5, 2, 48
-KINDS = {"gated": 1, "plain": 0}
+KINDS = {"gated": 1, "plain": 0, "normed": 1}
+GAMMA = np.linspace(0.5, 1.5, 512, dtype=np.float32)
 GATE = "mul(silu(x0), x1)"
 
 
@@ -70,13 +71,18 @@ def executable(name: str, kind: str, device_name: str) -> CudaExecutable:
         x = tensor_type("f32", "rows", CHOICES, depth_of(name))
     params = {f"w{i}": TensorType(dtype, (EXPERTS, COLUMNS, depth_of(name))) for i in range(1 + KINDS[kind])}
 
+    stored = {path: matrices(name, i)[0] for i, path in enumerate(params)}
+    if kind == "normed":
+        params["g"], stored["g"] = tensor_type("f32", depth_of(name)), GAMMA[: depth_of(name)]
+
     def forward(x: Any, ids: Any, **w: Any) -> Any:
-        more = {"up": w["w1"], "gate": GATE} if kind == "gated" else {}
+        more = {"up": w["w1"], "gate": GATE} if kind != "plain" else {}
+        if kind == "normed":
+            return [REGISTRY["fused_experts"](x, w["w0"], ids, norm_weight=w["g"], eps=1e-3, **more)]
         return [REGISTRY["expert_linear"](x, w["w0"], ids, **more)]
 
     graph = build_graph("experts", forward, {"x": x, "ids": tensor_type("i64", "rows", CHOICES)}, params)
     plan = make_plan(graph, device.target)
-    stored = {path: matrices(name, i)[0] for i, path in enumerate(params)}
     read = Source(
         lambda path, part: stored[path],
         lambda path: False,
@@ -95,12 +101,15 @@ def test_products_with_chosen_matrices(name: str, kind: str, device_name: str) -
     for rows in (1, 5, 60):
         rng = np.random.default_rng(rows)
         ids = rng.choice([0, 2, 2, 2, 3, 4], (rows, CHOICES))
-        shape = (rows, depth_of(name)) if kind == "gated" else (rows, CHOICES, depth_of(name))
+        shape = (rows, depth_of(name)) if kind != "plain" else (rows, CHOICES, depth_of(name))
         x = rng.standard_normal(shape).astype(made.plan.graph.inputs[0].type.dtype.numpy)
         (got,) = made.run([x, ids], {"rows": rows})
         weights = [np.asarray(matrices(name, i)[1], np.float64) for i in range(1 + KINDS[kind])]
-        call = {"up": weights[1], "gate": GATE} if kind == "gated" else {}
-        want = REGISTRY["expert_linear"].reference(np.asarray(x, np.float64), weights[0], ids, **call)
+        call = {"up": weights[1], "gate": GATE} if kind != "plain" else {}
+        wide = np.asarray(x, np.float64)
+        if kind == "normed":
+            wide = REGISTRY["rms_norm"].reference(wide, GAMMA[: depth_of(name)].astype(np.float64), eps=1e-3)
+        want = REGISTRY["expert_linear"].reference(wide, weights[0], ids, **call)
         error = np.linalg.norm(np.asarray(got, np.float64) - want) / np.linalg.norm(want)
         assert error < (2e-6 if name == "f32" else 1e-2), error
         used |= {choose_variant(v, {"rows": rows}).name for v in made.source.variants.values()}

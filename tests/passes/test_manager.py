@@ -104,6 +104,7 @@ def test_names_of_passes_are_stable() -> None:
         "remove-identities",
         "linear-bias",
         "merge-parallel-linears",
+        "fuse-norm-experts",
         "fuse-norm-linear",
         "fuse-qkv",
         "fuse-pointwise",

@@ -5,15 +5,40 @@
  * mp_linear_few.cuh or mp_linear_tiles.cuh multiplies them. */
 #include "mp_vec.cuh"
 
+/* The norm of x: V times E numbers of each lane, those of piece v from column at[v] on, are multiplied by its weight;
+ * `squares` of each slice remain for the finished sums. */
+template <typename S, int E, int V, typename G>
+MP_FN void mp_expert_norm(float *xs, const int *at, float *squares, const G *norm_weight, const int slice, const bool writes)
+{
+    float square = 0.0f;
+    MP_UNROLL
+    for (int i = 0; i < V * E; ++i) square = fmaf(xs[i], xs[i], square);
+    square = mp_warp_sum(square);
+    if (writes && threadIdx.x % 32 == 0) squares[slice] = square;
+    MP_UNROLL
+    for (int v = 0; S::GAMMA && v < V; ++v) {
+        MP_UNROLL
+        for (int i = 0; i < E; ++i) xs[v * E + i] *= mp_float(norm_weight[at[v] + i]);
+    }
+}
+template <typename S> MP_FN float mp_expert_scale(const float *squares, const float eps)
+{
+    float total = 0.0f;
+    MP_UNROLL
+    for (int j = 0; j < S::SLICES; ++j) total += squares[j];
+    return rsqrtf(total / S::K + eps);
+}
+
 /* Weights in rows. S has the constants: K, N (columns), MATRICES (1, or 2 with a gate), SLICES, GROUPS, EACH (columns of a
- * warp at a time, EACH * MATRICES is a power of two), STEPS. `finish(n, sums)` takes the sums of column n. */
-template <typename S, typename W, typename X, typename Finish>
-MP_FN void mp_experts_row(const W *const (&w)[S::MATRICES], const X *x, const Finish &finish)
+ * warp at a time, EACH * MATRICES is a power of two), STEPS, RMS and GAMMA of a norm of x. `finish(n, sums)` takes the sums
+ * of column n. */
+template <typename S, typename W, typename X, typename G, typename Finish>
+MP_FN void mp_experts_row(const W *const (&w)[S::MATRICES], const X *x, const G *norm_weight, const float eps, const Finish &finish)
 {
     enum { K = S::K, N = S::N, MATRICES = S::MATRICES, SLICES = S::SLICES, GROUPS = S::GROUPS, EACH = S::EACH };
     enum { E = 16 / (int)sizeof(W), PIECES = K / E, SLICE = (PIECES + SLICES - 1) / SLICES, V = (SLICE + 31) / 32 };
     enum { COLUMNS = GROUPS * EACH * S::STEPS, R = EACH * MATRICES };
-    __shared__ float part[SLICES][COLUMNS][MATRICES];
+    __shared__ float part[SLICES][COLUMNS][MATRICES], squares[SLICES];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, slice = warp % SLICES, group = warp / SLICES;
     const int first = blockIdx.x * COLUMNS;
     int at[V];
@@ -28,6 +53,7 @@ MP_FN void mp_experts_row(const W *const (&w)[S::MATRICES], const X *x, const Fi
         if (!live) mp_vec_zero<X, E>(raw);
         mp_vec_floats<X, E>(xs + v * E, raw);
     }
+    if (S::RMS) mp_expert_norm<S, E, V>(xs, at, squares, norm_weight, slice, group == 0);
     for (int c = group * EACH; c < COLUMNS && first + c < N; c += GROUPS * EACH) {
         uint4 raw[R][V];
         MP_UNROLL
@@ -52,6 +78,7 @@ MP_FN void mp_experts_row(const W *const (&w)[S::MATRICES], const X *x, const Fi
         MP_UNROLL
         for (int j = 0; j < SLICES; ++j)
             for (int m = 0; m < MATRICES; ++m) sums[m] += part[j][c][m];
+        for (int m = 0; S::RMS && m < MATRICES; ++m) sums[m] *= mp_expert_scale<S>(squares, eps);
         finish(first + c, sums);
     }
 }

@@ -1,16 +1,18 @@
 /* mp_experts.cuh for weights in tiles: one pair. A warp has strips of 16 columns. S has the constants K, N, MATRICES, SLICES,
- * GROUPS, STEPS (strips of a group) and RING (tiles of each matrix in flight). N is a multiple of 16. */
+ * GROUPS, STEPS (strips of a group), RING (tiles of each matrix in flight), RMS and GAMMA. N is a multiple of 16. */
 #include "mp_experts.cuh"
 #include "mp_linear_tiles.cuh"
 
-template <typename S, typename F, typename X, typename Finish>
-MP_FN void mp_experts_tiles_row(const unsigned char *const (&w)[S::MATRICES], const X *x, const Finish &finish)
+template <typename S, typename F, typename X, typename G, typename Finish>
+MP_FN void mp_experts_tiles_row(const unsigned char *const (&w)[S::MATRICES], const X *x, const G *norm_weight, const float eps,
+    const Finish &finish)
 {
     enum { K = S::K, N = S::N, MATRICES = S::MATRICES, SLICES = S::SLICES, GROUPS = S::GROUPS, STEPS = S::STEPS };
     enum { STRIPS = N / 16, TILES = (K + 255) / 256, SLICE = (TILES + SLICES - 1) / SLICES, RING = S::RING };
     enum { SUMS = F::PARTS * 4 + 8, COLUMNS = GROUPS * STEPS * 16, SLOT = MATRICES * F::BYTES };
     MP_DYNAMIC_SHARED(dynamic);
     __shared__ uint4 zero;
+    __shared__ float squares[SLICES];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, slice = warp % SLICES, group = warp / SLICES;
     unsigned char *const ring = dynamic + warp * (RING * SLOT + SLICE * (512 + SUMS * 4)), *const xs = ring + RING * SLOT;
     int *const sums = (int *)(xs + SLICE * 512);
@@ -30,16 +32,20 @@ MP_FN void mp_experts_tiles_row(const unsigned char *const (&w)[S::MATRICES], co
     };
     MP_UNROLL
     for (int i = 0; i < RING; ++i) issue(i);
+    float values[SLICE][8];
+    int at[SLICE];
     MP_UNROLL
     for (int v = 0; v < SLICE; ++v) {
         const int piece = (slice * SLICE + v) * 32 + lane;
         mp_vec<X, 8> raw;
-        float f[8];
-        mp_vec_fresh<X, 8>(raw, x + (piece < K / 8 ? piece * 8 : 0));
+        at[v] = piece < K / 8 ? piece * 8 : 0;
+        mp_vec_fresh<X, 8>(raw, x + at[v]);
         if (piece >= K / 8) mp_vec_zero<X, 8>(raw);
-        mp_vec_floats<X, 8>(f, raw);
-        mp_put_bytes<F>(xs + v * 512, sums + v * SUMS, f, lane);
+        mp_vec_floats<X, 8>(values[v], raw);
     }
+    if (S::RMS) mp_expert_norm<S, 8, SLICE>(values[0], at, squares, norm_weight, slice, group == 0);
+    MP_UNROLL
+    for (int v = 0; v < SLICE; ++v) mp_put_bytes<F>(xs + v * 512, sums + v * SUMS, values[v], lane);
     if (threadIdx.x == 0) zero = make_uint4(0, 0, 0, 0);
     __syncthreads();
     for (int s = 0; s < STEPS; ++s) {
@@ -75,6 +81,7 @@ MP_FN void mp_experts_tiles_row(const unsigned char *const (&w)[S::MATRICES], co
         MP_UNROLL
         for (int j = 0; j < SLICES; ++j)
             for (int m = 0; m < MATRICES; ++m) totals[m] += part[(j * COLUMNS + c) * MATRICES + m];
+        for (int m = 0; S::RMS && m < MATRICES; ++m) totals[m] *= mp_expert_scale<S>(squares, eps);
         finish(blockIdx.x * COLUMNS + c, totals);
     }
 }

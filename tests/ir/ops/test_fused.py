@@ -58,6 +58,21 @@ def test_fused_linear(dtype: DType, norm: str, rng: np.random.Generator) -> None
     check(got, y * logistic(y) + r64, dtype, "matmul", scale=4)
 
 
+@pytest.mark.parametrize("weighted", [True, False], ids=["weight", "plain"])
+def test_fused_experts(weighted: bool, rng: np.random.Generator) -> None:
+    f = FLOATS[1]
+    x, w, up, scale = normal(rng, f, 3, 6), normal(rng, f, 4, 5, 6), normal(rng, f, 4, 5, 6), normal(rng, f, 6)
+    ids = rng.integers(0, 4, (3, 2))
+    x64, w64, up64, s64 = wide(x, w, up, scale)
+    h = rms(x64, s64 if weighted else 1.0, 1e-2)
+    gate, other = (np.einsum("rk,rjok->rjo", h, m[ids]) for m in (w64, up64))
+    norm_weight = scale if weighted else None
+    got = run("fused_experts", x, w, ids, up, None, None, norm_weight, gate="silu", eps=1e-2)
+    check(got, gate * logistic(gate) * other, "f32", "matmul", scale=6)
+    rows = [tensor_type("f32", 3, 2, 6), tensor_type("f32", 4, 5, 6), tensor_type("i64", 3, 2)]
+    refuses(r"x must be \[rows, in\]", "fused_experts", *rows)
+
+
 def test_gated_linear(rng: np.random.Generator) -> None:
     x, w = normal(rng, FLOATS[1], 3, 4), normal(rng, FLOATS[1], 10, 4)
     gate, up = (wide(x)[0] @ part.T for part in np.split(wide(w)[0], 2))
