@@ -22,7 +22,7 @@ from monoplan.ir.errors import LoadError, writing
 from monoplan.ir.garbage import kept
 from monoplan.ir.types import Part, known_target
 from monoplan.models.families import family_of
-from monoplan.models.llama import LlamaForCausalLM
+from monoplan.models.llama import LlamaForCausalLM, can_be_low_bit
 from monoplan.models.load.checkpoint import Weights, open_model, parameter_shapes
 from monoplan.models.load.hub import local_path
 from monoplan.models.load.safetensors import FLOATS, save_checkpoint
@@ -91,7 +91,7 @@ class AutoModel:
             _check_fit(shapes, config.tie_word_embeddings, opened.weights)
         with no_init():
             model: LlamaForCausalLM = (LlamaForCausalLM if family is None else family.model)(config)
-        load_weights(model, opened.weights, keep_blocks=keep_blocks, keep_experts=target == "cpu")
+        load_weights(model, opened.weights, keep_blocks=keep_blocks)
         model.device = target
         model.name_or_path = str(model_path)
         model.set_tokenizer(opened.tokenizer)
@@ -105,11 +105,10 @@ class AutoModel:
 AutoLlamaModel = AutoModel  # the older name
 
 
-def load_weights(model: Module, weights: Weights, *, keep_blocks: bool = False, keep_experts: bool = False) -> None:
+def load_weights(model: Module, weights: Weights, *, keep_blocks: bool = False) -> None:
     """Binds every parameter to its tensor of a checkpoint, in its own dtype; nothing changes unless all names fit.
 
-    keep_blocks: a matrix that the file has in a low-bit type is of that type in the model as well; keep_experts: so are
-    the matrices of experts.
+    keep_blocks: a matrix that the file has in a low-bit type is of that type in the model as well.
 
     The tensors are read when they are wanted: once by the compiler, which packs them one at a time, so that the
     weights are never in memory twice; or at the first eager call. What was read is a copy, and nothing that happens to
@@ -131,8 +130,7 @@ def load_weights(model: Module, weights: Weights, *, keep_blocks: bool = False, 
             )
         names.remove(TIED)
     for name in names:
-        ranks = (2, 3) if keep_experts else (2,)
-        low_bit = weights.low_bit(name) if keep_blocks and own[name].ndim in ranks else None
+        low_bit = weights.low_bit(name) if keep_blocks and can_be_low_bit(own[name]) else None
         if low_bit is not None and own[name].ndim == 3:  # a gate and what it multiplies are read together
             pairs = (("gate_proj", "up_proj"), ("up_proj", "gate_proj"))
             others = [other for a, b in pairs if (other := name.replace(a, b)) in names]

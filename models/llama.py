@@ -277,9 +277,9 @@ def _positions(batch: Any, seq: Any, past: KVCache | None, num_valid: Tensor | N
     return F.minimum(positions, past.lengths.unsqueeze(1) + num_valid.unsqueeze(1) - 1)
 
 
-def _is_whole(experts: Parameter) -> bool:
-    """Whether matrices of experts can be of a low-bit type: whole panels."""
-    return experts.ndim == 3 and experts.full_shape[1] % 16 == 0
+def can_be_low_bit(weight: Parameter) -> bool:
+    """Whether a weight can be of a low-bit type: a matrix, or matrices of experts that are whole panels and tiles."""
+    return weight.ndim == 2 or (weight.ndim == 3 and weight.full_shape[1] % 16 == 0)
 
 
 def _reader(t: Tensor) -> Callable[..., Any]:
@@ -461,10 +461,9 @@ class LlamaForCausalLM(Module, GenerationMixin):
         for name, parameter in made.named_parameters():
             source = sources[name]
             read, origin = _reader(source), _origin(source)
-            kept = parameter.ndim == 2 or rest == "float32"  # experts stay in low-bit types on CPUs alone
-            if wanted is None and isinstance(source, Parameter) and source.type.dtype.is_low_bit and kept:
+            if wanted is None and isinstance(source, Parameter) and source.type.dtype.is_low_bit:
                 parameter.defer(read, partial(getattr, source, "origin"), source.type.dtype, source.read_blocks)
-            elif wanted is not None and wanted.is_low_bit and (parameter.ndim == 2 or (kept and _is_whole(parameter))):
+            elif wanted is not None and wanted.is_low_bit and can_be_low_bit(parameter):
                 shape, is_head = parameter.full_shape, parameter is made.lm_head.weight
                 kind = LOW_BITS[head_kind(wanted.name, shape[1])] if is_head else wanted
                 rounded = Rounded(name, shape, read, kind)
