@@ -196,6 +196,11 @@ class CompiledLM(GenerationMixin):
                 self._draft = draft, CompiledLM(draft, target=self.target, options=self._arguments["options"])
             draft = self._draft[1]
         self._plan("check")
+        if self.target == "cpu":
+            from monoplan.codegen.cpu.schedule_attention import few_queries
+            from monoplan.runtime.cpu.executable import host_target
+
+            self.most_checked = few_queries(host_target())
         return super()._drafts(lookup, draft)
 
     @property

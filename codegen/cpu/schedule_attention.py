@@ -9,13 +9,20 @@ from monoplan.codegen.kernels import Attention
 from monoplan.codegen.target import Target
 from monoplan.ir.types import bf16, f32
 
-FEW = 8  # queries that read the cache key by key and have the bits of one alone; more share a pass over blocks of keys
+# Queries that read the cache key by key and have the bits of one alone; more share a pass over blocks of keys. On NEON
+# products have these bits for any number of rows, and drafts gain by more of them.
+FEW, NEON_FEW = 8, 24
 LEAST, CHUNK = 256, 1024  # keys of one task when queries are few: enough tasks to share out, little done once for each
 NEAR_BYTES, FAR_BYTES = 1024, 16384  # of keys or values, before they are read: measured on a Xeon
 TILES_NEAR_BYTES = 4096  # the same where tile units read 32 rows at a time
 NEON_NEAR_BYTES = 2048  # and on Neoverse-N1 cores
 COLUMNS, NEON_COLUMNS = 48, 96  # of a strip, about; Neoverse-N1: more read keys and values less often, from L2
 TILE_KEYS = 128  # keys of a block on tile units: the scores of two blocks, the sums and the queries fit into L1
+
+
+def few_queries(target: Target) -> int:
+    """Queries whose bits are those of one alone."""
+    return NEON_FEW if target.isa == "neon" else FEW
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,7 @@ def choose_attention(k: Attention, target: Target) -> AttentionSchedule:
     wide = max(n for n in range(1, lines + 1) if lines % n == 0 and (n == 1 or n * group <= (20 if many else 10)))
     row = k.head_dim * keys.dtype.itemsize
     near = NEON_NEAR_BYTES if target.isa == "neon" else NEAR_BYTES
-    tiles = on_tiles(k, target)
+    tiles, few = on_tiles(k, target), few_queries(target)
     few_tiles = tiles and few_on_tiles(k)
     ahead, far = max(1, near // row), max(1, FAR_BYTES // row)
     if few_tiles:  # whole blocks of 32 rows
@@ -77,14 +84,14 @@ def choose_attention(k: Attention, target: Target) -> AttentionSchedule:
     columns = -(-most // (vectors * target.lanes)) * vectors * target.lanes
     return AttentionSchedule(
         simple=simple,
-        has_few=count is None or count <= FEW,
-        has_many=count is None or count > FEW,
+        has_few=count is None or count <= few,
+        has_many=count is None or count > few,
         lanes=target.lanes,
         tiles=tiles,
         part=TILE_PART,
         takes_tiles=q.view.buffer.tiled > 0,
         gives_tiles=k.operand("y").view.buffer.tiled > 0,
-        few=FEW,
+        few=few,
         few_tiles=few_tiles,
         few_heads=4 if group <= 4 else 8,
         least=LEAST,

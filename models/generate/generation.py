@@ -344,6 +344,7 @@ class GenerationMixin:
     tokenizer: Any
     adapters: dict[str, Any]  # that load_adapter brought, by name
     prefill_chunk = PREFILL_CHUNK  # tokens of a prompt that run at once, all rows together
+    most_checked = 8  # tokens of one run that have the bits of a single one
 
     def new_cache(self, batch: int = 1, capacity: int = 0) -> KVCache:
         """An empty cache for `batch` rows."""

@@ -17,10 +17,10 @@ from monoplan.ir.errors import ArgumentError
 from monoplan.models.generate.decoding import Row, may_be_cut, random_values, sampling_arrays
 from monoplan.models.generate.generation import HostSteps, Session
 
-# Tokens of a run that checks a draft; a row's bits are those of a single token up to so many rows, on every CPU.
-ROWS = (4, 6, 8)
+ROWS = (4, 6, 8, 12, 24)  # tokens of a run that checks a draft
 SHORTEST, LONGEST = 2, 16  # tokens of a text that must have occurred before, and that are compared at most
 GUESSED_COST = 0.5  # of another row, in single steps, as long as none was timed
+GROWTH = 0.9  # power of the number of rows that a run's time is guessed to grow with
 WEIGHT = 0.25  # of the latest time or result in an average
 GAIN = 1.03  # a draft is tried if it promises so much more speed
 LOSS, START = 0.012, 1.0  # what drafts may have cost: a share of all time, and single steps to begin with
@@ -110,7 +110,7 @@ class Ledger:
 
     def cost(self, rows: int) -> float:
         known = max(n for n in self.seconds if n <= rows)
-        return self.seconds[known] * (rows / known if known > 1 else 1 + (rows - 1) * GUESSED_COST)
+        return self.seconds[known] * ((rows / known) ** GROWTH if known > 1 else 1 + (rows - 1) * GUESSED_COST)
 
     def note(self, rows: int, given: int, seconds: float, drafting: float = 0.0) -> None:
         """A run of so many tokens gave `given` of them; making its draft took `drafting` more."""
@@ -198,7 +198,7 @@ class DraftedSteps(HostSteps):
         if 1 not in ledger.seconds:
             return [], size
         # The last token is only shown, and needs no place in the cache.
-        most = min(self.row.limit - len(self.row.result.ids), ROWS[-1])
+        most = min(self.row.limit - len(self.row.result.ids), self.lm.most_checked)
         while most > 1 and not may_be_cut(self.lm.config, len(tokens) - 1, len(tokens) - 1 + most):
             most -= 1
         if not ledger.may_try:
