@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from monoplan.codegen.cpu.schedule_attention import FEW, on_tiles
 from monoplan.codegen.cpu.schedule_linear import TILE_ROWS
@@ -14,9 +15,10 @@ from monoplan.codegen.operands import Operand
 from monoplan.codegen.target import Target
 from monoplan.codegen.views import Buffer, View
 from monoplan.ir.dims import Dim, equal, evaluate
-from monoplan.ir.types import f32
+from monoplan.ir.types import bf16, f32
 
 Items = Sequence[Kernel | Loop]
+K = TypeVar("K", bound=Kernel)
 
 
 def all_kernels(items: Items) -> Iterator[Kernel]:
@@ -46,7 +48,7 @@ def moved(lowered: Lowered, new: Mapping[Buffer, Buffer]) -> Lowered:
     return Lowered(items, lowered.params, lowered.outputs, views)
 
 
-def _with_buffers(k: Kernel, new: Mapping[Buffer, Buffer]) -> Kernel:
+def _with_buffers(k: K, new: Mapping[Buffer, Buffer]) -> K:
     return replace(k, operands=tuple(o.with_view(_moved_view(o.view, new)) for o in k.operands))
 
 
@@ -98,6 +100,38 @@ def _residual(kernels: Sequence[Kernel], n: int) -> tuple[Buffer, Buffer] | None
             earlier = any(o.view.buffer is y.buffer for q in kernels[:n] for o in (*q.operands, *q.scratch))
             return (y.buffer, x.buffer) if adds and not later and not earlier else None
     return None
+
+
+# Attention without a cache: what only it reads of a product in bf16 is stored so, for tensor cores and tile units.
+
+
+def attended(items: Items, takes: Callable[[Attention], bool]) -> dict[Buffer, Buffer]:
+    """f32 buffers of queries, keys and values that bf16 products make, each with one in bf16; `takes` is asked about
+    attention that has them.
+
+    A model in bf16 rounds these values; between other kernels they are kept in f32.
+    """
+    kernels = list(all_kernels(items))
+    made: dict[Buffer, bool] = {}  # by products in bf16 only
+    for k in kernels:
+        for o in (*k.operands, *k.scratch):
+            if o.written:
+                own = isinstance(k, Linear) and o.name == "y" and o.view.buffer.of is None and k.format.x_dtype == bf16
+                made[o.view.buffer.root] = own and made.get(o.view.buffer.root, True)
+    new: dict[Buffer, Buffer] = {}
+    for k in kernels:
+        if isinstance(k, Attention):
+            buffers = {k.operand(n).view.buffer for n in ("q", "k", "v")}
+            narrow = {
+                b: replace(b, dtype=bf16) for b in buffers if b.kind == "arena" and b.dtype == f32 and made.get(b)
+            }
+            if len(narrow) == len(buffers) and takes(_with_buffers(k, narrow)):
+                new |= narrow
+    for k in kernels:
+        kept = [o for o in k.reads if not (isinstance(k, Attention) and o.name in ("q", "k", "v"))]
+        for o in (*kept, *k.scratch):
+            new.pop(o.view.buffer.root, None)
+    return new
 
 
 # Values that a kernel hands to the next one as that reads them: bf16 tiles in place of rows of f32.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from monoplan.codegen.backend import BackEnd, Family, Schedule, Variables
 from monoplan.codegen.cpu import variables as v
-from monoplan.codegen.cpu.schedule_attention import choose_attention
+from monoplan.codegen.cpu.schedule_attention import choose_attention, on_tiles
 from monoplan.codegen.cpu.schedule_conv import ConvSchedule, choose_conv
 from monoplan.codegen.cpu.schedule_linear import choose_experts, choose_linear
 from monoplan.codegen.cpu.variables import attention, linear
@@ -18,6 +20,7 @@ from monoplan.codegen.kernels import (
     Experts,
     Gather,
     Heads,
+    Kernel,
     KVUpdate,
     Linear,
     Matmul,
@@ -33,9 +36,13 @@ from monoplan.codegen.kernels import (
     Sort,
     Window,
 )
+from monoplan.codegen.lower.attention import tile_scratch
 from monoplan.codegen.lower.lowerer import Lowered
-from monoplan.codegen.moves import handed_over, moved, residuals
+from monoplan.codegen.moves import attended, handed_over, map_kernels, moved, residuals
 from monoplan.codegen.target import Target
+from monoplan.codegen.views import Buffer, View, whole
+from monoplan.ir.dims import Dim
+from monoplan.ir.types import DType, product
 
 
 def _plain(variables: Callable[[Any], Variables]) -> Family:
@@ -50,8 +57,27 @@ def _conv_schedule(k: Conv, target: Target) -> ConvSchedule:
 
 
 def _prepare(lowered: Lowered, target: Target) -> Lowered:
+    lowered = _attended_on_tiles(lowered, target) if target.has_tiles else lowered
     lowered = moved(lowered, residuals(lowered.items))
     return moved(lowered, handed_over(lowered.items, target))
+
+
+def _attended_on_tiles(lowered: Lowered, target: Target) -> Lowered:
+    """Attention without a cache in bf16, with the memory that its tiles need."""
+    lowered = moved(lowered, attended(lowered.items, lambda k: on_tiles(k, target)))
+
+    def with_scratch(k: Kernel) -> Iterator[Kernel]:
+        if isinstance(k, Attention) and all(o.name != "k_tiles" for o in k.scratch):
+            name = k.operand("y").view.buffer.name
+            yield replace(k, scratch=(*k.scratch, *tile_scratch(k, target, partial(_scratch, name))))
+        else:
+            yield k
+
+    return replace(lowered, items=map_kernels(lowered.items, with_scratch))
+
+
+def _scratch(stem: str, name: str, dtype: DType, shape: Sequence[Dim]) -> View:
+    return whole(Buffer(f"{stem}_{name}", dtype, product(shape), "scratch"), shape)
 
 
 CPU = BackEnd(

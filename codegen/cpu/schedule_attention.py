@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from monoplan.codegen.cpu.schedule_linear import TILE_PART
 from monoplan.codegen.kernels import Attention
 from monoplan.codegen.target import Target
-from monoplan.ir.types import bf16, f32
+from monoplan.ir.types import bf16, bool_, f32
 
 # Queries that read the cache key by key and have the bits of one alone; more share a pass over blocks of keys. On NEON
 # products have these bits for any number of rows, and drafts gain by more of them.
@@ -110,9 +110,10 @@ def choose_attention(k: Attention, target: Target) -> AttentionSchedule:
 
 
 def on_tiles(k: Attention, target: Target) -> bool:
-    """Whether many queries run on bf16 tile units: whole tiles, and scores that need nothing but a scale."""
+    """Whether many queries run on bf16 tile units: whole tiles, scores that need a scale at most, a mask of bools."""
     q, keys, values = (k.operand(n) for n in ("q", "k", "v"))
-    plain = k.softcap is None and not k.has("mask") and k.scale > 0
+    mask = k.operand("mask") if k.has("mask") else None
+    plain = k.softcap is None and k.scale > 0 and (mask is None or mask.dtype == bool_ and not mask.view.is_virtual)
     whole = k.head_dim % 32 == 0 and k.value_dim % 32 == 0
     types = q.dtype in (bf16, f32) and keys.dtype == bf16 and values.dtype == bf16
     stored = not keys.view.is_virtual and not values.view.is_virtual
@@ -123,4 +124,4 @@ def few_on_tiles(k: Attention) -> bool:
     """Whether few queries do so too: rows of the cache that lie as tiles can load them, enough heads that share a key
     (with one or two of them vectors have as little to do), and not more than the rows of a tile can take twice."""
     dense = all(k.operand(n).view.strides[3] == 1 and k.operand(n).view.table is None for n in ("k", "v"))
-    return dense and 3 <= k.heads // k.kv_heads <= 8 and k.head_dim <= 128 and k.value_dim <= 128
+    return dense and not k.has("mask") and 3 <= k.heads // k.kv_heads <= 8 and k.head_dim <= 128 and k.value_dim <= 128

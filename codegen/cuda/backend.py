@@ -40,7 +40,7 @@ from monoplan.codegen.kernels import (
     Window,
 )
 from monoplan.codegen.lower.lowerer import Lowered
-from monoplan.codegen.moves import Items, all_kernels, map_kernels, moved, residuals
+from monoplan.codegen.moves import Items, all_kernels, attended, map_kernels, moved, residuals
 from monoplan.codegen.operands import Body, Operand
 from monoplan.codegen.target import Target
 from monoplan.codegen.views import Buffer, whole
@@ -105,6 +105,7 @@ def _prepare(lowered: Lowered, target: Target) -> Lowered:
     for change in (_without_scratch, _split_norm, _split_values):
         items = map_kernels(items, change)
     lowered = replace(lowered, items=items)
+    lowered = moved(lowered, attended(lowered.items, lambda k: choose.attention(k, target).prefill is not None))
     for find in (narrowed, residuals):
         lowered = moved(lowered, find(lowered.items))
     return lowered
@@ -164,12 +165,10 @@ def _split_values(k: Kernel) -> Iterator[Kernel]:
 def narrowed(items: Items) -> dict[Buffer, Buffer]:
     """f32 values to store in half precision: those that only half-precision products or attention read.
 
-    The tensor cores would round them in the same way; so they are rounded once, where they are made. Attention without
-    a cache takes its queries, keys and values in the type that their products multiply in.
+    The tensor cores would round them in the same way; so they are rounded once, where they are made.
     """
     readers: dict[Buffer, list[DType | None]] = {}
     makers: dict[Buffer, list[bool]] = {}
-    products = {k.operand("y").view.buffer.root: k.format.x_dtype for k in all_kernels(items) if isinstance(k, Linear)}
     for k in all_kernels(items):
         for o in (*k.operands, *k.scratch):
             buffer, part = o.view.buffer.root, o.view.buffer.of is not None
@@ -177,7 +176,7 @@ def narrowed(items: Items) -> dict[Buffer, Buffer]:
                 own = isinstance(k, Linear | Attention | Norm | Rope) and o.name == "y" and not part
                 makers.setdefault(buffer, []).append(own)
             else:
-                readers.setdefault(buffer, []).append(None if part else _wanted(k, o, products))
+                readers.setdefault(buffer, []).append(None if part else _wanted(k, o))
     new: dict[Buffer, Buffer] = {}
     for b, wanted in readers.items():
         kinds = set(wanted)
@@ -192,13 +191,10 @@ def narrowed(items: Items) -> dict[Buffer, Buffer]:
     return new
 
 
-def _wanted(k: Kernel, o: Operand, products: dict[Buffer, DType]) -> DType | None:
+def _wanted(k: Kernel, o: Operand) -> DType | None:
     """The half type that a reader would round an operand to; None: it reads f32."""
     if isinstance(k, Linear) and o.name == "x" and k.norm == "none":
         dtype = k.format.x_dtype
-    elif isinstance(k, Attention) and o.name in ("q", "k", "v") and k.operand("k").dtype == f32:
-        made = {products.get(k.operand(n).view.buffer.root) for n in ("q", "k", "v")}
-        dtype = bf16 if made == {bf16} else f32  # f16 has no such kernels
     elif isinstance(k, Attention) and o.name == "q":
         dtype = k.operand("k").dtype
         if dtype == i8:  # rounds more than that

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +10,12 @@ from monoplan.codegen.cpu.schedule_attention import choose_attention
 from monoplan.codegen.kernels import Attention
 from monoplan.codegen.lower.lowerer import Lowerer, lowers
 from monoplan.codegen.operands import Operand
+from monoplan.codegen.target import Target
 from monoplan.codegen.views import View
 from monoplan.ir.cache_rows import row_numbers
+from monoplan.ir.dims import Dim
 from monoplan.ir.graph import Op
-from monoplan.ir.types import f32, u32
+from monoplan.ir.types import DType, f32, u32
 
 
 @lowers("attention")
@@ -68,8 +71,7 @@ def lower_attention(lo: Lowerer, op: Op) -> None:
 
 
 def _scratch(lo: Lowerer, k: Attention) -> tuple[Operand, ...]:
-    """Few queries: what tasks leave for each other (sums, largest score and total of each head and chunk).
-    Many on tile units: the keys and values as tiles."""
+    """Few queries: what tasks leave for each other (sums, largest score and total of each head and chunk)."""
     s = choose_attention(k, lo.target)
     found = []
     if s.has_few and not s.simple:
@@ -77,8 +79,18 @@ def _scratch(lo: Lowerer, k: Attention) -> tuple[Operand, ...]:
         width = -(-k.value_dim // s.lanes) * s.lanes + 2
         shape = (k.batch * few * k.heads * (k.keys // s.least + 1), width)
         found.append(Operand("partial", lo.fresh(f32, shape, "scratch"), written=True))
-    if s.has_many and s.tiles:
-        for name, dim in (("k_tiles", k.head_dim), ("v_tiles", k.value_dim)):
-            words = (k.batch * k.kv_heads, (k.keys + (s.keys - 1)) // s.keys * s.keys, dim // 2)
-            found.append(Operand(name, lo.fresh(u32, words, "scratch"), written=True))
-    return tuple(found)
+    return (*found, *tile_scratch(k, lo.target, lambda name, dtype, shape: lo.fresh(dtype, shape, "scratch")))
+
+
+def tile_scratch(
+    k: Attention, target: Target, fresh: Callable[[str, DType, Sequence[Dim]], View]
+) -> tuple[Operand, ...]:
+    """Many queries on tile units: the keys and values as tiles; `fresh` makes storage."""
+    s = choose_attention(k, target)
+    if not (s.has_many and s.tiles):
+        return ()
+    keys = (k.keys + (s.keys - 1)) // s.keys * s.keys
+    return tuple(
+        Operand(name, fresh(name, u32, (k.batch * k.kv_heads, keys, dim // 2)), written=True)
+        for name, dim in (("k_tiles", k.head_dim), ("v_tiles", k.value_dim))
+    )

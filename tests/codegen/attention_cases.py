@@ -106,6 +106,7 @@ CASES = {
     "sinks_double": AttentionCase(4, 2, 16, 8, 301, "f64", "f64", sinks="f64"),
     "no_order": AttentionCase(4, 2, 64, 64, 400, "bf16", causal=False),
     "flags": AttentionCase(4, 2, 16, 16, 400, mask="bool"),
+    "flags_half": AttentionCase(4, 2, 32, 32, 400, "bf16", mask="bool"),
     "added": AttentionCase(4, 1, 16, 16, 400, "bf16", mask="f32", layout="bhsd"),
     "bytes": AttentionCase(9, 3, 64, 64, 400, "i8"),
     "bytes_of_8": AttentionCase(16, 2, 128, 96, 340, "i8", "bf16", calls=((1, (339, 32, 0)), (2, (30, 254)))),

@@ -30,7 +30,7 @@ from tests.tolerances import check
 PIECES = ("gqa", "group_of_3", "window", "bytes")
 PAGES = [("gqa", 64), ("gqa_half", 64), ("group_of_3", 32), ("window", 16), ("odd_half", 7), ("bytes", 64)]
 PAGES += [("double", 64)]
-SLOW = ("bytes_of_8", "long_bytes", "bytes_window", "double_bytes")  # to build; CI has them
+SLOW = ("flags_half", "bytes_of_8", "long_bytes", "bytes_window", "double_bytes")  # to build; CI has them
 ROOT = Path(__file__).resolve().parents[2]
 OTHERS = [isa for isa in (*levels(machine(), read_cpu()[1]), "tiles") if isa != detect().isa]
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from monoplan.codegen.kernels import Attention
 from monoplan.codegen.moves import lies_as_tiles
 from monoplan.codegen.plan import make_plan
 from monoplan.codegen.target import cpu_target
 from monoplan.codegen.views import Buffer
 from monoplan.ir.builder import build_graph
 from monoplan.ir.ops import REGISTRY
-from monoplan.ir.types import tensor_type
+from monoplan.ir.types import bf16, tensor_type
 
 
 def tiled(forward: Any, inner: int = 96, dtype: str = "bf16", isa: str = "tiles") -> list[int]:
@@ -52,6 +53,31 @@ def test_attention_hands_over() -> None:
 
     graph = build_graph("attend", forward, types, {"w": tensor_type("bf16", 64, 128)})
     assert [b.tiled for b in make_plan(graph, cpu_target("tiles", 64)).arena.slot_of if b.tiled] == [128]
+
+
+def encoder(dtype: str = "bf16", isa: str = "tiles", read: bool = False, mask: str = "bool") -> list[str]:
+    """Types of queries, keys and values of attention without a cache, cut from one product."""
+    types = {"x": tensor_type("f32", 2, 40, 64), "mask": tensor_type(mask, 2, 1, 1, 40)}
+
+    def forward(x: Any, mask: Any, w: Any) -> Any:
+        whole = REGISTRY["linear"](x, w)
+        parts = REGISTRY["split"](whole, sizes=(64, 64, 64), axis=-1)
+        q, k, v = (REGISTRY["reshape"](p, shape=(2, 40, 2, 32)) for p in parts)
+        k, v = (REGISTRY["transpose"](p, axes=(0, 2, 1, 3)) for p in (k, v))
+        shown = REGISTRY["expand"](mask, shape=(2, 1, 40, 40))
+        made = REGISTRY["attention"](q, k, v, shown, causal=False, layout="bshd")
+        return [made, *([REGISTRY["tanh"](whole)] if read else [])]
+
+    plan = make_plan(build_graph("encode", forward, types, {"w": tensor_type(dtype, 192, 64)}), cpu_target(isa, 64))
+    (k,) = [s.kernel for s, _ in plan.steps() if isinstance(s.kernel, Attention)]
+    tiles = [o.name for o in k.scratch]
+    assert tiles == (["k_tiles", "v_tiles"] if k.operand("k").dtype == bf16 else [])
+    return [k.operand(n).dtype.name for n in ("q", "k", "v")]
+
+
+def test_attention_without_a_cache() -> None:
+    assert encoder() == ["bf16"] * 3
+    assert encoder(dtype="f32") == encoder(isa="avx512") == encoder(read=True) == encoder(mask="f32") == ["f32"] * 3
 
 
 def queries(dim: int = 32, read: bool = False) -> list[Buffer]:

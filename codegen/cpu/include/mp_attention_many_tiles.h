@@ -17,7 +17,7 @@ MP_FN void mp_pack_keys(const mp_attention *a, const int64_t b, const int64_t g,
     mp_bf16 *const dense_values = dense_keys + 32 * a->dim;
     const mp_bf16 *rows[32], *values[32];
     for (int64_t i = 0; i < longer; ++i) none[i] = 0;
-    for (int64_t i = 0; a->causal && i < a->dim; ++i) nan[i] = 0x7fc0;
+    for (int64_t i = 0; (a->causal || a->has_mask) && i < a->dim; ++i) nan[i] = 0x7fc0;
     for (int64_t j = 0; j < 32; ++j) {
         const int64_t key = j0 + j;
         rows[j] = values[j] = none;
@@ -28,9 +28,10 @@ MP_FN void mp_pack_keys(const mp_attention *a, const int64_t b, const int64_t g,
             dense_keys[j * a->dim + i] = ((const mp_bf16 *)a->k.data)[mp_place(&a->k, b, g, key, i)];
         for (int64_t i = 0; !v_vectors && i < a->value_dim; ++i)
             dense_values[j * a->value_dim + i] = ((const mp_bf16 *)a->v.data)[mp_place(&a->v, b, g, key, i)];
-        /* Some query does not see a key after `before`, nor, with a window, any other: its values must be finite,
-         * since 0 * NaN is NaN. Those who see it still get NaN, from the key. */
-        if (a->causal && (a->window || key > before) && !mp_finite_bf16(values[j], a->value_dim)) {
+        /* Some query does not see a key after `before`, nor, with a window or a mask, any other: its values must be
+         * finite, since 0 * NaN is NaN. Those who see it still get NaN, from the key. */
+        const int hidden = (a->causal && (a->window || key > before)) || a->has_mask;
+        if (hidden && !mp_finite_bf16(values[j], a->value_dim)) {
             rows[j] = nan;
             values[j] = none;
         }
@@ -217,6 +218,24 @@ MP_FN void mp_hide(const mp_attention *a, const mp_strip_rows *s, const int64_t 
     }
 }
 
+/* The same where a mask of booleans hides a key from a row. */
+MP_FN void mp_hide_masked(const mp_attention *a, const mp_strip_rows *s, const int64_t j0, const int64_t width, float *score)
+{
+    const uint8_t *const shown = (const uint8_t *)a->mask.data;
+    const int dense = a->mask.s3 == 1, equal = a->mask.s1 == 0 && a->mask.s2 == 0; /* rows of heads and queries */
+    for (int64_t r = 0; r < s->filled; ++r) {
+        const int64_t column = s->c0 + r, head = s->g * a->group + column % a->group;
+        const int64_t place = mp_place(&a->mask, s->b, head, column / a->group, j0);
+        if (dense && !memchr(shown + place, 0, (size_t)width)) {
+            if (equal) return;
+            continue;
+        }
+        float *const line = score + r * a->block;
+        for (int64_t j = 0; j < width; ++j)
+            if (!shown[place + j * a->mask.s3]) line[j] = -INFINITY;
+    }
+}
+
 /* All strips of a worker, one after the other, each against blocks of keys. The tile units are always ahead by one
  * block, across strips too: beside the softmax of one they add up the values of the block before and make the scores
  * of the next. */
@@ -244,6 +263,7 @@ MP_FN void mp_strips_on_tiles(mp_run *run, const mp_attention *a, mp_strip_sourc
             const int whole = width == block && (!a->causal || j0 + block <= s.before + s.c0 / a->group + 1)
                               && (!a->window || j0 > s.before + (s.c0 + s.filled - 1) / a->group - a->window);
             if (!whole) mp_hide(a, &s, j0, width, score);
+            if (a->has_mask) mp_hide_masked(a, &s, j0, width, score);
             int64_t left = s.last - j0 - block;
             work.score = scores + (now ^ 1) * 32 * block;
             work.k_tiles = s.k_tiles + (j0 + block) * (a->dim / 2);
