@@ -446,8 +446,8 @@ def _row(k: Linear, target: Target) -> RowSchedule | None:
 
 def _tile_row(k: Linear, target: Target) -> RowSchedule | None:
     """Few tiles for a warp. Of a small matrix all that fits 120 KB of an SM (200 KB of large tiles) is asked for before
-    the dependency, one tile of a warp after the other, and the next kernel starts when the last ones are on their way;
-    a large one has 208 KB in flight, and of low-bit tiles half of them before."""
+    the dependency, and the next kernel starts when the last tiles are on their way; a large one has 208 KB in flight.
+    Low-bit tiles, and those of a small matrix, are asked for one of each warp after the other until the dependency."""
     strips, tiles = _tiles(k)
     large = strips * tiles * k.format.tile_bytes > 32 << 20
     even = not large and target.cores >= 96 and target.cores % 32 <= 8
@@ -466,10 +466,9 @@ def _tile_row(k: Linear, target: Target) -> RowSchedule | None:
         room = min((208 if large else 200 if wide else 120) << 10, target.shared - 1024) - rest + each
         ring = max(1, min(8, units, room // each))
         if -(-tiles // slices) <= 8 and rest + (ring - 1) * each <= target.shared - 1024:
-            calm = not large and ring > 1 and hopper
-            late = ring if calm and k.epilogue != "heads" else 0
-            early = max(1, ring // 2) if large and not wide and hopper else ring
-            return replace(one, ring=ring, early=early, gentle=int(calm), late=late)
+            calm = ring > 1 and hopper and not (large and wide)
+            late = ring if calm and not large and k.epilogue != "heads" else 0
+            return replace(one, ring=ring, early=ring, gentle=int(calm), late=late)
     return None
 
 
