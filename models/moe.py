@@ -34,6 +34,13 @@ class MixtralConfig(LlamaConfig):
     keys: ClassVar[Mapping[str, str]] = {
         **same("num_experts_per_tok sliding_window"), "num_local_experts": "num_experts"
     }  # fmt: skip
+    base_model_tp_plan: ClassVar[Mapping[str, str]] = {
+        **LlamaConfig.base_model_tp_plan,
+        **{f"layers.*.mlp.experts.{name}": "experts" for name in ("gate_proj", "up_proj", "down_proj")},
+        **{f"layers.*.mlp.{shared}.{name}": style
+           for shared in ("shared_expert", "shared_experts")
+           for name, style in (("gate_proj", "colwise"), ("up_proj", "colwise"), ("down_proj", "rowwise"))},
+    }  # fmt: skip
     also: ClassVar[tuple[str, ...]] = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
     defaults: ClassVar[Mapping[str, Any]] = {
         "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,

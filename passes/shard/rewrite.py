@@ -20,7 +20,7 @@ from monoplan.ir.ops.elementwise import add, ge, logical_and, lt, sub, where
 from monoplan.ir.ops.index import embedding
 from monoplan.ir.ops.shape import concat, full, reshape, slice_
 from monoplan.passes.manager import Notes, Pass
-from monoplan.passes.pattern import param_values
+from monoplan.passes.pattern import distinct_readers, param_values
 from monoplan.passes.rebuild import builder_for, drop_dead
 from monoplan.passes.shard.rules import Lie, Local, Rules, Split, Styles, local_attrs
 
@@ -105,6 +105,8 @@ class _Rebuild:
         self.fixed = param_values(graph)
         self.new: dict[Value, Value] = {}
         self.made: dict[tuple[Value, Any], Value] = {}  # parts and wholes that were made before
+        self.chosen: dict[tuple[Value, Split], tuple[Value, Value]] = {}  # of experts: see _own
+        self.readers = distinct_readers(graph)
         self.setup, self.ops = list(graph.setup), list[Op]()
         self.loc = Loc()
 
@@ -130,8 +132,8 @@ class _Rebuild:
         if local.whole:
             parts = [str(v) for v in op.operands if v is not None and self.lies.get(v) is not None]
             self.notes.missed("shard", op, f"no part of it can run by itself: {', '.join(parts)} gathered")
-        if local.then == "lookup":
-            self.new[op.result] = self._lookup(op, local)
+        if local.then in ("lookup", "experts"):
+            self.new[op.result] = (self._lookup if local.then == "lookup" else self._experts)(op, local)
             return
         operands = [None if v is None else self._as(v, lie) for v, lie in zip(op.operands, local.operands, strict=True)]
         bias: Value | None = None
@@ -224,18 +226,12 @@ class _Rebuild:
         kept = [self._emit(slice_, [joined], {"axis": axis, "start": s, "length": n})[0] for s, n in runs]
         return kept[0] if len(kept) == 1 else self._emit(concat, kept, {"axis": axis})[0]
 
-    def _lookup(self, op: Op, local: Local) -> Value:
-        """Rows of a divided table: a rank gives those it has and zeros for the others, and the ranks add up.
+    def _own(self, ids: Value, begin: int, end: int, all_: Dim) -> tuple[Value, Value]:
+        """Numbers of a table of which this rank has [begin, end): which are its own, and their numbers in its part.
 
-        An id that is in nobody's part stays as it is: the lookup reports it. Where a rank's part begins is a number
-        that is made at load, as its weights are: so the sources of ranks with equal parts are one source, built once.
+        One that is in nobody's part stays as it is, and its reader reports it; others are 0. Where a rank's part begins
+        is a number that is made at load, as its weights are: the sources of ranks with equal parts are built once.
         """
-        ids, table = op.operands
-        split = local.operands[1]
-        assert ids is not None and table is not None and split is not None
-        ids, rows = self._as(ids, None), table.type.shape[0]
-        part = self._as(table, split)
-        begin, end = split.bounds(self.rank, rows)
         kind = ids.type.dtype
 
         def number(n: Dim) -> Value:
@@ -249,12 +245,42 @@ class _Rebuild:
         first = self._emit(full, [], {"shape": (1,), "value": begin, "dtype": kind}, setup=True)[0]
         own = self._emit(sub, [ids, first], {})[0]
         mine = inside(own, end - begin)
-        other = self._emit(where, [inside(ids, rows), number(0), ids], {})[0]
-        index = self._emit(where, [mine, own, other], {})[0]
-        found = self._emit(embedding, [index, part], {})[0]
+        other = self._emit(where, [inside(ids, all_), number(0), ids], {})[0]
+        return mine, self._emit(where, [mine, own, other], {})[0]
+
+    def _sum(self, found: Value, mine: Value) -> Value:
+        """Rows that this rank has, and zeros for the others, which the ranks add up."""
         flags = self._emit(reshape, [mine], {"shape": (*mine.type.shape, 1)})[0]
         zero = self._emit(full, [], {"value": 0.0, "dtype": found.type.dtype})[0]
         kept = self._emit(where, [flags, found, zero], {})[0]
         total = self._emit(all_reduce, [kept], {"world": self.size})[0]
         self.notes.fired("shard", self.ops[-1])
         return total
+
+    def _lookup(self, op: Op, local: Local) -> Value:
+        """Rows of a divided table."""
+        ids, table = op.operands
+        split = local.operands[1]
+        assert ids is not None and table is not None and split is not None
+        part = self._as(table, split)
+        mine, index = self._own(self._as(ids, None), *split.bounds(self.rank, table.type.shape[0]), table.type.shape[0])
+        return self._sum(self._emit(embedding, [index, part], {})[0], mine)
+
+    def _experts(self, op: Op, local: Local) -> Value:
+        """Products by divided experts. What only the next product by the same experts reads is not summed."""
+        weight, ids, split = op.operands[1], op.operands[2], local.operands[1]
+        assert weight is not None and ids is not None and split is not None
+        operands = [None if v is None else self._as(v, lie) for v, lie in zip(op.operands, local.operands, strict=True)]
+        key = (ids, split)
+        if key not in self.chosen:
+            count = weight.type.shape[0]
+            self.chosen[key] = self._own(self._as(ids, None), *split.bounds(self.rank, count), count)
+        mine, operands[2] = self.chosen[key]
+        found = self._emit(op.opdef, operands, op.attrs, [op.result.name])[0]
+        readers = self.readers.get(op.result, set())
+        goes_on = all(r is not None and r.operands[0] is op.result and self._has(r, ids, split) for r in readers)
+        return found if goes_on else self._sum(found, mine)
+
+    def _has(self, op: Op, ids: Value, split: Split) -> bool:
+        """Whether an op multiplies by the same experts."""
+        return self.found[op].then == "experts" and op.operands[2] is ids and self.found[op].operands[1] == split

@@ -23,7 +23,7 @@ STYLES = {
     "colwise": "colwise", "rowwise": "rowwise", "vocab": "vocab", "colwise_gather": "colwise_gather",
     "colwise_rep": "colwise_gather", "colwise_gather_output": "colwise_gather", "rowwise_rep": "rowwise",
     "rowwise_split_input": "rowwise", "embedding_rowwise": "vocab", "vocab_parallel_rowwise": "vocab",
-    "replicated": "replicated",
+    "replicated": "replicated", "experts": "experts",
 }  # fmt: skip
 
 
@@ -147,7 +147,7 @@ class Local:
 
     operands: tuple[Lie, ...]
     results: tuple[Lie, ...]
-    then: str = ""  # reduce: summed over the ranks; gather: made whole; lookup: vocabulary-parallel
+    then: str = ""  # reduce: summed over the ranks; gather: made whole; lookup: vocabulary-parallel; experts: see there
     shape: bool = False  # the attribute `shape` is the result's local one
     wants: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)  # families that must be cut otherwise
     whole: bool = False  # no rule fits: operands are gathered
@@ -224,6 +224,15 @@ def _embedding(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
     if rules.style(op) not in ("vocab", "colwise", "colwise_gather", "rowwise"):
         return None
     return Local((None, rules.family(op, 0, table.type.shape[0], ceil=True)), (None,), "lookup")
+
+
+def _experts(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
+    """Each rank has some of the matrices, and their biases."""
+    if rules.style(op) != "experts":
+        return None
+    split = rules.family(op, 0, op.operands[1].type.shape[0])  # type: ignore[union-attr]
+    parts = (None, split, None, *(None if v is None else split for v in op.operands[3:]))
+    return Local(parts, (None,), "experts")
 
 
 def _aligned(split: Split, rank: int, result: int) -> Split:
@@ -415,7 +424,7 @@ def _select_rows(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
 _BY_NAME: dict[str, Rule] = {
     "linear": _linear, "embedding": _embedding, "matmul": _matmul, "reshape": _reshape, "transpose": _transpose,
     "slice": _off_axis, "split": _off_axis, "expand": _expand, "concat": _concat, "repeat": _repeat, "rope": _rope,
-    "kv_update": _kv_update, "attention": _attention, "select_rows": _select_rows,
+    "kv_update": _kv_update, "attention": _attention, "select_rows": _select_rows, "expert_linear": _experts,
 }  # fmt: skip
 _BY_KIND: dict[str, Rule] = {
     "pointwise": _pointwise, "fused_pointwise": _pointwise, "norm": _norm, "softmax": _along, "scan": _along,

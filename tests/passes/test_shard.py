@@ -21,6 +21,7 @@ from monoplan.ir.printer import print_graph
 from monoplan.ir.verifier import verify
 from monoplan.models import LlamaConfig, LlamaForCausalLM
 from monoplan.models.generate.generation import step_specs
+from monoplan.models.moe import MoeForCausalLM, Qwen2MoeConfig, Qwen3MoeConfig
 from monoplan.passes.manager import Notes, run_passes
 from monoplan.passes.pipeline import PIPELINE
 from monoplan.passes.shard.rewrite import shard_pass
@@ -242,7 +243,61 @@ def test_an_id_that_nobody_has_is_reported() -> None:
             interpret(made, [np.array([bad])], {"embed.weight": np.zeros((6, 8), np.float32)})
 
 
-def llama_step(**config: Any) -> tuple[Graph, Mapping[str, str]]:
+EXPERTS = """
+graph experts(%x: f32[n, 8], %ids: i64[n, 2]) {
+  param %g: f32[5, 6, 8] = "experts.gate.weight"
+  param %u: f32[5, 6, 8] = "experts.up.weight"
+  param %gb: f32[5, 6] = "experts.gate.bias"
+  param %ub: f32[5, 6] = "experts.up.bias"
+  param %d: f32[5, 8, 6] = "experts.down.weight"
+  %h = expert_linear(%x, %g, %ids, %u, %gb, %ub) {gate="silu"} : f32[n, 2, 6]
+  %y = expert_linear(%h, %d, %ids, _, _, _) {gate=""} : f32[n, 2, 8]
+  return %y
+}
+"""
+EXPERTS_PLAN = {"experts.*": "experts"}
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_experts(size: int) -> None:
+    """Each rank has its own, and one sum is all they exchange."""
+    for rank, made in enumerate(same_numbers(parse(EXPERTS), EXPERTS_PLAN, size, passes=True)):
+        held = [op.operands[1] for op in made.ops if op.opdef.kind == "experts"]
+        assert {w.type.shape[0] for w in held if w is not None} == {(rank + 1) * 5 // size - rank * 5 // size}
+        assert sum("all_reduce" in name for name in names(made)) == 1
+
+
+def test_experts_whose_results_others_read_are_summed_at_once() -> None:
+    (made, *_) = same_numbers(parse(EXPERTS.replace("return %y", "return %y, %h")), EXPERTS_PLAN, 2)
+    assert names(made).count("all_reduce") == 2
+    other = EXPERTS.replace("%ids: i64[n, 2]", "%ids: i64[n, 2], %rows: i64[n, 2]").replace("%d, %ids", "%d, %rows")
+    (made, *_) = same_numbers(parse(other), EXPERTS_PLAN, 2)
+    assert names(made).count("all_reduce") == 2
+
+
+def test_an_expert_that_nobody_has_is_reported() -> None:
+    made, _ = shard(parse(EXPERTS), EXPERTS_PLAN, 1, 2)
+    params = {p.path: np.zeros([int(n) for n in p.value.type.shape], np.float32) for p in made.params}
+    with among(Ranks(threads(2)[0])), pytest.raises(ArgumentError, match="there are 3 experts"):
+        interpret(made, [np.zeros((1, 8), np.float32), np.array([[0, 5]])], params)
+
+
+def test_a_mixture_of_experts() -> None:
+    """Its layers exchange as many sums as those of LLaMA."""
+    sizes = {"num_key_value_heads": 2, "num_experts": 4, "moe_intermediate_size": 24, "norm_topk_prob": True}
+    shared = {"shared_expert_intermediate_size": 48, "tie_word_embeddings": True}
+    for config, count in ((Qwen3MoeConfig, 2), (Qwen2MoeConfig, 3)):
+        given = {**sizes, **(shared if config is Qwen2MoeConfig else {}), "num_experts_per_tok": 2}
+        graph, plan = llama_step(MoeForCausalLM, config, **given)
+        for rank in range(2):
+            made, _ = shard(graph, plan, rank, 2)
+            assert names(made).count("all_reduce") == 1 + 2 * count
+            assert {op.operands[1].type.shape[0] for op in made.ops if op.name == "expert_linear"} == {2}  # type: ignore[union-attr]
+
+
+def llama_step(
+    family: Any = LlamaForCausalLM, made: Any = LlamaConfig, **config: Any
+) -> tuple[Graph, Mapping[str, str]]:
     given = {
         "vocab_size": 40,
         "hidden_size": 32,
@@ -252,7 +307,7 @@ def llama_step(**config: Any) -> tuple[Graph, Mapping[str, str]]:
         "max_position_embeddings": 32,
         **config,
     }
-    model = LlamaForCausalLM.from_config(LlamaConfig(**given), seed=0)
+    model = family.from_config(made(**given), seed=0)
     traced = trace(model.generation_step(), **step_specs(model.config, model.dtype))
     return traced.graph.replace(writes=traced.mutated), model.tp_plan
 
