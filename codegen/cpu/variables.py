@@ -116,11 +116,12 @@ def _real(dtype: DType) -> str:
     return "double" if dtype == f64 else "float"
 
 
-def norm(k: Norm) -> Variables:
+def norm(k: Norm, kept: str = "") -> Variables:
+    """`kept`: where elements of x are after the first pass over them."""
     index = [*names("o", k.outer), "i"]
     x = k.operand("x")
-    real = _real(x.dtype)
-    value = f"({x.at(*index)} - mean - rest) * scale" if k.kind == "layer" else f"{x.at(*index)} * scale"
+    real, again = _real(x.dtype), kept or x.at(*index)
+    value = f"({again} - mean - rest) * scale" if k.kind == "layer" else f"{again} * scale"
     if k.has("weight"):
         value = f"({value}) * {k.operand('weight').at('i')}"
     if k.has("bias"):
@@ -132,7 +133,7 @@ def norm(k: Norm) -> Variables:
             "real": real,
             "x": x.at(*index),
             "sqrt": "sqrt" if real == "double" else "sqrtf",
-            "centred": f"{x.at(*index)} - mean - rest" if k.kind == "layer" else x.at(*index),
+            "centred": f"{again} - mean - rest" if k.kind == "layer" else again,
             "value": value,
             "eps": c_literal(k.eps, f64 if real == "double" else f32),
             "statement": k.operand("y").store(tail, k.body.dtype, *index),

@@ -208,6 +208,15 @@ def _reduce(k: Reduce) -> Variables:
     return shared.reduce(k, first="best < 0")
 
 
+def _norm(renderer: Renderer, k: Norm, s: CudaSchedule) -> tuple[Variant, ...]:
+    """A warp for each short row, else a block."""
+    template, kept = ("norm_short", "kept[j]") if s.team == 32 else ("norm", "")
+    words = [pointer_word(o) for o in k.pointers]
+    function, given = renderer.function(k, template, words, s=s, **shared.norm(k, kept))
+    blocks = ceil_div(product(k.outer) * s.team, s.threads)
+    return (Variant("norm", (Launch(function, (blocks, 1, 1), s.threads, given),)),)
+
+
 def _matmul(k: Matmul) -> Variables:
     return shared.matmul(k, "n", "sum")
 
@@ -231,7 +240,7 @@ def _lookup(renderer: Renderer, k: Gather, s: CudaSchedule) -> tuple[Variant, ..
 FAMILIES: dict[type[Kernel], CudaFamily] = {
     Pointwise: _plain(shared.pointwise, _loop),
     Reduce: _plain(_reduce, lambda k, s, names: ceil_div(product(k.outer) * s.team, s.threads), choose.reduce),
-    Norm: _plain(shared.norm, _rows),
+    Norm: CudaFamily(schedule=lambda k, target: choose.norm(k), variables=lambda k, s: shared.norm(k), variants=_norm),
     Softmax: _plain(shared.softmax, _rows),
     Matmul: _plain(_matmul, lambda k, s, names: product(k.batch) * ceil_div(k.rows, 16) * ceil_div(k.columns, 16)),
     Linear: CudaFamily(

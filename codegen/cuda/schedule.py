@@ -8,13 +8,13 @@ from itertools import product
 from typing import TypeVar
 
 from monoplan.codegen.cuda.launches import ceil_div
-from monoplan.codegen.kernels import Attention, Experts, Kernel, Linear, Reduce, Sample, Scan, Sort
+from monoplan.codegen.kernels import Attention, Experts, Kernel, Linear, Norm, Reduce, Sample, Scan, Sort
 from monoplan.codegen.operands import Operand
 from monoplan.codegen.target import Target
 from monoplan.codegen.views import View
 from monoplan.ir.dims import Dim, equal
 from monoplan.ir.expr import Arg, Call
-from monoplan.ir.types import DType, bf16, bool_, f16, f32, i8
+from monoplan.ir.types import DType, bf16, bool_, f16, f32, f64, i8
 from monoplan.ir.types import product as size_of
 
 FEW_ROWS = 32  # up to this many rows of x a product streams the weights once through tensor cores
@@ -276,6 +276,12 @@ def reduce(k: Reduce) -> CudaSchedule:
     if inner <= 16:
         return CudaSchedule(256, 1)
     return CudaSchedule(256, 32) if inner <= 2048 else CudaSchedule(1024, 1024)
+
+
+def norm(k: Norm) -> CudaSchedule:
+    """A warp for each row that its registers can keep, else a block."""
+    short = isinstance(k.inner, int) and k.inner <= 1536 and k.operand("x").dtype != f64
+    return CudaSchedule(128, 32) if short else CudaSchedule(256, 256)
 
 
 def scan(k: Scan) -> CudaSchedule:

@@ -11,7 +11,7 @@ from monoplan.codegen.expressions import C_TYPES, c_dim, c_index, c_literal, com
 from monoplan.codegen.formats import WeightFormat
 from monoplan.codegen.kernels import Attention, Gather, Linear
 from monoplan.codegen.operands import Operand
-from monoplan.ir.types import f32, f64, i8, i64
+from monoplan.ir.types import bf16, f32, f64, i8, i64
 
 
 def packed_element(k: Gather, format: WeightFormat) -> str:
@@ -144,6 +144,8 @@ def _pointwise(k: Linear) -> Variables:
         k.body.c([f"({side}{_bias(k, f'n{j}')})", *(f"extra.{e.name}_{j}" for e in extras)])
         for j, side in enumerate(("first", "second"))
     ]
+    if y.dtype == bf16:
+        values = [v.replace("mp_gelu_nonef(", "mp_fast_gelu(") for v in values]
     kept = compute_type(k.body.dtype)
     pair = ""
     if _pairable(y, k.columns):

@@ -2,8 +2,8 @@
 
 CuPy brings the library but no binding of it, so it is called through cffi. The first algorithm that its heuristic
 offers is used: on an H200 the fastest of each product by itself made a whole prompt slower (47.6 and not 47.3 ms, 8B),
-since power is what limits it. Of algorithms that split K only those count that keep the parts of the sums in the
-workspace and add them in order: results must not depend on which block is first.
+since power is what limits it. Algorithms that split K are offered for results too small to fill the device, if they add
+the parts in a step of their own: sums must not depend on the order of the blocks.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ int cublasLtMatmul(void *, void *, const void *, const void *, void *, const voi
 """
 _TYPES = {"f32": 0, "f16": 2, "bf16": 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
 _COMPUTE_32F, _TRANSPOSE_A, _MAX_WORKSPACE, _REDUCTIONS = 68, 3, 1, 3
-_EPILOGUE, _BIAS_POINTER, _ADDS_BIAS = 7, 8, 4
-_ORDERED = 2  # CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+_EPILOGUE, _BIAS_POINTER, _ADDS_BIAS, _IN_A_STEP = 7, 8, 4, 2
 WORKSPACE = 32 << 20
 _ZERO, _ONE = np.zeros(1, np.float32), np.ones(1, np.float32)
 
@@ -80,7 +79,9 @@ class _Shape:
         self.x = make(lib.cublasLtMatrixLayoutCreate, kind, spec.depth, spec.rows, spec.depth)
         self.out = make(lib.cublasLtMatrixLayoutCreate, out, spec.columns, spec.rows, spec.columns)
         preference = make(lib.cublasLtMatmulPreferenceCreate)
-        for attribute, ctype, value in ((_MAX_WORKSPACE, "size_t *", WORKSPACE), (_REDUCTIONS, "uint32_t *", _ORDERED)):
+        tiles = -(-spec.rows // 128) * -(-spec.columns // 128)
+        splits = _IN_A_STEP if 2 * tiles <= owner.device.target.cores else 0
+        for attribute, ctype, value in ((_MAX_WORKSPACE, "size_t *", WORKSPACE), (_REDUCTIONS, "uint32_t *", splits)):
             pointer = ffi.new(ctype, value)
             size = ffi.sizeof(ffi.typeof(pointer).item)
             _check(lib.cublasLtMatmulPreferenceSetAttribute(preference, attribute, pointer, size))

@@ -25,6 +25,7 @@ ONLY_CUDA = {
     "linear_prepare",
     "linear_finish",
     "linear_best",
+    "norm_short",
     "attention_decode",
     "attention_hopper",
     "attention_prefill",

@@ -4,7 +4,7 @@
  * Steps, each with the launches it may become; the number of rows decides.
  * 0: %linear = fused_linear(%x, %c_attn.weight, %c_attn.bias, %ln_1.weight, %ln_1.bias) {norm="layer", eps=1e-05,
  *     gated=False, expr="x0"} : f32[batch, seq, 192]  (tests/modules.py:0 in c_attn)
- *     fused_linear_0<<<(n_batch * n_seq), 256>>>
+ *     fused_linear_0_short<<<(((n_batch * n_seq * 32 + 127) / 128)), 128>>>
  * 1: %linear = fused_linear(%x, %c_attn.weight, %c_attn.bias, %ln_1.weight, %ln_1.bias) {norm="layer", eps=1e-05,
  *     gated=False, expr="x0"} : f32[batch, seq, 192]  (tests/modules.py:0 in c_attn)
  *     n_batch * n_seq = 1: fused_linear_1_row<<<(96), 256>>>
@@ -18,7 +18,7 @@
  *     n_batch * n_seq >= 2: library product n_batch * n_seq x 64 x 64
  * 4: %gelu = fused_linear(%add, %c_fc.weight, %c_fc.bias, %ln_2.weight, %ln_2.bias) {norm="layer", eps=1e-05,
  *     gated=False, expr="gelu(x0, approximate='tanh')"} : f32[batch, seq, 256]  (tests/modules.py:0)
- *     fused_linear_0<<<(n_batch * n_seq), 256>>>
+ *     fused_linear_0_short<<<(((n_batch * n_seq * 32 + 127) / 128)), 128>>>
  * 5: %gelu = fused_linear(%add, %c_fc.weight, %c_fc.bias, %ln_2.weight, %ln_2.bias) {norm="layer", eps=1e-05,
  *     gated=False, expr="gelu(x0, approximate='tanh')"} : f32[batch, seq, 256]  (tests/modules.py:0)
  *     n_batch * n_seq = 1: fused_linear_5_row<<<(128), 256>>>
@@ -32,32 +32,42 @@
 /* %linear = fused_linear(%x, %c_attn.weight, %c_attn.bias, %ln_1.weight, %ln_1.bias) {norm="layer", eps=1e-05,
  *     gated=False, expr="x0"} : f32[batch, seq, 192]
  * tests/modules.py:0 in c_attn */
-extern "C" __global__ void __launch_bounds__(256)
-fused_linear_0(const float *x, const float *weight, const float *bias, float *y, const int64_t n_batch,
+extern "C" __global__ void __launch_bounds__(128)
+fused_linear_0_short(const float *x, const float *weight, const float *bias, float *y, const int64_t n_batch,
     const int64_t n_seq, mp_error *error, const int64_t step)
 {
-    enum { THREADS = 256 };
-    __shared__ float sums[THREADS];
+    enum { INNER = 64, EACH = (INNER + 31) / 32, ROWS = 4 };
     mp_wait();
-    const int64_t inner = 64, o MP_UNUSED = blockIdx.x;
+    const int64_t o = (int64_t)blockIdx.x * ROWS + threadIdx.x / 32;
+    if (o >= n_batch * n_seq) return;
     const int64_t o0 MP_UNUSED = o;
+
+    float kept[EACH];
+    MP_UNROLL
+    for (int j = 0; j < EACH; ++j)
+        if (const int64_t i = threadIdx.x % 32 + 32 * j; i < INNER) kept[j] = x[o0 * 64 + i];
     float sum = 0;
-    for (int64_t i = threadIdx.x; i < inner; i += THREADS) sum += x[o0 * 64 + i];
-    const float mean = mp_block_sum<THREADS>(sums, sum) / (float)inner;
+    MP_UNROLL
+    for (int j = 0; j < EACH; ++j)
+        if (const int64_t i = threadIdx.x % 32 + 32 * j; i < INNER) sum += kept[j];
+    const float mean = mp_warp_sum(sum) / INNER;
     float rest = 0; /* what rounding left in the mean: much where it is large beside the deviations */
-    for (int64_t i = threadIdx.x; i < inner; i += THREADS) rest += x[o0 * 64 + i] - mean;
-    rest = mp_block_sum<THREADS>(sums, rest) / (float)inner;
+    MP_UNROLL
+    for (int j = 0; j < EACH; ++j)
+        if (const int64_t i = threadIdx.x % 32 + 32 * j; i < INNER) rest += kept[j] - mean;
+    rest = mp_warp_sum(rest) / INNER;
     float squares = 0;
-    for (int64_t i = threadIdx.x; i < inner; i += THREADS) {
-        const float d = x[o0 * 64 + i] - mean - rest;
-        squares += d * d;
-    }
-    squares = mp_block_sum<THREADS>(sums, squares);
-    const float scale = 1 / sqrtf(squares / (float)inner + 9.999999747378752e-06f);
-    for (int64_t i = threadIdx.x; i < inner; i += THREADS) {
-        const float v = ((x[o0 * 64 + i] - mean - rest) * scale) * weight[i] + bias[i];
-        y[o0 * 64 + i] = v;
-    }
+    MP_UNROLL
+    for (int j = 0; j < EACH; ++j)
+        if (const int64_t i = threadIdx.x % 32
+            + 32 * j; i < INNER) squares += (kept[j] - mean - rest) * (kept[j] - mean - rest);
+    const float scale = 1 / sqrtf(mp_warp_sum(squares) / INNER + 9.999999747378752e-06f);
+    MP_UNROLL
+    for (int j = 0; j < EACH; ++j)
+        if (const int64_t i = threadIdx.x % 32 + 32 * j; i < INNER) {
+            const float v = ((kept[j] - mean - rest) * scale) * weight[i] + bias[i];
+            y[o0 * 64 + i] = v;
+        }
 }
 
 /* %linear = fused_linear(%x, %c_attn.weight, %c_attn.bias, %ln_1.weight, %ln_1.bias) {norm="layer", eps=1e-05,
