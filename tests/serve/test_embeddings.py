@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -157,6 +158,8 @@ def test_a_full_queue_and_a_failed_engine(lm: CompiledLM) -> None:
     with Engine(lm, queue=1) as engine:
         refused = caller(make_app(engine, NAME))(PATH, {"input": ["a"] * 60})
         assert refused.status_code in (200, 429)  # by how fast the engine is
+        while engine.stats.running or engine.stats.waiting:  # what the refused request had put in
+            time.sleep(0.01)
         engine._call_plan = lambda *_: 1 / 0  # type: ignore[method-assign,assignment,return-value]
         failed = caller(make_app(engine, NAME))(PATH, {"input": "a"})
         assert failed.status_code == 500 and "a step failed" in failed.text
