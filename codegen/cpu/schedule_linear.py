@@ -210,6 +210,7 @@ class ExpertsSchedule(PackedSchedule):
     line: int
     near: int
     far: int
+    tiled_from: int = 0  # rows of a matrix from which on tile units multiply them; 0: never
 
 
 def experts_layout(target: Target, weight: TensorType) -> Layout | None:
@@ -228,7 +229,13 @@ def choose_experts(k: Experts, target: Target) -> ExpertsSchedule | None:
     layout = k.operand("w").view.buffer.layout
     if layout is None:
         return None
-    return ExpertsSchedule(layout, few_rows(target, layout)[:2], *_streaming(target, layout))
+    rows, tiled = few_rows(target, layout)[:2], experts_tiled(target, layout)
+    return ExpertsSchedule(layout, rows, *_streaming(target, layout), tiled)
+
+
+def experts_tiled(target: Target, layout: Layout) -> int:
+    """Rows of a matrix from which on tile units multiply them; 0: never."""
+    return TILE_ROWS if target.has_tiles and format_of(layout).blocks else 0
 
 
 def _streaming(target: Target, layout: Layout) -> tuple[int, int, int, int]:

@@ -14,7 +14,7 @@ from typing import Any
 from monoplan.codegen.backend import Variables
 from monoplan.codegen.cpu.schedule_attention import AttentionSchedule
 from monoplan.codegen.cpu.schedule_conv import WIDE, ConvSchedule
-from monoplan.codegen.cpu.schedule_linear import TILE_ROWS, TILE_SOME, ExpertsSchedule, LinearSchedule
+from monoplan.codegen.cpu.schedule_linear import BLOCK_STRIP, TILE_ROWS, TILE_SOME, ExpertsSchedule, LinearSchedule
 from monoplan.codegen.expressions import C_TYPES, c_dim, c_index, c_literal, c_symbol, load
 from monoplan.codegen.formats import WeightFormat, format_of
 from monoplan.codegen.kernels import (
@@ -357,7 +357,8 @@ def experts(k: Experts, s: ExpertsSchedule | None = None, total: str = "sums[{}]
             shared.append(f"MP_BLOCK_FORMAT({packed.name}, {packed.c_fields(s.panel, 0)})")
             panels = ", ".join(f".{rows} = mp_panel_{packed.name}_{rows}" for rows in ("one", "four"))
             ahead = f".near = {s.near}, .far = {s.far}"
-            product = f".K = {k.depth}, {ahead}, .format = &mp_block_{packed.name}, {panels}"
+            product = f".K = {k.depth}, {ahead}, .strip = {BLOCK_STRIP}, .format = &mp_block_{packed.name}, {panels}"
+            product += f", .expand = MP_EXPAND({packed.name})"
             floats, apart = packed.x_floats(k.depth), "sizeof(mp_x_group)"
         else:
             functions = _panel_functions(s)
@@ -383,6 +384,7 @@ def experts(k: Experts, s: ExpertsSchedule | None = None, total: str = "sums[{}]
                     "product": product,
                     "panel": s.panel,
                     "block": s.row_blocks[1],
+                    "tiled_from": s.tiled_from,
                     "panel_bytes": packed.panel_bytes(k.depth, s.panel),
                     "row_bytes": 4 * floats,
                     "apart": apart,

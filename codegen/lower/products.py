@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from monoplan.codegen.cpu.schedule_linear import TILE_ROWS, blocking, experts_layout, few_rows, linear_layout
+from monoplan.codegen.cpu.schedule_linear import (
+    TILE_ROWS,
+    blocking,
+    experts_layout,
+    experts_tiled,
+    few_rows,
+    linear_layout,
+)
 from monoplan.codegen.expressions import compute_type
 from monoplan.codegen.formats import choose_format, format_of
 from monoplan.codegen.kernels import Experts, Heads, KVUpdate, Linear, Matmul, Norm, Reduce, Rope, Route
@@ -510,7 +517,8 @@ def lower_experts(lo: Lowerer, op: Op) -> None:
         layout = found[0].buffer.layout
         if layout is not None:  # rows as a pass takes them, of each matrix in blocks
             floats = format_of(layout).x_floats(depth) if format_of(layout).blocks else depth
-            size = (rows * choices + (few_rows(lo.target, layout)[1] - 1) * experts, floats)
+            block = 16 if experts_tiled(lo.target, layout) else few_rows(lo.target, layout)[1]
+            size = (rows * choices + (block - 1) * experts, floats)
             scratch += (Operand("xt", lo.fresh(f32, size, "scratch"), written=True),)
     lo.emit(
         Experts(

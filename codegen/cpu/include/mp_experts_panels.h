@@ -1,5 +1,6 @@
 /* mp_experts.h for matrices in panels, the panels of a matrix behind those of the one before: rows of x are packed, and
- * panels multiplied, as in products with one matrix. A pass over a panel serves one row, or a block of them. */
+ * panels multiplied, as in products with one matrix. A pass over a panel serves one row, or a block of them; on tile units
+ * from some rows of a matrix on many of them. */
 #ifndef MP_EXPERTS_PANELS_H
 #define MP_EXPERTS_PANELS_H
 
@@ -7,7 +8,8 @@
 
 enum {
     MP_EXPERT_PANELS = 4,   /* panels of a task */
-    MP_EXPERT_SUMS = 1024   /* floats: sums of a block of rows and the panels of a task, at most */
+    MP_EXPERT_SUMS = 1024,  /* floats: sums of a block of rows and the panels of a task, at most */
+    MP_EXPERT_TILED = 128   /* rows that tile units take at a time */
 };
 
 /* Columns [first, first + count) of a pair: sums by matrix e, and by its second one, if there is one. */
@@ -24,13 +26,36 @@ typedef struct mp_experts {
     /* sums[R][width] = a block of R rows times a panel. */
     void (*multiply)(const void *product, const char *x, const char *panel, float *sums, int64_t width, int R);
     mp_expert_finish finish;
+    /* Tile units: rows of a matrix from which on they are used (0: never), bytes of 16 packed rows; row r of 16 is packed,
+     * and `count` rows are multiplied by `panels` panels: sums[16 rows …][width]. */
+    int tiled_from;
+    int64_t deep_bytes;
+    void (*pack_deep)(const void *product, const void *c, int64_t pair, char *to, int r);
+    void (*multiply_deep)(const void *product, const char *x, const char *w, int panels, int64_t count, float *sums);
 } mp_experts;
+
+MP_INLINE int mp_expert_tiled(const mp_experts *s, const int64_t count) { return s->tiled_from && count >= s->tiled_from; }
 
 /* Rows of x that matrix e has in memory: one alone, or whole blocks, the last of which repeats its last row. */
 MP_INLINE int64_t mp_expert_rows(const mp_experts *s, const int64_t *starts, const int64_t e)
 {
-    const int64_t count = starts[e + 1] - starts[e];
-    return count <= 1 ? count : (count + s->block - 1) / s->block * s->block;
+    const int64_t count = starts[e + 1] - starts[e], block = mp_expert_tiled(s, count) ? 16 : s->block;
+    return count <= 1 ? count : (count + block - 1) / block * block;
+}
+
+/* Rows of a matrix on tile units, a task of `some` panels from panel p0 on. */
+MP_INLINE void mp_experts_deep(const mp_experts *s, const int64_t *order, const int64_t count, const int64_t e,
+                               const int64_t p0, const int64_t some, const char *w, const char *up, const char *x, const void *c)
+{
+    _Alignas(64) float sums[2][MP_EXPERT_TILED * MP_EXPERT_SUMS / 16];
+    const int64_t width = some * s->panel, at = (e * (s->columns / s->panel) + p0) * s->panel_bytes;
+    for (int64_t b = 0; b < count; b += MP_EXPERT_TILED) {
+        const int64_t rows = mp_min(MP_EXPERT_TILED, count - b);
+        for (int m = 0; m < s->matrices; ++m)
+            s->multiply_deep(s->product, x + b / 16 * s->deep_bytes, (m ? up : w) + at, (int)some, rows, sums[m]);
+        for (int64_t r = 0; r < rows; ++r)
+            s->finish(c, order[b + r], e, p0 * s->panel, width, sums[0] + r * width, sums[1] + r * width);
+    }
 }
 
 /* Threads pack the rows together, then take tasks, a few panels of one matrix, in order. */
@@ -42,8 +67,11 @@ MP_INLINE void mp_experts_run(const mp_experts *s, mp_run *run, const int t, con
     int64_t active = 0, row = 0;
     for (int64_t e = 0; e < s->experts; ++e) {
         const int64_t rows = mp_expert_rows(s, starts, e), count = starts[e + 1] - starts[e];
+        const char tiled = mp_expert_tiled(s, count);
         for (int64_t i = 0; i < rows; ++i)
-            if ((row + i) % T == t)
+            if ((row + i) % T == t && tiled)
+                s->pack_deep(s->product, c, order[starts[e] + mp_min(i, count - 1)], x + row * s->row_bytes + i / 16 * s->deep_bytes, (int)(i % 16));
+            else if ((row + i) % T == t)
                 s->pack(s->product, c, order[starts[e] + mp_min(i, count - 1)], rows == 1 ? 1 : s->block,
                         x + (row + i / block * block) * s->row_bytes + i % block * s->apart);
         row += rows;
@@ -61,7 +89,11 @@ MP_INLINE void mp_experts_run(const mp_experts *s, mp_run *run, const int t, con
             while (starts[e + 1] == starts[e]);
             next += mp_expert_rows(s, starts, e);
         }
-        const int64_t rows = next - first, R = rows == 1 ? 1 : block;
+        const int64_t rows = next - first, R = rows == 1 ? 1 : block, count = starts[e + 1] - starts[e];
+        if (mp_expert_tiled(s, count)) {
+            mp_experts_deep(s, order + starts[e], count, e, p0, some, w, up, x + first * s->row_bytes, c);
+            continue;
+        }
         for (int64_t b = 0; b < rows; b += R) {
             for (int m = 0; m < s->matrices; ++m)
                 for (int64_t p = 0; p < some; ++p)
