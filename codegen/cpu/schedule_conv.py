@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monoplan.codegen.cpu.schedule_linear import PackedSchedule
+from monoplan.codegen.cpu.schedule_linear import Packed
 from monoplan.codegen.formats import FORMATS, Layout
 from monoplan.codegen.target import Target
 from monoplan.ir.types import TensorType, product
@@ -18,7 +18,7 @@ LEAST_COLUMNS = 4  # of a group: fewer would leave most of a register tile unuse
 
 
 @dataclass(frozen=True, slots=True)
-class ConvSchedule(PackedSchedule):
+class ConvSchedule(Packed):
     """The nest of a convolution: `rows` columns of weights by WIDE vectors of positions, over slices of k."""
 
     vectors: int  # of a row of a panel of weights

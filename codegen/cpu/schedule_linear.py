@@ -63,7 +63,7 @@ class Blocking:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedSchedule:
+class Packed:
     """What schedules of kernels with packed weights have in common."""
 
     layout: Layout
@@ -79,7 +79,7 @@ class PackedSchedule:
 
 
 @dataclass(frozen=True, slots=True)
-class LinearSchedule(PackedSchedule):
+class LinearSchedule(Packed):
     """How a packed product runs: groups of `panels` panels make one epilogue."""
 
     groups: int
@@ -202,7 +202,7 @@ def few_rows(target: Target, layout: Layout) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsSchedule(PackedSchedule):
+class ExpertsSchedule(Packed):
     """How products with chosen matrices in panels run: a pass serves one row or a block of them."""
 
     row_blocks: tuple[int, ...]
