@@ -180,6 +180,7 @@ USUAL = {
     "int8 cache": ("prompt", "token", "long cache"),
     "no bias": ("many rows",),
     "no bias, 96": ("many rows",),
+    "mixtral, q5_1": ("token",),
 }
 BRIEF = [(n, c) for n in MODELS for c in USUAL.get(n, ("prompt", "token"))]
 LONGER = [pytest.param(n, c, marks=pytest.mark.nightly) for n in MODELS for c in CALLS if (n, c) not in BRIEF]
