@@ -136,7 +136,7 @@ def norm(k: Norm, kept: str = "") -> Variables:
             "centred": f"{again} - mean - rest" if k.kind == "layer" else again,
             "value": value,
             "eps": c_literal(k.eps, f64 if real == "double" else f32),
-            "statement": k.operand("y").store(tail, k.body.dtype, *index),
+            "statement": " ".join(o.store(tail, k.body.dtype, *index) for o in k.operands if o.written),
         }
     }
 

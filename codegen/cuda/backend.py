@@ -39,11 +39,11 @@ from monoplan.codegen.kernels import (
     Sort,
     Window,
 )
-from monoplan.codegen.lower.lowerer import Lowered
+from monoplan.codegen.lower.lowerer import Loop, Lowered
 from monoplan.codegen.moves import Items, all_kernels, attended, map_kernels, moved, residuals
 from monoplan.codegen.operands import Body, Operand
 from monoplan.codegen.target import Target
-from monoplan.codegen.views import Buffer, whole
+from monoplan.codegen.views import Buffer, View, whole
 from monoplan.ir.dims import Dim
 from monoplan.ir.expr import Arg
 from monoplan.ir.types import DType, bf16, f16, f32, i8, product
@@ -108,7 +108,7 @@ def _prepare(lowered: Lowered, target: Target) -> Lowered:
     lowered = moved(lowered, attended(lowered.items, lambda k: choose.attention(k, target).prefill is not None))
     for find in (narrowed, residuals):
         lowered = moved(lowered, find(lowered.items))
-    return lowered
+    return replace(lowered, items=_with_halves(lowered.items))
 
 
 def _without_scratch(k: Kernel) -> Iterator[Kernel]:
@@ -189,6 +189,37 @@ def narrowed(items: Items) -> dict[Buffer, Buffer]:
         ):
             new[b] = replace(b, dtype=kinds.pop())  # type: ignore[arg-type]
     return new
+
+
+def _with_halves(items: Items) -> list[Kernel | Loop]:
+    """Norms whose results products read in half precision and others in f32 write both."""
+    makers: dict[Buffer, list[Kernel | None]] = {}
+    wanted: dict[Buffer, set[DType]] = {}
+    for k in all_kernels(items):
+        for o in (*k.operands, *k.scratch):
+            b, fits = o.view.buffer.root, o.view.is_whole and o.view.buffer.of is None
+            if o.written:
+                makers.setdefault(b, []).append(k if isinstance(k, Norm) and o.name == "y" and fits else None)
+            elif isinstance(k, Linear) and fits and (dtype := _wanted(k, o)) is not None:
+                wanted.setdefault(b, set()).add(dtype)
+    halves = {
+        b: Buffer(f"{b.name}_half", next(iter(kinds)), b.size, "arena")
+        for b, kinds in wanted.items()
+        if b.kind == "arena" and b.dtype == f32 and len(kinds) == 1 and None not in makers.get(b, [None])
+    }
+
+    def change(k: Kernel) -> Iterator[Kernel]:
+        def half(o: Operand) -> View:
+            return replace(o.view, buffer=halves[o.view.buffer])
+
+        if isinstance(k, Norm) and k.operand("y").view.buffer in halves:
+            yield replace(k, operands=(*k.operands, Operand("half", half(k.operand("y")), written=True)))
+        elif isinstance(k, Linear) and k.operand("x").view.buffer in halves and _wanted(k, k.operand("x")) is not None:
+            yield replace(k, operands=tuple(o.with_view(half(o)) if o.name == "x" else o for o in k.operands))
+        else:
+            yield k
+
+    return map_kernels(items, change)
 
 
 def _wanted(k: Kernel, o: Operand) -> DType | None:

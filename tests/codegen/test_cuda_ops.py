@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from monoplan.codegen.cuda.render import render_cuda
+from monoplan.codegen.kernels import Norm
 from monoplan.codegen.plan import make_plan
 from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import bind_symbols, interpret
 from monoplan.ir.opdef import REGISTRY
-from monoplan.ir.types import DTYPES
+from monoplan.ir.parser import parse_graph
+from monoplan.ir.types import DTYPES, bf16
 from monoplan.runtime.cuda.executable import CudaExecutable
 from monoplan.runtime.cuda.weights import upload_params
 from tests.codegen import cuda_emulator
@@ -110,3 +112,28 @@ def test_op_emulated(dtype: str, op: str) -> None:
 @pytest.mark.parametrize(("dtype", "op"), PAIRS, ids=[f"{d}-{op}" for d, op in PAIRS])
 def test_op_on_gpu(dtype: str, op: str) -> None:
     check_op("gpu", dtype, op)
+
+
+@needs("g++")
+def test_a_norm_for_a_product_and_a_sum() -> None:
+    """A product reads the norm in bf16, a residual in f32: it is written in both; a GELU that is rounded is short."""
+    attrs = """{norm="none", eps=0.0, gated=False, expr="gelu(x0, approximate='none')"}"""
+    text = f"""graph g(%x: f32[rows, 64]) {{
+      param %w: bf16[96, 64] = "w"
+      param %v: bf16[64, 96] = "v"
+      param %c: bf16[96] = "c"
+      %n = layer_norm(%x) {{eps=1e-5, dims=1}} : f32[rows, 64]
+      %up = fused_linear(%n, %w, %c) {attrs} : f32[rows, 96]
+      %down = linear(%up, %v) : f32[rows, 64]
+      %y = add(%down, %n) : f32[rows, 64]
+      return %y
+    }}"""
+    graph, rng = parse_graph(text), np.random.default_rng(0)
+    shapes = {"w": (96, 64), "v": (64, 96), "c": (96,)}
+    params = {n: (0.3 * rng.normal(size=s)).astype(bf16.numpy) for n, s in shapes.items()}
+    made = executable(graph, params, make_device("emulator with library"))
+    (norm,) = [s.kernel for s, _ in made.plan.steps() if isinstance(s.kernel, Norm)]
+    assert [o.dtype.name for o in norm.writes] == ["f32", "bf16"] and "mp_fast_gelu(" in made.text
+    x = rng.normal(size=(40, 64)).astype(np.float32)
+    (got,), (want,) = made.run([x], {"rows": 40}), interpret(graph, [x], params, exact=True)
+    assert np.abs(got - want).max() < 0.02 * np.abs(want).max()
