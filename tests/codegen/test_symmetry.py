@@ -16,6 +16,10 @@ FAMILIES = {cls.family for cls in Kernel.__subclasses__()}
 # Parts and variants that only one target has, beside the one template of each family.
 ONLY_CPU = {"collective", "conv"}  # on a GPU a collective is no kernel, and a convolution a window
 ONLY_CUDA = {
+    "experts_few",
+    "experts_finish",
+    "experts_prepare",
+    "experts_row",
     "gather_tiles",
     "linear_expand",
     "linear_tiles_few",
