@@ -203,7 +203,7 @@ def _capture(
     try:
         with torch.no_grad():
             exported = torch.export.export(module, (), arguments, dynamic_shapes=shapes, strict=False)
-            exported = exported.run_decompositions({})
+            exported = exported if _is_plain(exported) else exported.run_decompositions({})
     except MonoplanError:
         raise
     except Exception as error:  # torch.export raises whatever the module does
@@ -212,6 +212,20 @@ def _capture(
     program, state = _Reader(torch, exported).read()
     specs = _specs(torch, arguments, dynamic)
     return program, state, arguments, specs
+
+
+def _is_plain(exported: Any) -> bool:
+    """Whether all operators are covered and change nothing in place: capturing them once more takes as long again."""
+    for node in exported.graph.nodes:
+        if node.op not in ("placeholder", "output"):
+            changes = getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+            if node.op != "call_function" or changes or _function(_operator_name(node.target)) is None:
+                return False
+    return True
+
+
+def _function(name: str) -> Function | None:
+    return PYTHON.get(name.removeprefix("python.")) if name.startswith("python.") else find(name)
 
 
 def _import_torch() -> Any:
@@ -384,7 +398,7 @@ class _Reader:
         if name.startswith("higher_order.wrap_with_"):
             self._inline(node, prefix)
             return
-        function = PYTHON.get(name.removeprefix("python.")) if name.startswith("python.") else find(name)
+        function = _function(name)
         args = tuple(self._argument(a, prefix) for a in node.args)
         kwargs = {k: self._argument(v, prefix) for k, v in node.kwargs.items() if k not in _DROPPED}
         self.steps.append(Step(prefix + node.name, name, function, args, kwargs, _location(node)))
