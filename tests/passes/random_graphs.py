@@ -157,6 +157,16 @@ class Maker:
         inner = self.pick(lambda: pw.mul(pw.silu(a), b), lambda: pw.mul(b, pw.gelu(a)), lambda: pw.swiglu(a, b))()
         self.keep(pw.add(x, products.linear(inner, self.param(width, hidden))))
 
+    def experts(self) -> None:
+        """A router and experts that read one norm."""
+        x = self.rows()
+        width = x.type.shape[-1]
+        n = norms.rms_norm(x, self.param(width), eps=1e-6)
+        chosen = self.inputs.get("rows") or self.input("rows", i64, BATCH, SEQ)
+        ids, flat = views.reshape(chosen, shape=(BATCH * SEQ, 1)), views.reshape(n, shape=(BATCH * SEQ, width))
+        y = products.expert_linear(flat, self.param(5, 8, width), ids, self.param(5, 8, width), gate="silu")
+        self.keep(products.linear(n, self.param(5, width)), views.reshape(y, shape=(BATCH, SEQ, 8)))
+
     def reduction(self) -> None:
         x = self.rows()
         if self.chance(0.5):
@@ -310,6 +320,8 @@ def random_graph(seed: int, steps: int = 12) -> Graph:
             m.mlp()
             m.cached()
             m.rng = kept
+        if seed % 20 == 7:
+            m.experts()
     read = {v for op in m.builder.ops for v in op.reads}
     results = [r for op in m.builder.ops for r in op.results if r not in read and r.type.dtype != bool_]
     states = {new for _, new in m.writes}

@@ -311,7 +311,7 @@ _STORED = re.compile(r"\{\{ ((?:\w+\.)?(?:\w*statement\w*|finish|store_\w+)) \}\
 _OTHER = {
     "_epilogue_argmax": ("row, n, ", "row, n, -"),
     "_linear_vectors": (".row_bytes = ", ".row_bytes = 0 * "),
-    "_experts_rows": ("= (float)", "= -(float)"),
+    "_experts_rows": ("return (float)", "return -(float)"),
     "_experts_panels": (".row_bytes = ", ".row_bytes = 0 * "),
     "_linear_tiles": (".units = ", ".units = -1 + "),
     "_linear_waiting": ("sums + r *", "sums + 0 * r *"),
@@ -403,7 +403,7 @@ LOOPS = {
     "attention_few": ("mp_attention_few.h", "+= one * values[d]", "-= one * values[d]",
                       ATTENTION.format("f32", 2, 8), False),
     "attention_many": ("mp_attention_many.h", "sum += weight", "sum += 2 * weight",
-                       ATTENTION.format("f32", 12, 8), False),
+                       ATTENTION.format("f32", 30, 8), False),
     "attention_double": ("mp_attention_double.h", "total += weight", "total += 2 * weight",
                          ATTENTION.format("f64", 5, 8), False),
     "attention_few_tiles": ("mp_attention_few_tiles.h", "total[n] = added[n]", "total[n] = 2.0f * added[n]",

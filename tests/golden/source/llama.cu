@@ -173,7 +173,7 @@ qkv_rope_cache_2_row(const float *x, const float *w, const float *norm_weight, c
     auto fresh = [&](Extra &extra) { extra.failed = error->code; };
     auto fetch MP_UNUSED = [&](const int64_t row, const int64_t pair) {
         Extra extra = ahead(row, pair);
-        fresh(extra);
+        if (error->code) extra.given = 0;
         return extra;
     };
     auto finish = [&](const Extra &extra, const int64_t row, const int64_t pair, const float first,
@@ -269,7 +269,7 @@ qkv_rope_cache_2_finish(const int64_t *positions, const float *sin, const float 
     auto fresh = [&](Extra &extra) { extra.failed = error->code; };
     auto fetch MP_UNUSED = [&](const int64_t row, const int64_t pair) {
         Extra extra = ahead(row, pair);
-        fresh(extra);
+        if (error->code) extra.given = 0;
         return extra;
     };
     auto finish = [&](const Extra &extra, const int64_t row, const int64_t pair, const float first,
