@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monoplan.codegen.formats import FORMATS, Layout, WeightFormat, choose_format, format_of
+from monoplan.codegen.formats import FORMATS, Layout, WeightFormat, choose_format, format_of, tiles
 from monoplan.codegen.kernels import Experts, Linear
 from monoplan.codegen.target import Target
 from monoplan.ir.types import TensorType
@@ -28,7 +28,6 @@ BLOCK_PANELS = 4  # panels of such blocks that are finished at once: small piece
 BLOCK_CHUNK, BLOCK_STRIP = 512, 1024  # tile units: rows that share expanded weights, and k of them in L2, 1 MB
 TILE_FEW = (1, 4, 8)  # rows whose three parts are rows of one or two tiles
 TILE_SOME = 2  # rows of heads that are finished at a time between tile steps
-TILE_COLUMNS = 16  # of a tile of a GPU
 TILE_EVERY = 4  # steps after which the rows of all of them are finished, of other products: in pauses, not in each step
 
 
@@ -219,7 +218,7 @@ def experts_layout(target: Target, weight: TensorType) -> Layout | None:
     if found is None or not isinstance(columns, int):
         return None
     panel = found.panel(target) if target.is_cpu else 0
-    if columns % (panel or (TILE_COLUMNS if found.tile else 1)):
+    if columns % (panel or (tiles.ROWS if found.tile else 1)):
         return None
     return Layout(found.name, panel, order="stacked")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from monoplan.codegen.kernels import Attention, Heads, Kernel, KVUpdate, Linear
+from monoplan.codegen.kernels import Attention, Experts, Heads, Kernel, KVUpdate, Linear, Route
 from monoplan.codegen.operands import Operand
 from monoplan.codegen.views import Buffer
 from monoplan.ir.dims import Dim, symbols_of
@@ -12,6 +12,8 @@ from monoplan.ir.types import product
 
 if TYPE_CHECKING:
     from monoplan.codegen.plan import Plan
+
+OVERLAPPED = (Linear, Attention, Experts, Route)  # their kernels let the next one start before they are done
 
 
 def stable_past(plan: Plan, k: Attention) -> bool:
@@ -28,12 +30,7 @@ def stable_past(plan: Plan, k: Attention) -> bool:
         other = step.kernel
         for o in other.writes:
             b = o.view.buffer
-            if (
-                b is past
-                or (b.kind == "input" and b.index == past.index)
-                or past.index in b.table
-                and b.table_kind == "input"
-            ):
+            if _overlap(b, past):
                 return False
             if (b.table_kind or b.kind, b.table or b.index) in caches:
                 if not isinstance(other, Linear | KVUpdate | Heads) or other.operand("lengths").view.buffer is not past:
@@ -44,8 +41,8 @@ def stable_past(plan: Plan, k: Attention) -> bool:
 def settled(plan: Plan, k: Kernel, operand: Operand, rows: Dim) -> bool:
     """Whether an operand has its value before the kernels in front of a step with `rows` rows, which are one, are done.
 
-    It is a weight, an input that no step writes, or was written in front of a kernel that is over: only products and
-    attention let the next kernel start early.
+    It is a weight, an input that no step writes, or was written before a kernel that is over: one that does not let the
+    next kernel start early.
     """
     buffer = operand.view.buffer
     if "param" in (buffer.kind, buffer.table_kind) or operand.view.is_virtual:
@@ -55,7 +52,7 @@ def settled(plan: Plan, k: Kernel, operand: Operand, rows: Dim) -> bool:
     if buffer.kind == "input":
         return not writers
     between = [s.kernel for s in steps if max(writers, default=k.step) < s.number < k.step]
-    return any(not isinstance(other, Linear | Attention) and _runs_for(other, rows) for other in between)
+    return any(not isinstance(other, OVERLAPPED) and _runs_for(other, rows) for other in between)
 
 
 def _overlap(a: Buffer, b: Buffer) -> bool:

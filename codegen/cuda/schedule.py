@@ -451,9 +451,9 @@ def _row(k: Linear, target: Target) -> RowSchedule | None:
 
 
 def _tile_row(k: Linear, target: Target) -> RowSchedule | None:
-    """Few tiles for a warp. Of a small matrix all that fits 120 KB of an SM (200 KB of large tiles) is asked for before
-    the dependency, and the next kernel starts when the last tiles are on their way; a large one has 208 KB in flight.
-    Low-bit tiles, and those of a small matrix, are asked for one of each warp after the other until the dependency."""
+    """Few tiles for a warp. Of a small matrix all that fits 120 KB of an SM (200 KB of large tiles) is prefetched
+    before the dependency, and the next kernel starts when the last tiles are in flight; a large one has 208 KB in
+    flight. Until the dependency a warp has one tile in flight at a time if tiles are low-bit or the matrix is small."""
     strips, tiles = _tiles(k)
     large = strips * tiles * k.format.tile_bytes > 32 << 20
     even = not large and target.cores >= 96 and target.cores % 32 <= 8

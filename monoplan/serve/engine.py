@@ -78,7 +78,7 @@ class _Text:
 
     @property
     def embeds(self) -> bool:
-        """Whether a vector is asked for, and no answer."""
+        """Whether the request is for a vector, not for an answer."""
         return isinstance(self.request, EmbeddingRequest)
 
     @property
@@ -210,7 +210,7 @@ class Engine:
                 self.lm.embedding_plan()
 
     def embed(self, prompt: Sequence[int], on_piece: Callable[[Piece], Any]) -> EmbeddingRequest:
-        """Asks for the vector of a text: the model's last states behind its norm, pooled, of length 1."""
+        """Requests the vector of a text: the model's last states behind its norm, pooled, of length 1."""
         ids = self.lm.checked_ids(prompt)
         if len(ids) > self.cache_tokens:
             what = f"the text has {len(ids)} tokens, the cache room for {self.cache_tokens}"

@@ -10,10 +10,8 @@ import os
 import sys
 
 if __name__ == "__main__":
-    if (
-        next(os.environ[name] for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK") if name in os.environ)
-        == "0"
-    ):
+    variables = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+    if next(os.environ[name] for name in variables if name in os.environ) == "0":
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
     from monoplan.serve.ray_app import follow
 

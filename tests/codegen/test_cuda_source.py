@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from monoplan.codegen.cuda import render
 from monoplan.codegen.cuda.backend import narrowed
+from monoplan.codegen.cuda.early import OVERLAPPED
 from monoplan.codegen.cuda.render import PART, render_cuda
 from monoplan.codegen.cuda.schedule import CudaLinear, few_shared, row_shared
 from monoplan.codegen.kernels import Linear
@@ -178,3 +180,15 @@ def test_half_precision_is_rounded_where_it_is_made() -> None:
     assert first.operand("x").dtype.name == "f32" and last.operand("y").dtype.name == "f32"  # the residual stream
     assert first.operand("x").view.buffer is last.operand("y").view.buffer is last.operand("e0").view.buffer
     assert narrowed([]) == {} == residuals([])
+
+
+def test_kernels_that_let_the_next_one_start_are_known() -> None:
+    """`settled` relies on all others being over before the next kernel begins."""
+    folder = Path(render.__file__).parent
+    early = {p.name for p in (folder / "include").glob("*.cuh") if "mp_release()" in p.read_text()}
+    early |= {p.name for p in (folder / "include").glob("*.cuh") if any(f'"{n}"' in p.read_text() for n in early)}
+    for template in (folder / "templates").glob("*.cu.j2"):
+        text = template.read_text()
+        if "mp_release()" in text or any(f'"{name}"' in text for name in early - {"mp_ptx.cuh"}):
+            family = template.name.partition(".")[0].partition("_")[0].capitalize()
+            assert family in {kernel.__name__ for kernel in OVERLAPPED}, template.name

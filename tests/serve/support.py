@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import re
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +28,17 @@ TEMPLATE = (
     "{%- if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
 NAME = "tiny"
+
+
+def wait_for_address(process: subprocess.Popen[str]) -> tuple[str, str, list[str]]:
+    """The name and the address that `monoplan serve` prints, and all lines so far; fails with them if it ends."""
+    lines: list[str] = []
+    assert process.stdout is not None
+    for text in process.stdout:
+        lines.append(text)
+        if found := re.search(r"monoplan: (\S+) at (http://\S+)", text):
+            return found[1], found[2], lines
+    raise AssertionError("".join(lines))
 
 
 class SlowEngine(Engine):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -21,6 +20,7 @@ import pytest
 
 from monoplan.cli.main import main
 from tests.models.support import tiny_checkpoint
+from tests.serve.support import wait_for_address
 
 BODY = {"prompt": "Once", "temperature": 0, "max_tokens": 800, "ignore_eos": True, "stream": True}
 
@@ -37,21 +37,15 @@ def command(checkpoint: Path, *options: str, **variables: str) -> Iterator[tuple
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **variables}
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     try:
+        _, address, _ = wait_for_address(process)
         assert process.stdout is not None
-        lines = []
-        for text in process.stdout:
-            lines.append(text)
-            if found := re.search(r"monoplan: (\S+) at (http://\S+)", text):
-                break
-        else:
-            raise AssertionError("".join(lines))
         threading.Thread(target=process.stdout.read, daemon=True).start()  # so that its log never blocks it
         for _ in range(500):
             with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{found[2]}/health").status_code == 200:
+                if httpx.get(f"{address}/health").status_code == 200:
                     break
             time.sleep(0.02)
-        yield process, found[2]
+        yield process, address
     finally:
         process.kill()
         process.wait()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from monoplan.serve.request import Busy
 from tests.integration.mpi_support import launcher, options
 from tests.models.support import tiny_checkpoint, tiny_config
 from tests.needs import check
+from tests.serve.support import wait_for_address
 from tests.serve.test_engine import VOCABULARY, ask, prompts
 
 BODY = {"prompt": "Once upon", "temperature": 0, "ignore_eos": True}
@@ -98,18 +98,11 @@ def served(checkpoint: Path) -> Iterator[tuple[subprocess.Popen[str], str, list[
         text=True,
         env=environment,
     )
-    lines: list[str] = []
     try:
-        assert process.stdout is not None
-        for text in process.stdout:
-            lines.append(text)
-            if found := re.search(r"monoplan: \S+ at (http://\S+)", text):
-                break
-        else:
-            raise AssertionError("".join(lines))
+        _, address, lines = wait_for_address(process)
         reader = threading.Thread(target=lines.extend, args=(process.stdout,), daemon=True)
         reader.start()
-        yield process, found[1], lines
+        yield process, address, lines
         reader.join(30)
     finally:
         process.kill()
