@@ -26,6 +26,7 @@ from monoplan.models.llama import LlamaForCausalLM
 from monoplan.runtime.cpu.weights import prepare
 from monoplan.runtime.cuda.device import gpu
 from monoplan.runtime.cuda.executable import CudaExecutable
+from monoplan.runtime.cuda.weights import Packer
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -83,7 +84,7 @@ class Decoder:
         self.config = config_of(shape)
         self.times: dict[str, float] = {}
         self.device = gpu()
-        self.cupy = self.device.cupy
+        self.cupy, self.packer = self.device.cupy, Packer(self.device)
         start = time.perf_counter()
         with no_init():
             lm = LlamaForCausalLM(self.config)
@@ -130,7 +131,11 @@ class Decoder:
         if t.dtype.is_low_bit:
             return _Held(kept.pack_rows(self.blocks(shape, kept)))
         made = self.noise(shape, 0.7 * shape[-1] ** -0.5 if matrix else 0.1, 0.0 if matrix else 1.0)
-        return _Held(kept.pack_rows(made.array.reshape(shape))) if kept is not None and kept.tile else made
+        if kept is None or not kept.tile:
+            return made
+        tiles = self.packer.tiles(kept, made.address, *shape)  # none of such weights has tiles that are kept raw
+        self.device.synchronize()
+        return tiles
 
     def blocks(self, shape: tuple[int, ...], kept: Any) -> Any:
         """Random blocks whose scales give weights of a usual size."""

@@ -84,6 +84,8 @@ class WeightFormat:
     # -- CUDA: either tiles, which tensor cores take once they are decoded (mp_tiles.cuh)
     tile: str = ""  # the C++ type of its tiles
     tile_bytes: int = 0
+    cuda_pack: str = ""  # the kernel that packs rows into tiles, in a header of this name; "": array operations do it
+    head_words: int = 0  # of 4 bytes at the end of a tile, which say whether it is kept raw: see raw_tiles
     # or rows of whole bytes, 16 of which mp_widen<c_type> makes floats
     cuda_header: str = ""  # where mp_widen (of mp_vec.cuh) and mp_weight of a type of its own are
     tensor_cores: bool = False  # rows are half precision as tensor cores and the vendor's library take it
@@ -124,6 +126,14 @@ class WeightFormat:
     def pack_rows(self, w: Array) -> Array:
         """A weight [rows, depth] as a GPU keeps it: row by row, or in tiles. An array of numpy or of CuPy."""
         raise NotImplementedError
+
+    def raw_tiles(self, w: Array, heads: Array) -> Array:
+        """What stands behind all tiles: those that are kept raw. Writes their numbers into `heads` [tiles, words]."""
+        raise NotImplementedError
+
+    def pack_text(self) -> str:
+        """The text of the header with the kernel `cuda_pack`."""
+        return (HERE / f"{self.cuda_pack}.cuh").read_text("utf-8")
 
     def cuda_value(self, element: str) -> str:
         """The value of one element of rows (of tiles: expanded to bf16) as a CUDA expression."""

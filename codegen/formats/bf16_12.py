@@ -7,16 +7,15 @@ describes the panels of a CPU, mp_tiles.cuh the tiles of a GPU.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from monoplan.codegen.formats.base import Array, Layout, Make, Native, WeightFormat
-from monoplan.codegen.formats.tiles import PIECE, as_bytes, module_of, word_order
+from monoplan.codegen.formats.tiles import COLUMNS, PIECE, ROWS, as_bytes, word_order
 from monoplan.codegen.target import Target
 from monoplan.ir.types import TensorType, aligned, bf16
 
 _HEAD = 64  # bytes in front of a panel: the 16 upper bytes, and where its exceptions begin
+HEAD_WORDS = 8  # behind the codes of a tile: see mp_tiles.cuh
 _RAW = 1 << 16  # MP_RAW
 _END = 0xFFFFFFFF  # the place of the last exception of a panel, which is none
 
@@ -26,7 +25,8 @@ class BF16In12Bits(WeightFormat):
     header, c_type, native, for_tiles = "mp_format_bf16_12.h", "mp_bf16", "mp_pack_coded", True
     fixed_size = False  # exceptions lie behind the panels
 
-    tile, tile_bytes = "mp_weight_tile<mp_codes_12, mp_scales_tile, 0>", 12 * 512 + 32
+    tile, tile_bytes = "mp_weight_tile<mp_codes_12, mp_scales_tile, 0>", 12 * 512 + 4 * HEAD_WORDS
+    cuda_pack, head_words = "mp_pack_bf16_12", HEAD_WORDS
 
     def takes(self, weight: TensorType, target: Target) -> bool:
         depth = weight.shape[-1]
@@ -43,13 +43,22 @@ class BF16In12Bits(WeightFormat):
         return super().panel_bytes(depth, panel) + _HEAD
 
     def pack_rows(self, w: Array) -> Array:
-        xp, coded = module_of(w), []
-        raw: list[Any] = []
-        for first in range(0, len(w), PIECE):
-            tiles, more = _tiles(xp, w[first : first + PIECE].view(np.uint16), sum(len(r) for r in raw))
-            coded.append(tiles.reshape(-1))
-            raw.append(more)
-        return xp.concatenate([*coded, *(r.reshape(-1) for r in raw)])
+        w = w.view(np.uint16)
+        tiles = np.concatenate([_tiles(w[first : first + PIECE]) for first in range(0, len(w), PIECE)])
+        heads = tiles[:, -HEAD_WORDS * 4 :].copy().view(np.uint32)
+        raw = self.raw_tiles(w, heads)
+        tiles[:, -HEAD_WORDS * 4 :] = heads.view(np.uint8)
+        return np.concatenate([tiles.reshape(-1), raw])
+
+    def raw_tiles(self, w: Array, heads: Array) -> Array:
+        found = np.flatnonzero(heads[:, 0] & _RAW)
+        heads[found, 1] = np.arange(len(found))
+        strips, places = np.divmod(found, w.shape[1] // COLUMNS)
+        rows = strips[:, None] * ROWS + np.arange(ROWS)
+        columns = places[:, None, None] * COLUMNS + np.arange(COLUMNS)
+        cut = w[np.minimum(rows, len(w) - 1)[:, :, None], columns].view(np.uint16) * (rows < len(w))[:, :, None]
+        words = word_order(np, cut.astype(np.uint16).reshape(-1, COLUMNS)).reshape(-1, 4, 32, 4, 8).swapaxes(2, 3)
+        return np.ascontiguousarray(words).reshape(-1).view(np.uint8)
 
     def pack(self, w: Array, rows: Array, layout: Layout, make: Make, native: Native | None) -> Array:
         depth, rows = w.shape[1], np.ascontiguousarray(rows.reshape(-1, 32), np.int64)
@@ -128,56 +137,47 @@ def _usual_bytes(numbers: Array) -> Array:
 # -- GPU
 
 
-def _tiles(xp: Any, w: Any, raws: int) -> tuple[Any, Any]:
-    """Tiles [tiles, bytes] of rows of bf16, and the raw ones among them; `raws` were raw before."""
-    a = word_order(xp, w)
+def _tiles(w: Array) -> Array:
+    """Tiles [tiles, bytes] of rows of bf16; those that are kept raw are marked."""
+    a = word_order(np, w)
     shape, flat = a.shape, a.reshape(-1, 4096)
     exponent = (flat >> 7 & 255).astype(np.int16)
-    top = _best_top(xp, exponent)
+    top = _best_top(exponent)
     place = exponent - top[:, None] + 15  # 0 to 15: one of the tile's 16 binades
-    known = (place >= 0) & (place < 16) & (exponent > 0) & (exponent < 255) | (top == 0)[:, None]
-    code = xp.where(known, place, 0).astype(np.uint16)
+    normal = (exponent > 0) & (exponent < 255)
+    known = np.where(normal, (place >= 0) & (place < 16), (exponent == 0) & (top == 0)[:, None])
+    code = np.where(known, place, 0).astype(np.uint16)
     upper, lower = (flat >> 12 & 8 | code >> 1).astype(np.uint32), ((code & 1) << 7 | flat & 127).astype(np.uint8)
     upper, lower = upper.reshape(*shape[:5], 8), lower.reshape(*shape[:4], 2, 16)
-    words = xp.zeros(shape[:5], np.uint32)
+    words = np.zeros(shape[:5], np.uint32)
     for i in range(8):
         first, sign = (8 * i, 8 * i + 7) if i < 4 else (8 * i - 28, (8 * i - 21) % 32)
         words |= (upper[..., i] & 7) << np.uint32(first) | (upper[..., i] >> 3) << np.uint32(sign)
     codes = words.view(np.uint8).reshape(*shape[:4], 1, 16)
-    pieces = xp.concatenate([codes, lower], axis=4).swapaxes(3, 4)  # [strip, tile, chunk, piece, lane, 16]
+    pieces = np.concatenate([codes, lower], axis=4).swapaxes(3, 4)  # [strip, tile, chunk, piece, lane, 16]
     # Numbers without a code, whose exponent the tile's power of two has moved; 0 stays 0.
-    tile, at = xp.nonzero(~known)
+    tile, at = np.nonzero(~known)
     number = flat[tile, at]
     moved = exponent[tile, at] - top[tile] + 127
     zero = (number & 0x7FFF) == 0
-    put = xp.where(zero, number, number & 0x807F | moved.astype(np.uint16) << 7).astype(np.uint32)
-    counts = xp.bincount(tile, minlength=len(flat))
+    put = np.where(zero, number, number & 0x807F | moved.astype(np.uint16) << 7).astype(np.uint32)
+    counts = np.bincount(tile, minlength=len(flat))
     lost = ~zero & ((moved < 1) | (moved > 254) | (exponent[tile, at] == 0) | (exponent[tile, at] == 255))
-    is_raw = (counts > 7) | (xp.bincount(tile[lost], minlength=len(flat)) > 0)
-    rank = xp.arange(len(tile)) - (xp.cumsum(counts) - counts)[tile]
+    is_raw = (counts > 7) | (np.bincount(tile[lost], minlength=len(flat)) > 0)
+    rank = np.arange(len(tile)) - (np.cumsum(counts) - counts)[tile]
     kept = ~is_raw[tile]
     tile, at, put, rank = tile[kept], at[kept].astype(np.uint32), put[kept], rank[kept]
-    head = xp.zeros((len(flat), 8), np.uint32)
-    head[:, 0] = xp.where(is_raw, 127 | _RAW, top.astype(np.int64) | counts << 8).astype(np.uint32)
+    head = np.zeros((len(flat), HEAD_WORDS), np.uint32)
+    head[:, 0] = np.where(is_raw, 127 | _RAW, top.astype(np.int64) | counts << 8).astype(np.uint32)
     row = (at >> 7 & 7) + (at >> 1 & 1) * 8  # of [chunk, g, t, step, word of the row, upper rows, half]
     column = (at >> 10) * 64 + (at >> 3 & 3) * 16 + (at >> 5 & 3) * 4 + (at >> 2 & 1) * 2 + (at & 1)
     head[tile, rank + 1] = put << np.uint32(16) | row << np.uint32(8) | column
-    raw = xp.flatnonzero(is_raw)
-    head[raw, 1] = (xp.arange(len(raw)) + raws).astype(np.uint32)
-    tiles = xp.concatenate([as_bytes(xp.ascontiguousarray(pieces)).reshape(len(flat), -1), head.view(np.uint8)], axis=1)
-    whole = flat[raw].reshape(-1, 4, 32, 4, 8).swapaxes(2, 3)
-    return tiles, xp.ascontiguousarray(whole).reshape(len(raw), 4096).view(np.uint8)
+    return np.concatenate([as_bytes(np.ascontiguousarray(pieces)).reshape(len(flat), -1), head.view(np.uint8)], axis=1)
 
 
-def _best_top(xp: Any, exponent: Any) -> Any:
+def _best_top(exponent: Array) -> Array:
     """The exponent of each tile below which its 16 binades lie, so that they miss the fewest numbers; 0: all are 0."""
-    usual = xp.where(exponent < 255, exponent, 0)
-    most = usual.max(axis=1)
-    best, least = most, None
-    for down in range(8):
-        top = xp.maximum(most - down, xp.minimum(most, 1))[:, None]
-        missed = ((exponent > top) | (exponent < top - 15) | (exponent == 0)).sum(axis=1)
-        better = missed >= 0 if least is None else missed < least
-        best = xp.where(better, top[:, 0], best)
-        least = missed if least is None else xp.minimum(least, missed)
-    return best.astype(np.int16)
+    most = np.where(exponent < 255, exponent, 0).max(axis=1)
+    tops = [np.maximum(most - down, np.minimum(most, 1)) for down in range(8)]
+    missed = [((exponent > t[:, None]) | (exponent < t[:, None] - 15) | (exponent == 0)).sum(axis=1) for t in tops]
+    return np.choose(np.argmin(missed, axis=0), tops).astype(np.int16)

@@ -8,20 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.codegen.formats import Layout, format_of
+from monoplan.codegen.cuda.render import with_headers
+from monoplan.codegen.formats import Layout, WeightFormat, format_of
+from monoplan.codegen.formats.tiles import COLUMNS, ROWS
 from monoplan.codegen.kernels import Linear
 from monoplan.codegen.plan import Plan
 from monoplan.ir.errors import CompileError
 from monoplan.runtime.cpu.weights import Progress, Source, prepare, shared_weights, weight_key
+from monoplan.runtime.cuda.device import LaunchSpec
 
 Array = np.ndarray[Any, Any]
+WARPS = 4  # of a block that packs: a tile each
 
 
 def upload_params(
     plan: Plan, source: Source | Callable[[str], Array], device: Any, progress: Progress | None = None
 ) -> list[Any]:
     """Device memory of every param in order; the host holds one param at a time beside the model's own arrays."""
-    orders, store = row_orders(plan), shared_weights()
+    orders, store, packer = row_orders(plan), shared_weights(), Packer(device)
     found = []
     for i, use in enumerate(plan.params):
         key = weight_key(plan.graph, use.value, orders[i].tobytes() if i in orders else b"", use.layout)
@@ -31,7 +35,7 @@ def upload_params(
         (array,) = prepare(plan.graph, [replace(use, layout=None)], source, keep=False)
         if i in orders:
             array = array[orders[i]]
-        memory = _uploaded(array, use.layout, device)
+        memory = _uploaded(array, use.layout, packer)
         found.append(memory)
         store[key] = memory
         if progress is not None:
@@ -39,9 +43,52 @@ def upload_params(
     return found
 
 
-def _uploaded(array: Array, layout: Layout | None, device: Any) -> Any:
+class Packer:
+    """Packs rows of a weight into tiles on the device."""
+
+    def __init__(self, device: Any) -> None:
+        self.device, self.functions = device, dict[str, Any]()
+
+    def tiles(self, kept: WeightFormat, address: int, rows: int, depth: int) -> Any:
+        """Memory with the tiles of rows that lie at an address, packed by the format's kernel."""
+        if kept.cuda_pack not in self.functions:
+            module, _ = self.device.load("\n".join([with_headers([]), kept.pack_text()]))
+            self.functions[kept.cuda_pack] = module, module[kept.cuda_pack]
+        count = -(-rows // ROWS) * (depth // COLUMNS)
+        memory = self.device.allocate(count * kept.tile_bytes)
+        function, words = self.functions[kept.cuda_pack][1], [address, memory.address, rows, depth]
+        launch = LaunchSpec(function, (-(-count // WARPS), 1, 1), WARPS * 32, 0, 1, False, words)
+        self.device.run(self.device.prepare(launch))
+        return memory
+
+    def packed(self, array: Array, kept: WeightFormat) -> Any:
+        """Memory with all that the format keeps of an array: its tiles, and behind them those that are kept raw."""
+        device, each, head = self.device, kept.tile_bytes, 4 * kept.head_words
+        rows = device.allocate(array.nbytes)
+        device.upload(rows.address, np.ascontiguousarray(array))
+        memory = self.tiles(kept, rows.address, *array.shape)
+        heads = np.empty((memory.nbytes // each, kept.head_words), np.uint32)
+        dense = device.allocate(heads.nbytes)
+        device.copy_rows(dense.address, head, memory.address + each - head, each, head, len(heads))
+        device.download(heads, dense.address)
+        device.synchronize()
+        raw = kept.raw_tiles(array, heads)
+        if raw.size == 0:
+            return memory
+        whole = device.allocate(memory.nbytes + raw.nbytes)
+        device.copy(whole.address, memory.address, memory.nbytes)
+        device.upload(dense.address, heads)
+        device.copy_rows(whole.address + each - head, each, dense.address, head, head, len(heads))
+        device.upload(whole.address + memory.nbytes, raw)
+        device.synchronize()
+        return whole
+
+
+def _uploaded(array: Array, layout: Layout | None, packer: Packer) -> Any:
     """Memory of the device with an array as its layout wants it; tiles are packed there, where that is fast."""
-    kept = None if layout is None else format_of(layout)
+    kept, device = None if layout is None else format_of(layout), packer.device
+    if kept is not None and kept.cuda_pack:
+        return packer.packed(array, kept)
     if kept is not None and kept.tile and hasattr(device, "cupy"):
         with device.stream:
             raw = device.cupy.asarray(array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from monoplan.codegen.cuda.render import render_cuda
+from monoplan.codegen.cuda.render import render_cuda, with_headers
+from monoplan.codegen.formats import FORMATS, WeightFormat
 from monoplan.codegen.plan import make_plan
 from monoplan.codegen.target import Target, cuda_target
 from monoplan.ir.types import DTYPES
@@ -36,6 +37,12 @@ def test_every_op_is_taken(dtype: str, arch: str) -> None:
     cases = [c for c in CASES if c.accepts(DTYPES[dtype])]
     plan = make_plan(graph_of(cases, dtype)[0], target)
     assert refused(render_cuda(plan, "test").text, arch) == ""
+
+
+@needs("nvrtc")
+@pytest.mark.parametrize("kept", [f for f in FORMATS if f.cuda_pack], ids=lambda f: f.name)
+def test_kernels_that_pack_are_taken(kept: WeightFormat) -> None:
+    assert refused("\n".join([with_headers([]), kept.pack_text()]), "90a") == ""
 
 
 @needs("nvrtc")

@@ -27,7 +27,7 @@ from monoplan.passes.manager import run_passes
 from monoplan.passes.pipeline import PIPELINE
 from monoplan.runtime.cpu.weights import Source
 from monoplan.runtime.cuda.executable import CudaExecutable
-from monoplan.runtime.cuda.weights import upload_params
+from monoplan.runtime.cuda.weights import Packer, upload_params
 from tests.codegen import cuda_emulator
 from tests.matrices import partly
 from tests.needs import needs
@@ -131,6 +131,26 @@ def test_what_does_not_fit_is_kept_otherwise() -> None:
     for target in (gpu, replace(cuda_target(75, 40, 65536, True), compact=True), cpu_target("avx2", 32)):
         kept = choose_format(TensorType(bf16, (40, 512)), target)
         assert kept is not None and kept.name == "bf16"
+
+
+@needs("g++")
+def test_the_kernel_that_packs_makes_the_tiles_of_numpy() -> None:
+    """Any bits: with raw tiles, numbers below the normal ones, infinities among zeros, rows that fill no strip."""
+    rng = np.random.default_rng(5)
+    w = rng.integers(0, 1 << 16, (72, 768), np.uint16)
+    w[:16] = (
+        (rng.standard_normal((16, 768)) * 10.0 ** rng.integers(-3, 3, (16, 768))).astype(bf16.numpy).view(np.uint16)
+    )
+    w[16:32, :256] = rng.standard_normal((16, 256)).astype(bf16.numpy).view(np.uint16)
+    w[20, :5], w[16:32, 256:512], w[32:48, :512] = 0, 0x8000, 0
+    w[17, 300], w[40, 7], w[41, 300] = 1, 0x7F80, 0xFFFF
+    kept = choose_format(TensorType(bf16, (72, 768)), replace(cuda_target(90, 132, 232448), compact=True))
+    assert kept is not None and kept.cuda_pack
+    made = Packer(cuda_emulator.EmulatedDevice()).packed(w.view(bf16.numpy), kept)
+    assert np.array_equal(made.array[: made.nbytes], kept.pack_rows(w.view(bf16.numpy)))
+    heads = made.array[: 15 * kept.tile_bytes].reshape(15, -1)[:, -32:].copy().view(np.uint32)[:, 0]
+    assert 0 < np.count_nonzero(heads >> 16) < 15 and any(heads >> 8 & 15)
+    assert heads[6] >> 16  # the infinity among zeros
 
 
 @needs("g++")
