@@ -2,8 +2,9 @@
 
 Ring, slices, warps, grid and padding of every row product are searched, and the padding of attention, which decides
 whose blocks may sit beside its own: first each product's candidates by themselves, then the best of them together by
-simulated annealing. Candidates are built by threads beforehand, one small source each; the winner is kept as a fact of
-the cache, by device and source, and the next compile of that source uses it.
+simulated annealing. Of products of the same shape one is searched for. Candidates are built by threads beforehand,
+one small source each; the winner is kept as a fact of the cache, by device and source, and the next compile of that
+source uses it.
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ class Tuner:
             for s, _ in self.plan.steps()
             if isinstance(s.kernel, Linear) and isinstance(s.schedule, CudaLinear) and s.schedule.row is not None
         }
+        self.alike = self._alike()
         self.attention: dict[int, Constants] = {  # of it only the padding of the decode kernel is tuned
             s.number: {"pad": s.schedule.decode.pad, **self.start.get(str(s.number), {})}
             for s, _ in self.plan.steps()
@@ -128,6 +130,15 @@ class Tuner:
         if self.values is None:
             return True
         return next((v.name for v in self.executable.source.variants[number] if v.fits(self.values)), "") == name
+
+    def _alike(self) -> dict[int, list[int]]:
+        """Products of the same shape by the one that runs most often: others get the constants found for it."""
+        counts, groups = {s.number: count for s, count in self.plan.steps()}, dict[Any, list[int]]()
+        for n, s in self.steps.items():
+            k = s.kernel
+            assert isinstance(k, Linear) and isinstance(s.schedule, CudaLinear)
+            groups.setdefault((k.epilogue, k.norm, k.depth, k.columns, k.format.name, s.schedule.row), []).append(n)
+        return {max(found, key=lambda n: counts[n]): found for found in groups.values()}
 
     def pool(self, number: int) -> list[Constants]:
         """Candidates of a step."""
@@ -197,7 +208,7 @@ class Tuner:
 
         Gives the best constants of each, where they are better than what was there, and their time.
         """
-        for n in self.steps:
+        for n in self.alike:
             times: list[tuple[float, int, Constants]] = []
             for c in self.pools[n][1:]:
                 if not goes_on():
@@ -218,7 +229,7 @@ class Tuner:
     def run(self, seconds: float) -> dict[int, Constants]:
         """The best constants found in about that time, builds included."""
         start = time.monotonic()
-        self.pools = {n: self.pool(n) for n in self.steps}
+        self.pools = {n: self.pool(n) for n in self.alike}
         jobs = [(n, c) for n, cs in self.pools.items() for c in cs]
         side_by_side(lambda job: self.build(*job), jobs, os.cpu_count() or 4, daemon=False)
         current = {n: dict(cs[0]) for n, cs in self.pools.items()} | self.attention
@@ -248,6 +259,12 @@ class Tuner:
                 current, now = trial, took
                 if took < best * 0.9995 and (again := self.time(trial)) < best * 0.9995:
                     good, best = trial, max(took, again)
+        whole = {**good, **{other: good[n] for n, others in self.alike.items() for other in others}}
+        side_by_side(
+            lambda job: self.build(*job), [(n, whole[n]) for n in self.steps], os.cpu_count() or 4, daemon=False
+        )
+        if self.time(whole) < best * 1.001:
+            good = whole
         if self.progress is not None:
             self.progress(1, 1)
         self.use(good)

@@ -204,13 +204,13 @@ def test_tunings_are_kept_by_device_and_source(tmp_path: Any, monkeypatch: pytes
     assert cuda_tune.recall_tuning("H200", "other source") is None
 
 
-def _tuner() -> cuda_tune.Tuner:
+def _tuner(layers: int = 1) -> cuda_tune.Tuner:
     """Of a small model, with an executable that can't run."""
     c = LlamaConfig(
         vocab_size=512,
         hidden_size=256,
         intermediate_size=512,
-        num_hidden_layers=1,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
@@ -268,6 +268,20 @@ def test_a_search_keeps_what_is_better(gain: float, monkeypatch: pytest.MonkeyPa
         assert found[n] == {**c, "pad": 0}
         assert c in [{k: v for k, v in kept.items() if k != "pad"} for kept in tuner.pools[n]]
         assert len(tuner.pools[n]) <= 1 + cuda_tune.BEST
+
+
+def test_products_of_the_same_shape_are_tuned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last layer's products are steps of their own; q, k and v are not like others of their size."""
+    tuner = _tuner(layers=4)
+    monkeypatch.setattr(tuner, "build", lambda n, c: None)
+    monkeypatch.setattr(tuner, "time", lambda tuning: 1.0)
+    monkeypatch.setattr(tuner, "use", lambda tuning: None)
+    assert sorted(map(len, tuner.alike.values())) == [1, 2, 2, 2, 2] and len(tuner.steps) == 9
+    found = tuner.run(0.1)
+    assert found.keys() == tuner.steps.keys() | tuner.attention.keys()
+    for n, others in tuner.alike.items():
+        kernels = [tuner.steps[other].kernel for other in others]
+        assert all(found[other] == found[n] for other in others) and len({k.epilogue for k in kernels}) == 1
 
 
 def test_a_model_is_tuned(device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
