@@ -451,29 +451,32 @@ def _row(k: Linear, target: Target) -> RowSchedule | None:
 
 
 def _tile_row(k: Linear, target: Target) -> RowSchedule | None:
-    """Few tiles for a warp. Of a small matrix all that fits 120 KB of an SM (200 KB of large tiles) is prefetched
-    before the dependency, and the next kernel starts when the last tiles are in flight; a large one has 208 KB in
-    flight. Until the dependency a warp has one tile in flight at a time if tiles are low-bit or the matrix is small."""
+    """Few tiles for a warp: all that fits 200 KB of an SM is prefetched, two of each warp where it has many large ones.
+
+    Until the dependency a warp has one tile in flight at a time, unless tiles are large and x is short. Of a small
+    gated product the next kernel starts when the last tiles are in flight, of others at once.
+    """
     strips, tiles = _tiles(k)
     large = strips * tiles * k.format.tile_bytes > 32 << 20
     even = not large and target.cores >= 96 and target.cores % 32 <= 8
     grid = min(target.cores // 32 * 32 if even else target.cores, strips)
-    # No warp idle, then many of them unless their tiles are large, then the fewest tiles for each. Warps of one slice
+    # Few warps idle, then many of them unless their tiles are large, then the fewest tiles for each. Warps of one slice
     # have x twice: that must be little.
     wide = k.format.tile_bytes > 5000
     order = (8, 16) if wide else (16, 8)
     ways = [(w, s) for w, s in product(order, (16, 8, 4, 2, 1)) if s <= w and (s == w or -(-tiles // s) <= 2)]
-    ways.sort(key=lambda way: (-(-tiles // way[1]) * way[1] - tiles, order.index(way[0]), -way[1]))
+    idle = {s: max(-(-tiles // s) * s - tiles - tiles // 6, 0) for _, s in ways}
+    ways.sort(key=lambda way: (idle[way[1]], order.index(way[0]), -way[1]))
     hopper = target.capability >= 90
     for warps, slices in ways:
         one = RowSchedule(grid, warps, slices, 1, 1, 1)
         rest, each = row_shared(k, one), warps * k.format.tile_bytes
         units = max(1, -(-strips // grid) * slices // warps * -(-tiles // slices))  # tiles of a warp
-        room = min((208 if large else 200 if wide else 120) << 10, target.shared - 1024) - rest + each
-        ring = max(1, min(8, units, room // each))
+        room = min((208 if large else 200) << 10, target.shared - 1024) - rest + each
+        ring = max(1, min(8, units, room // each, 2 if wide and units > 16 else 8))
         if -(-tiles // slices) <= 8 and rest + (ring - 1) * each <= target.shared - 1024:
-            calm = ring > 1 and hopper and not (large and wide)
-            late = ring if calm and not large and k.epilogue != "heads" else 0
+            calm = ring > 1 and hopper and not (large and wide and k.depth < 4096 and units <= 16)
+            late = ring if calm and not large and k.epilogue == "gated" else 0
             return replace(one, ring=ring, early=ring, gentle=int(calm), late=late)
     return None
 
