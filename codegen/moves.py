@@ -211,7 +211,7 @@ def _taken(k: Kernel, o: Operand, target: Target) -> Matrix | None:
         return None
     if isinstance(k, Linear) and o.name == "x" and k.norm == "none" and _packed(k):
         return Matrix(k.rows, k.depth)
-    if isinstance(k, Attention) and o.name == "q" and on_tiles(k, target):
+    if isinstance(k, Attention) and o.name == "q" and on_tiles(k, target) and k.operand("k").dtype == bf16:
         return Matrix(k.batch * k.seq, k.heads * k.head_dim, k.seq)
     return None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from monoplan.codegen.cpu.schedule_linear import TILE_PART
 from monoplan.codegen.kernels import Attention
 from monoplan.codegen.target import Target
-from monoplan.ir.types import bf16, bool_, f32
+from monoplan.ir.types import bf16, bool_, f16, f32, i8
 
 # Queries that read the cache key by key and have the bits of one alone; more share a pass over blocks of keys. On NEON
 # products have these bits for any number of rows, and drafts gain by more of them.
@@ -39,6 +39,7 @@ class AttentionSchedule:
     has_many: bool
     lanes: int
     tiles: bool  # many queries run on bf16 tile units
+    parts: int  # bf16 numbers there of which a query, a key or a value is the sum
     part: int  # queries, or more, that a thread may have for itself there: as products have it
     takes_tiles: bool  # q comes as bf16 tiles when rows are many: see hand_over
     gives_tiles: bool  # y is made so
@@ -88,6 +89,7 @@ def choose_attention(k: Attention, target: Target) -> AttentionSchedule:
         has_many=count is None or count > few,
         lanes=target.lanes,
         tiles=tiles,
+        parts=1 if keys.dtype == bf16 else 2,
         part=TILE_PART,
         takes_tiles=q.view.buffer.tiled > 0,
         gives_tiles=k.operand("y").view.buffer.tiled > 0,
@@ -115,7 +117,8 @@ def on_tiles(k: Attention, target: Target) -> bool:
     mask = k.operand("mask") if k.has("mask") else None
     plain = k.softcap is None and k.scale > 0 and (mask is None or mask.dtype == bool_ and not mask.view.is_virtual)
     whole = k.head_dim % 32 == 0 and k.value_dim % 32 == 0
-    types = q.dtype in (bf16, f32) and keys.dtype == bf16 and values.dtype == bf16
+    types = q.dtype in (bf16, f16, f32) and keys.dtype == values.dtype and keys.dtype in (bf16, f16, i8)
+    types = types and (keys.dtype != bf16 or q.dtype != f16)
     stored = not keys.view.is_virtual and not values.view.is_virtual
     return target.has_tiles and plain and whole and types and stored
 
@@ -124,4 +127,5 @@ def few_on_tiles(k: Attention) -> bool:
     """Whether few queries do so too: rows of the cache that lie as tiles can load them, enough heads that share a key
     (with one or two of them vectors have as little to do), and not more than the rows of a tile can take twice."""
     dense = all(k.operand(n).view.strides[3] == 1 and k.operand(n).view.table is None for n in ("k", "v"))
+    dense = dense and k.operand("k").dtype == bf16
     return dense and not k.has("mask") and 3 <= k.heads // k.kv_heads <= 8 and k.head_dim <= 128 and k.value_dim <= 128

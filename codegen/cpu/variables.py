@@ -822,7 +822,7 @@ def _sizes(k: Attention, s: AttentionSchedule) -> list[str]:
     if s.has_many:
         many: dict[str, Any] = {"columns": s.columns, "block": s.keys}
         if s.tiles:
-            many |= {"part": s.part, "k_tiles": "k_tiles", "v_tiles": "v_tiles"}
+            many |= {"parts": s.parts, "part": s.part, "k_tiles": "k_tiles", "v_tiles": "v_tiles"}
         else:
             many |= {"tile_rows": s.block, "tile_vectors": s.vectors}
         found.append(_fields(many))
@@ -848,7 +848,7 @@ def _variants(k: Attention, s: AttentionSchedule) -> list[Variant]:
         function = "mp_attention_many_tiles" if s.tiles else "mp_attention_many"
         room = f"MP_STRIP_ROOM(DIM, {whole(k.value_dim, s.block)}, {s.columns}, {s.keys})"
         if s.tiles:
-            room = f"MP_STRIP_TILES_ROOM(DIM, VALUE, {s.keys})"
+            room = f"MP_STRIP_TILES_ROOM(DIM, VALUE, {s.keys}, {s.parts})"
         found.append(Variant(function, f"if (a.queries > {s.few}) " if s.has_few else "", room))
     if s.has_few:
         room = f"MP_FEW_ROOM(GROUP, {dim}, {value}, {s.rows}, {s.chunk})"

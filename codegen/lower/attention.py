@@ -91,6 +91,6 @@ def tile_scratch(
         return ()
     keys = (k.keys + (s.keys - 1)) // s.keys * s.keys
     return tuple(
-        Operand(name, fresh(name, u32, (k.batch * k.kv_heads, keys, dim // 2)), written=True)
+        Operand(name, fresh(name, u32, (k.batch * k.kv_heads, keys, s.parts * dim // 2)), written=True)
         for name, dim in (("k_tiles", k.head_dim), ("v_tiles", k.value_dim))
     )

@@ -108,6 +108,9 @@ CASES = {
     "flags": AttentionCase(4, 2, 16, 16, 400, mask="bool"),
     "flags_half": AttentionCase(4, 2, 32, 32, 400, "bf16", mask="bool"),
     "added": AttentionCase(4, 1, 16, 16, 400, "bf16", mask="f32", layout="bhsd"),
+    "f16": AttentionCase(9, 3, 64, 64, 400, "f16"),
+    "f16_window": AttentionCase(4, 2, 32, 64, 400, "f16", "f16", window=37),
+    "f16_flags": AttentionCase(4, 2, 64, 32, 400, "f16", mask="bool"),
     "bytes": AttentionCase(9, 3, 64, 64, 400, "i8"),
     "bytes_of_8": AttentionCase(16, 2, 128, 96, 340, "i8", "bf16", calls=((1, (339, 32, 0)), (2, (30, 254)))),
     "long_bytes": AttentionCase(4, 4, 32, 32, 4200, "i8", calls=((1, (4199, 2100, 5)),)),
@@ -139,7 +142,9 @@ def check_case(case: AttentionCase, threads: int = 2) -> None:
             got.append(run(inputs)[0])
         # Tile units read bf16: queries and weights are rounded as the cache is, whatever the result's type.
         kept = DTYPES[case.dtype].numpy if case.dtype == "bf16" and host_target().has_tiles else got[0].dtype
-        rough = LOW_BIT_EPSILON / EPSILON["f32"] if case.dtype == "i8" else 1.0  # integers of 15 bits
+        # Integers of 15 bits, and two parts of bf16 on tile units.
+        parts = case.dtype == "i8" or (case.dtype == "f16" and host_target().has_tiles)
+        rough = LOW_BIT_EPSILON / EPSILON["f32"] if parts else 1.0
         check(got[0].astype(kept), want, kept, "matmul", 2.0 * rough)
         np.testing.assert_array_equal(*got, err_msg="the bits depend on the number of threads")
         if case.causal and queries > 1:  # a row of fewer tokens than its batch mates: what follows them is not written

@@ -28,7 +28,7 @@ from tests.codegen.attention_cases import (
 from tests.tolerances import check
 
 PIECES = ("gqa", "group_of_3", "window", "bytes")
-PAGES = [("gqa", 64), ("gqa_half", 64), ("group_of_3", 32), ("window", 16), ("odd_half", 7), ("bytes", 64)]
+PAGES = [("gqa", 64), ("gqa_half", 64), ("group_of_3", 32), ("window", 16), ("odd_half", 7), ("bytes", 64), ("f16", 64)]
 PAGES += [("double", 64)]
 SLOW = ("flags_half", "bytes_of_8", "long_bytes", "bytes_window", "double_bytes")  # to build; CI has them
 ROOT = Path(__file__).resolve().parents[2]

@@ -35,6 +35,7 @@ typedef struct {
     /* Many queries: strips of `columns` (query, head) pairs against blocks of `block` keys, in register tiles of
      * `tile_rows` rows and `tile_vectors` vectors; or on tile units strips of 32. */
     int columns, block, tile_rows, tile_vectors;
+    int parts;                    /* on tile units: bf16 numbers of which one is the sum */
     int part;                     /* on tile units: queries, or more, that a worker may have for itself, as in products */
     int q_tiles, y_tiles;         /* whether q comes and y goes as bf16 tiles: see mp_hand_over */
     uint32_t *k_tiles, *v_tiles;  /* room for the keys and values as tiles */

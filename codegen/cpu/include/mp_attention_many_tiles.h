@@ -1,54 +1,97 @@
-/* Attention of many queries on bf16 tile units. Included by mp_attention_many.h. */
+/* Attention of many queries on bf16 tile units. Included by mp_attention_many.h.
+ *
+ * Queries, keys, weights and values are bf16, or, where the cache has more bits, sums of two of them: the product of the
+ * lower parts is left out, 1 / 65536 of the whole. */
 #ifndef MP_ATTENTION_MANY_TILES_H
 #define MP_ATTENTION_MANY_TILES_H
 
 #include "mp_attention_tiles.h"
 
 /* Floats of room for a worker; for 32 keys while they are packed, and for its strips. */
-#define MP_STRIP_TILES_ROOM(dim, value_dim, block) (16 * (dim) + 64 * (block) + 33 * (value_dim) + (dim) / 2)
+#define MP_STRIP_TILES_ROOM(dim, value_dim, block, parts) \
+    ((parts) * 16 * (dim) + 64 * (block) + 33 * (value_dim) + (dim) / 2)
 
-/* Keys [j0, j0 + 32) of a group for the tile units: keys as [dim / 32][16 pairs of dims][key][2], values as
- * [dim / 32][16 pairs of keys][dim][2]. Keys that are not written are 0. */
+/* Words that a key and a value have as tiles. */
+MP_FN int64_t mp_key_words(const mp_attention *a) { return (int64_t)a->parts * a->dim / 2; }
+MP_FN int64_t mp_value_words(const mp_attention *a) { return (int64_t)a->parts * a->value_dim / 2; }
+
+/* 32 floats as two parts that add up to them but for 1 / 65536. An infinite number leaves nothing for the second. */
+MP_FN void mp_two_parts(mp_bf16 *first, mp_bf16 *second, const float *from)
+{
+    float rest[32];
+    mp_tile_round(first, from, 32);
+    for (int i = 0; i < 32; i += MP_LANES) {
+        const mp_vec x = mp_vload_f32(from + i), left = x - mp_vload_bf16(first + i);
+        mp_vstore(rest + i, mp_vchoose(MP_BITS(left - left == mp_splat(0.0f)), left, mp_splat(0.0f)));
+    }
+    mp_tile_round(second, rest, 32);
+}
+
+/* A row of a cache with more bits, in two parts `apart` elements from each other. */
+MP_FN void mp_row_parts(mp_bf16 *to, const int64_t apart, const mp_view *v, const int64_t b, const int64_t g, const int64_t key,
+                        const int64_t dim, float *line)
+{
+    mp_copy_row(line, v, b, g, key, dim, dim);
+    for (int64_t i = 0; i < dim; i += 32) mp_two_parts(to + i, to + apart + i, line + i);
+}
+
+/* Keys [j0, j0 + 32) of a group for the tile units: keys as [part][dim / 32][16 pairs of dims][key][2], values as
+ * [part][dim / 32][16 pairs of keys][dim][2]. Keys that are not written are 0. */
 MP_FN void mp_pack_keys(const mp_attention *a, const int64_t b, const int64_t g, const int64_t j0, const int64_t before,
                         const int64_t written, uint32_t *k_tiles, uint32_t *v_tiles, float *room)
 {
     const int longer = a->dim > a->value_dim ? a->dim : a->value_dim, k_vectors = mp_dense(&a->k), v_vectors = mp_dense(&a->v);
-    mp_bf16 *const none = (mp_bf16 *)room, *const nan = none + longer, *const dense_keys = nan + a->dim;
-    mp_bf16 *const dense_values = dense_keys + 32 * a->dim;
-    const mp_bf16 *rows[32], *values[32];
+    float *const line = room;
+    mp_bf16 *const none = (mp_bf16 *)(room + longer), *const nan = none + longer, *const dense_keys = nan + a->dim;
+    mp_bf16 *const dense_values = dense_keys + a->parts * 32 * a->dim;
+    const mp_bf16 *rows[2][32], *values[2][32];
     for (int64_t i = 0; i < longer; ++i) none[i] = 0;
     for (int64_t i = 0; (a->causal || a->has_mask) && i < a->dim; ++i) nan[i] = 0x7fc0;
     for (int64_t j = 0; j < 32; ++j) {
         const int64_t key = j0 + j;
-        rows[j] = values[j] = none;
+        for (int p = 0; p < 2; ++p) rows[p][j] = values[p][j] = none;
         if (key >= written) continue;
-        rows[j] = k_vectors ? (const mp_bf16 *)mp_row(&a->k, b, g, key) : dense_keys + j * a->dim;
-        values[j] = v_vectors ? (const mp_bf16 *)mp_row(&a->v, b, g, key) : dense_values + j * a->value_dim;
-        for (int64_t i = 0; !k_vectors && i < a->dim; ++i)
-            dense_keys[j * a->dim + i] = ((const mp_bf16 *)a->k.data)[mp_place(&a->k, b, g, key, i)];
-        for (int64_t i = 0; !v_vectors && i < a->value_dim; ++i)
-            dense_values[j * a->value_dim + i] = ((const mp_bf16 *)a->v.data)[mp_place(&a->v, b, g, key, i)];
+        for (int p = 0; p < a->parts; ++p) {
+            rows[p][j] = dense_keys + (p * 32 + j) * a->dim;
+            values[p][j] = dense_values + (p * 32 + j) * a->value_dim;
+        }
+        if (a->parts > 1) {
+            mp_row_parts(dense_keys + j * a->dim, 32 * a->dim, &a->k, b, g, key, a->dim, line);
+            mp_row_parts(dense_values + j * a->value_dim, 32 * a->value_dim, &a->v, b, g, key, a->value_dim, line);
+        } else {
+            if (k_vectors) rows[0][j] = (const mp_bf16 *)mp_row(&a->k, b, g, key);
+            if (v_vectors) values[0][j] = (const mp_bf16 *)mp_row(&a->v, b, g, key);
+            for (int64_t i = 0; !k_vectors && i < a->dim; ++i)
+                dense_keys[j * a->dim + i] = ((const mp_bf16 *)a->k.data)[mp_place(&a->k, b, g, key, i)];
+            for (int64_t i = 0; !v_vectors && i < a->value_dim; ++i)
+                dense_values[j * a->value_dim + i] = ((const mp_bf16 *)a->v.data)[mp_place(&a->v, b, g, key, i)];
+        }
         /* Some query does not see a key after `before`, nor, with a window or a mask, any other: its values must be
          * finite, since 0 * NaN is NaN. Those who see it still get NaN, from the key. */
         const int hidden = (a->causal && (a->window || key > before)) || a->has_mask;
-        if (hidden && !mp_finite_bf16(values[j], a->value_dim)) {
-            rows[j] = nan;
-            values[j] = none;
+        if (hidden && !mp_finite_bf16(values[0][j], a->value_dim)) {
+            rows[0][j] = nan;
+            rows[1][j] = values[0][j] = values[1][j] = none;
         }
     }
-    for (int64_t i = 0; i < a->dim; i += 32)
-        for (int64_t j = 0; j < 32; j += 16) mp_turn_pairs(k_tiles + i * 16 + j, 32, rows + j, i);
-    for (int64_t i = 0; i < a->value_dim; i += 32)
-        for (int64_t j = 0; j < 16; ++j) mp_pair_rows(v_tiles + i * 16 + j * 32, values[2 * j] + i, values[2 * j + 1] + i);
+    for (int p = 0; p < a->parts; ++p, k_tiles += 16 * a->dim, v_tiles += 16 * a->value_dim) {
+        for (int64_t i = 0; i < a->dim; i += 32)
+            for (int64_t j = 0; j < 32; j += 16) mp_turn_pairs(k_tiles + i * 16 + j, 32, rows[p] + j, i);
+        for (int64_t i = 0; i < a->value_dim; i += 32)
+            for (int64_t j = 0; j < 16; ++j)
+                mp_pair_rows(v_tiles + i * 16 + j * 32, values[p][2 * j] + i, values[p][2 * j + 1] + i);
+    }
 }
 
 /* What the tile units do for a strip of 32 rows, in turns, so that it can run between the vector instructions of
  * softmax: first the sums of the block before, then the scores of the next one, which take the place of that block's
  * weights. */
 typedef struct {
-    const mp_bf16 *query;     /* [dim / 32][32 rows][32] */
+    const mp_bf16 *query;     /* [part][dim / 32][32 rows][32] */
     const uint32_t *k_tiles;  /* of the block whose scores are wanted */
-    float *score;             /* [32 rows][block]: first weights in bf16, at the beginning of each row, then scores */
+    /* [32 rows][block]: first weights in bf16, at the beginning of each row (two parts: of 32 keys where their scores
+     * were), then scores */
+    float *score;
     int64_t groups;           /* of 32 keys in the next block; 0: there is none */
     const uint32_t *v_tiles;
     float *sums;              /* [32 rows][value_dim] */
@@ -62,16 +105,20 @@ MP_FN int64_t mp_all_turns(const mp_attention *a) { return mp_sum_turns(a) + a->
 MP_FN void mp_strip_turn(const mp_attention *a, const mp_strip_work *w, const int64_t turn)
 {
     const int64_t groups = a->block / 32, first = mp_sum_turns(a), dims = a->dim / 32;
+    const int last = a->parts > 1 ? 2 : 0; /* products: first by first, then first by second and second by first */
     if (turn < first) {
         const int64_t i = turn / groups, n = turn % groups;
-        if (n < w->weighed)
-            mp_tiles_step((const mp_bf16 *)w->score + n * 32, 2 * a->block, w->v_tiles + n * 16 * a->value_dim + i * 512,
-                          w->sums + i * 32, a->value_dim, n == 0, w->add, n == w->weighed - 1);
+        const mp_bf16 *const weights = (const mp_bf16 *)w->score + n * 32 * a->parts;
+        const uint32_t *const values = w->v_tiles + n * 32 * mp_value_words(a) + i * 512;
+        for (int p = 0; n < w->weighed && p <= last; ++p)
+            mp_tiles_step(weights + p / 2 * 32, 2 * a->block, values + p % 2 * 16 * a->value_dim, w->sums + i * 32, a->value_dim,
+                          n == 0 && p == 0, w->add, n == w->weighed - 1 && p == last);
     } else {
         const int64_t n = (turn - first) / dims, i = (turn - first) % dims;
-        if (n < w->groups)
-            mp_tiles_step(w->query + i * 1024, 32, w->k_tiles + n * 16 * a->dim + i * 512, w->score + n * 32, a->block,
-                          i == 0, 0, i == dims - 1);
+        const uint32_t *const keys = w->k_tiles + n * 32 * mp_key_words(a) + i * 512;
+        for (int p = 0; n < w->groups && p <= last; ++p)
+            mp_tiles_step(w->query + p / 2 * 32 * a->dim + i * 1024, 32, keys + p % 2 * 16 * a->dim, w->score + n * 32, a->block,
+                          i == 0 && p == 0, 0, i == dims - 1 && p == last);
     }
 }
 
@@ -103,10 +150,12 @@ MP_FN void mp_weigh_rows(const mp_attention *a, float *score, float *top, mp_vec
         mp_vec sum = total[r] * keep[r];
         for (int64_t turn = r * turns / 32; turn < (r + 1) * turns / 32; ++turn) mp_strip_turn(a, work, turn);
         for (int64_t n = 0; n < groups; ++n) {
-            const mp_vec left = mp_vexp2_short(mp_vload_f32(line + n * 32) * scale - base);
-            const mp_vec right = mp_vexp2_short(mp_vload_f32(line + n * 32 + 16) * scale - base);
+            const mp_vec x = mp_vload_f32(line + n * 32) * scale - base, y = mp_vload_f32(line + n * 32 + 16) * scale - base;
+            const mp_vec left = a->parts > 1 ? mp_vexp2(x) : mp_vexp2_short(x);
+            const mp_vec right = a->parts > 1 ? mp_vexp2(y) : mp_vexp2_short(y);
             sum += left + right;
-            mp_weights_bf16((uint32_t *)line + n * 16, left, right); /* over scores that are read already */
+            if (a->parts > 1) mp_weights_parts((uint32_t *)line + n * 32, left, right);
+            else mp_weights_bf16((uint32_t *)line + n * 16, left, right); /* over scores that are read already */
         }
         total[r] = sum;
     }
@@ -140,10 +189,17 @@ typedef struct {
     int64_t keys; /* room for so many in the tiles of a group */
 } mp_strip_source;
 
-/* 32 elements of query s of head h, from i0 on, in bf16. */
+/* 32 elements of query s of head h, from i0 on, in bf16; of two parts the second one 32 * dim elements behind. */
 MP_FN void mp_query_tile(const mp_attention *a, mp_bf16 *to, const int64_t b, const int64_t s, const int64_t h,
                          const int64_t i0)
 {
+    if (a->parts > 1) {
+        float values[32];
+        MP_SIMD
+        for (int j = 0; j < 32; ++j) values[j] = mp_query(a, b, s, h, i0 + j);
+        mp_two_parts(to, to + 32 * a->dim, values);
+        return;
+    }
     const mp_bf16 *const rounded = (const mp_bf16 *)a->q.data;
     if (a->q_tiles) {
         const int64_t place = b * a->queries + s, columns = (int64_t)a->kv_heads * a->group * a->dim;
@@ -178,8 +234,8 @@ MP_FN int mp_take_strip(mp_run *run, const mp_attention *a, mp_strip_source *fro
             /* Blocks of keys begin at multiples of their size, so that the bits of a query do not depend on its
              * neighbours. */
             *s = (mp_strip_rows){b, g, c0, filled, before, mp_first_key(a, before, s0) / a->block * a->block,
-                                 mp_last_key(a, before, (c0 + filled - 1) / a->group), a->k_tiles + line * (a->dim / 2),
-                                 a->v_tiles + line * (a->value_dim / 2)};
+                                 mp_last_key(a, before, (c0 + filled - 1) / a->group), a->k_tiles + line * mp_key_words(a),
+                                 a->v_tiles + line * mp_value_words(a)};
             if (s->first >= s->last) {
                 const float none[32] = {0};
                 memset(zeros, 0, (size_t)a->value_dim * sizeof *zeros);
@@ -243,14 +299,14 @@ MP_FN void mp_strips_on_tiles(mp_run *run, const mp_attention *a, mp_strip_sourc
 {
     const int64_t turns = mp_all_turns(a), first = mp_sum_turns(a), block = a->block;
     mp_bf16 *const query = (mp_bf16 *)room;
-    float *const scores = room + 16 * a->dim, *const sums = scores + 64 * block, *const zeros = sums + 32 * a->value_dim;
+    float *const scores = room + a->parts * 16 * a->dim, *const sums = scores + 64 * block, *const zeros = sums + 32 * a->value_dim;
     _Alignas(64) float top[32], keep[32], scale[32];
     mp_vec total[32];
     mp_strip_rows s, next, done = {0};
     int more = mp_take_strip(run, a, &from, &s, query, zeros), now = 0;
     if (!more) return;
     const int64_t groups = (mp_min(block, s.last - s.first) + 31) / 32;
-    mp_strip_work work = {query, s.k_tiles + s.first * (a->dim / 2), scores, groups, 0, sums, 0, 0};
+    mp_strip_work work = {query, s.k_tiles + s.first * mp_key_words(a), scores, groups, 0, sums, 0, 0};
     for (int64_t turn = first; turn < turns; ++turn) mp_strip_turn(a, &work, turn);
     for (; more; done = s, s = next) {
         for (int64_t r = 0; r < 32; ++r) {
@@ -266,11 +322,11 @@ MP_FN void mp_strips_on_tiles(mp_run *run, const mp_attention *a, mp_strip_sourc
             if (a->has_mask) mp_hide_masked(a, &s, j0, width, score);
             int64_t left = s.last - j0 - block;
             work.score = scores + (now ^ 1) * 32 * block;
-            work.k_tiles = s.k_tiles + (j0 + block) * (a->dim / 2);
+            work.k_tiles = s.k_tiles + (j0 + block) * mp_key_words(a);
             if (left <= 0) { /* the next block is another strip's: this one's queries have met all keys */
                 more = mp_take_strip(run, a, &from, &next, query, zeros);
                 left = more ? next.last - next.first : 0;
-                if (more) work.k_tiles = next.k_tiles + next.first * (a->dim / 2);
+                if (more) work.k_tiles = next.k_tiles + next.first * mp_key_words(a);
             }
             work.groups = (mp_min(block, left) + 31) / 32;
             mp_weigh_rows(a, score, top, total, keep, (width + 31) / 32, &work);
@@ -281,7 +337,7 @@ MP_FN void mp_strips_on_tiles(mp_run *run, const mp_attention *a, mp_strip_sourc
                     for (int64_t i = 0; i < a->value_dim; i += MP_LANES)
                         mp_vstore(sums + r * a->value_dim + i, mp_vload_f32(sums + r * a->value_dim + i) * keep[r]);
             }
-            work.v_tiles = s.v_tiles + j0 * (a->value_dim / 2);
+            work.v_tiles = s.v_tiles + j0 * mp_value_words(a);
             work.weighed = (width + 31) / 32;
             work.add = j0 > s.first;
         }
@@ -307,8 +363,8 @@ MP_FN void mp_attention_many_tiles(mp_run *run, const int t, const int T, const 
         const int64_t before = mp_before(a, b), written = mp_written(a, before), block = (j0 < before ? j0 : j0 - before) / 32;
         if (mp_owner(b * blocks + block, parts) != own || piece % workers != worker) continue;
         if (j0 < mp_first_key(a, before, 0) / a->block * a->block || j0 >= written) continue;
-        mp_pack_keys(a, b, g, j0, before, written, a->k_tiles + (line * keys + j0) * (a->dim / 2),
-                     a->v_tiles + (line * keys + j0) * (a->value_dim / 2), room);
+        mp_pack_keys(a, b, g, j0, before, written, a->k_tiles + (line * keys + j0) * mp_key_words(a),
+                     a->v_tiles + (line * keys + j0) * mp_value_words(a), room);
     }
     mp_barrier(run, T);
     mp_tiles_begin();

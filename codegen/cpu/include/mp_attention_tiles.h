@@ -80,6 +80,15 @@ MP_FN void mp_weights_bf16(uint32_t *to, mp_vec low, mp_vec high)
 #endif
 }
 
+/* The same in two parts: 32 first ones, 32 second ones. */
+MP_FN void mp_weights_parts(uint32_t *to, mp_vec low, mp_vec high)
+{
+    const mp_vec first_low = (mp_vec)(((mp_vec_u32)low + 0x8000u) & 0xffff0000u);
+    const mp_vec first_high = (mp_vec)(((mp_vec_u32)high + 0x8000u) & 0xffff0000u);
+    mp_weights_bf16(to, first_low, first_high);
+    mp_weights_bf16(to + 16, low - first_low, high - first_high);
+}
+
 /* Scores of one query lie as [key][HEADS] with HEADS 4 or 8: joins what a vector has of each head, in every lane of
  * it. */
 #define MP_AFTER_8 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7
