@@ -50,11 +50,11 @@ def _decode(
     grid = (v.splits, k.kv_heads, k.batch)
     if not v.spread:
         function, all_words = renderer.function(k, "attention_decode", words, s=v, **names)
-        launch = Launch(function, grid, v.warps * 32, all_words, shared=v.pad, cluster=v.splits)
+        launch = Launch(function, grid, v.warps * 32, all_words, v.shared(k.head_dim), v.splits)
         return Variant(v.name, (launch,), (one, *batch))
     more = [("float *partial", Word("workspace")), ("uint32_t *tickets", Word("tickets"))]
     function, all_words = renderer.function(k, "attention_decode", [*words, *more], s=v, **names)
-    launch = Launch(function, grid, v.warps * 32, all_words)
+    launch = Launch(function, grid, v.warps * 32, all_words, v.shared(k.head_dim))
     part = k.heads // k.kv_heads * (k.head_dim + 2) * 4
     size = k.batch * (k.kv_heads * v.splits * part)
     return Variant(v.name, (launch,), (one, Between(k.keys, long + 1), *batch), size)

@@ -12,6 +12,7 @@ from monoplan.codegen.kernels import Attention, Experts, Kernel, Linear, Norm, R
 from monoplan.codegen.operands import Operand
 from monoplan.codegen.target import Target
 from monoplan.codegen.views import View
+from monoplan.ir.cache_rows import SCALE_BYTES
 from monoplan.ir.dims import Dim, equal
 from monoplan.ir.expr import Arg, Call
 from monoplan.ir.types import DType, bf16, bool_, f16, f32, f64, i8
@@ -176,6 +177,11 @@ class DecodeVariant:
     )
     spread: bool = False  # the blocks are no cluster
     pad: int = 0  # shared memory that only keeps other blocks off the SM
+    stages: int = 0  # of a cache in 8 bits: pieces of 32 rows in flight for each warp; 0: it is in bf16
+
+    def shared(self, head_dim: int) -> int:
+        """Bytes of dynamic shared memory."""
+        return self.stages * self.warps * _piece(head_dim) + self.pad
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,17 +201,19 @@ class DecodeSchedule:
     long_warps: int = 8
     blocks: int = 1  # on one SM, that the register budget must allow
     pad: int = 0
+    stages: int = 0
 
     @property
     def variants(self) -> tuple[DecodeVariant, ...]:
         """In order of preference; the first is for long caches."""
         size = (self.warps, self.blocks)
-        return (
+        found = (
             DecodeVariant("decode_long", self.spread, self.long_warps, 1, self.few, spread=True),
             DecodeVariant("decode", self.splits, *size, self.few, pad=self.pad),
             DecodeVariant("decode_some", 2, *size, self.some, most=self.splits),
             DecodeVariant("decode_many", 1, *size, most=self.splits),
         )
+        return tuple(replace(v, stages=self.stages) for v in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -578,7 +586,35 @@ def _decode(k: Attention, target: Target) -> DecodeSchedule | None:
         return None
     small = k.head_dim <= 64  # more warps fit an SM: long caches need the loads in flight
     few, some = -(-target.cores // (8 * k.kv_heads)), 3 * target.cores // (2 * k.kv_heads)  # that fill the device
-    return DecodeSchedule(few, some, blocks=2 if small else 1, long_warps=16 if small else 8)
+    found = DecodeSchedule(few, some, blocks=2 if small else 1, long_warps=16 if small else 8)
+    return found if k.operand("k").dtype != i8 else _decode_bytes(k, found, target)
+
+
+def _decode_bytes(k: Attention, s: DecodeSchedule, target: Target) -> DecodeSchedule | None:
+    """Of a cache in 8 bits: as many stages as fit beside what is merged, up to 4."""
+    if not all(_rows_in_runs(k.operand(n).view) for n in ("k", "v")):
+        return None
+    group = k.heads // k.kv_heads
+    for warps in (8, 4):
+        merged = 4 * (warps * group * (k.head_dim + 2) + group * (k.head_dim + 2 * s.splits) + s.splits) + 32 * warps
+        room = (target.shared + 1024) // s.blocks - 1024 - merged
+        stages = min(4, room // (warps * _piece(k.head_dim)))
+        if stages >= 2:
+            return replace(s, warps=warps, long_warps=warps, stages=stages)
+    return None
+
+
+def _piece(head_dim: int) -> int:
+    """Bytes that 32 rows of keys and values in 8 bits take in shared memory, wherever they begin."""
+    return 2 * (32 * (head_dim + SCALE_BYTES) + 16)
+
+
+def _rows_in_runs(cache: View) -> bool:
+    """Whether rows of 8 bits lie side by side; of pages runs of them must be whole pieces of 16 bytes."""
+    if not equal(cache.strides[2], cache.shape[3]):
+        return False
+    places = (cache.strides[0], cache.strides[1], cache.offset)
+    return cache.table is None or cache.page % 4 == 0 and all(_aligned(d, 16) for d in places)
 
 
 def _tensor_attention(k: Attention, cached: tuple[DType, ...] = (bf16,)) -> bool:

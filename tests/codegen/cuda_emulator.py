@@ -44,7 +44,7 @@ def available() -> bool:
 
 class _Memory:
     def __init__(self, nbytes: int) -> None:
-        self.array = aligned((max(nbytes, 16),), np.uint8, 256)
+        self.array = aligned((max(-(-nbytes // 16) * 16, 16),), np.uint8, 256)  # what is read is whole pieces
         self.array[:] = 0xFF  # NaN, -1: what nobody wrote shows
         self.address, self.nbytes = address(self.array), nbytes
 

@@ -56,6 +56,15 @@ static inline void mp_copy(mp_shared to, const void *from) { if (to % 16) abort(
 static inline void mp_copy_if(mp_shared to, const void *from, int live) { if (live) mp_copy(to, from); else *(uint4 *)to = make_uint4(0, 0, 0, 0); }
 static inline void mp_copy_commit() {}
 template <int N> static inline void mp_copy_wait() {}
+static inline void mp_laps_begin(mp_shared) {}
+static inline void mp_laps_begun() {}
+static inline void mp_lap_expect(mp_shared, unsigned bytes) { if (bytes % 16) abort(); }
+static inline void mp_lap_wait(mp_shared, unsigned) { __syncwarp(); }
+static inline void mp_copy_run(mp_shared to, const void *from, unsigned bytes, mp_shared)
+{
+    if (to % 16 || (uintptr_t)from % 16 || bytes % 16) abort();
+    memcpy((void *)to, from, bytes);
+}
 namespace emu {
 struct Fragments { unsigned a[4], b[2]; };
 template <typename Widen> static inline void mma(float *c, int rows, const Fragments &mine, Widen widen)

@@ -18,6 +18,7 @@ from monoplan.codegen.cuda.schedule import CudaAttention, HopperSchedule
 from monoplan.codegen.kernels import Attention
 from monoplan.codegen.plan import make_plan
 from monoplan.codegen.target import cuda_target
+from monoplan.ir.cache_rows import packed_rows
 from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import bind_symbols, interpret
 from monoplan.ir.parser import parse_graph
@@ -194,6 +195,66 @@ def test_a_cache_in_pages(kind: str, window: int | None, capability: int) -> Non
         row[-(-(n + queries) // PAGE) :] = 10**6
     pages = run(f"{dtype}[n, {kv_heads}, {PAGE}, {dim}]", ", %t: i32[b, w]", [q, pk, pv, lengths, table])
     np.testing.assert_array_equal(pages.view(np.uint8), whole.view(np.uint8))
+
+
+# head dimension, heads, key heads, positions of a page (0: one piece), window, keys, past of each row
+BYTES: dict[str, tuple[int, int, int, int, int | None, int, list[int]]] = {
+    "rows anywhere": (64, 6, 2, 0, None, 301, [0, 63, 230]),
+    "long": (64, 4, 1, 0, None, 4203, [4202]),
+    "pages": (64, 4, 2, 64, None, 300, [0, 63, 299]),
+    "small pages, window": (128, 8, 1, 20, 33, 300, [0, 64, 230]),
+    "many": (32, 8, 8, 0, 70, 99, [98, 5, 31, 32]),
+    "wide": (96, 2, 2, 0, None, 130, [129, 128]),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "capability"),
+    [
+        pytest.param(kind, capability, marks=marks)
+        for kind in BYTES
+        for capability, marks in (
+            (90, [emulated, *([] if kind in ("rows anywhere", "small pages, window") else [pytest.mark.full])]),
+            (0, [pytest.mark.cuda]),
+        )
+    ],
+)
+def test_a_cache_in_8_bits(kind: str, capability: int) -> None:
+    """One token by tensor cores, against float64; rows behind a text have scales that are no numbers."""
+    from tests.codegen.attention_cases import in_pages
+
+    dim, heads, kv_heads, page, window, keys, past = BYTES[kind]
+    batch, rng = len(past), np.random.default_rng(3)
+    q = 2 * rng.normal(size=(batch, 1, heads, dim))
+    caches = [packed_rows(rng.normal(size=(batch, kv_heads, keys, dim)) * rng.random((keys, 1))) for _ in "kv"]
+    for cache, (row, n) in itertools.product(caches, enumerate(past)):
+        cache[row, :, n + 1 :] = -1
+    inputs = [q.astype(ml_dtypes.bfloat16), *caches, np.array(past, np.int32)]
+    cache_type, table_type, table = f"i8[b, {kv_heads}, k, {dim + 4}]", "", ""
+    if page:
+        inputs[1:3], pages = in_pages(caches, page, rng)
+        inputs.append(pages)
+        cache_type, table_type, table = f"i8[n, {kv_heads}, {page}, {dim + 4}]", ", %t: i32[b, w]", ", %t"
+    q_type = f"bf16[b, q, {heads}, {dim}]"
+    attributes = f'causal=True, scale=None, softcap=None, window={window}, layout="bshd"'
+    graph = parse_graph(
+        f"graph attend(%q: {q_type}, %k: {cache_type}, %v: {cache_type}, %past: i32[b]{table_type}) {{\n"
+        f"  %y = attention(%q, %k, %v, _, %past{table}) {{{attributes}}} : {q_type}\n  return %y\n}}\n"
+    )
+    if capability:
+        device: Any = cuda_emulator.EmulatedDevice(capability)
+    else:
+        from monoplan.runtime.cuda.device import gpu
+
+        device = gpu()
+    plan = make_plan(graph, device.target)
+    made = CudaExecutable(plan, render_cuda(plan, "test"), [], device)
+    symbols = bind_symbols(graph.inputs, [a.shape for a in inputs])
+    (variant,) = [choose_variant(v, symbols).name for v in made.source.variants.values()]
+    assert variant.startswith("decode") and "mp_attention_bytes" in made.source.text
+    (got,) = made.run([a.copy() for a in inputs], symbols)
+    (want,) = interpret(graph, inputs, {}, exact=True)
+    assert np.abs(got.astype(np.float64) - want.astype(np.float64)).max() < 0.01
 
 
 def test_only_sm_90_has_warpgroup_products() -> None:

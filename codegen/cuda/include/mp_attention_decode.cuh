@@ -11,28 +11,13 @@
  * the score of a key whose value is 0) and EARLY (the cache's length and all
  * positions but the new one were there before this plan ran: they are read before the dependency). */
 #include "mp_rows.cuh"
-#include "mp_tiles.cuh"
 
-/* Eight numbers of a row as pairs of bf16: of a cache in bf16, or in 8 bits, whose codes are exact in it. */
-MP_FN void mp_load_eight(uint32_t (&into)[4], const mp_bf16 *p)
+/* Eight numbers of a row as pairs of bf16, or zeros. */
+MP_FN void mp_load_live(uint32_t (&into)[4], const mp_bf16 *p, const bool live)
 {
-    const uint4 v = mp_read_cached(p);
+    const uint4 v = live ? mp_read_cached(p) : make_uint4(0, 0, 0, 0);
     into[0] = v.x, into[1] = v.y, into[2] = v.z, into[3] = v.w;
 }
-MP_FN void mp_load_eight(uint32_t (&into)[4], const int8_t *p)
-{
-    mp_bytes_to_brains<true, 0>(into[0], into[1], __ldcg((const uint32_t *)p));
-    mp_bytes_to_brains<true, 0>(into[2], into[3], __ldcg((const uint32_t *)p + 1));
-}
-/* The same, or zeros. */
-template <typename T> MP_FN void mp_load_live(uint32_t (&into)[4], const T *p, const bool live)
-{
-    if (live) mp_load_eight(into, p);
-    else into[0] = into[1] = into[2] = into[3] = 0;
-}
-template <typename Rows> struct mp_in_bytes { enum { value = 0 }; };
-template <> struct mp_in_bytes<mp_rows<int8_t>> { enum { value = 1 }; };
-template <int PAGE> struct mp_in_bytes<mp_paged_rows<int8_t, PAGE>> { enum { value = 1 }; };
 
 /* What the warps of a block found for each head: the largest score, the sum of weights and the weighted values. */
 template <typename S> struct mp_decode_parts {
@@ -142,7 +127,7 @@ template <typename S, typename Rows, typename Past, typename Query, typename Sin
 MP_FN void mp_attention_decode(const Rows key_rows, const Rows value_rows, const int64_t keys, const float scale,
     const Past &past, const Query &query, const Sink &sink, const Store &store, float *partial, uint32_t *tickets)
 {
-    enum { DIM = S::DIM, GROUP = S::GROUP, WARPS = S::WARPS, C = DIM / 32, BYTES = mp_in_bytes<Rows>::value };
+    enum { DIM = S::DIM, GROUP = S::GROUP, WARPS = S::WARPS, C = DIM / 32 };
     const float NONE = -1e30f;
     __shared__ __align__(16) mp_decode_parts<S> parts;
     const int split = blockIdx.x, splits = S::FIXED ? S::MOST : (int)gridDim.x;
@@ -156,15 +141,6 @@ MP_FN void mp_attention_decode(const Rows key_rows, const Rows value_rows, const
     const int turns = (chunk + 16 * WARPS - 1) / (16 * WARPS);
     uint32_t K[2][C][4], V[2][C][4], Q[C][4];
     auto position = [&](const int turn, const int j) { return begin + (turn * WARPS + warp) * 16 + 8 * j + gid; };
-    /* In 8 bits: the scales of the positions that this lane has scores of, which lie behind their rows. */
-    float k_scale[4] = {1.0f, 1.0f, 1.0f, 1.0f}, v_scale[4] = {1.0f, 1.0f, 1.0f, 1.0f};
-    auto load_scales = [&](float (&into)[4], const Rows &rows, const int turn) {
-        MP_UNROLL
-        for (int j = 0; j < 4; ++j) {
-            const int at = begin + (turn * WARPS + warp) * 16 + 2 * t + 8 * (j / 2) + j % 2;
-            if (BYTES) into[j] = at < end ? __ldcg((const float *)(rows.at(at, 0, length - 1) + DIM)) : 0.0f;
-        }
-    };
     auto load_turn = [&](uint32_t (&into)[2][C][4], const Rows &rows, const int turn, const int end) {
         MP_UNROLL
         for (int j = 0; j < 2; ++j) {
@@ -190,8 +166,6 @@ MP_FN void mp_attention_decode(const Rows key_rows, const Rows value_rows, const
         load_turn(K, key_rows, 0, end);
         load_turn(V, value_rows, 0, end);
     }
-    load_scales(k_scale, key_rows, 0);
-    load_scales(v_scale, value_rows, 0);
     MP_UNROLL
     for (int c = 0; c < C; ++c) mp_load_live(Q[c], query(gid) + 8 * t + 32 * c, gid < GROUP);
     float sums[C][4][2] = {}, top = NONE, total = 0.0f;
@@ -206,12 +180,7 @@ MP_FN void mp_attention_decode(const Rows key_rows, const Rows value_rows, const
                 mp_mma_top(score[j], Q[c][2], Q[c][3], K[j][c][2], K[j][c][3]);
             }
         }
-        MP_UNROLL
-        for (int j = 0; BYTES && j < 4; ++j) score[j / 2][j % 2] *= k_scale[j];
-        if (turn + 1 < turns) {
-            load_turn(K, key_rows, turn + 1, end);
-            load_scales(k_scale, key_rows, turn + 1);
-        }
+        if (turn + 1 < turns) load_turn(K, key_rows, turn + 1, end);
         const int base = begin + (turn * WARPS + warp) * 16
             + 2 * t; /* score[j][e]: head gid, position base + 8 j + e */
         MP_UNROLL
@@ -229,13 +198,10 @@ MP_FN void mp_attention_decode(const Rows key_rows, const Rows value_rows, const
             float &v = score[j / 2][j % 2];
             v = base + 8 * (j / 2) + j % 2 < end ? mp_exp2(v - high) : 0.0f;
         }
-        const float exact = (score[0][0] + score[0][1]) + (score[1][0] + score[1][1]);
-        MP_UNROLL
-        for (int j = 0; BYTES && j < 4; ++j) score[j / 2][j % 2] *= v_scale[j];
         const uint32_t p0 = mp_pack_brain(score[0][0], score[0][1]), p1 = mp_pack_brain(score[1][0], score[1][1]);
         const float used = (mp_bits_to_float(p0 << 16) + mp_bits_to_float(p0 & 0xffff0000u)) /* what p v will use */
             + (mp_bits_to_float(p1 << 16) + mp_bits_to_float(p1 & 0xffff0000u));
-        total = total * keep + (BYTES ? exact : used);
+        total = total * keep + used;
         MP_UNROLL
         for (int c = 0; c < C; ++c)
             MP_UNROLL
@@ -243,10 +209,7 @@ MP_FN void mp_attention_decode(const Rows key_rows, const Rows value_rows, const
                 sums[c][e][0] *= keep, sums[c][e][1] *= keep;
                 mp_mma_top(sums[c][e], p0, p1, mp_transpose(V[0][c][e]), mp_transpose(V[1][c][e]));
             }
-        if (turn + 1 < turns) {
-            load_turn(V, value_rows, turn + 1, end);
-            load_scales(v_scale, value_rows, turn + 1);
-        }
+        if (turn + 1 < turns) load_turn(V, value_rows, turn + 1, end);
     }
     total += __shfl_xor_sync(~0u, total, 1);
     total += __shfl_xor_sync(~0u, total, 2);

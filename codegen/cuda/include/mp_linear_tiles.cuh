@@ -39,16 +39,8 @@ template <typename F> MP_FN void mp_put_bytes(unsigned char *tile, int *sums, co
     for (int i = 0; i < 8; ++i) most = mp_max_nan(most, fabsf(f[i]));
     most = mp_max_nan(most, __shfl_xor_sync(~0u, most, 1));
     most = mp_max_nan(most, __shfl_xor_sync(~0u, most, 2));
-    const float times = most > 1e-30f ? 32512.0f / most : 0.0f;
-    uint32_t upper[2] = {0, 0}, lower[2] = {0, 0};
-    int sum = 0;
-    MP_UNROLL
-    for (int i = 0; i < 8; ++i) {
-        const int n = __float2int_rn(f[i] * times), high = (n + 128) >> 8;
-        upper[i / 4] |= (uint32_t)(high & 255) << i % 4 * 8;
-        lower[i / 4] |= (uint32_t)((n - high * 256) & 255) << i % 4 * 8;
-        sum += n;
-    }
+    uint32_t upper[2], lower[2];
+    int sum = mp_two_bytes(upper, lower, f, most);
     unsigned char *const to = tile + lane / 4 * 64 + lane % 2 * 16 + lane % 4 / 2 * 4;
     *(uint32_t *)to = upper[0], *(uint32_t *)(to + 8) = upper[1];
     *(uint32_t *)(to + 32) = lower[0], *(uint32_t *)(to + 40) = lower[1];
@@ -56,7 +48,7 @@ template <typename F> MP_FN void mp_put_bytes(unsigned char *tile, int *sums, co
     if (F::GROUP == 32) sum += __shfl_xor_sync(~0u, sum, 2);
     enum { EACH = F::GROUP == 16 ? 2 : 4 };
     if (lane % EACH == 0) sums[lane / EACH] = sum;
-    if (lane % 4 == 0) ((float *)sums)[F::PARTS * 4 + lane / 4] = most > 1e-30f ? most * (1.0f / 32512.0f) : most * 0.0f;
+    if (lane % 4 == 0) ((float *)sums)[F::PARTS * 4 + lane / 4] = mp_two_bytes_scale(most);
 }
 
 /* Where a column of a tile is in 32 columns that mp_put_eight has put. */

@@ -92,6 +92,28 @@ MP_PTX void mp_copy_commit() {}
 template <int N> MP_PTX void mp_copy_wait() {}
 #endif
 
+/* A whole run of bytes, all in multiples of 16, by one thread. A barrier in shared memory counts what has arrived: lap after
+ * lap, one thread says how much is expected, and all wait for the end of a lap that is even (0) or odd (1). */
+#if __CUDA_ARCH__ >= 900
+MP_PTX void mp_laps_begin(mp_shared laps) { asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(laps) : "memory"); }
+MP_PTX void mp_laps_begun() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+MP_PTX void mp_lap_expect(mp_shared laps, unsigned int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(laps), "r"(bytes) : "memory");
+}
+MP_PTX void mp_lap_wait(mp_shared laps, unsigned int odd)
+{
+    for (unsigned int done = 0; !done;)
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+            : "=r"(done) : "r"(laps), "r"(odd) : "memory");
+}
+MP_PTX void mp_copy_run(mp_shared to, const void *from, unsigned int bytes, mp_shared laps)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+        :: "r"(to), "l"(from), "r"(bytes), "r"(laps) : "memory");
+}
+#endif
+
 /* Tensor cores. mma: c[16][8] += a[16][16] b[16][8]; lane 4g + t holds a: (g, 2t) (g + 8, 2t) (g, 2t + 8) (g + 8, 2t + 8),
  * b: (2t, g) (2t + 8, g), c: (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1). */
 #if __CUDA_ARCH__ >= 800

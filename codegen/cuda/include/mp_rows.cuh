@@ -1,6 +1,8 @@
 /* Rows of a cache by their positions: at equal distances, or in pages of PAGE rows that a table names. `at` with `more`
- * is the row so many behind a position: of a page the row `last` where that comes before. */
+ * is the row so many behind a position: of a page the row `last` where that comes before. RUN rows, up to 32, are in one
+ * piece if the first has a multiple of it as its position. */
 template <typename T> struct mp_rows {
+    enum { RUN = 32 };
     const T *first;
     int64_t pitch;
     MP_FN const T *at(const int64_t position) const { return first + position * pitch; }
@@ -8,6 +10,7 @@ template <typename T> struct mp_rows {
 };
 
 template <typename T, int PAGE> struct mp_paged_rows {
+    enum { RUN = PAGE % 32 ? PAGE & -PAGE : 32 };
     const T *first; /* the first row of page 0 */
     const int32_t *table;
     int64_t pages, page_pitch, pitch;

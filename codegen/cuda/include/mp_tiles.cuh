@@ -75,6 +75,24 @@ template <uint32_t A, uint32_t B, uint32_t C, uint32_t D> struct mp_codes_table 
     }
 };
 
+/* Eight numbers, of which `most` is the largest without its sign or larger, as whole numbers of 16 bits: their upper and
+ * lower bytes, both signed. Gives their sum. What is not finite makes the scale NaN. */
+MP_FN int mp_two_bytes(uint32_t (&upper)[2], uint32_t (&lower)[2], const float (&f)[8], const float most)
+{
+    const float times = most > 1e-30f ? 32512.0f / most : 0.0f;
+    int sum = 0;
+    upper[0] = upper[1] = lower[0] = lower[1] = 0;
+    MP_UNROLL
+    for (int i = 0; i < 8; ++i) {
+        const int n = __float2int_rn(f[i] * times), high = (n + 128) >> 8;
+        upper[i / 4] |= (uint32_t)(high & 255) << i % 4 * 8;
+        lower[i / 4] |= (uint32_t)((n - high * 256) & 255) << i % 4 * 8;
+        sum += n;
+    }
+    return sum;
+}
+MP_FN float mp_two_bytes_scale(const float most) { return most > 1e-30f ? most * (1.0f / 32512.0f) : most * 0.0f; }
+
 /* bf16 of a small whole number, twice. */
 MP_FN constexpr uint32_t mp_two_brains(const int value)
 {
@@ -84,19 +102,23 @@ MP_FN constexpr uint32_t mp_two_brains(const int value)
     return ((value < 0 ? 0x8000u : 0u) | exponent << 7 | (magnitude & 127)) * 0x10001u;
 }
 
-/* Bytes less ZERO as two words of bf16: the lower seven bits, and a sign's 128, are both exact above 128. */
-template <bool SIGNED, int ZERO> MP_FN void mp_bytes_to_brains(uint32_t &first, uint32_t &second, const uint32_t bytes)
+/* Bytes 0 and 2 of a word, signed, as bf16: the lower seven bits, and a sign's 128, are both exact above 128. */
+MP_FN uint32_t mp_signed_brains(const uint32_t bytes)
 {
     const uint32_t magic = 0x43004300u; /* 128 */
+    return mp_fma_brains(mp_and_or(bytes, 0x00800080u, magic), 0xbf80bf80u, mp_and_or(bytes, 0x007f007fu, magic));
+}
+
+/* Bytes less ZERO as two words of bf16. */
+template <bool SIGNED, int ZERO> MP_FN void mp_bytes_to_brains(uint32_t &first, uint32_t &second, const uint32_t bytes)
+{
     const uint32_t low = mp_permute(bytes, 0, 0x4140), high = mp_permute(bytes, 0, 0x4342);
     if (SIGNED) {
-        const uint32_t minus = 0xbf80bf80u;
-        first = mp_fma_brains(mp_and_or(low, 0x00800080u, magic), minus, mp_and_or(low, 0x007f007fu, magic));
-        second = mp_fma_brains(mp_and_or(high, 0x00800080u, magic), minus, mp_and_or(high, 0x007f007fu, magic));
+        first = mp_signed_brains(low), second = mp_signed_brains(high);
     } else {
         constexpr uint32_t less = mp_two_brains(-(128 + ZERO));
-        first = mp_fma_brains(low | magic, 0x3f803f80u, less);
-        second = mp_fma_brains(high | magic, 0x3f803f80u, less);
+        first = mp_fma_brains(low | 0x43004300u, 0x3f803f80u, less);
+        second = mp_fma_brains(high | 0x43004300u, 0x3f803f80u, less);
     }
 }
 
