@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from monoplan.codegen.cuda.early import settled
 from monoplan.codegen.cuda.launches import Action, Between, Launch, Product, Variant, Word, pointer_word
-from monoplan.codegen.cuda.schedule import CudaLinear, FewSchedule, few_shared, row_shared, tuned
+from monoplan.codegen.cuda.schedule import CudaLinear, FewSchedule, few_shared, row_shared, tuned, whole_heads
 from monoplan.codegen.cuda.variables import linear
 from monoplan.codegen.expressions import C_TYPES
 from monoplan.codegen.kernels import Linear
@@ -63,16 +63,24 @@ class LinearVariants:
         k = self.k
         assert self.s.row is not None
         row = tuned(self.s.row, self.renderer.tuning.get(str(k.step), {}))
-        words = self._words(k.operands)
-        candidates = [("uint64_t *candidates", Word("workspace"))] if k.epilogue == "argmax" else []
+        words, epilogue = self._words(k.operands), k.epilogue
         template = "linear_tiles_row" if k.format.tile else "linear_row"
         ahead = [k.operand(name) for name in _HEADS if k.has(name)] if k.epilogue == "heads" else []
-        found = {"ahead": bool(ahead) and all(settled(self.renderer.plan, k, o, k.rows) for o in ahead)}
-        function, all_words = self.renderer.function(k, template, [*words, *candidates], s=row, **found, **self.names)
+        early = bool(ahead) and all(settled(self.renderer.plan, k, o, k.rows) for o in ahead)
+        if whole_heads(k):  # no block has one
+            words, epilogue = [*self._inputs, ("float *sums", Word("workspace"))], "sums"
+        elif k.epilogue == "argmax":
+            words.append(("uint64_t *candidates", Word("workspace")))
+        found = {"ahead": early, "epilogue": epilogue, **self.names}
+        function, all_words = self.renderer.function(k, template, words, s=row, **found)
         actions: list[Action] = [Launch(function, (row.grid, 1, 1), row.warps * 32, all_words, row_shared(k, row))]
-        if candidates:
+        size = 8 * row.grid
+        if epilogue == "sums":
+            actions += self._finish(Word("workspace"), f32, 1, 0, early)
+            size = 4 * k.columns
+        elif epilogue == "argmax":
             actions.append(self._best(row.grid, Word("workspace"), 1))
-        return Variant("row", tuple(actions), (Between(k.rows, 1, 1),), 8 * row.grid)
+        return Variant("row", tuple(actions), (Between(k.rows, 1, 1),), size)
 
     def _best(self, count: int, candidates: Word, rows: Dim) -> Launch:
         """The best of the candidates of each row."""
@@ -110,8 +118,10 @@ class LinearVariants:
         size = self._room(end)
         return Variant(f"few{f.tiles * 8}", tuple(actions), (Between(k.rows, low, f.tiles * 8),), size)
 
-    def _finish(self, sums: Word, dtype: DType, splits: int, after: Dim) -> list[Launch]:
-        """The epilogue over sums in memory; `after` is where the workspace behind them begins."""
+    def _finish(self, sums: Word, dtype: DType, splits: int, after: Dim, ahead: bool = False) -> list[Launch]:
+        """The epilogue over sums in memory; `after` is where the workspace behind them begins.
+
+        Ahead: what it reads beside them was there before the kernels in front."""
         k, s = self.k, self.s.finish if dtype == f32 else self.s.finish_half
         words = [
             *self._others,
@@ -121,7 +131,7 @@ class LinearVariants:
         candidates = Word("workspace", offset=_rounded(after))
         if k.epilogue == "argmax":
             words.append(("uint64_t *candidates", candidates))
-        function, all_words = self.renderer.function(k, "linear_finish", words, s=s, **self.names)
+        function, all_words = self.renderer.function(k, "linear_finish", words, s=s, ahead=ahead, **self.names)
         launch = Launch(function, s.grid(k.rows), 256, all_words)
         return [launch, self._best(s.blocks, candidates, k.rows)] if k.epilogue == "argmax" else [launch]
 

@@ -106,13 +106,13 @@ class FinishSchedule:
     Blocks of 256 threads: `blocks` of them for the columns of `rows` rows, `each` pairs of columns for a thread.
     """
 
-    loop: str  # pairs, row, gated, heads, normed_heads
+    loop: str  # pairs, row, gated, heads, whole_heads
     blocks: int = 1
     each: int = 1
     rows: int = 1
 
     def grid(self, rows: Dim) -> tuple[Dim, Dim, Dim]:
-        if self.loop == "normed_heads":  # a warp for each of `each` heads
+        if self.loop == "whole_heads":  # a warp for each of `each` heads
             return (ceil_div(rows * (self.each * 32), 256), 1, 1)
         if self.loop == "heads":
             return (rows, 1, 1)
@@ -388,8 +388,8 @@ def _finish(k: Linear, half: bool) -> FinishSchedule:
     pairs = -(-k.columns // 2)
     if k.epilogue == "argmax":
         return FinishSchedule("row", max(1, min(64, pairs // 512)))
-    if k.has("q_norm") or k.has("k_norm"):
-        return FinishSchedule("normed_heads", each=k.heads + 2 * k.kv_heads)
+    if whole_heads(k):
+        return FinishSchedule("whole_heads", each=k.heads + 2 * k.kv_heads)
     if half and k.epilogue == "heads" and _wide_heads(k):
         return FinishSchedule("heads")
     rows = 4 if half else 1
@@ -397,6 +397,11 @@ def _finish(k: Linear, half: bool) -> FinishSchedule:
         return FinishSchedule("gated", -(-pairs // 1024), rows=rows)
     each = 1 if not half else 2 if k.epilogue == "heads" else 4
     return FinishSchedule("pairs", -(-pairs // (256 * each)), each, rows)
+
+
+def whole_heads(k: Linear) -> bool:
+    """Whether the epilogue needs all of a head at once: for its norm, or the scale of its row in a cache in 8 bits."""
+    return k.has("q_norm") or k.has("k_norm") or k.has("k_cache") and k.operand("k_cache").dtype == i8
 
 
 def _wide_gated(k: Linear) -> bool:
@@ -425,7 +430,7 @@ def _row(k: Linear, target: Target) -> RowSchedule | None:
     gamma = k.operand("norm_weight").dtype if k.has("norm_weight") else k.format.x_dtype
     if k.depth % each or not _aligned(x.view.offset, each) or not _vector_types(bits, x.dtype, gamma):
         return None
-    if k.has("q_norm") or k.has("k_norm") or not (isinstance(x.view.strides[1], int) and x.view.strides[1] == 1):
+    if not (isinstance(x.view.strides[1], int) and x.view.strides[1] == 1):
         return None
     if k.format.tile:
         return _tile_row(k, target)

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from monoplan.codegen.backend import Variables
-from monoplan.codegen.cuda.schedule import rows_aligned
+from monoplan.codegen.cuda.schedule import rows_aligned, whole_heads
 from monoplan.codegen.expressions import C_TYPES, c_dim, c_index, c_literal, compute_type, convert
 from monoplan.codegen.formats import WeightFormat
 from monoplan.codegen.kernels import Attention, Gather, Linear
@@ -203,10 +203,11 @@ def _heads(k: Linear) -> Variables:
     found: Variables = {
         "head": f"pair / (DIM / 2) + {k.first_head}" if k.first_head else "pair / (DIM / 2)",
         "head_norms": norms,
-        "head_normed": " || ".join(f"({n['condition']})" for n in norms),
-        # a norm takes its bias before it, in mp_finish_normed_heads
-        "head_first": "first" if norms else f"first{biases[0]}",
-        "head_second": "second" if norms else f"second{biases[1]}",
+        "head_normed": " || ".join(f"({n['condition']})" for n in norms) or "false",
+        # whole heads take their bias before, in mp_finish_whole_heads
+        "head_first": "first" if whole_heads(k) else f"first{biases[0]}",
+        "head_second": "second" if whole_heads(k) else f"second{biases[1]}",
+        "packed": kc.dtype == i8,
         "bias0": biases[0],
         "bias1": biases[1],
         "qk_eps": c_literal(k.qk_eps, f32),

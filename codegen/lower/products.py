@@ -301,7 +301,7 @@ def lower_qkv(lo: Lowerer, op: Op) -> None:
     normed = op.operand("q_norm") is not None or op.operand("k_norm") is not None
     k_cache = op.operand("k_cache")
     apart = k_cache is not None and k_cache.type.dtype == i8  # a row's scale is known when all of it is
-    if not can_pack(lo, x, weight) or (((v_weight is not None and normed) or apart) and not lo.target.is_cpu):
+    if not can_pack(lo, x, weight) or (v_weight is not None and (normed or apart) and not lo.target.is_cpu):
         _lower_general_qkv(lo, op, x, weight)
         return
     columns, depth = weight.type.shape

@@ -109,34 +109,92 @@ template <typename S> MP_FN mp_dims mp_pair_dims(const int64_t head, const int64
     return mp_dims{apart ? i : 2 * i, apart ? i + S::HALF : 2 * i + 1};
 }
 
-/* A warp for each head, whose norm goes before the rotation. `biased(head, dims, u, v)` adds the bias to a pair,
- * `weights(head, dims, u, v)` sets the norm's weights, `is_normed(head)` says whether the head has a norm. */
-template <typename S, typename T, typename Biased, typename Weights, typename Normed, typename Fetch, typename Finish>
-MP_FN void mp_finish_normed_heads(const T *sums, const int64_t splits, const int64_t rows, const float eps,
-    const Biased &biased, const Weights &weights, const Normed &is_normed, const Fetch &fetch, const Finish &finish)
+/* A row of a cache in 8 bits, by a warp: `numbers` of each lane go to places `at`, of which a negative one is none. A row
+ * that is not finite has a scale of NaN. */
+template <int DIM, int COUNT> MP_FN void mp_store_bytes(int8_t *to, const float (&numbers)[COUNT], const int (&at)[COUNT])
 {
-    enum { DIM = S::DIM, ALL = S::HEADS + 2 * S::KV };
-    const mp_split_sums<ALL * DIM, T> part = {sums, splits, rows};
+    uint32_t top = 0;
+    MP_UNROLL
+    for (int i = 0; i < COUNT; ++i) {
+        const uint32_t bits = at[i] < 0 ? 0 : mp_float_to_bits(numbers[i]) & 0x7fffffffu;
+        top = bits > top ? bits : top;
+    }
+    MP_UNROLL
+    for (int d = 16; d; d >>= 1) {
+        const uint32_t other = __shfl_xor_sync(~0u, top, d);
+        top = other > top ? other : top;
+    }
+    const bool bad = top >= 0x7f800000u;
+    const float largest = mp_bits_to_float(top), ratio = bad || top == 0 ? 0.0f : 127.0f / largest;
+    MP_UNROLL
+    for (int i = 0; i < COUNT; ++i)
+        if (at[i] >= 0) to[at[i]] = (int8_t)(bad || !(ratio < INFINITY) ? 0 : (int)rintf(numbers[i] * ratio));
+    const float scale = bad ? NAN : largest / 127.0f;
+    if (threadIdx.x % 32 == 0) memcpy(to + DIM, &scale, sizeof scale);
+}
+
+/* A warp for each head, whose norm goes before the rotation, or whose row of a cache has a scale. `ahead(row, pair)`
+ * reads what the epilogue needs, before the dependency if AHEAD; `fresh(fetched)` what it needs from the kernels in front.
+ * `biased(head, dims, u, v)` adds the bias to a pair, `weights(head, dims, u, v)` sets the norm's weights,
+ * `is_normed(head)` says whether the head has a norm. `turned(fetched, u, v)` rotates a pair, `row_of(fetched, row, head)`
+ * is where a row in bytes goes, if it is kept, and `finish` takes a pair of the others, before they are rotated. */
+template <typename S, bool AHEAD, bool BYTES, typename T, typename Biased, typename Weights, typename Normed, typename Ahead,
+    typename Fresh, typename Turned, typename RowOf, typename Finish>
+MP_FN void mp_finish_whole_heads(const T *sums, const int64_t splits, const int64_t rows, const float eps,
+    const Biased &biased, const Weights &weights, const Normed &is_normed, const Ahead &ahead, const Fresh &fresh,
+    const Turned &turned, const RowOf &row_of, const Finish &finish)
+{
+    enum { DIM = S::DIM, ALL = S::HEADS + 2 * S::KV, EACH = (DIM / 2 + 31) / 32 };
     const int64_t task = ((int64_t)blockIdx.x * 256 + threadIdx.x) / 32, row = task / ALL, head = task % ALL;
+    const int lane = threadIdx.x % 32;
+    decltype(ahead(0, 0)) extra[EACH];
+    float u[EACH], v[EACH], u_weight[EACH], v_weight[EACH], squares = 0.0f;
+    if (!AHEAD) mp_wait();
     if (row >= rows) return;
-    auto both = [&](const int i, float &u, float &v) {
-        const int64_t n = head * DIM + 2 * i;
-        u = part(row, n), v = part(row, n + 1);
-        biased(head, mp_pair_dims<S>(head, i), u, v);
-    };
-    float u, v, squares = 0.0f;
-    for (int i = threadIdx.x % 32; i < DIM / 2; i += 32) {
-        both(i, u, v);
-        squares += u * u + v * v;
+    MP_UNROLL
+    for (int e = 0; e < EACH; ++e) {
+        const int i = (int)mp_min(lane + 32 * e, DIM / 2 - 1);
+        extra[e] = ahead(row, head * (DIM / 2) + i);
+        u_weight[e] = v_weight[e] = 1.0f;
+        weights(head, mp_pair_dims<S>(head, i), u_weight[e], v_weight[e]);
+    }
+    if (AHEAD) mp_wait();
+    MP_UNROLL
+    for (int e = 0; e < EACH; ++e) {
+        const int i = lane + 32 * e;
+        u[e] = v[e] = 0.0f;
+        if (i >= DIM / 2) break;
+        for (int split = 0; split < splits; ++split) {
+            const float2 two = mp_load_pair(sums + (split * rows + row) * (ALL * DIM) + head * DIM + 2 * i);
+            u[e] += two.x, v[e] += two.y;
+        }
+        fresh(extra[e]);
+        biased(head, mp_pair_dims<S>(head, i), u[e], v[e]);
+        squares += u[e] * u[e] + v[e] * v[e];
     }
     const float scale = is_normed(head) ? 1.0f / sqrtf(mp_warp_sum(squares) / DIM + eps) : 1.0f;
-    for (int i = threadIdx.x % 32; i < DIM / 2; i += 32) {
-        float u_weight = 1.0f, v_weight = 1.0f;
-        both(i, u, v);
-        weights(head, mp_pair_dims<S>(head, i), u_weight, v_weight);
-        const int64_t pair = head * (DIM / 2) + i;
-        finish(fetch(row, pair), row, pair, u * scale * u_weight, v * scale * v_weight);
+    MP_UNROLL
+    for (int e = 0; e < EACH; ++e) u[e] *= scale * u_weight[e], v[e] *= scale * v_weight[e];
+    if constexpr (BYTES) {
+        if (head >= S::HEADS) {
+            float numbers[2 * EACH];
+            int at[2 * EACH];
+            MP_UNROLL
+            for (int e = 0; e < EACH; ++e) {
+                const mp_dims dims = mp_pair_dims<S>(head, lane + 32 * e);
+                const bool live = lane + 32 * e < DIM / 2;
+                turned(extra[e], u[e], v[e]);
+                numbers[2 * e] = u[e], at[2 * e] = live ? (int)dims.first : -1;
+                numbers[2 * e + 1] = v[e], at[2 * e + 1] = live ? (int)dims.second : -1;
+            }
+            int8_t *const to = row_of(extra[0], row, head); /* the same for all lanes */
+            if (to) mp_store_bytes<DIM>(to, numbers, at);
+            return;
+        }
     }
+    MP_UNROLL
+    for (int e = 0; e < EACH; ++e)
+        if (lane + 32 * e < DIM / 2) finish(extra[e], row, head * (DIM / 2) + lane + 32 * e, u[e], v[e]);
 }
 
 /* The many rows of a prompt, in half precision: all dimensions rotate, halves apart. A block takes a row, a thread the

@@ -176,29 +176,38 @@ qkv_rope_cache_2_row(const float *x, const float *w, const float *norm_weight, c
         if (error->code) extra.given = 0;
         return extra;
     };
+    auto turned = [&](const Extra &extra, float &u, float &v) {
+        const float first = u, second = v;
+        u = first * extra.cosine - second * extra.sine, v = first * extra.sine + second * extra.cosine;
+    };
+    /* The row of the caches of a new token, or -1: it is not kept. All rows of a sequence are, or none. */
+    auto place = [&](const Extra &extra, const int64_t row, const bool reports) {
+        const int64_t b0 MP_UNUSED = (uint32_t)row / seq, s0 MP_UNUSED = (uint32_t)row % seq;
+        if (extra.given < 0 || extra.given > n_seq) {
+            if (reports) mp_fail(error, MP_COUNT, step, b0, extra.given, n_seq);
+            return (int64_t)-1;
+        }
+        if (extra.start < 0 || extra.start > n_capacity - extra.given) {
+            if (reports) mp_fail(error, MP_CACHE_FULL, step, b0, extra.start + extra.given, n_capacity);
+            return (int64_t)-1;
+        }
+        return s0 >= extra.given || extra.failed ? -1 : extra.start + s0;
+    };
     auto finish = [&](const Extra &extra, const int64_t row, const int64_t pair, const float first,
         const float second) {
         const int64_t head = pair / (DIM / 2), i = pair % (DIM / 2);
         const int64_t b0 MP_UNUSED = (uint32_t)row / seq, s0 MP_UNUSED = (uint32_t)row % seq;
         const mp_dims dims = mp_pair_dims<Heads>(head, i);
-        const float u = first, v = second;
-        const float a = u * extra.cosine - v * extra.sine, b = u * extra.sine + v * extra.cosine;
+        float a = first, b = second;
+        turned(extra, a, b);
         if (head < HEADS) {
             y[b0 * n_seq * 32 + s0 * 32 + head * 8 + dims.first] = a;
             y[b0 * n_seq * 32 + s0 * 32 + head * 8 + dims.second] = b;
             return;
         }
-        const int64_t kv MP_UNUSED = head < HEADS + KV ? head - HEADS : head - HEADS - KV, at = extra.start + s0;
-        if (extra.given < 0 || extra.given > n_seq) {
-            if (head == HEADS && i == 0) mp_fail(error, MP_COUNT, step, b0, extra.given, n_seq);
-            return;
-        }
-        if (extra.start < 0 || extra.start > n_capacity - extra.given) { /* all rows of a sequence, or none */
-            if (head == HEADS && i == 0)
-                mp_fail(error, MP_CACHE_FULL, step, b0, extra.start + extra.given, n_capacity);
-            return;
-        }
-        if (s0 >= extra.given || extra.failed) return;
+        const int64_t kv MP_UNUSED = head < HEADS + KV ? head - HEADS : head - HEADS - KV;
+        const int64_t at = place(extra, row, head == HEADS && i == 0);
+        if (at < 0) return;
         if (head < HEADS + KV) {
             k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.first] = a;
             k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.second] = b;
@@ -272,29 +281,38 @@ qkv_rope_cache_2_finish(const int64_t *positions, const float *sin, const float 
         if (error->code) extra.given = 0;
         return extra;
     };
+    auto turned = [&](const Extra &extra, float &u, float &v) {
+        const float first = u, second = v;
+        u = first * extra.cosine - second * extra.sine, v = first * extra.sine + second * extra.cosine;
+    };
+    /* The row of the caches of a new token, or -1: it is not kept. All rows of a sequence are, or none. */
+    auto place = [&](const Extra &extra, const int64_t row, const bool reports) {
+        const int64_t b0 MP_UNUSED = (uint32_t)row / seq, s0 MP_UNUSED = (uint32_t)row % seq;
+        if (extra.given < 0 || extra.given > n_seq) {
+            if (reports) mp_fail(error, MP_COUNT, step, b0, extra.given, n_seq);
+            return (int64_t)-1;
+        }
+        if (extra.start < 0 || extra.start > n_capacity - extra.given) {
+            if (reports) mp_fail(error, MP_CACHE_FULL, step, b0, extra.start + extra.given, n_capacity);
+            return (int64_t)-1;
+        }
+        return s0 >= extra.given || extra.failed ? -1 : extra.start + s0;
+    };
     auto finish = [&](const Extra &extra, const int64_t row, const int64_t pair, const float first,
         const float second) {
         const int64_t head = pair / (DIM / 2), i = pair % (DIM / 2);
         const int64_t b0 MP_UNUSED = (uint32_t)row / seq, s0 MP_UNUSED = (uint32_t)row % seq;
         const mp_dims dims = mp_pair_dims<Heads>(head, i);
-        const float u = first, v = second;
-        const float a = u * extra.cosine - v * extra.sine, b = u * extra.sine + v * extra.cosine;
+        float a = first, b = second;
+        turned(extra, a, b);
         if (head < HEADS) {
             y[b0 * n_seq * 32 + s0 * 32 + head * 8 + dims.first] = a;
             y[b0 * n_seq * 32 + s0 * 32 + head * 8 + dims.second] = b;
             return;
         }
-        const int64_t kv MP_UNUSED = head < HEADS + KV ? head - HEADS : head - HEADS - KV, at = extra.start + s0;
-        if (extra.given < 0 || extra.given > n_seq) {
-            if (head == HEADS && i == 0) mp_fail(error, MP_COUNT, step, b0, extra.given, n_seq);
-            return;
-        }
-        if (extra.start < 0 || extra.start > n_capacity - extra.given) { /* all rows of a sequence, or none */
-            if (head == HEADS && i == 0)
-                mp_fail(error, MP_CACHE_FULL, step, b0, extra.start + extra.given, n_capacity);
-            return;
-        }
-        if (s0 >= extra.given || extra.failed) return;
+        const int64_t kv MP_UNUSED = head < HEADS + KV ? head - HEADS : head - HEADS - KV;
+        const int64_t at = place(extra, row, head == HEADS && i == 0);
+        if (at < 0) return;
         if (head < HEADS + KV) {
             k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.first] = a;
             k_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.second] = b;
