@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from monoplan.codegen.kernels import Attention, Experts, Heads, Kernel, KVUpdate, Linear, Route
+from monoplan.codegen.cuda.schedule import CudaExperts, RowSchedule
+from monoplan.codegen.kernels import Attention, Experts, Heads, Kernel, KVUpdate, Linear, Reduce, Route
 from monoplan.codegen.operands import Operand
 from monoplan.codegen.views import Buffer
-from monoplan.ir.dims import Dim, symbols_of
+from monoplan.ir.dims import Dim, equal, symbols_of
 from monoplan.ir.types import product
 
 if TYPE_CHECKING:
     from monoplan.codegen.plan import Plan
 
-OVERLAPPED = (Linear, Attention, Experts, Route)  # their kernels let the next one start before they are done
+OVERLAPPED = (Linear, Attention, Experts, Reduce, Route)  # their kernels let the next one start before they are done
 
 
 def stable_past(plan: Plan, k: Attention) -> bool:
@@ -53,6 +54,21 @@ def settled(plan: Plan, k: Kernel, operand: Operand, rows: Dim) -> bool:
         return not writers
     between = [s.kernel for s in steps if max(writers, default=k.step) < s.number < k.step]
     return any(not isinstance(other, OVERLAPPED) and _runs_for(other, rows) for other in between)
+
+
+def chosen_early(plan: Plan, k: Experts) -> bool:
+    """Whether the choices of experts are there before the step in front is done, where both have few pairs.
+
+    That step is a product with the same choices: it lets the next one start when they are there (RowSchedule.late).
+    """
+    steps = [step for step, _ in plan.steps()]
+    (at,) = [i for i, step in enumerate(steps) if step.number == k.step]
+    front, way = (steps[at - 1].kernel, steps[at - 1].schedule) if at else (None, None)
+    if not isinstance(front, Experts) or not isinstance(way, CudaExperts) or not isinstance(way.row, RowSchedule):
+        return False
+    ids = k.operand("ids").view
+    same = equal(front.rows, k.rows) and front.choices == k.choices and front.operand("ids").view.is_same(ids)
+    return same and not any(_overlap(o.view.buffer, ids.buffer) for o in front.writes)
 
 
 def _overlap(a: Buffer, b: Buffer) -> bool:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from monoplan.codegen.cpu.variables import experts as shared_variables
+from monoplan.codegen.cuda.early import chosen_early
 from monoplan.codegen.cuda.launches import Action, Between, Launch, Variant, Word, ceil_div, pointer_word
-from monoplan.codegen.cuda.schedule import CudaExperts, CudaSchedule, FewSchedule, few_shared
+from monoplan.codegen.cuda.schedule import (
+    CudaExperts,
+    CudaSchedule,
+    ExpertRowSchedule,
+    FewSchedule,
+    RowSchedule,
+    expert_shared,
+    few_shared,
+    tuned,
+)
+from monoplan.codegen.cuda.variables import gamma_kind
 from monoplan.codegen.expressions import C_TYPES, c_literal, convert
 from monoplan.codegen.kernels import Experts
 from monoplan.codegen.operands import Operand
@@ -35,6 +47,8 @@ def experts(k: Experts) -> Variables:
         "x_rounded": "" if k.layout is None else convert(normed, x.compute, k.format.x_dtype),
         "rms": int(k.norm == "rms"),
         "has_gamma": int(gamma is not None),
+        "gamma_kind": gamma_kind(gamma),
+        "id_at": k.operand("ids").pointer("r", "j"),
         "gamma_value": "" if gamma is None else gamma.at("i"),
         "gamma": "(const float *)0" if gamma is None else gamma.pointer("0"),
         "eps": c_literal(k.eps, f32),
@@ -47,16 +61,28 @@ def expert_variants(renderer: Renderer, k: Experts, s: CudaExperts) -> tuple[Var
     found, names, pairs = list[Variant](), experts(k), k.rows * k.choices
     words = [pointer_word(o) for o in k.pointers]
     if s.row is not None:
-        function, given = renderer.function(k, "experts_row", words, s=s.row, **names)
-        grid = (-(-k.columns // s.row.columns), pairs, 1)
-        launch = Launch(function, grid, s.row.warps * 32, given, s.row.shared)
-        found.append(Variant("row", (launch,), (Between(pairs, 1, FEW_PAIRS),)))
+        found.append(Variant("row", (_row(renderer, k, s.row, names, words),), (Between(pairs, 1, FEW_PAIRS),)))
     if s.few is not None:
         return (*found, _many(renderer, k, s.few, names))
     plain = CudaSchedule()
     function, given = renderer.function(k, "experts", words, s=plain, **names)
     blocks = ceil_div(k.experts * k.columns * 32, plain.threads)
     return (*found, Variant("experts", (Launch(function, (blocks, 1, 1), plain.threads, given),)))
+
+
+def _row(
+    renderer: Renderer, k: Experts, s: RowSchedule | ExpertRowSchedule, names: Variables, words: list[tuple[str, Word]]
+) -> Launch:
+    """Few pairs, each by blocks of its own. Weights of choices that are known early are prefetched."""
+    if isinstance(s, ExpertRowSchedule):
+        function, given = renderer.function(k, "experts_tiles_row", words, s=s, **names)
+        grid = (-(-k.columns // s.columns), k.rows * k.choices, 1)
+        return Launch(function, grid, s.warps * 32, given, s.shared)
+    if chosen_early(renderer.plan, k):
+        s = replace(s, early=s.ring, gentle=1)
+    s = tuned(s, renderer.tuning.get(str(k.step), {}))
+    function, given = renderer.function(k, "experts_row", words, s=s, **names)
+    return Launch(function, (s.grid, k.rows * k.choices, 1), s.warps * 32, given, expert_shared(k, s))
 
 
 def _many(renderer: Renderer, k: Experts, s: FewSchedule, names: Variables) -> Variant:

@@ -46,7 +46,7 @@ class RowSchedule:
     early: int = 2  # of them before the dependency
     gentle: int = 0  # and in flight at most until then; 0: all of them
     blocks: int = 1  # on one SM, that the register budget must allow
-    late: int = 0  # batches a warp has left when it lets the next kernel start; 0: from the beginning
+    late: int = 0  # batches a warp has left when it lets the next kernel start; 0: from the beginning, -1: see its loop
     pad: int = 0
 
     def vectors(self, row_bytes: int) -> int:
@@ -136,12 +136,11 @@ class CudaLinear:
 
 @dataclass(frozen=True, slots=True)
 class ExpertRowSchedule:
-    """How products with chosen matrices run for few pairs of a row and a choice: mp_experts.cuh."""
+    """How products with chosen matrices in tiles run for few pairs of a row and a choice: mp_experts_tiles.cuh."""
 
     slices: int  # parts of K, one for each warp of a group
     groups: int  # of warps, with columns of their own
-    each: int  # columns of a warp at a time; of tiles 16
-    steps: int  # of a block
+    steps: int  # of a block: strips of 16 columns of each group
     ring: int = 1  # tiles of each matrix in flight
     shared: int = 0
 
@@ -152,14 +151,14 @@ class ExpertRowSchedule:
     @property
     def columns(self) -> int:
         """Columns of a block."""
-        return self.groups * self.each * self.steps
+        return self.groups * 16 * self.steps
 
 
 @dataclass(frozen=True, slots=True)
 class CudaExperts:
     """The ways products with chosen matrices can run; None: not at all. The general kernel takes what lies in rows."""
 
-    row: ExpertRowSchedule | None
+    row: RowSchedule | ExpertRowSchedule | None
     few: FewSchedule | None
 
 
@@ -537,21 +536,14 @@ def _few_of(k: Linear, tiles: int, target: Target, most: int, least: int) -> Few
     return None if best is None else best[1]
 
 
-def _expert_row(k: Experts, target: Target) -> ExpertRowSchedule | None:
-    """About as many blocks for the choices of one row as the device holds at once, four on an SM."""
+def _expert_row(k: Experts, target: Target) -> RowSchedule | ExpertRowSchedule | None:
+    """For few pairs. Of tiles about as many blocks for the choices of one row as the device holds, four on an SM."""
     x, matrices = k.operand("x"), 1 + k.has("up")
     bits = 16 if k.format.tile else k.format.bits
     if k.depth % (128 // bits) or not rows_aligned(x.view, 128 // bits) or not _vector_types(bits, x.dtype, x.dtype):
         return None
     if not k.format.tile:
-        pieces = k.depth * bits // 128
-        slices = -(-pieces // 128)  # four pieces of a lane: x and 16 pieces of weights stay in registers
-        each = max(1, 16 // matrices >> (-(-pieces // (32 * slices)) - 1).bit_length())
-        if slices > 32:
-            return None
-        groups = max(1, 4 // slices)
-        rounds = k.choices * -(-k.columns // (groups * each))
-        return ExpertRowSchedule(slices, groups, each, max(1, -(-rounds // (4 * target.cores))))
+        return _expert_rows(k, target)
     strips, tiles = _tiles(k)
     slices = next(n for n in (1, 2, 4, 8, 16) if -(-tiles // n) <= 2 or n == 16)
     groups, slice_ = max(1, 4 // slices), -(-tiles // slices)
@@ -560,9 +552,36 @@ def _expert_row(k: Experts, target: Target) -> ExpertRowSchedule | None:
         own = ring * matrices * k.format.tile_bytes + slice_ * _ROW_BYTES
         shared = slices * groups * own + slices * groups * steps * 16 * matrices * 4
         if shared <= target.shared // (4 if slices < 8 else 2) or ring == 1:
-            return (
-                ExpertRowSchedule(slices, groups, 16, steps, ring, shared) if shared <= target.shared - 1024 else None
-            )
+            return ExpertRowSchedule(slices, groups, steps, ring, shared) if shared <= target.shared - 1024 else None
+    return None
+
+
+def expert_shared(k: Experts, s: RowSchedule) -> int:
+    """Bytes of dynamic shared memory: the rings of all warps, and the sums of all slices."""
+    rows = 2 * -(-k.columns * (1 + k.has("up")) // (2 * s.grid))
+    vectors = s.vectors(k.depth * k.format.bits // 8)
+    return s.warps * s.ring * s.batch * vectors * 512 + s.slices * -(-rows // s.batch) * s.batch * 4 + s.pad
+
+
+def _expert_rows(k: Experts, target: Target) -> RowSchedule | None:
+    """One block on each SM for the choices of a row. It takes less than half of the shared memory, so that the next
+    product with chosen matrices is beside it and prefetches. Matrices are known when the dependency is met, not before.
+    """
+    pieces, pairs = k.depth * k.format.bits // 128, -(-k.columns * (1 + k.has("up")) // 2)
+    choices = [s for s in (8, 16, 4, 2, 1) if -(-pieces // (s * 32)) <= 4]
+    if not choices:
+        return None
+    slices = max(choices, key=lambda s: pieces / (s * 32 * -(-pieces // (s * 32))))
+    vectors = -(-pieces // (slices * 32))
+    grid = min(max(1, target.cores // k.choices), pairs)
+    grid *= -(-slices * 8 * pairs // (grid * target.shared // 4))  # sums take a quarter of the memory at most
+    for warps in (16, 8, 4, 2, 1):
+        batch = max(2, 4 // vectors)
+        unit = warps * batch * vectors * 512
+        for ring in range(min(8, max(2, (96 << 10) // unit)), 1, -1):
+            found = RowSchedule(grid, warps, slices, batch, ring, early=0, blocks=2 if warps == 16 else 1, late=-1)
+            if warps >= slices and expert_shared(k, found) <= target.shared // 2 - 1024:
+                return found
     return None
 
 

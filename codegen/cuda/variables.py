@@ -103,14 +103,12 @@ def linear(k: Linear) -> Variables:
         normed = f"{value} * scale"
     if gamma is not None:
         normed = f"({normed}) * {gamma.at('i')}"
-    # Only weights may be read before the kernels in front are done: one of them may have made this vector.
-    constant = gamma is not None and "param" in (gamma.view.buffer.kind, gamma.view.buffer.table_kind)
     found: Variables = {
         "header": k.format.cuda_header,
         "rms": int(k.norm == "rms"),
         "eps": c_literal(k.eps, f32),
         "gamma": "(const float *)0" if gamma is None else gamma.pointer("0"),
-        "gamma_kind": "MP_NO_GAMMA" if gamma is None else "MP_GAMMA_CONSTANT" if constant else "MP_GAMMA_COMPUTED",
+        "gamma_kind": gamma_kind(gamma),
         "x": value,
         "x_normed": normed,
         "x_rounded": convert(normed, f32, k.format.x_dtype),
@@ -119,6 +117,14 @@ def linear(k: Linear) -> Variables:
         "w": k.format.cuda_value(w.place("n", "i")),
     }
     return {"mm": found | _EPILOGUES[k.epilogue](k)}
+
+
+def gamma_kind(gamma: Operand | None) -> str:
+    """Only weights may be read before the kernels in front are done: one of them may have made this vector."""
+    if gamma is None:
+        return "MP_NO_GAMMA"
+    constant = "param" in (gamma.view.buffer.kind, gamma.view.buffer.table_kind)
+    return "MP_GAMMA_CONSTANT" if constant else "MP_GAMMA_COMPUTED"
 
 
 def _bias(k: Linear, column: str) -> str:

@@ -168,7 +168,22 @@ def test_the_next_kernel_starts_when_it_is_let(late: int) -> None:
     assert f"LATE = {late}" in source[source.index("RING =") :]
     loop = dict(headers("cuda"))["mp_linear_row.cuh"]
     assert loop.index("if (!LATE) mp_release();") < loop.index("mp_wait();")
-    assert loop.index("mp_wait();") < loop.index("if (LATE && b + LATE * GROUPS >= batches) mp_release();")
+    assert loop.index("mp_wait();") < loop.index("if (LATE > 0 && b + LATE * GROUPS >= batches) mp_release();")
+
+
+def test_chosen_matrices_are_prefetched_where_the_choice_is_known() -> None:
+    """The second product with the same choices starts when the first one's dependency is met, and so are they."""
+    types = "%x: bf16[1, 512], %ids: i64[1, 2], %other: i64[1, 2]"
+    params = 'param %w: bf16[4, 512, 512] = "w"\n  param %v: bf16[4, 256, 512] = "v"\n'
+    lines = '%y = expert_linear(%x, %w, %ids) {gate=""} : bf16[1, 2, 512]\n'
+    for ids, known in (("ids", True), ("other", False)):
+        last = f'%z = expert_linear(%y, %v, %{ids}) {{gate=""}} : bf16[1, 2, 256]\n'
+        graph = parse_graph(f"graph g({types}) {{\n  {params}  {lines}  {last}  return %z\n}}")
+        first, second = [
+            f.text for f in render_cuda(make_plan(graph, H200), "test").functions if f.name.endswith("_row")
+        ]
+        assert "EARLY = 0" in first and "LATE = -1" in first
+        assert ("EARLY = 0" in second) is not known
 
 
 def test_half_precision_is_rounded_where_it_is_made() -> None:

@@ -20,6 +20,7 @@ ONLY_CUDA = {
     "experts_finish",
     "experts_prepare",
     "experts_row",
+    "experts_tiles_row",
     "gather_tiles",
     "linear_expand",
     "linear_tiles_few",

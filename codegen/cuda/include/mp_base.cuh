@@ -323,6 +323,20 @@ MP_FN float mp_warp_sum(float v)
     return v;
 }
 
+MP_FN uint32_t mp_warp_max(uint32_t v)
+{
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(~0u, v);
+#else
+    MP_UNROLL
+    for (int d = 16; d; d >>= 1) {
+        const uint32_t other = __shfl_xor_sync(~0u, v, d);
+        v = other > v ? other : v;
+    }
+    return v;
+#endif
+}
+
 /* The sum over a block of WARPS warps, called once for a scratch of WARPS values. */
 template <int WARPS> MP_FN float mp_fast_sum(float *scratch, float v)
 {

@@ -1,7 +1,7 @@
 /* Products of rows with the matrices that are chosen for them. A pair is a row and one of its choices.
  *
- * Few pairs: blocks of one pair each have a run of columns, so that only chosen matrices are read. Warps split K into
- * SLICES, and the columns of a step into GROUPS. Many pairs: mp_expert_rows finds those of one matrix, and
+ * Few pairs: blocks of one pair each have a run of columns, so that only chosen matrices are read; mp_linear_row.cuh is
+ * their loop, and mp_experts_tiles.cuh that of weights in tiles. Many pairs: mp_expert_rows finds those of one matrix, and
  * mp_linear_few.cuh or mp_linear_tiles.cuh multiplies them. */
 #include "mp_vec.cuh"
 
@@ -29,59 +29,11 @@ template <typename S> MP_FN float mp_expert_scale(const float *squares, const fl
     return rsqrtf(total / S::K + eps);
 }
 
-/* Weights in rows. S has the constants: K, N (columns), MATRICES (1, or 2 with a gate), SLICES, GROUPS, EACH (columns of a
- * warp at a time, EACH * MATRICES is a power of two), STEPS, RMS and GAMMA of a norm of x. `finish(n, sums)` takes the sums
- * of column n. */
-template <typename S, typename W, typename X, typename G, typename Finish>
-MP_FN void mp_experts_row(const W *const (&w)[S::MATRICES], const X *x, const G *norm_weight, const float eps, const Finish &finish)
-{
-    enum { K = S::K, N = S::N, MATRICES = S::MATRICES, SLICES = S::SLICES, GROUPS = S::GROUPS, EACH = S::EACH };
-    enum { E = 16 / (int)sizeof(W), PIECES = K / E, SLICE = (PIECES + SLICES - 1) / SLICES, V = (SLICE + 31) / 32 };
-    enum { COLUMNS = GROUPS * EACH * S::STEPS, R = EACH * MATRICES };
-    __shared__ float part[SLICES][COLUMNS][MATRICES], squares[SLICES];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, slice = warp % SLICES, group = warp / SLICES;
-    const int first = blockIdx.x * COLUMNS;
-    int at[V];
-    float xs[V * E];
-    MP_UNROLL
-    for (int v = 0; v < V; ++v) {
-        const int piece = slice * SLICE + v * 32 + lane;
-        const bool live = v * 32 + lane < SLICE && piece < PIECES;
-        mp_vec<X, E> raw;
-        at[v] = live ? piece * E : 0;
-        mp_vec_fresh<X, E>(raw, x + at[v]);
-        if (!live) mp_vec_zero<X, E>(raw);
-        mp_vec_floats<X, E>(xs + v * E, raw);
-    }
-    if (S::RMS) mp_expert_norm<S, E, V>(xs, at, squares, norm_weight, slice, group == 0);
-    for (int c = group * EACH; c < COLUMNS && first + c < N; c += GROUPS * EACH) {
-        uint4 raw[R][V];
-        MP_UNROLL
-        for (int i = 0; i < R; ++i) {
-            const W *const from = w[i % MATRICES] + mp_min(first + c + i / MATRICES, N - 1) * K;
-            MP_UNROLL
-            for (int v = 0; v < V; ++v) raw[i][v] = mp_read_const(from + at[v]);
-        }
-        float sums[R];
-        MP_UNROLL
-        for (int i = 0; i < R; ++i) {
-            sums[i] = 0.0f;
-            MP_UNROLL
-            for (int v = 0; v < V; ++v) mp_dot<W>(sums[i], raw[i][v], xs + v * E);
-        }
-        const float sum = mp_reduce_rows<R>(sums, lane);
-        if (lane % (32 / R) == 0) part[slice][c + lane / (32 / R) / MATRICES][lane / (32 / R) % MATRICES] = sum;
-    }
-    __syncthreads();
-    for (int c = threadIdx.x; c < COLUMNS && first + c < N; c += blockDim.x) {
-        float sums[MATRICES] = {0};
-        MP_UNROLL
-        for (int j = 0; j < SLICES; ++j)
-            for (int m = 0; m < MATRICES; ++m) sums[m] += part[j][c][m];
-        for (int m = 0; S::RMS && m < MATRICES; ++m) sums[m] *= mp_expert_scale<S>(squares, eps);
-        finish(first + c, sums);
-    }
-}
+/* Rows of one matrix, or of a gate and what it multiplies in turn. */
+template <typename W, int K, int MATRICES> struct mp_expert_run {
+    const W *first, *second;
+    MP_FN const W *at(const int i) const { return MATRICES == 1 ? first + i * K : (i % 2 ? second : first) + i / 2 * K; }
+};
 
 /* Pairs of one matrix, as many as fit: at most ROWS at a time, of all that follow `from`. */
 template <int ROWS, int THREADS> struct mp_expert_rows {

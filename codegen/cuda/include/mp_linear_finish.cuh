@@ -119,11 +119,7 @@ template <int DIM, int COUNT> MP_FN void mp_store_bytes(int8_t *to, const float 
         const uint32_t bits = at[i] < 0 ? 0 : mp_float_to_bits(numbers[i]) & 0x7fffffffu;
         top = bits > top ? bits : top;
     }
-    MP_UNROLL
-    for (int d = 16; d; d >>= 1) {
-        const uint32_t other = __shfl_xor_sync(~0u, top, d);
-        top = other > top ? other : top;
-    }
+    top = mp_warp_max(top);
     const bool bad = top >= 0x7f800000u;
     const float largest = mp_bits_to_float(top), ratio = bad || top == 0 ? 0.0f : 127.0f / largest;
     MP_UNROLL

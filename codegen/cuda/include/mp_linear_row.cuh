@@ -7,14 +7,21 @@
  *
  * S has the constants: K, N (rows of w), GRID (blocks), WARPS, SLICES, BATCH, RING (batches in flight), EARLY (of them
  * before the dependency), GENTLE (in flight at most until then, 0: all), LATE (batches that a warp has left when it
- * lets the next kernel start, 0: from the beginning), RMS and GAMMA (of the norm). `fetch(row, pair)` reads what the
+ * lets the next kernel start, 0: from the beginning, -1: when its own dependency is met), RMS and GAMMA (of the norm).
+ * `rows_from(pair)` is where rows of w are from 2 pair on, asked once before the first of them is read: `at(i)`.
+ * `fetch(row, pair)` reads what the
  * epilogue needs beside the sums, before the dependency if AHEAD; `fresh(fetched)` what it needs from the kernels in
  * front; `finish(fetched, row, pair, first, second)` takes the sums of rows 2 pair and 2
  * pair + 1 of w. */
 #include "mp_vec.cuh"
 
-template <typename S, typename W, typename X, typename G, typename Fetch, typename Fresh, typename Finish>
-MP_FN void mp_linear_row(const W *w, const X *x, const G *norm_weight, const float eps, const Fetch &fetch,
+template <typename W, int K> struct mp_row_run {
+    const W *first;
+    MP_FN const W *at(const int i) const { return first + i * K; }
+};
+
+template <typename S, typename W, typename RowsFrom, typename X, typename G, typename Fetch, typename Fresh, typename Finish>
+MP_FN void mp_linear_row(const RowsFrom &rows_from, const X *x, const G *norm_weight, const float eps, const Fetch &fetch,
     const Fresh &fresh, const Finish &finish)
 {
     enum { K = S::K, N = S::N, PAIRS = (N + 1) / 2, GRID = S::GRID, WARPS = S::WARPS, THREADS = WARPS * 32 };
@@ -50,12 +57,13 @@ MP_FN void mp_linear_row(const W *w, const X *x, const G *norm_weight, const flo
         MP_UNROLL
         for (int v = 0; v < V; ++v) mp_vec_const<G, E>(gamma[v], norm_weight + at[v] * E);
     }
-    const W *const rows0 = w + (int64_t)2 * p0 * K;
+    decltype(rows_from(0)) rows = {};
+    if (EARLY) rows = rows_from(p0);
     const mp_shared ring = mp_shared_address(dynamic) + warp * RING * SLOT + lane * 16;
     auto issue = [&](const int b, const int slot) {
         MP_UNROLL
         for (int r = 0; r < BATCH; ++r) {
-            const W *const from = rows0 + (b * BATCH + r) * K;
+            const W *const from = rows.at(b * BATCH + r);
             if (b * BATCH + r < count) { /* predicates, not a jump: copies are cheap in a row only */
                 MP_UNROLL
                 for (int v = 0; v < V; ++v) {
@@ -72,6 +80,8 @@ MP_FN void mp_linear_row(const W *w, const X *x, const G *norm_weight, const flo
         issue(group + d * GROUPS, d);
     }
     mp_wait();
+    if (LATE < 0) mp_release();
+    if (!EARLY) rows = rows_from(p0);
 
     /* After it: x first, then the rest of the ring, then what only the epilogue needs. */
     mp_vec<X, E> raw[V];
@@ -108,7 +118,7 @@ MP_FN void mp_linear_row(const W *w, const X *x, const G *norm_weight, const flo
     }
 
     for (int b = group, slot = 0; b < batches; b += GROUPS, slot = slot + 1 == RING ? 0 : slot + 1) {
-        if (LATE && b + LATE * GROUPS >= batches) mp_release(); /* the next kernel's weights follow this one's last */
+        if (LATE > 0 && b + LATE * GROUPS >= batches) mp_release(); /* the next kernel's weights follow this one's last */
         mp_copy_wait<RING - 1>();
         float sums[BATCH];
         MP_UNROLL

@@ -1,12 +1,8 @@
 /* The choice of experts by a warp: lane l has experts l, l + 32, … in registers. mp_route.h is the same in C. */
-MP_FN uint64_t mp_warp_best(uint64_t rank)
+MP_FN uint64_t mp_warp_best(const uint64_t rank)
 {
-    MP_UNROLL
-    for (int d = 16; d; d >>= 1) {
-        const uint64_t other = __shfl_xor_sync(~0u, rank, d);
-        rank = other > rank ? other : rank;
-    }
-    return rank;
+    const uint32_t high = mp_warp_max((uint32_t)(rank >> 32));
+    return (uint64_t)high << 32 | mp_warp_max((uint32_t)(rank >> 32) == high ? (uint32_t)rank : 0);
 }
 
 template <int EXPERTS, int GROUPS, int KEPT, int SOFTMAX> struct mp_warp_route {

@@ -38,7 +38,9 @@ fused_linear_0_row(const float *x, const float *w, const float *norm_weight, flo
         const float gate = first, up = second;
         y[row * 1024 + n] = mp_swigluf(gate, up);
     };
-    mp_linear_row<S>(w, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch, mp_nothing_more(), finish);
+    auto rows_from = [&](const int64_t pair) { return mp_row_run<float, S::K>{w + 2 * pair * S::K}; };
+    mp_linear_row<S, float>(rows_from, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch,
+        mp_nothing_more(), finish);
 }
 
 /* %mul = fused_linear(%x, %concat, _, %norm.weight) {norm="rms", eps=1e-06, gated=True, expr="swiglu(x0, x1)"} :
@@ -113,5 +115,6 @@ fused_linear_1_row(const float *x, const float *w, const float *e0, float *y, co
         const float value1 = ((second) + extra.e0_1);
         mp_store_pair((y + row * 256 + n0), value0, value1);
     };
-    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
+    auto rows_from = [&](const int64_t pair) { return mp_row_run<float, S::K>{w + 2 * pair * S::K}; };
+    mp_linear_row<S, float>(rows_from, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
 }

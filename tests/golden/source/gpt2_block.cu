@@ -97,7 +97,8 @@ fused_linear_1_row(const float *x, const float *w, const float *bias, float *y, 
         const float value1 = (second + bias[n1]);
         mp_store_pair((y + row * 192 + n0), value0, value1);
     };
-    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
+    auto rows_from = [&](const int64_t pair) { return mp_row_run<float, S::K>{w + 2 * pair * S::K}; };
+    mp_linear_row<S, float>(rows_from, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
 }
 
 /* %transpose_3 = attention(%reshape_1, %transpose_1, %transpose_2) {causal=True, scale=None, softcap=None,
@@ -155,7 +156,8 @@ fused_linear_3_row(const float *x, const float *w, const float *bias, const floa
         const float value1 = ((second + bias[n1]) + extra.e0_1);
         mp_store_pair((y + row * 64 + n0), value0, value1);
     };
-    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
+    auto rows_from = [&](const int64_t pair) { return mp_row_run<float, S::K>{w + 2 * pair * S::K}; };
+    mp_linear_row<S, float>(rows_from, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
 }
 
 /* %gelu = fused_linear(%add, %c_fc.weight, %c_fc.bias, %ln_2.weight, %ln_2.bias) {norm="layer", eps=1e-05,
@@ -185,7 +187,8 @@ fused_linear_5_row(const float *x, const float *w, const float *bias, float *y, 
         const float value1 = mp_gelu_tanhf((second + bias[n1]));
         mp_store_pair((y + row * 256 + n0), value0, value1);
     };
-    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
+    auto rows_from = [&](const int64_t pair) { return mp_row_run<float, S::K>{w + 2 * pair * S::K}; };
+    mp_linear_row<S, float>(rows_from, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
 }
 
 /* %gelu = fused_linear(%add, %c_fc.weight, %c_fc.bias, %ln_2.weight, %ln_2.bias) {norm="layer", eps=1e-05,
@@ -245,5 +248,6 @@ fused_linear_6_row(const float *x, const float *w, const float *bias, const floa
         const float value1 = ((second + bias[n1]) + extra.e0_1);
         mp_store_pair((y + row * 64 + n0), value0, value1);
     };
-    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
+    auto rows_from = [&](const int64_t pair) { return mp_row_run<float, S::K>{w + 2 * pair * S::K}; };
+    mp_linear_row<S, float>(rows_from, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
 }

@@ -216,7 +216,8 @@ qkv_rope_cache_2_row(const float *x, const float *w, const float *norm_weight, c
             v_cache[b0 * n_capacity * 16 + kv * n_capacity * 8 + at * 8 + dims.second] = b;
         }
     };
-    mp_linear_row<S>(w, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, ahead, fresh, finish);
+    auto rows_from = [&](const int64_t pair) { return mp_row_run<float, S::K>{w + 2 * pair * S::K}; };
+    mp_linear_row<S, float>(rows_from, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, ahead, fresh, finish);
 }
 
 /* %rope, %kv_update, %kv_update_1 = qkv_rope_cache(%embedding, %concat, %minimum, %model.rotary_emb.sin,
@@ -379,7 +380,8 @@ fused_linear_4_row(const float *x, const float *w, const float *e0, float *y, co
         const float value1 = ((second) + extra.e0_1);
         mp_store_pair((y + row * 32 + n0), value0, value1);
     };
-    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
+    auto rows_from = [&](const int64_t pair) { return mp_row_run<float, S::K>{w + 2 * pair * S::K}; };
+    mp_linear_row<S, float>(rows_from, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
 }
 
 /* %mul = fused_linear(%add_2, %concat_1, _, %model.layers.0.post_attention_layernorm.weight) {norm="rms",
@@ -408,7 +410,9 @@ fused_linear_5_row(const float *x, const float *w, const float *norm_weight, flo
         const float gate = first, up = second;
         y[row * 48 + n] = mp_swigluf(gate, up);
     };
-    mp_linear_row<S>(w, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch, mp_nothing_more(), finish);
+    auto rows_from = [&](const int64_t pair) { return mp_row_run<float, S::K>{w + 2 * pair * S::K}; };
+    mp_linear_row<S, float>(rows_from, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch,
+        mp_nothing_more(), finish);
 }
 
 /* %mul = fused_linear(%add_2, %concat_1, _, %model.layers.0.post_attention_layernorm.weight) {norm="rms",
@@ -483,7 +487,8 @@ fused_linear_6_row(const float *x, const float *w, const float *e0, float *y, co
         const float value1 = ((second) + extra.e0_1);
         mp_store_pair((y + row * 32 + n0), value0, value1);
     };
-    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
+    auto rows_from = [&](const int64_t pair) { return mp_row_run<float, S::K>{w + 2 * pair * S::K}; };
+    mp_linear_row<S, float>(rows_from, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
 }
 
 /* %add_6 = add(%past_key_values.lengths, %num_valid) : i32[batch]
@@ -560,7 +565,9 @@ fused_linear_13_row(const float *x, const float *w, const float *norm_weight, fl
         const float gate = first, up = second;
         y[row * 48 + n] = mp_swigluf(gate, up);
     };
-    mp_linear_row<S>(w, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch, mp_nothing_more(), finish);
+    auto rows_from = [&](const int64_t pair) { return mp_row_run<float, S::K>{w + 2 * pair * S::K}; };
+    mp_linear_row<S, float>(rows_from, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch,
+        mp_nothing_more(), finish);
 }
 
 /* %swiglu = fused_linear(%select_rows_1, %concat_3, _, %model.layers.1.post_attention_layernorm.weight)
@@ -635,7 +642,8 @@ fused_linear_14_row(const float *x, const float *w, const float *e0, float *y, c
         const float value1 = ((second) + extra.e0_1);
         mp_store_pair((y + row * 32 + n0), value0, value1);
     };
-    mp_linear_row<S>(w, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
+    auto rows_from = [&](const int64_t pair) { return mp_row_run<float, S::K>{w + 2 * pair * S::K}; };
+    mp_linear_row<S, float>(rows_from, (x + 0), (const float *)0, 0.0f, fetch, mp_nothing_more(), finish);
 }
 
 /* %linear_14 = fused_linear(%add_8, %lm_head.weight, _, %model.norm.weight) {norm="rms", eps=1e-06, gated=False,
@@ -665,7 +673,9 @@ fused_linear_15_row(const float *x, const float *w, const float *norm_weight, fl
         const float value1 = (second);
         mp_store_pair((y + row * 50 + n0), value0, value1);
     };
-    mp_linear_row<S>(w, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch, mp_nothing_more(), finish);
+    auto rows_from = [&](const int64_t pair) { return mp_row_run<float, S::K>{w + 2 * pair * S::K}; };
+    mp_linear_row<S, float>(rows_from, (x + 0), (norm_weight + 0), 9.999999974752427e-07f, fetch,
+        mp_nothing_more(), finish);
 }
 
 /* %repetition_penalty = repetition_penalty(%reshape_11, %history, %history_count, %penalty) : f32[batch, 50]
@@ -715,6 +725,7 @@ max_18(const float *x0, float *y, const int64_t n_batch, mp_error *error, const 
     enum { THREADS = 256, TEAM = 32 };
     __shared__ float found[THREADS];
     __shared__ int64_t place[THREADS]; /* of the element found; -1: none */
+    mp_release();
     mp_wait();
     const int64_t outer = n_batch, inner = 50;
     const int64_t o = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / TEAM;
@@ -786,6 +797,7 @@ fused_reduce_20(const float *x0, const float *x1, const float *e0, const float *
     enum { THREADS = 256, TEAM = 32 };
     __shared__ double found[THREADS];
     __shared__ int64_t place[THREADS]; /* of the element found; -1: none */
+    mp_release();
     mp_wait();
     const int64_t outer = n_batch, inner = 50;
     const int64_t o = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / TEAM;

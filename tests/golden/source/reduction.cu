@@ -17,6 +17,7 @@ mean_0(const float *x0, float *y, const int64_t n_rows, mp_error *error, const i
     enum { THREADS = 256, TEAM = 32 };
     __shared__ double found[THREADS];
     __shared__ int64_t place[THREADS]; /* of the element found; -1: none */
+    mp_release();
     mp_wait();
     const int64_t outer = n_rows, inner = 100;
     const int64_t o = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / TEAM;
@@ -66,6 +67,7 @@ fused_reduce_1(const float *x0, const float *x1, float *y, const int64_t n_rows,
     enum { THREADS = 256, TEAM = 32 };
     __shared__ double found[THREADS];
     __shared__ int64_t place[THREADS]; /* of the element found; -1: none */
+    mp_release();
     mp_wait();
     const int64_t outer = n_rows, inner = 100;
     const int64_t o = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / TEAM;
