@@ -564,8 +564,10 @@ def expert_shared(k: Experts, s: RowSchedule) -> int:
 
 
 def _expert_rows(k: Experts, target: Target) -> RowSchedule | None:
-    """One block on each SM for the choices of a row. It takes less than half of the shared memory, so that the next
-    product with chosen matrices is beside it and prefetches. Matrices are known when the dependency is met, not before.
+    """One block on each SM for the choices of a row. Matrices are known when the dependency is met, not before.
+
+    The first product, with gates, has 128 KB in flight; the second one takes less than half of the shared memory, so
+    that it prefetches beside the first one's end. More of the first gained more than both side by side.
     """
     pieces, pairs = k.depth * k.format.bits // 128, -(-k.columns * (1 + k.has("up")) // 2)
     choices = [s for s in (8, 16, 4, 2, 1) if -(-pieces // (s * 32)) <= 4]
@@ -575,12 +577,13 @@ def _expert_rows(k: Experts, target: Target) -> RowSchedule | None:
     vectors = -(-pieces // (slices * 32))
     grid = min(max(1, target.cores // k.choices), pairs)
     grid *= -(-slices * 8 * pairs // (grid * target.shared // 4))  # sums take a quarter of the memory at most
+    wanted, most = (128 << 10, target.shared - 1024) if k.has("up") else (96 << 10, target.shared // 2 - 1024)
     for warps in (16, 8, 4, 2, 1):
         batch = max(2, 4 // vectors)
         unit = warps * batch * vectors * 512
-        for ring in range(min(8, max(2, (96 << 10) // unit)), 1, -1):
+        for ring in range(min(8, max(2, wanted // unit)), 1, -1):
             found = RowSchedule(grid, warps, slices, batch, ring, early=0, blocks=2 if warps == 16 else 1, late=-1)
-            if warps >= slices and expert_shared(k, found) <= target.shared // 2 - 1024:
+            if warps >= slices and expert_shared(k, found) <= most:
                 return found
     return None
 
