@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 
 from monoplan.codegen.formats import Layout, WeightFormat, format_of
 from monoplan.codegen.operands import Body, Operand, stored_bytes, touched
+from monoplan.codegen.views import Buffer, whole
 from monoplan.ir.dims import Dim, symbols_of
+from monoplan.ir.expr import Arg
 from monoplan.ir.graph import Op
-from monoplan.ir.types import DType, TensorType
+from monoplan.ir.types import DType, TensorType, f32
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -128,7 +130,8 @@ class Linear(Kernel):
     """A product with packed constant weights, a norm in front and an epilogue behind.
 
     epilogue: "pointwise" (body over the columns), "gated" (body over pairs of columns n and n + N),
-    "heads" (q|k|v heads: optional norm, rotation, q to y, k and v into their caches), "argmax" (only the best column).
+    "heads" (q|k|v heads: optional norm, rotation, q to y, k and v into their caches), "argmax" (only the best column),
+    "normed" (rows of sums are normed when they are whole: see `tail`).
     """
 
     norm: str  # none, rms, layer
@@ -146,6 +149,8 @@ class Linear(Kernel):
     rotary: int = 0  # dimensions that rotate
     algo: str = ""
     qk_eps: float = 0.0
+    # normed epilogue
+    tail_norm: str = ""  # rms, layer: `eps` is its
     batch: Dim = 1
     seq: Dim = 1
     family: str = field(default="linear", init=False)
@@ -161,6 +166,21 @@ class Linear(Kernel):
     def format(self) -> WeightFormat:
         """The format of its weight."""
         return format_of(self.layout)
+
+    @property
+    def tail(self) -> Norm:
+        """The norm behind the product; `made` are its sums, with the bias."""
+        sums = whole(Buffer("made", f32, self.rows * self.columns, "scratch"), (self.rows, self.columns))
+        named = [o for o in self.operands if o.name in ("tail_weight", "tail_bias", "y", "half")]
+        return Norm(
+            op=self.op,
+            operands=(Operand("made", sums), *named, *self.group("e")),
+            kind=self.tail_norm,
+            eps=self.eps,
+            body=self.body or Body(Arg(0), (f32,)),
+            outer=(self.rows,),
+            inner=self.columns,
+        )
 
     @property
     def mentioned(self) -> set[str]:

@@ -80,7 +80,7 @@ def residuals(items: Items) -> dict[Buffer, Buffer]:
 def _residual(kernels: Sequence[Kernel], n: int) -> tuple[Buffer, Buffer] | None:
     """The buffer that product n writes and the one whose place it may take."""
     k = kernels[n]
-    if not isinstance(k, Linear) or k.epilogue != "pointwise" or not k.has("e0"):
+    if not isinstance(k, Linear) or k.epilogue not in ("pointwise", "normed") or not k.has("e0"):
         return None
     y, x = k.operand("y").view, k.operand("e0").view
     if any(o.view.buffer is x.buffer for o in k.reads if o.name != "e0"):  # all of it is read while y is written

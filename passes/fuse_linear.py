@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from monoplan.ir.builder import make_op
-from monoplan.ir.graph import Graph, Op, Value
+from monoplan.ir.graph import Graph, Op, Value, definitions
 from monoplan.ir.ops.elementwise import add
-from monoplan.ir.ops.fused import fused_linear, linear_argmax
+from monoplan.ir.ops.fused import fused_linear, linear_argmax, linear_norm
 from monoplan.ir.ops.linear import linear
 from monoplan.ir.ops.reduce import argmax, layer_norm, rms_norm
 from monoplan.ir.ops.shape import concat, full, split
 from monoplan.passes.expressions import is_pointwise
 from monoplan.passes.manager import Notes, Pass
-from monoplan.passes.pattern import Match, Readers, Rewrite, distinct_readers, param_values, rewrite_pass
-from monoplan.passes.rebuild import builder_for
+from monoplan.passes.pattern import Match, Readers, Rewrite, distinct_readers, param_values, rewrite_pass, too_many
+from monoplan.passes.rebuild import Overwrites, builder_for, drop_dead
 
 
 def _one_dim(m: Match) -> bool | str:
@@ -78,6 +78,55 @@ FUSE_NORM_LINEAR = rewrite_pass(
     FUSE_LAYERNORM_LINEAR,
 )
 
+
+_NORMS = {"rms_norm": "rms", "layer_norm": "layer"}
+
+
+def fuse_linear_norm(graph: Graph, notes: Notes) -> Graph:
+    """A norm, with its tail, of the rows that a product by constant weights makes becomes the end of that product."""
+    defs, readers, fixed, overwrites = (
+        definitions(graph),
+        distinct_readers(graph),
+        param_values(graph),
+        Overwrites(graph),
+    )
+    ops: list[Op] = []
+    for at, op in enumerate(graph.ops):
+        x = op.operands[0] if op.name in (*_NORMS, "fused_norm") else None
+        source = None if x is None else defs.get(x)
+        if x is None or source is None or source.opdef is not linear:
+            ops.append(op)
+            continue
+        if reason := _refuse_norm(op, source, x, readers, fixed) or overwrites.refusal([source], at):
+            notes.missed("fuse-linear-norm", op, reason)
+            ops.append(op)
+            continue
+        count = len(op.opdef.operand_names)
+        weights, extras = [*op.operands[1:count], None][:2], op.operands[count:]
+        attrs = {"norm": op.attrs.get("norm") or _NORMS[op.name], "eps": op.attrs["eps"]}
+        attrs["expr"] = op.attrs.get("expr", "x0")
+        made = make_op(linear_norm, [*source.operands, *weights, *extras], attrs, loc=op.loc, fresh=str)
+        ops.append(Op(made.opdef, made.operands, made.attrs, op.results, op.loc))
+        notes.fired("fuse-linear-norm", ops[-1])
+    return drop_dead(graph.replace(ops=tuple(ops))) if notes.rewrites else graph
+
+
+def _refuse_norm(op: Op, source: Op, x: Value, readers: Readers, fixed: set[Value]) -> str:
+    if op.attrs["dims"] != 1:
+        return f"the norm covers {op.attrs['dims']} dimensions, the product makes one"
+    if len(readers[x]) > 1:
+        return too_many(x, readers)
+    if x in op.operands[1:]:
+        return f"{x} is not only normed: its norm's tail reads it, too"
+    given = source.operands[0]
+    if source.operands[1] not in fixed or given is None or given.type.dtype.bits > 32:
+        return "the packed product takes a constant weight and floats up to f32"
+    return ""
+
+
+FUSE_LINEAR_NORM = Pass(
+    "fuse-linear-norm", "norm(linear(x, w)) -> the rows of the product are normed by its own kernel", fuse_linear_norm
+)
 
 # linear(x, a), linear(x, b) -> split(linear(x, a|b)): one product for q, k, v and for gate, up.
 

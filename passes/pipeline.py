@@ -5,7 +5,13 @@ from __future__ import annotations
 from monoplan.passes.canonicalize import DCE, HOIST_SETUP, MERGE_EQUAL_OPS, REMOVE_IDENTITIES
 from monoplan.passes.fold_conv import FOLD_CONV
 from monoplan.passes.fuse_attention import FUSE_ATTENTION
-from monoplan.passes.fuse_linear import FUSE_HEAD_ARGMAX, FUSE_NORM_LINEAR, FUSE_RESIDUAL_ADD, MERGE_PARALLEL_LINEARS
+from monoplan.passes.fuse_linear import (
+    FUSE_HEAD_ARGMAX,
+    FUSE_LINEAR_NORM,
+    FUSE_NORM_LINEAR,
+    FUSE_RESIDUAL_ADD,
+    MERGE_PARALLEL_LINEARS,
+)
 from monoplan.passes.fuse_norm_experts import FUSE_NORM_EXPERTS
 from monoplan.passes.fuse_pointwise import FUSE_GATED, FUSE_INTO_PRODUCER, FUSE_INTO_REDUCE, FUSE_POINTWISE
 from monoplan.passes.fuse_qkv import FUSE_QKV
@@ -40,6 +46,7 @@ PIPELINE: tuple[Pass, ...] = (
     FUSE_GATED,  # before plain tails: needs both halves
     FUSE_RESIDUAL_ADD.as_pass(),
     FUSE_INTO_PRODUCER,
+    FUSE_LINEAR_NORM,  # behind norm + linear and the tails: takes what has neither, and a norm with its residual
     FUSE_INTO_REDUCE,
     FUSE_HEAD_ARGMAX,
     DCE,

@@ -116,22 +116,23 @@ def _real(dtype: DType) -> str:
     return "double" if dtype == f64 else "float"
 
 
-def norm(k: Norm, kept: str = "") -> Variables:
-    """`kept`: where elements of x are after the first pass over them."""
+def norm(k: Norm, kept: str = "", x: str = "x", weight: str = "weight", bias: str = "bias") -> Variables:
+    """`kept`: where elements of x are after the first pass over them; then the names of operands."""
     index = [*names("o", k.outer), "i"]
-    x = k.operand("x")
-    real, again = _real(x.dtype), kept or x.at(*index)
+    given = k.operand(x)
+    real, again = _real(given.dtype), kept or given.at(*index)
     value = f"({again} - mean - rest) * scale" if k.kind == "layer" else f"{again} * scale"
-    if k.has("weight"):
-        value = f"({value}) * {k.operand('weight').at('i')}"
-    if k.has("bias"):
-        value = f"{value} + {k.operand('bias').at('i')}"
+    if k.has(weight):
+        value = f"({value}) * {k.operand(weight).at('i')}"
+    if k.has(bias):
+        value = f"{value} + {k.operand(bias).at('i')}"
     tail = k.body.c(["v", *(e.at(*index) for e in k.group("e"))])
     return {
         "normal": {
+            "kind": k.kind,
             "outer_size": product(k.outer),
             "real": real,
-            "x": x.at(*index),
+            "x": given.at(*index),
             "sqrt": "sqrt" if real == "double" else "sqrtf",
             "centred": f"{again} - mean - rest" if k.kind == "layer" else again,
             "value": value,
@@ -139,6 +140,13 @@ def norm(k: Norm, kept: str = "") -> Variables:
             "statement": " ".join(o.store(tail, k.body.dtype, *index) for o in k.operands if o.written),
         }
     }
+
+
+def tail(k: Linear, made: str = "") -> Variables:
+    """The norm behind a product; `made`: how its sums are read."""
+    found = norm(k.tail, made, "made", "tail_weight", "tail_bias")
+    found["normal"] |= {"x": made} if made else {}
+    return found
 
 
 def softmax(k: Softmax) -> Variables:
@@ -647,6 +655,8 @@ def linear(k: Linear, s: LinearSchedule) -> Variables:
             "some": TILE_SOME,
             "tiled_from": TILE_ROWS if s.takes_tiles else 0,
         }
+    if k.epilogue == "normed":
+        found |= tail(k)
     if k.epilogue == "argmax":
         found["store_best"] = k.operand("y").store("best", i64, "r")
     return found
@@ -693,7 +703,8 @@ def _epilogues(k: Linear, s: LinearSchedule, a: Mapping[str, Operand]) -> list[V
     if k.epilogue == "heads":
         return [{"name": "finish", "template": "heads", "row": row, **_heads(k, s, a)}]
     panels = 1 if s.tiles else s.panels
-    found = {"name": "finish", "template": k.epilogue, "row": row, **_epilogue(k, s, a, panels)}
+    template = "pointwise" if k.epilogue == "normed" else k.epilogue
+    found = {"name": "finish", "template": template, "row": row, **_epilogue(k, s, a, panels)}
     if not s.gives_tiles:
         return [found]
     by_block = "const int64_t block, const int64_t r"  # rows of a block of 32 lie together in tiles
@@ -720,7 +731,9 @@ def _epilogue(k: Linear, s: LinearSchedule, a: Mapping[str, Operand], panels: in
         "gate": summed("gates[j]", "n"),
         "up": summed("ups[j]", f"({columns} + n)"),
     }
-    if k.body is not None and k.epilogue != "argmax":
+    if k.epilogue == "normed":
+        found |= {"statement": f"a.made[row * {columns} + n] = sum;", "long": False}
+    elif k.body is not None and k.epilogue != "argmax":
         made = ["gate", "up"] if gated else ["sum"]
         found["value"] = k.body.c([*made, *(a[e.name].at("row", "n") for e in k.group("e"))])
         found["statement"] = a["y"].store(found["value"], k.body.dtype, "row", "n")

@@ -199,7 +199,7 @@ def _with_halves(items: Items) -> list[Kernel | Loop]:
         for o in (*k.operands, *k.scratch):
             b, fits = o.view.buffer.root, o.view.is_whole and o.view.buffer.of is None
             if o.written:
-                makers.setdefault(b, []).append(k if isinstance(k, Norm) and o.name == "y" and fits else None)
+                makers.setdefault(b, []).append(k if _norms(k) and o.name == "y" and fits else None)
             elif isinstance(k, Linear) and fits and (dtype := _wanted(k, o)) is not None:
                 wanted.setdefault(b, set()).add(dtype)
     halves = {
@@ -212,14 +212,18 @@ def _with_halves(items: Items) -> list[Kernel | Loop]:
         def half(o: Operand) -> View:
             return replace(o.view, buffer=halves[o.view.buffer])
 
-        if isinstance(k, Norm) and k.operand("y").view.buffer in halves:
-            yield replace(k, operands=(*k.operands, Operand("half", half(k.operand("y")), written=True)))
-        elif isinstance(k, Linear) and k.operand("x").view.buffer in halves and _wanted(k, k.operand("x")) is not None:
+        if _norms(k) and k.operand("y").view.buffer in halves:
+            k = replace(k, operands=(*k.operands, Operand("half", half(k.operand("y")), written=True)))
+        if isinstance(k, Linear) and k.operand("x").view.buffer in halves and _wanted(k, k.operand("x")) is not None:
             yield replace(k, operands=tuple(o.with_view(half(o)) if o.name == "x" else o for o in k.operands))
         else:
             yield k
 
     return map_kernels(items, change)
+
+
+def _norms(k: Kernel) -> bool:
+    return isinstance(k, Norm) or (isinstance(k, Linear) and k.epilogue == "normed")
 
 
 def _wanted(k: Kernel, o: Operand) -> DType | None:

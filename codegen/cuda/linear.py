@@ -71,10 +71,12 @@ class LinearVariants:
             words, epilogue = [*self._inputs, ("float *sums", Word("workspace"))], "sums"
         elif k.epilogue == "argmax":
             words.append(("uint64_t *candidates", Word("workspace")))
+        elif k.epilogue == "normed":
+            words += [("float *made", Word("workspace")), ("uint32_t *tickets", Word("tickets"))]
         found = {"ahead": early, "epilogue": epilogue, **self.names}
         function, all_words = self.renderer.function(k, template, words, s=row, **found)
         actions: list[Action] = [Launch(function, (row.grid, 1, 1), row.warps * 32, all_words, row_shared(k, row))]
-        size = 8 * row.grid
+        size = 4 * k.columns if epilogue == "normed" else 8 * row.grid
         if epilogue == "sums":
             actions += self._finish(Word("workspace"), f32, 1, 0, early)
             size = 4 * k.columns
@@ -128,6 +130,8 @@ class LinearVariants:
             (f"const {C_TYPES[dtype.name]} *sums", sums),
             ("const int64_t splits", Word("number", offset=splits)),
         ]
+        if k.epilogue == "normed":
+            words.append(("float *made", sums))
         candidates = Word("workspace", offset=_rounded(after))
         if k.epilogue == "argmax":
             words.append(("uint64_t *candidates", candidates))
@@ -168,7 +172,7 @@ class LinearVariants:
                 bias = Word("operand", b, offset=b.view.offset * b.dtype.itemsize)
             actions.append(Product(k.rows, k.columns, k.depth, xs, w, out, self.half, y.dtype, add, bias))
             return Variant("library", tuple(actions), (Between(k.rows, low),), used)
-        kept = f32 if k.epilogue == "argmax" else self.half
+        kept = f32 if k.epilogue in ("argmax", "normed") else self.half
         sums = Word("workspace", offset=used)
         actions.append(Product(k.rows, k.columns, k.depth, xs, w, sums, self.half, kept))
         end = used + k.rows * (k.columns * kept.itemsize)

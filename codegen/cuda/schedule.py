@@ -106,7 +106,7 @@ class FinishSchedule:
     Blocks of 256 threads: `blocks` of them for the columns of `rows` rows, `each` pairs of columns for a thread.
     """
 
-    loop: str  # pairs, row, gated, heads, whole_heads
+    loop: str  # pairs, row, gated, heads, whole_heads, normed
     blocks: int = 1
     each: int = 1
     rows: int = 1
@@ -114,7 +114,7 @@ class FinishSchedule:
     def grid(self, rows: Dim) -> tuple[Dim, Dim, Dim]:
         if self.loop == "whole_heads":  # a warp for each of `each` heads
             return (ceil_div(rows * (self.each * 32), 256), 1, 1)
-        if self.loop == "heads":
+        if self.loop in ("heads", "normed"):
             return (rows, 1, 1)
         return (self.blocks, rows if self.rows == 1 else ceil_div(rows, self.rows), 1)
 
@@ -387,6 +387,8 @@ def _finish(k: Linear, half: bool) -> FinishSchedule:
     pairs = -(-k.columns // 2)
     if k.epilogue == "argmax":
         return FinishSchedule("row", max(1, min(64, pairs // 512)))
+    if k.epilogue == "normed":  # a block for a row
+        return FinishSchedule("normed")
     if whole_heads(k):
         return FinishSchedule("whole_heads", each=k.heads + 2 * k.kv_heads)
     if half and k.epilogue == "heads" and _wide_heads(k):

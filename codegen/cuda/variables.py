@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from monoplan.codegen.backend import Variables
+from monoplan.codegen.cpu import variables as shared
 from monoplan.codegen.cuda.schedule import rows_aligned, whole_heads
 from monoplan.codegen.expressions import C_TYPES, c_dim, c_index, c_literal, compute_type, convert
 from monoplan.codegen.formats import WeightFormat
@@ -197,6 +198,15 @@ def _argmax(k: Linear) -> Variables:
     }
 
 
+def _normed(k: Linear) -> Variables:
+    return {
+        "sum0": f"first{_bias(k, 'n0')}",
+        "sum1": f"second{_bias(k, 'n1')}",
+        "whole": f"part(o0, i){_bias(k, 'i')}",
+        **shared.tail(k, f"__ldcg(&made[o0 * {k.columns} + i])"),
+    }
+
+
 def _heads(k: Linear) -> Variables:
     y, kc, vc, table = (k.operand(n) for n in ("y", "k_cache", "v_cache", "sin"))
     norms = []
@@ -238,4 +248,10 @@ def _heads(k: Linear) -> Variables:
     return found
 
 
-_EPILOGUES: dict[str, Any] = {"pointwise": _pointwise, "gated": _gated, "heads": _heads, "argmax": _argmax}
+_EPILOGUES: dict[str, Any] = {
+    "pointwise": _pointwise,
+    "gated": _gated,
+    "heads": _heads,
+    "argmax": _argmax,
+    "normed": _normed,
+}

@@ -172,7 +172,7 @@ class Lowerer:
         self.packed_tables = {
             op.operands[1]
             for op in g.ops
-            if op.opdef.kind in ("linear", "fused_linear", "linear_argmax")
+            if op.opdef.kind in ("linear", "fused_linear", "linear_argmax", "linear_norm")
             and not op.attrs.get("gated", False)
             and op.operands[0] is not None
             and op.operands[0].type.dtype.bits <= 32

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from monoplan.codegen.cpu.schedule_linear import (
     TILE_ROWS,
     blocking,
@@ -51,7 +53,7 @@ def _prologue(lo: Lowerer, op: Op, x: Value) -> list[Operand]:
     return operands
 
 
-@lowers("linear", "fused_linear", "linear_argmax")
+@lowers("linear", "fused_linear", "linear_argmax", "linear_norm")
 def lower_linear(lo: Lowerer, op: Op) -> None:
     """A linear layer with constant weights becomes one packed kernel; otherwise a norm (if any) and a matmul."""
     x, weight = op.operands[0], op.operands[1]
@@ -70,7 +72,7 @@ def lower_linear(lo: Lowerer, op: Op) -> None:
     y = lo.destination(op.result)
     common = dict(
         op=op,
-        norm=a.get("norm", "none"),
+        norm=_in_front(op),
         eps=a.get("eps", 0.0),
         rows=_rows(x),
         depth=depth,
@@ -98,8 +100,22 @@ def lower_linear(lo: Lowerer, op: Op) -> None:
     out = y.reshaped((_rows(x), n))
     assert out is not None
     operands.append(Operand("y", out, written=True))
-    node = parse_expr(a["expr"]) if op.name == "fused_linear" else Arg(0)
+    node = parse_expr(a["expr"]) if op.name != "linear" else Arg(0)
     body = Body(node, (*([acc] * (2 if gated else 1)), *(v.type.dtype for v in extras)))
+    if op.name == "linear_norm":
+        made = Operand("made", lo.fresh(f32, (_rows(x), columns), "scratch"), written=True)
+        names = {"norm_weight": "tail_weight", "norm_bias": "tail_bias"}
+        lo.emit(
+            Linear(
+                **common,
+                operands=tuple(replace(o, name=names.get(o.name, o.name)) for o in operands),
+                epilogue="normed",
+                body=body,
+                tail_norm=a["norm"],
+                scratch=(*_scratch(lo, x, operands[1].view), made),
+            )
+        )
+        return
     lo.emit(
         Linear(
             **common,
@@ -109,6 +125,11 @@ def lower_linear(lo: Lowerer, op: Op) -> None:
             scratch=_scratch(lo, x, operands[1].view),
         )
     )
+
+
+def _in_front(op: Op) -> str:
+    """The norm of x in front of a product."""
+    return "none" if op.name == "linear_norm" else op.attrs.get("norm", "none")  # type: ignore[no-any-return]
 
 
 def lo_threads() -> Dim:
@@ -168,12 +189,34 @@ def _lower_general_linear(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
             )
         )
         return
+    if op.name == "linear_norm":
+        _normed_rows(lo, op, made)
+        return
     parts = [made]
     if a["gated"]:
         half = columns // 2
         parts = [made.sliced(len(made.shape) - 1, i * half, half) for i in range(2)]
     extras = [lo.read(v) for v in op.operands[len(op.opdef.operand_names) :] if v is not None]
     lo.pointwise(parse_expr(a["expr"]), [*parts, *extras], lo.destination(op.result))
+
+
+def _normed_rows(lo: Lowerer, op: Op, made: View) -> None:
+    """The norm behind a product, with its tail, by a kernel of its own."""
+    extras = [v for v in op.operands[len(op.opdef.operand_names) :] if v is not None]
+    weights = [(short, v) for name, short in _NORM_OPERANDS if (v := op.operand(name)) is not None]
+    operands = [Operand("x", made), *(Operand(short, lo.dense(lo.read(v))) for short, v in weights)]
+    operands += [Operand(f"e{i}", lo.read(v).expanded(op.result.type.shape)) for i, v in enumerate(extras)]
+    lo.emit(
+        Norm(
+            op=op,
+            operands=(*operands, Operand("y", lo.destination(op.result), written=True)),
+            kind=op.attrs["norm"],
+            eps=op.attrs["eps"],
+            body=Body(parse_expr(op.attrs["expr"]), (made.dtype, *(v.type.dtype for v in extras))),
+            outer=made.shape[:-1],
+            inner=made.shape[-1],
+        )
+    )
 
 
 def _packed_product(lo: Lowerer, op: Op, x: Value, weight: Value) -> View:
@@ -232,7 +275,7 @@ def _product(lo: Lowerer, op: Op, x: Value, weight: Value, into: View | None) ->
     """linear(norm(x), weight, bias) by a norm kernel (if any) and a matmul; half floats stay f32 in between."""
     if into is None and (weight.type.dtype.is_low_bit or can_pack(lo, x, weight)):
         return _packed_product(lo, op, x, weight)
-    xs = lo.read(x) if op.attrs.get("norm", "none") == "none" else _normed(lo, op, x)
+    xs = lo.read(x) if _in_front(op) == "none" else _normed(lo, op, x)
     acc = promote(x.type.dtype, weight.type.dtype)
     bias = op.operand("bias")
     y = into if into is not None else lo.fresh(compute_type(acc), (*x.type.shape[:-1], weight.type.shape[0]))

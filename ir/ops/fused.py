@@ -98,6 +98,39 @@ def fused_linear(
     return evaluate_expr(parse_expr(expr), [*parts, *extras])
 
 
+def _linear_norm_type(
+    x: TensorType,
+    weight: TensorType,
+    bias: TensorType | None,
+    norm_weight: TensorType | None,
+    norm_bias: TensorType | None,
+    *extras: TensorType,
+    norm: str,
+    eps: float,
+    expr: str,
+) -> TensorType:
+    require(norm in NORMS[1:], f"linear_norm: norm={norm!r} is not one of {', '.join(NORMS[1:])}")
+    full = linear_type(x, weight, bias, "linear_norm")
+    return _with_expr([norm_type(full, norm_weight, norm_bias, 1, "linear_norm")], extras, expr, "linear_norm")
+
+
+@op(_linear_norm_type, "linear_norm", low_bit=("weight",))
+def linear_norm(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    norm_weight: Array | None = None,
+    norm_bias: Array | None = None,
+    *extras: Array,
+    norm: str,
+    eps: float,
+    expr: str = "x0",
+) -> Array:
+    """expr(norm(linear(x, weight, bias)), extras…): the norm is behind the product, over its whole rows."""
+    y = _norm_then(linear.reference(x, weight, bias), norm_weight, norm_bias, norm, eps)
+    return evaluate_expr(parse_expr(expr), [y, *extras])
+
+
 def _fused_experts_type(
     x: TensorType,
     weight: TensorType,

@@ -464,6 +464,13 @@ case(
 )
 case("linear_argmax", "T[7]", arg("T[20, 7]", param=True))
 case("linear_argmax", "T[s, 24]", "T[50, 24]", None, _G, _G, norm="layer", eps=1e-5)
+_ROWS = (arg("T[50, 24]", param=True), arg("T[50]", param=True), arg("T[50]", param=True))
+case("linear_norm", "T[b, s, 24]", *_ROWS, None, "T[s, 50]", norm="rms", eps=1e-3, expr="add(x0, x1)", scale=24)
+case("linear_norm", "T[b, 24]", _ROWS[0], None, None, norm="rms", eps=1e-3, scale=24)
+case("linear_norm", "T[b, s, 24]", *_ROWS, _ROWS[2], norm="layer", eps=1e-3, expr="silu(x0)", scale=24)
+case("linear_norm", "T[24]", *_ROWS, norm="layer", eps=1e-3, scale=24)
+case("linear_norm", "T[b, 24]", "T[50, 24]", None, "T[50]", None, "T[b, 1]", norm="rms", eps=1e-3, expr="mul(x0, x1)",
+     scale=24)  # fmt: skip
 _CACHES = ("T[b, 2, 13, 8]", "f32[b, 2, 13, 8]", _LENGTHS)
 _QKV: dict[str, Any] = {"heads": 4, "kv_heads": 2, "scale": 24}
 _HEADS = {"heads": 4, "kv_heads": 2, "eps": 1e-3, "only": "f32 bf16 f16"}

@@ -383,4 +383,4 @@ def test_kernels_hold_no_text_of_a_graph() -> None:
     names = {o.name for step, _ in plan.steps() for o in (*step.kernel.operands, *step.kernel.scratch)}
     assert all(re.fullmatch(r"[a-z_]+[0-9]*", name) for name in names)
     fields = {f.name for step, _ in plan.steps() for f in dataclasses.fields(step.kernel) if f.type == "str"}
-    assert fields <= {"family", "kind", "norm", "epilogue", "algo", "mode"}
+    assert fields <= {"family", "kind", "norm", "tail_norm", "epilogue", "algo", "mode"}

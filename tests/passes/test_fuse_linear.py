@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monoplan.passes.fuse_linear import FUSE_HEAD_ARGMAX, FUSE_NORM_LINEAR, FUSE_RESIDUAL_ADD
+from monoplan.passes.fuse_linear import FUSE_HEAD_ARGMAX, FUSE_LINEAR_NORM, FUSE_NORM_LINEAR, FUSE_RESIDUAL_ADD
 from tests.passes.conftest import Golden
 from tests.passes.support import fires, refuses
 
@@ -95,6 +95,35 @@ def test_residuals_that_do_not_fit() -> None:
     twice = graph(line, "%y = add(%l, %r) : f32[n, 6]", inputs=inputs, outputs="%y, %l")
     refuses(FUSE_RESIDUAL_ADD, twice, "%l has 2 readers")
     refuses(FUSE_RESIDUAL_ADD, graph(line, "%y = mul(%l, %r) : f32[n, 6]", inputs=inputs))
+
+
+# -- a norm behind a product -----------------------------------------------------------------------------------
+
+PRODUCT = "%l = linear(%x, %w, %b) : f32[n, 6]"
+ADDED = '%y = fused_norm(%l, %b, _, %b) {norm="rms", eps=1e-05, expr="add(x0, x1)"} : f32[n, 6]'
+
+
+@pytest.mark.parametrize("line", [
+    "%y = rms_norm(%l, %b) {eps=1e-05} : f32[n, 6]", "%y = layer_norm(%l, %b, %b) {eps=1e-05} : f32[n, 6]", ADDED,
+], ids=["rms", "layer", "fused"])  # fmt: skip
+def test_norm_behind_a_product(line: str) -> None:
+    (op,) = fires(FUSE_LINEAR_NORM, graph(PRODUCT, line), count=1).ops
+    assert op.name == "linear_norm" and op.attrs["norm"] == ("layer" if "layer" in line else "rms")
+
+
+def test_norm_behind_golden(golden: Golden) -> None:
+    fires(FUSE_LINEAR_NORM, graph(PRODUCT, ADDED), golden, count=1)
+
+
+def test_norm_behind_that_stays() -> None:
+    both = '%y = fused_norm(%l, %b, _, %l) {norm="rms", eps=1e-05, expr="add(x0, x1)"} : f32[n, 6]'
+    twice = "%z = relu(%l) : f32[n, 6]", "%m = rms_norm(%l, %b) {eps=1e-05} : f32[n, 6]", "%y = add(%z, %m) : f32[n, 6]"
+    refuses(FUSE_LINEAR_NORM, graph(PRODUCT, *twice), "%l has 2 readers")
+    refuses(FUSE_LINEAR_NORM, graph(PRODUCT, both), "its norm's tail reads it, too")
+    wide = "%l = linear(%x, %w, %b) : f32[2, 6]", "%y = rms_norm(%l, _) {eps=1e-05, dims=2} : f32[2, 6]"
+    refuses(FUSE_LINEAR_NORM, graph(*wide, inputs="%x: f32[2, 4]"), "the norm covers 2 dimensions")
+    made = "%v = add(%w, %w) : f32[6, 4]", "%l = linear(%x, %v, %b) : f32[n, 6]"
+    refuses(FUSE_LINEAR_NORM, graph(*made, ADDED), "takes a constant weight")
 
 
 # -- head + argmax --------------------------------------------------------------------------------------------

@@ -111,6 +111,7 @@ def test_names_of_passes_are_stable() -> None:
         "fuse-gated",
         "fuse-residual-add",
         "fuse-into-producer",
+        "fuse-linear-norm",
         "fuse-into-reduce",
         "fuse-head-argmax",
         "dce",

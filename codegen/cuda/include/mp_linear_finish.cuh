@@ -63,6 +63,19 @@ MP_FN void mp_finish_row(const T *sums, const int64_t splits, const int64_t rows
         finish(fetch(row, pair), row, pair, part(row, 2 * pair), part(row, 2 * pair + 1));
 }
 
+/* Whether this is the last of a grid's blocks to come here: it sees what the others wrote before. The ticket is 0 again then,
+ * for the next kernel. */
+MP_FN bool mp_last_block(uint32_t *ticket, const uint32_t blocks)
+{
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicInc(ticket, blocks - 1) == blocks - 1;
+    __syncthreads();
+    __threadfence();
+    return last;
+}
+
 /* The largest of what the threads of a block found: mp_rank of a column. */
 MP_FN uint64_t mp_block_best(const uint64_t best)
 {

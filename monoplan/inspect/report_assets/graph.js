@@ -1,7 +1,7 @@
 "use strict";
 /* The graph view: groups that open and close, pan and zoom, selection. */
 const FAMILY = {
-  linear: "linear", fused_linear: "linear", qkv_rope_cache: "linear", linear_argmax: "linear", matmul: "linear", fused_matmul: "linear",
+  linear: "linear", fused_linear: "linear", qkv_rope_cache: "linear", linear_argmax: "linear", linear_norm: "linear", matmul: "linear", fused_matmul: "linear",
   attention: "attention", norm: "norm", fused_norm: "norm", softmax: "norm", reduce: "norm", fused_reduce: "norm", scan: "norm",
   pointwise: "pointwise", fused_pointwise: "pointwise", rope: "pointwise", gather: "gather", fused_gather: "gather", kv_update: "gather",
   copy: "gather", sample: "sample", sort: "sample", view: "view", generate: "view", collective: "view", input: "io", output: "io",

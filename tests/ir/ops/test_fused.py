@@ -115,6 +115,24 @@ def test_fused_norm(norm: str, rng: np.random.Generator) -> None:
     check(got, y - o64, "f32", "reduce", scale=2)
 
 
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_linear_norm(norm: str, rng: np.random.Generator) -> None:
+    x, w, bias, scale, other = (normal(rng, FLOATS[1], *s) for s in ((3, 5), (4, 5), (4,), (4,), (4,)))
+    x64, w64, b64, s64, o64 = wide(x, w, bias, scale, other)
+    y = x64 @ w64.T + b64
+    y -= y.mean(1, keepdims=True) if norm == "layer" else 0.0
+    y /= np.sqrt((y**2).mean(1, keepdims=True) + 0.1)
+    got = run("linear_norm", x, w, bias, scale, None, other, norm=norm, eps=0.1, expr="sub(x1, x0)")
+    check(got, o64 - y * s64, "f32", "matmul", scale=4)
+    refuses(
+        "norm='none' is not one of",
+        "linear_norm",
+        *(tensor_type("f32", *s) for s in ((3, 5), (4, 5))),
+        norm="none",
+        eps=0.1,
+    )
+
+
 def test_fused_gather(rng: np.random.Generator) -> None:
     ids, table, place = np.array([[2, 0, 1]]), normal(rng, FLOATS[1], 3, 4), normal(rng, FLOATS[1], 3, 4)
     got = run("fused_gather", ids, table, place, expr="add(mul(x0, 2.0), x1)")
