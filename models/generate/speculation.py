@@ -18,7 +18,8 @@ from monoplan.models.generate.decoding import Row, may_be_cut, random_values, sa
 from monoplan.models.generate.generation import HostSteps, Session
 
 ROWS = (4, 6, 8, 12, 24)  # tokens of a run that checks a draft
-SHORTEST, LONGEST = 2, 16  # tokens of a text that must have occurred before, and that are compared at most
+SIZES = (16, 8, 5, 3, 2)  # tokens at the end of a text that are looked up: the more of them are found, the better
+LONGEST = 32  # tokens that are compared at most
 GUESSED_COST = 0.5  # of another row, in single steps, as long as none was timed
 GROWTH = 0.9  # power of the number of rows that a run's time is guessed to grow with
 WEIGHT = 0.25  # of the latest time or result in an average
@@ -34,18 +35,18 @@ class Lookup:
         self.tokens: list[int] = []
         self._places: dict[tuple[int, ...], int] = {}  # where the text went on behind these tokens, the last time
         # How often a guess was right, by the length of what it rests on.
-        self._chances = {SHORTEST: 0.2, 3: 0.4, 4: 0.5, 6: 0.6, 9: 0.7, LONGEST: 0.8}
+        self._chances = {SIZES[-1]: 0.2, 3: 0.4, 4: 0.5, 6: 0.6, 9: 0.7, 16: 0.8, LONGEST: 0.9}
 
     def push(self, token: int) -> None:
         """The next token of the text."""
-        for size in (SHORTEST, SHORTEST + 1):
+        for size in SIZES:
             if len(self.tokens) >= size:
                 self._places[tuple(self.tokens[-size:])] = len(self.tokens)
         self.tokens.append(token)
 
     def find(self) -> tuple[int, int]:
         """Where the text stood in the same way before, and for how many tokens; 0, 0: nowhere."""
-        for size in (SHORTEST + 1, SHORTEST):
+        for size in SIZES:
             place = self._places.get(tuple(self.tokens[-size:]), 0) if len(self.tokens) >= size else 0
             if place:
                 while size < min(LONGEST, place) and self.tokens[place - size - 1] == self.tokens[-size - 1]:
@@ -63,7 +64,7 @@ class Lookup:
         self._chances[known] += (right - self._chances[known]) * WEIGHT / 2
 
     def _known(self, size: int) -> int:
-        return max(s for s in self._chances if s <= max(size, SHORTEST))
+        return max(s for s in self._chances if s <= max(size, SIZES[-1]))
 
 
 class DraftModel:

@@ -160,6 +160,16 @@ def test_lookup_finds_the_longest_text_that_stood_before() -> None:
     assert lookup.find() == (0, 0)
 
 
+def test_the_longest_text_that_stood_before_counts() -> None:
+    lookup = Lookup()
+    for token in [1, 2, 3, 4, 5, 20, 9, 3, 4, 5, 21, 1, 2, 3, 4, 5]:
+        lookup.push(token)
+    assert lookup.find() == (5, 5), "not what followed 3, 4, 5 the last time"
+    for token in [20, 9, 3, 4, 5]:
+        lookup.push(token)
+    assert lookup.find() == (10, 10)
+
+
 def test_what_drafts_cost_ends_them() -> None:
     ledger = Ledger()
     for _ in range(100):
