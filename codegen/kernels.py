@@ -349,6 +349,22 @@ class Heads(Kernel):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Latent(Kernel):
+    """Of latent attention: query [b, s, h, d] rotated to y; the norm of latent [b, s, rank] and key [b, s, 1, d],
+    rotated, one behind the other to the cache."""
+
+    batch: Dim
+    seq: Dim
+    heads: int
+    rank: int
+    head_dim: int
+    rotary: int
+    algo: str
+    eps: float
+    family: str = field(default="latent", init=False)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Scan(Kernel):
     """Running sums, products or extremes along the inner dimension."""
 

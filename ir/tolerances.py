@@ -39,7 +39,8 @@ FACTOR = 4.0
 _KINDS = {
     "matmul": (
         "linear", "matmul", "attention", "fused_linear", "fused_matmul", "linear_argmax", "qkv_rope_cache", "conv",
-        "fused_conv", "linear_norm", "heads_rope_cache", "experts", "fused_experts",
+        "fused_conv", "linear_norm", "heads_rope_cache", "latent_rope_cache", "experts",
+        "fused_experts",
     ),
     "reduce": (
         "reduce", "norm", "softmax", "scan", "fused_norm", "fused_reduce", "sample", "fused_gather", "rope", "pool",

@@ -161,13 +161,13 @@ class LatentAttention(Module):
         k = F.cat([self.kv_a_layernorm(latent).view(batch, seq, 1, self.rank), key], -1)
         heads = F.arange(self.heads).unsqueeze(0).expand(rows, self.heads)
         absorbed = F.expert_linear(plain.reshape(rows, self.heads, self.sizes[0]), self.k_b_proj.weight, heads)
-        q = F.cat([absorbed.view(*each, self.rank), turned], -1)
         past = table = None
         if past_key_values is None:
             k = k.transpose(1, 2)
         else:
             past, table = past_key_values.past(self.layer_idx), past_key_values.table
             k, _ = past_key_values.update(self.layer_idx, k, None, num_valid)
+        q = F.cat([absorbed.view(*each, self.rank), turned], -1)  # behind the cache: one kernel rotates q and writes k
         y = F.scaled_dot_product_attention(
             q.transpose(1, 2), k, k.narrow(-1, 0, self.rank), is_causal=True, scale=self.scaling, past=past, table=table
         )

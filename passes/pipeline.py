@@ -5,6 +5,7 @@ from __future__ import annotations
 from monoplan.passes.canonicalize import DCE, HOIST_SETUP, MERGE_EQUAL_OPS, REMOVE_IDENTITIES
 from monoplan.passes.fold_conv import FOLD_CONV
 from monoplan.passes.fuse_attention import FUSE_ATTENTION
+from monoplan.passes.fuse_latent import FUSE_LATENT
 from monoplan.passes.fuse_linear import (
     FUSE_HEAD_ARGMAX,
     FUSE_LINEAR_NORM,
@@ -42,6 +43,7 @@ PIPELINE: tuple[Pass, ...] = (
     FUSE_NORM_EXPERTS,  # before norm + linear: the router gets a norm of its own
     FUSE_NORM_LINEAR,
     FUSE_QKV,  # after the merge and the norm: takes the whole product
+    FUSE_LATENT,  # beside it: latent attention has no q, k and v of one product
     FUSE_POINTWISE,  # chains first, so that a tail moves into its kernel whole
     FUSE_GATED,  # before plain tails: needs both halves
     FUSE_RESIDUAL_ADD.as_pass(),

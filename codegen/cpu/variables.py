@@ -26,6 +26,7 @@ from monoplan.codegen.kernels import (
     Heads,
     Kernel,
     KVUpdate,
+    Latent,
     Linear,
     Matmul,
     Norm,
@@ -285,6 +286,37 @@ def heads(k: Heads) -> Variables:
             "store_v": vc.store("sums[j]", f32, "b0", "kv", "at", "j"),
         }
     }
+
+
+def latent(k: Latent) -> Variables:
+    cache, y, table = (k.operand(n) for n in ("k_cache", "y", "sin"))
+    first, second = ("2 * i", "2 * i + 1") if k.algo == "gpt_j" else ("i", "(i + HALF)")
+
+    def store_row(value: str, column: str) -> str:
+        return cache.store(value, f32, "b0", "0", "at", f"({column})")
+
+    found: Variables = {
+        "limit": table.shape[0],
+        "capacity": cache.shape[2],
+        "position": k.operand("positions").at("b0", "s0"),
+        "length": k.operand("lengths").at("b0"),
+        "count": f"(int64_t){k.operand('valid').at('b0')}" if k.has("valid") else c_dim(k.seq),
+        "pages": written_pages(cache, "b0"),
+        "eps": c_literal(k.eps, f32),
+        "latent": k.operand("latent").at("b0", "s0", "i"),
+        "weight": k.operand("norm_weight").at("i"),
+        "store_latent": store_row("v", "i"),
+        "sin": table.at("angle", "i"),
+        "cos": k.operand("cos").at("angle", "i"),
+        "key_rest": store_row(k.operand("key").at("b0", "s0", "0", "i"), "RANK + i"),
+        "query_rest": y.store(k.operand("query").at("b0", "s0", "head", "i"), f32, "b0", "s0", "head", "i"),
+    }
+    for value, place, turned in (("u", first, "u * cosine - v * sine"), ("v", second, "u * sine + v * cosine")):
+        found[f"key_{value}"] = k.operand("key").at("b0", "s0", "0", f"({place})")
+        found[f"query_{value}"] = k.operand("query").at("b0", "s0", "head", f"({place})")
+        found[f"store_key_{value}"] = store_row(turned, f"RANK + {place}")
+        found[f"store_query_{value}"] = y.store(turned, f32, "b0", "s0", "head", f"({place})")
+    return {"turning": found}
 
 
 def written_pages(cache: Operand, sequence: str) -> Variables | None:

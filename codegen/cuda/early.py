@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from monoplan.codegen.cuda.schedule import CudaExperts, RowSchedule
-from monoplan.codegen.kernels import Attention, Experts, Heads, Kernel, KVUpdate, Linear, Reduce, Route
+from monoplan.codegen.kernels import Attention, Experts, Heads, Kernel, KVUpdate, Latent, Linear, Reduce, Route
 from monoplan.codegen.operands import Operand
 from monoplan.codegen.views import Buffer
 from monoplan.ir.dims import Dim, equal, symbols_of
@@ -34,7 +34,10 @@ def stable_past(plan: Plan, k: Attention) -> bool:
             if _overlap(b, past):
                 return False
             if (b.table_kind or b.kind, b.table or b.index) in caches:
-                if not isinstance(other, Linear | KVUpdate | Heads) or other.operand("lengths").view.buffer is not past:
+                if (
+                    not isinstance(other, Linear | KVUpdate | Heads | Latent)
+                    or other.operand("lengths").view.buffer is not past
+                ):
                     return False
     return all(kind == "input" for kind, _ in caches)
 

@@ -40,7 +40,8 @@ class Lowered:
 
 Rule = Callable[["Lowerer", Op], None]
 RULES: dict[str, Rule] = {}
-_STRIDED = ("rope", "norm", "fused_norm", "experts", "fused_experts")  # ops whose kernels write to any strides
+# Ops whose kernels write to any strides.
+_STRIDED = ("rope", "norm", "fused_norm", "experts", "fused_experts", "latent_rope_cache")
 
 
 def lowers(*kinds: str) -> Callable[[Rule], Rule]:

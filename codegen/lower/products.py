@@ -14,7 +14,7 @@ from monoplan.codegen.cpu.schedule_linear import (
 )
 from monoplan.codegen.expressions import compute_type
 from monoplan.codegen.formats import choose_format, format_of
-from monoplan.codegen.kernels import Experts, Heads, KVUpdate, Linear, Matmul, Norm, Reduce, Rope, Route
+from monoplan.codegen.kernels import Experts, Heads, KVUpdate, Latent, Linear, Matmul, Norm, Reduce, Rope, Route
 from monoplan.codegen.lower.lowerer import Lowerer, expanded_rows, lowers, rows_by_columns
 from monoplan.codegen.operands import Body, Operand
 from monoplan.codegen.views import View, whole
@@ -492,6 +492,27 @@ def lower_heads(lo: Lowerer, op: Op) -> None:
     operands.append(Operand("y", lo.destination(op.results[0]), written=True))
     sizes = {"batch": batch, "seq": seq, "head_dim": kc.shape[3], "rotary": 2 * half}
     lo.emit(Heads(op=op, operands=tuple(operands), **sizes, **op.attrs))  # type: ignore[arg-type]
+
+
+@lowers("latent_rope_cache")
+def lower_latent(lo: Lowerer, op: Op) -> None:
+    """Norm, rotations and cache write of latent attention."""
+    names = ("latent", "key", "query", "positions", "sin")
+    latent, key, query, positions, sin = (lo.read(v) for n in names if (v := op.operand(n)) is not None)
+    batch, seq, heads, dim = query.shape
+    cache, rank, half = lo.inplace_view(op, 1), latent.shape[-1], sin.shape[1]
+    assert isinstance(heads, int) and isinstance(dim, int) and isinstance(rank, int) and isinstance(half, int)
+    operands = [Operand("latent", latent), Operand("key", key), Operand("query", query)]
+    operands.append(Operand("positions", positions.expanded((batch, seq))))
+    for name in ("sin", "cos", "lengths", "valid", "norm_weight", "table"):
+        if (v := op.operand(name)) is not None:
+            operands.append(Operand(name, lo.dense(lo.read(v))))
+    if operands[-1].name == "table":
+        cache = cache.paged(operands[-1].view)
+    operands.append(Operand("k_cache", cache, written=True))
+    operands.append(Operand("y", lo.destination(op.results[0]), written=True))
+    sizes = {"batch": batch, "seq": seq, "heads": heads, "rank": rank, "head_dim": dim, "rotary": 2 * half}
+    lo.emit(Latent(op=op, operands=tuple(operands), **sizes, **op.attrs))  # type: ignore[arg-type]
 
 
 @lowers("route")

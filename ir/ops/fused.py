@@ -491,6 +491,63 @@ def heads_rope_cache(
     return q, k_cache, v_cache
 
 
+def _latent_type(
+    latent: TensorType,
+    key: TensorType,
+    query: TensorType,
+    positions: TensorType,
+    sin: TensorType,
+    cos: TensorType,
+    cache: TensorType,
+    lengths: TensorType,
+    norm_weight: TensorType,
+    valid: TensorType | None,
+    table: TensorType | None,
+    *,
+    algo: str,
+    eps: float,
+) -> tuple[TensorType, TensorType]:
+    name = "latent_rope_cache"
+    fits = latent.rank == 3 and key.rank == 4 and equal(key.shape[2], 1) and query.rank == 4
+    require(fits, f"{name}: latent {latent}, key {key} and query {query} are not of one key head")
+    sizes = (latent.shape[-1], key.shape[-1], query.shape[-2], query.shape[-1])
+    require(
+        all(isinstance(d, int) for d in sizes), f"{name}: features and heads are constants, got {latent} and {query}"
+    )
+    kinds = all(t.dtype in (f32, bf16, f16) for t in (latent, key, query, cache))
+    require(kinds, f"{name} takes f32, bf16 and f16, got {latent} and {cache}")
+    norm_type(latent, norm_weight, None, 1, name)
+    for t in (key, query):
+        _rope_type(t, positions, sin, cos, algo=algo)
+    width: Any = latent.shape[-1] + key.shape[-1]
+    _kv_type(cache, key.with_shape((*key.shape[:3], width)), lengths, valid, table)
+    return query, cache
+
+
+@op(_latent_type, "latent_rope_cache", inplace={1: "cache"})
+def latent_rope_cache(
+    latent: Array,
+    key: Array,
+    query: Array,
+    positions: Array,
+    sin: Array,
+    cos: Array,
+    cache: Array,
+    lengths: Array,
+    norm_weight: Array,
+    valid: Array | None = None,
+    table: Array | None = None,
+    *,
+    algo: str,
+    eps: float,
+) -> tuple[Array, Array]:
+    """The rotated queries, and the cache with rms_norm(latent) and the rotated key behind it as new rows."""
+    key, query = (rope.reference(t, positions, sin, cos, algo=algo) for t in (key, query))
+    normed = rms_norm.reference(latent, norm_weight, eps=eps)
+    rows = np.concatenate([normed[:, :, None], key], -1)
+    return query, kv_update.reference(cache, rows, lengths, valid, table)
+
+
 # Rolled layers: one body that runs several times over a table of weights.
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.codegen.kernels import Attention, Experts, Gather, Heads, Kernel, Linear, Rope
+from monoplan.codegen.kernels import Attention, Experts, Gather, Heads, Kernel, Latent, Linear, Rope
 from monoplan.codegen.operands import stored_bytes
 from monoplan.inspect.verify import Subject
 from monoplan.inspect.walk import rolled_layers
@@ -266,15 +266,14 @@ def kernel_cost(k: Kernel, sizes: Mapping[str, int], inputs: Sequence[Array]) ->
             cache = sum(_elements(k.operand(n), sizes) * k.operand(n).dtype.itemsize for n in ("k", "v"))
             moved -= cache * (keys - held) // keys
             flops = flops * held // keys
-    writes = isinstance(k, Heads) or (isinstance(k, Linear) and k.epilogue == "heads")
+    writes = isinstance(k, Heads | Latent) or (isinstance(k, Linear) and k.epilogue == "heads")
     if isinstance(k, Rope) or writes:  # the angles of the positions only
         used = _elements(k.operand("positions"), sizes)
         for o in (k.operand("sin"), k.operand("cos")):
             rows = max(_number(o.shape[0], sizes), 1)
             moved -= _elements(o, sizes) * max(rows - used, 0) // rows * o.dtype.itemsize
     if writes:  # the new rows, not the whole caches
-        for name in ("k_cache", "v_cache"):
-            o = k.operand(name)
+        for o in (k.operand(name) for name in ("k_cache", "v_cache") if k.has(name)):
             capacity = max(_number(o.shape[2], sizes), 1)
             whole = _elements(o, sizes) * o.dtype.itemsize
             moved -= whole * max(capacity - _number(k.seq, sizes), 0) // capacity  # type: ignore[attr-defined]

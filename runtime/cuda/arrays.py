@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.codegen.kernels import Heads, KVUpdate, Linear
+from monoplan.codegen.kernels import Heads, KVUpdate, Latent, Linear
 from monoplan.codegen.plan import Plan
 from monoplan.codegen.views import Buffer
 from monoplan.ir.dims import Dim, evaluate
@@ -287,7 +287,7 @@ def _cache_lengths(plan: Plan, written: set[int]) -> dict[int, tuple[int, Dim]]:
             if b.kind != "input" and b.table_kind != "input":
                 continue
             for number in b.table or (b.index,):
-                if not isinstance(k, Linear | KVUpdate | Heads) or number not in written:
+                if not isinstance(k, Linear | KVUpdate | Heads | Latent) or number not in written:
                     spoiled.add(number)
                     continue
                 lengths = k.operand("lengths").view.buffer

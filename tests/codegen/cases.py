@@ -472,6 +472,8 @@ case("linear_norm", "T[24]", *_ROWS, norm="layer", eps=1e-3, scale=24)
 case("linear_norm", "T[b, 24]", "T[50, 24]", None, "T[50]", None, "T[b, 1]", norm="rms", eps=1e-3, expr="mul(x0, x1)",
      scale=24)  # fmt: skip
 _CACHES = ("T[b, 2, 13, 8]", "f32[b, 2, 13, 8]", _LENGTHS)
+_LATENT = ("T[b, s, 12]", "T[b, s, 1, 8]", "T[b, s, 3, 8]")
+_TURNED = {"eps": 1e-3, "only": "f32 bf16 f16", "scale": 12}
 _QKV: dict[str, Any] = {"heads": 4, "kv_heads": 2, "scale": 24}
 _HEADS = {"heads": 4, "kv_heads": 2, "eps": 1e-3, "only": "f32 bf16 f16"}
 case(
@@ -503,6 +505,10 @@ case(
     whole=False,
     **_HEADS,
 )
+case("latent_rope_cache", *_LATENT, _POSITIONS, _TABLE, _TABLE, "T[b, 1, 13, 20]", _LENGTHS, arg("T[12]", param=True),
+     arg("i64[b]", values=[1, 0, 1]), algo="gpt_neox", **_TURNED)  # fmt: skip
+case("latent_rope_cache", *_LATENT, arg("i32[s]", 0, 15), *[arg("f32[16, 2]", -1, 1)] * 2, "f32[b, 1, 13, 20]",
+     _LENGTHS, "T[12]", algo="gpt_j", **_TURNED)  # fmt: skip
 case("qkv_rope_cache", _X, arg("T[64, 24]", param=True), _POSITIONS, _TABLE, _TABLE, *_CACHES, algo="gpt_neox", **_QKV)
 case(
     "qkv_rope_cache",

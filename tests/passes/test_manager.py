@@ -107,6 +107,7 @@ def test_names_of_passes_are_stable() -> None:
         "fuse-norm-experts",
         "fuse-norm-linear",
         "fuse-qkv",
+        "fuse-latent",
         "fuse-pointwise",
         "fuse-gated",
         "fuse-residual-add",

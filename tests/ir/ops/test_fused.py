@@ -269,6 +269,33 @@ def test_heads_rope_cache_types() -> None:
     refuses("is not one of", name, x, *rest, q, k, **{**attrs, "norm": "none"})
 
 
+def test_latent_rope_cache_is_a_norm_rotations_and_an_update(rng: np.random.Generator) -> None:
+    latent, key, query, cache = (
+        normal(rng, FLOATS[1], *s) for s in ((2, 3, 6), (2, 3, 1, 4), (2, 3, 5, 4), (2, 1, 8, 10))
+    )
+    lengths, valid, weight = np.array([0, 4], np.int32), np.array([3, 2], np.int32), normal(rng, FLOATS[1], 6)
+    turn = (lengths[:, None] + np.arange(3), *[normal(rng, FLOATS[1], 8, 2)] * 2)
+    got = run("latent_rope_cache", latent, key, query, *turn, cache, lengths, weight, valid, algo="gpt_j", eps=1e-4)
+    turned, rows = (run("rope", t, *turn, algo="gpt_j") for t in (query, key))
+    normed = run("rms_norm", latent, weight, eps=1e-4)[:, :, None]
+    wanted = run("kv_update", cache, np.concatenate([normed, rows], -1), lengths, valid)
+    for a, b in zip(got, (turned, wanted), strict=True):
+        check(a, b, "f32", "matmul", scale=8)
+
+
+def test_latent_rope_cache_types() -> None:
+    def t(*shape: Any, dtype: str = "f32") -> Any:
+        return tensor_type(dtype, *shape)
+
+    turn = (t("b", "s", dtype="i64"), t(8, 2), t(8, 2))
+    given = [t("b", "s", 6), t("b", "s", 1, 4), t("b", "s", 5, 4), *turn, t("b", 1, "c", 10), t("b", dtype="i32"), t(6)]
+    name, attrs = "latent_rope_cache", {"algo": "gpt_j", "eps": 0.1}
+    assert infer(name, *given, **attrs) == (given[2], given[6])
+    refuses("are not of one key head", name, given[0], t("b", "s", 2, 4), *given[2:], **attrs)
+    refuses("do not fit the cache", name, *given[:6], t("b", 1, "c", 11), *given[7:], **attrs)
+    refuses("takes f32, bf16 and f16", name, *given[:6], t("b", 1, "c", 16, dtype="i8"), *given[7:], **attrs)
+
+
 def test_every_turn_of_rolled_layers_has_the_types_of_the_body() -> None:
     text = """graph rolled(%x: f32[2, 6]) {
   param %w0: f32[6, 6] = "w0"
