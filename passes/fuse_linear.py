@@ -1,4 +1,4 @@
-"""Norms in front of linears, residuals and argmax behind them."""
+"""Norms in front of linears; residuals, norms and argmax behind them."""
 
 from __future__ import annotations
 
