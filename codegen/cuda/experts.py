@@ -34,7 +34,7 @@ FEW_PAIRS = 64  # up to so many, blocks of their own for each pair read no more 
 
 def experts(k: Experts) -> Variables:
     """Template variables."""
-    found, x = shared_variables(k, total="sums[{}]"), k.operand("x")
+    found, x, ids = shared_variables(k, total="sums[{}]"), k.operand("x"), k.operand("ids")
     places = 1 if equal(x.view.strides[1], 0) else k.choices
     gamma = k.operand("norm_weight") if k.has("norm_weight") else None
     normed = x.at("r", "j", "i") + (" * scale" if k.norm == "rms" else "")
@@ -48,7 +48,8 @@ def experts(k: Experts) -> Variables:
         "rms": int(k.norm == "rms"),
         "has_gamma": int(gamma is not None),
         "gamma_kind": gamma_kind(gamma),
-        "id_at": k.operand("ids").pointer("r", "j"),
+        # heads that are all chosen have no ids in memory
+        "id": ids.at("r", "j") if ids.view.is_virtual else f"__ldcg({ids.pointer('r', 'j')})",
         "gamma_value": "" if gamma is None else gamma.at("i"),
         "gamma": "(const float *)0" if gamma is None else gamma.pointer("0"),
         "eps": c_literal(k.eps, f32),
