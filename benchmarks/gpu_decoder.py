@@ -141,9 +141,12 @@ class Decoder:
         """Random blocks whose scales give weights of a usual size."""
         xp, dtype = self.cupy, kept.dtype
         raw = xp.random.randint(0, 256, (shape[0], shape[1] // dtype.block, dtype.block_bytes), dtype=xp.uint8)
-        size = 0.2 * shape[1] ** -0.5 / (64 if dtype.block == 256 else 1)
-        for place in kept.places[2]:
-            raw[..., place : place + 2] = xp.array([size], xp.float16).view(xp.uint8)
+        size = 0.2 * shape[1] ** -0.5 / (64 if dtype.block == 256 or kept.floats else 1)
+        for place, kind in kept.scales:
+            scale = np.array([size], kind).view(np.uint8)
+            raw[..., place : place + len(scale)] = xp.asarray(scale)
+        if kept.zeros:
+            raw[..., -1] = 0 if kept.signed else 8
         if kept.name == "mxfp4":
             raw[..., 0] = 120
         return raw.reshape(shape[0], -1)

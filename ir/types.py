@@ -79,13 +79,18 @@ i8, i16, i32, i64 = (DType(f"i{n}", "i", n) for n in (8, 16, 32, 64))
 u8, u16, u32, u64 = (DType(f"u{n}", "u", n) for n in (8, 16, 32, 64))
 bool_ = DType("bool", "b", 8)
 
-# The block formats of GGUF files that weights may stay in: numbers and bytes of a block.
+# The block formats that weights may stay in: numbers and bytes of a block. First those of GGUF files; then those that
+# hold the numbers of Hugging Face checkpoints: fp8 (e4m3) with a scale in f32 for each block, int4 and int8 with a
+# scale of the type that they are named by and a byte, the zero point.
 LOW_BITS: dict[str, DType] = {
     name: DType(name, "q", size * 8 // block, block, size)
     for name, block, size in (
         ("q4_0", 32, 18), ("q4_1", 32, 20), ("q5_0", 32, 22), ("q5_1", 32, 24), ("q8_0", 32, 34), ("q2_k", 256, 84),
         ("q3_k", 256, 110), ("q4_k", 256, 144), ("q5_k", 256, 176), ("q6_k", 256, 210), ("iq4_nl", 32, 18),
-        ("iq4_xs", 256, 136), ("mxfp4", 32, 17),
+        ("iq4_xs", 256, 136), ("mxfp4", 32, 17), ("fp8_128", 128, 132), ("fp8_32", 32, 36),
+        *((f"int4_{n}_{t}", n, n // 2 + 3) for n in (128, 64, 32) for t in ("f16", "bf16")),
+        *((f"int4_{n}_f32", n, n // 2 + 5) for n in (128, 64, 32)),
+        *((f"int8_{n}_f32", n, n + 5) for n in (128, 64, 32)),
     )
 }  # fmt: skip
 DTYPES: dict[str, DType] = {d.name: d for d in (f64, f32, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64, bool_)}

@@ -399,7 +399,7 @@ def experts(k: Experts, s: ExpertsSchedule | None = None, total: str = "sums[{}]
             ahead = f".near = {s.near}, .far = {s.far}"
             product = f".K = {k.depth}, {ahead}, .strip = {BLOCK_STRIP}, .format = &mp_block_{packed.name}, {panels}"
             product += f", .expand = MP_EXPAND({packed.name})"
-            floats, apart = packed.x_floats(k.depth), "sizeof(mp_x_group)"
+            floats, apart = packed.x_floats(k.depth), str(packed.x_bytes)
         else:
             functions = _panel_functions(s)
             shared += functions["shared"]

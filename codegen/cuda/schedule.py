@@ -73,7 +73,7 @@ def row_shared(k: Linear, s: RowSchedule) -> int:
     if k.format.tile:
         slice_ = -(-_tiles(k)[1] // s.slices)
         rows = 16 * -(-_tiles(k)[0] // s.grid)
-        own = s.ring * s.batch * k.format.tile_bytes + slice_ * (_ROW_BYTES if k.format.blocks else _ROW_BRAINS)
+        own = s.ring * s.batch * k.format.tile_bytes + slice_ * _x_bytes(k)
         return s.warps * own + s.slices * rows * 4 + s.pad
     pairs = (k.columns + 1) // 2
     rows = 2 * -(-pairs // s.grid)
@@ -89,8 +89,11 @@ def few_shared(k: Linear | Experts, s: FewSchedule) -> int:
     return s.warps * s.ring * 2048 + s.tiles * 8 * (k.depth // s.splits * 2 + s.pad)
 
 
-# Bytes that a tile's columns of one row of x take: in two bytes each with sums and scales, at most; in two bf16 each.
-_ROW_BYTES, _ROW_BRAINS = 512 + 96, 1024
+def _x_bytes(k: Linear | Experts) -> int:
+    """Bytes of a tile's columns of a row of x: in two bytes each, with sums and scales, at most; in two bf16 each."""
+    return 512 + 96 if k.format.blocks and not k.format.floats else 1024
+
+
 _GROUP_SUMS = 64  # of the sums of a row of x over the groups of a tile, at most
 
 
@@ -551,7 +554,7 @@ def _expert_row(k: Experts, target: Target) -> RowSchedule | ExpertRowSchedule |
     groups, slice_ = max(1, 4 // slices), -(-tiles // slices)
     steps = max(1, -(-k.choices * -(-strips // groups) // (4 * target.cores)))
     for ring in (4, 3, 2, 1):
-        own = ring * matrices * k.format.tile_bytes + slice_ * _ROW_BYTES
+        own = ring * matrices * k.format.tile_bytes + slice_ * _x_bytes(k)
         shared = slices * groups * own + slices * groups * steps * 16 * matrices * 4
         if shared <= target.shared // (4 if slices < 8 else 2) or ring == 1:
             return ExpertRowSchedule(slices, groups, steps, ring, shared) if shared <= target.shared - 1024 else None

@@ -39,7 +39,7 @@ def cuda_headers() -> list[tuple[str, str]]:
 
 def format_headers() -> list[tuple[str, str]]:
     """Names and texts of the C headers of all formats."""
-    return [header for f in FORMATS for header in f.headers()]
+    return list(dict(header for f in FORMATS for header in f.headers()).items())
 
 
 __all__ = [

@@ -79,6 +79,7 @@ class WeightFormat:
     header: str  # mp_load_row_<name> and mp_load_column_<name>, beside the format's file
     for_tiles: bool = False  # panels are made for bf16 tile units
     blocks: bool = False  # low-bit codes in blocks: products are sums of integers (mp_linear_blocks.h)
+    floats: bool = False  # codes of such blocks are floats, and products sums of floats
     fixed_size: bool = True  # panels have panel_bytes, and nothing lies behind them
     native: str = ""  # the function of the C library that packs it
     # -- CUDA: either tiles, which tensor cores take once they are decoded (mp_tiles.cuh)
@@ -109,6 +110,11 @@ class WeightFormat:
 
     def x_floats(self, depth: int) -> int:
         """Floats that a row of x takes when it is packed for a product by blocks."""
+        raise NotImplementedError
+
+    @property
+    def x_bytes(self) -> int:
+        """Bytes of a group of such a row."""
         raise NotImplementedError
 
     def bytes(self, elements: Dim) -> Dim:

@@ -5,11 +5,13 @@ Everything here is arithmetic on whole arrays, so that numpy packs on the host a
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 Array = Any  # of numpy or of CuPy
@@ -34,6 +36,7 @@ class Tile:
     put: Callable[..., Array]
     cut: Callable[[Array], tuple[Array, ...]]
     zero: int = 0
+    scale_bytes: int = 0
 
     @property
     def c_type(self) -> str:
@@ -45,13 +48,13 @@ class Tile:
         if self.codes.startswith("mp_codes<"):
             low, high = self.codes[9:-1].split(",")
             return int(low), int(high)
-        return (8, 0) if self.codes == "mp_codes_bytes" else (4, -1)
+        return (8, 0) if self.codes in ("mp_codes_bytes", "mp_codes_float8") else (4, -1)
 
     @property
     def bytes(self) -> int:
         """Of one tile."""
         low, high = self.bits
-        return (low + max(high, 0)) * 512 + _SCALE_BYTES[self.scales]
+        return (low + max(high, 0)) * 512 + (self.scale_bytes or _SCALE_BYTES[self.scales])
 
     def pack(self, blocks: Array) -> Array:
         """The tiles of rows of blocks, one behind the other."""
@@ -178,6 +181,16 @@ def put_four(xp: Any, d: Array, dmin: Array, both: Array) -> Array:
     return xp.concatenate([as_bytes(group_order(xp, both, 16)), as_bytes(rows)], axis=2)
 
 
+def put_groups(xp: Any, *parts: Array, groups: int) -> Array:
+    """Scales and zero points [rows, groups], each as [strip, tile, g, group, row]."""
+    made = []
+    for part in parts:
+        a = padded(xp, part, ROWS, groups)
+        cut = a.reshape(a.shape[0] // 16, 2, 8, a.shape[1] // groups, groups).transpose(0, 3, 2, 4, 1)
+        made.append(as_bytes(xp.ascontiguousarray(cut)))
+    return xp.concatenate(made, axis=2)
+
+
 def put_power(xp: Any, exponent: Array) -> Array:
     return as_bytes(group_order(xp, exponent, 8))
 
@@ -287,6 +300,25 @@ def cut_mxfp4(raw: Array) -> tuple[Array, ...]:
     return _flat(_nibbles(module_of(raw), b[..., 1:])), b[..., 0]
 
 
+def in_groups(bits: int, block: int, scale: Any, c_scale: str, *, floats: bool = False) -> Tile:
+    """Blocks of codes, a scale and, unless codes are floats, a zero point: 4 bits as in q4_0, or bytes."""
+    end, size, zeros = block * bits // 8, np.dtype(scale).itemsize, int(not floats)
+
+    def cut(raw: Array) -> tuple[Array, ...]:
+        xp, b = module_of(raw), _blocks(raw, end + size + zeros)
+        codes = b[..., :end]
+        if bits == 4:
+            codes = _nibbles(xp, codes.reshape(*b.shape[:2], -1, 16))
+        scales = xp.ascontiguousarray(b[..., end : end + size]).view(np.uint16 if size == 2 else np.uint32)[..., 0]
+        scales = scales if scale is None else scales.view(scale)
+        return _flat(codes), scales, *([b[..., -1] if bits == 4 else b[..., -1].view(np.int8)] if zeros else [])
+
+    kind = "mp_codes_float8" if floats else "mp_codes_bytes" if bits == 8 else "mp_codes<4, 0>"
+    put = functools.partial(put_groups, groups=COLUMNS // block)
+    bytes_ = ROWS * COLUMNS // block * (size + zeros)
+    return Tile(kind, f"mp_scales_of<{c_scale}, {block}, {zeros}>", put, cut, scale_bytes=bytes_)
+
+
 def _table(values: Sequence[int]) -> str:
     words = np.array(values, np.int8).view("<u4")
     return f"mp_codes_table<{', '.join(f'{int(w)}u' for w in words)}>"
@@ -309,4 +341,8 @@ TILES: dict[str, Tile] = {
     "iq4_nl": Tile(_IQ4, "mp_scales_half", put_half, simple(18, [0], 2)),
     "iq4_xs": Tile(_IQ4, "mp_scales_byte<32>", put_bytes, cut_iq4_xs),
     "mxfp4": Tile(_MXFP4, "mp_scales_power", put_power, cut_mxfp4),
+    **{f"fp8_{n}": in_groups(8, n, np.float32, "float", floats=True) for n in (128, 32)},
+    **{f"int4_{n}_f16": in_groups(4, n, np.float16, "mp_f16") for n in (128, 64, 32)},
+    **{f"int4_{n}_bf16": in_groups(4, n, ml_dtypes.bfloat16, "mp_bf16") for n in (128, 64, 32)},
+    **{f"int{bits}_{n}_f32": in_groups(bits, n, np.float32, "float") for bits in (4, 8) for n in (128, 64, 32)},
 }

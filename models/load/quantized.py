@@ -1,9 +1,9 @@
 """Hugging Face checkpoints with a `quantization_config`: gptq, awq, fp8 and compressed-tensors.
 
-The stored tensors of a layer (codes, scales, zero points) appear as one matrix under its plain name, `….weight`, which
-is computed in float32 when it is read: scale * (code - zero). Which layers are quantized is seen by their tensors:
-those in `modules_to_not_convert` or `ignore` have a plain weight and stay as they are. Quantization of activations,
-static or dynamic, is ignored: activations are exact here.
+The stored tensors of a layer (codes, scales, zero points) appear as one matrix under its plain name, `….weight`. Plans
+keep its codes and scales, as blocks of a low-bit type; what they mean is scale * (code - zero) in float32. Which layers
+are quantized is seen by their tensors: those in `modules_to_not_convert` or `ignore` have a plain weight and stay as
+they are. Quantization of activations, static or dynamic, is ignored: activations are exact here.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from monoplan.codegen.formats.blocks import BLOCK_FORMATS
 from monoplan.frontend.parameter import low_bit_part
 from monoplan.ir.errors import LoadError
-from monoplan.ir.types import LOW_BITS, DType, Part
+from monoplan.ir.types import LOW_BITS, DType, Part, as_dtype, f16, f64
 from monoplan.models.load.config_json import short
 from monoplan.models.load.safetensors import DTYPES, FLOATS, Checkpoint
 from monoplan.models.load.weight_file import Origin
@@ -37,7 +38,6 @@ _INT32, _INT8, _FP8 = frozenset([DTYPES["I32"]]), frozenset([DTYPES["I8"]]), fro
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # which nibble of a word has each of its 8 columns
 _ACTIVATIONS = ("input_scale", "input_zero_point", "activation_scale")  # what layers with static activations have
 _FP8_VALUES = np.arange(256, dtype=np.uint8).view(DTYPES["F8_E4M3"]).astype(np.float32)  # by code
-_Q4_0 = LOW_BITS["q4_0"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,15 @@ class _Matrix:
     scale: str
     order: str | None = None
     tall: int = 1
+
+    @property
+    def middle(self) -> int:
+        """The zero point of codes that are as often negative as positive."""
+        return 2 ** (self.bits - 1)
+
+    @property
+    def is_fp8(self) -> bool:
+        return False
 
     def codes(self, rows: Part) -> Array:
         """The codes of some rows, [rows, in]."""
@@ -104,22 +113,30 @@ class _Matrix:
         found *= self.scales(rows).astype(np.float32)[place]
         return values
 
-    def is_q4_0(self) -> bool:
-        """Whether blocks of q4_0 hold the same numbers: the zero point is 8, and 32 columns share a scale of f16."""
-        if self.bits != 4 or self.shape[1] % _Q4_0.block:
-            return False
-        rows, groups = Part(0, 0, self.shape[0]), self.groups().reshape(-1, _Q4_0.block)
-        if (groups != groups[:, :1]).any() or np.any(self.zeros(rows) != np.int64(8)):
-            return False
-        with np.errstate(over="ignore"):
-            scales = self.scales(rows)
-            return np.array_equal(scales.astype(np.float16).astype(np.float32), scales.astype(np.float32))
+    def low_bit(self) -> DType | str:
+        """The type of blocks with the same numbers, the largest whose columns share a scale; or why there is none."""
+        columns, groups, scale = self.shape[1], self.groups(), as_dtype(self.stored.dtype(f"{self.layer}.{self.scale}"))
+        if columns % 32 or scale == f64:
+            return f"scales are {scale}" if scale == f64 else f"rows of {columns} numbers are not whole blocks of 32"
+        sizes = (n for n in (128, 64, 32) if columns % n == 0 and not np.ptp(groups.reshape(-1, n), axis=1).any())
+        if (size := next(sizes, 0)) == 0:
+            return "columns that share a scale do not lie together"
+        is_plain = not np.any(np.asarray(self.zeros(Part(0, 0, self.shape[0]))).astype(np.float32) != self.middle)
+        if self.is_fp8:
+            return LOW_BITS["fp8_128" if size == 128 else "fp8_32"] if is_plain else "it has zero points"
+        if size == 32 and scale == f16 and is_plain:
+            return LOW_BITS["q4_0" if self.bits == 4 else "q8_0"]
+        return LOW_BITS[f"int4_{size}_{scale}" if self.bits == 4 else f"int8_{size}_f32"]
 
-    def blocks(self, rows: Part) -> Array:
-        """Some rows as blocks of q4_0: a scale, then 16 bytes with elements i and i + 16 in byte i."""
-        halves = self.codes(rows).reshape(rows.length, -1, 2, _Q4_0.block // 2)
-        scales = self.scales(rows).astype(np.float16)[:, self.groups()[:: _Q4_0.block], None].view(np.uint8)
-        return np.concatenate([scales, halves[:, :, 0] | halves[:, :, 1] << 4], axis=2).reshape(rows.length, -1)
+    def blocks(self, rows: Part, dtype: DType) -> Array:
+        """Some rows as blocks of that type; codes of 8 bits have signs there."""
+        found, first = next(f for f in BLOCK_FORMATS if f.dtype == dtype), self.groups()[:: dtype.block]
+        codes, zeros = self.codes(rows).view(np.uint8), self.zeros(rows)
+        if self.bits == 8 and self.middle:
+            codes, zeros = codes ^ np.uint8(128), np.subtract(zeros, 128, dtype=np.int16)
+        scales = self.scales(rows).astype(np.float32)
+        points = np.broadcast_to(zeros, scales.shape).astype(np.int8)[:, first] if found.zeros else None
+        return found.join(codes, scales[:, first], points)
 
 
 @dataclass(frozen=True)
@@ -188,6 +205,14 @@ class _Packed(_Matrix):
 class _Plain(_Matrix):
     """weight [out, in] in int8 or fp8, and weight_zero_point of the shape of the scales."""
 
+    @property
+    def middle(self) -> int:
+        return 0
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.stored.dtype(f"{self.layer}.weight") in _FP8
+
     def codes(self, rows: Part) -> Array:
         return self.stored.tensor(f"{self.layer}.weight", rows)
 
@@ -217,7 +242,7 @@ class QuantizedCheckpoint:
         self._scheme = json.dumps(config, sort_keys=True)
         self._matrices = {f"{matrix.layer}.weight": matrix for matrix in matrices}
         self._names = list(dict.fromkeys([*(n for n in stored.names() if n not in hidden), *self._matrices]))
-        self._is_q4_0: dict[str, bool] = {}
+        self._low_bits: dict[str, DType | str] = {}
 
     def names(self) -> list[str]:
         """Return the names of all tensors, quantized ones by their plain names."""
@@ -250,21 +275,24 @@ class QuantizedCheckpoint:
         return Origin(f"{name} of {self._scheme} by {_code()}", files.pop()) if len(files) == 1 else None
 
     def low_bit(self, name: str) -> DType | None:
-        """Return q4_0 for a matrix of 4 bits that is exactly that; its scales and zero points are read to know it."""
-        if name not in self._matrices:
-            return None
-        if name not in self._is_q4_0:
-            self._is_q4_0[name] = self._matrices[name].is_q4_0()
-        return _Q4_0 if self._is_q4_0[name] else None
+        """Return the type of blocks that a matrix is exactly; its zero points are read to know it."""
+        found = self.kept(name)
+        return found if isinstance(found, DType) else None
+
+    def kept(self, name: str) -> DType | str | None:
+        """Return that type, or why there is none; None for what is not quantized."""
+        if name in self._matrices and name not in self._low_bits:
+            self._low_bits[name] = self._matrices[name].low_bit()
+        return self._low_bits.get(name)
 
     def blocks(self, name: str, part: Part | None = None) -> Array:
         """Return the rows of such a matrix as blocks, [rows, bytes]."""
-        if self.low_bit(name) is None:
+        if (dtype := self.low_bit(name)) is None:
             raise LoadError(f"tensor {name!r} has no blocks", where=self.path)
         matrix = self._matrices[name]
         if part is not None and part.axis == 0:
-            return matrix.blocks(part)
-        return np.ascontiguousarray(low_bit_part(matrix.blocks(Part(0, 0, matrix.shape[0])), part, _Q4_0))
+            return matrix.blocks(part, dtype)
+        return np.ascontiguousarray(low_bit_part(matrix.blocks(Part(0, 0, matrix.shape[0]), dtype), part, dtype))
 
 
 @functools.cache

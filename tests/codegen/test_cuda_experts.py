@@ -36,7 +36,7 @@ GATE = "mul(silu(x0), x1)"
 
 def depth_of(name: str) -> int:
     """Blocks of 32 do not fill the last tile; rows are no whole number of warps' pieces."""
-    return 512 if name in LOW_BITS and LOW_BITS[name].block == 256 else 320
+    return 512 if name in LOW_BITS and LOW_BITS[name].block > 64 else 320
 
 
 @functools.cache
@@ -49,9 +49,11 @@ def matrices(name: str, seed: int) -> tuple[Any, Any]:
     f = FORMATS[name]
     blocks = shape[-1] // f.dtype.block
     raw = rng.integers(0, 256, (EXPERTS * COLUMNS, blocks, f.dtype.block_bytes), np.uint8)
-    for place in f.places[2]:
-        scales = rng.uniform(0.5, 1.5, (*raw.shape[:2], 1)) / (2000 if f.dtype.block == 256 else 100)
-        raw[..., place : place + 2] = scales.astype(np.float16).view(np.uint8)
+    for place, dtype in f.scales:
+        scales = rng.uniform(0.5, 1.5, (*raw.shape[:2], 1)) / (2000 if f.dtype.block == 256 or f.floats else 100)
+        raw[..., place : place + np.dtype(dtype).itemsize] = scales.astype(dtype).view(np.uint8)
+    if f.zeros and not f.signed:
+        raw[..., -1] &= 15
     if name == "mxfp4":
         raw[..., 0] = rng.integers(118, 124, raw.shape[:2])
     raw = raw.reshape(EXPERTS * COLUMNS, -1)

@@ -19,7 +19,7 @@ from monoplan.nn import functional as F
 from tests.codegen.test_cuda_experts import CHOICES, depth_of, matrices
 from tests.matrices import partly
 
-NAMES = partly(["q8_0", "q4_k", "mxfp4"], lambda name: False)  # building takes long
+NAMES = partly(["q8_0", "q4_k", "mxfp4", "fp8_128", "int4_64_bf16"], lambda name: False)  # building takes long
 
 
 class Experts(nn.Module):

@@ -33,13 +33,14 @@ from tests.matrices import partly
 from tests.needs import needs
 
 FORMATS = {f.name: f for f in BLOCK_FORMATS}
-COLUMNS, QUICK = 40, ("q4_k", "q6_k", "bf16_12")  # rows of a weight: two strips and a half
+COLUMNS, QUICK = 40, ("q4_k", "q6_k", "bf16_12", "fp8_128")  # rows of a weight: two strips and a half
 NAMES = partly([*FORMATS, "bf16_12"], lambda name: name in QUICK)
 
 
 def depth_of(name: str) -> int:
     """Blocks of 32 do not fill the last tile."""
-    return 3 * 256 if name == "bf16_12" or LOW_BITS[name].block == 256 else 17 * 32
+    block = 256 if name == "bf16_12" else LOW_BITS[name].block
+    return (544 + block - 1) // block * block
 
 
 def bf16_weight() -> Any:
@@ -61,8 +62,11 @@ def weight(name: str) -> tuple[Any, Any]:
     f, rng = FORMATS[name], np.random.default_rng(0)
     shape = COLUMNS, depth_of(name) // f.dtype.block, f.dtype.block_bytes
     raw = rng.integers(0, 256, shape, np.uint8)
-    for place in f.places[2]:
-        raw[..., place : place + 2] = rng.standard_normal((*shape[:2], 1)).astype(np.float16).view(np.uint8)
+    for place, dtype in f.scales:
+        scales = rng.standard_normal((*shape[:2], 1)).astype(dtype).view(np.uint8)
+        raw[..., place : place + scales.shape[2]] = scales
+    if f.zeros and not f.signed:
+        raw[..., -1] &= 15
     if name == "mxfp4":
         raw[..., 0] = rng.integers(120, 131, shape[:2])
         raw[0, :2, 0] = 0, 1  # whose powers are no normal numbers

@@ -11,17 +11,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 import monoplan as mp
+from monoplan.codegen.formats.blocks import BLOCK_FORMATS
 from monoplan.ir.errors import LoadError
 from monoplan.ir.types import LOW_BITS, Part
 from monoplan.models.auto import AutoLlamaModel
 from monoplan.models.config import LlamaConfig
 from monoplan.models.load.checkpoint import open_model, parameter_shapes
+from tests.matrices import partly
 
 Array = NDArray[Any]
 Tensors = dict[str, Array]
@@ -200,6 +200,7 @@ CASES = {
     "gptq-act": gptq(4, 32, desc_act=True), "gptq-sym": gptq(4, 64, zero=8),
     "gptq-v2-sym": gptq(4, -1, v2=True, zero=8),
     "gptq-act-sym": gptq(4, 32, desc_act=True, zero=8), "gptq-sym-16": gptq(4, 16, zero=8),
+    "gptq-sym-32": gptq(4, 32, zero=8), "gptq-8-sym-32": gptq(8, 32, zero=128),
     "awq": awq(64), "awq-sym": awq(64, zero=8),
     "fp8-block": fp8("block"), "fp8-tensor": fp8("tensor"), "fp8-channel": fp8("channel"),
     "int-tensor": ints("tensor", symmetric=True), "int-channel": ints("channel", symmetric=True),
@@ -211,6 +212,19 @@ CASES = {
     "pack-order": packed(4, 32, symmetric=False, order=True),
     "float-tensor": floats("tensor"), "float-channel": floats("channel"), "float-block": floats("block"),
 }  # fmt: skip
+# The types that rows of 128 and of 192 numbers stay in.
+KINDS = {
+    "gptq": ("int4_64_f16",) * 2, "gptq-column": ("int4_128_f16", "int4_64_f16"), "gptq-8": ("int8_32_f32",) * 2,
+    "gptq-v2": ("int4_128_f16", "int4_64_f16"), "gptq-sym": ("int4_64_f16",) * 2,
+    "gptq-v2-sym": ("int4_128_f16", "int4_64_f16"), "gptq-sym-32": ("q4_0",) * 2, "gptq-8-sym-32": ("q8_0",) * 2,
+    "awq": ("int4_64_f16",) * 2, "awq-sym": ("int4_64_f16",) * 2,
+    **dict.fromkeys(("fp8-block", "fp8-tensor", "fp8-channel", "float-tensor", "float-channel"), ("fp8_128", "fp8_32")),
+    **dict.fromkeys(("int-tensor", "int-channel", "int-tensor-zeros", "pack-8-zeros"), ("int8_128_f32", "int8_64_f32")),
+    "int-group": ("int8_32_f32",) * 2, "int-zeros": ("int8_32_f32",) * 2, "float-block": ("fp8_32",) * 2,
+    "pack-sym": ("int4_64_f16",) * 2, "pack-bf16-sym": ("int4_128_bf16", "int4_64_bf16"),
+    "pack-f32": ("int4_64_f32",) * 2, "pack-zeros": ("int4_64_f16",) * 2, "pack-8": ("int8_64_f32",) * 2,
+    **dict.fromkeys(("gptq-act", "gptq-act-sym", "gptq-sym-16", "pack-order"), (None, None)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -221,32 +235,52 @@ def test_weights_are_those_of_the_format(case: str, tmp_path: Path) -> None:
     for name, array in wanted.items():
         assert weights.shape(name) == array.shape and weights.dtype(name) == array.dtype
         np.testing.assert_array_equal(weights.tensor(name), array, strict=True)
-        kept = case.endswith("-sym") and "act" not in case and "_proj" in name and "layers.1.mlp.down" not in name
-        assert weights.low_bit(name) is (LOW_BITS["q4_0"] if kept else None)
-        for part in (Part(0, 13, 27), Part(1, 32, 64)) if array.ndim == 2 else ():
+        coded = "_proj" in name and "layers.1.mlp.down" not in name
+        kind = KINDS[case][array.shape[1] == 192] if coded else None
+        assert weights.low_bit(name) is (LOW_BITS[kind] if kind else None)
+        parts = (
+            (Part(0, 13, 27), Part(1, 0, array.shape[1] // 2 if array.shape[1] == 128 else 64))
+            if array.ndim == 2
+            else ()
+        )
+        for part in parts:
             np.testing.assert_array_equal(weights.tensor(name, part), part.cut(array), strict=True)
-            if kept:
-                np.testing.assert_array_equal(decoded(weights.blocks(name, part)), part.cut(array))
-        if kept:
-            np.testing.assert_array_equal(decoded(weights.blocks(name)), array)
+            if kind and (part.axis == 0 or part.length % LOW_BITS[kind].block == 0):
+                np.testing.assert_array_equal(decoded(weights.blocks(name, part), kind), part.cut(array))
+        if kind:
+            np.testing.assert_array_equal(decoded(weights.blocks(name), kind), array)
     again = pickle.loads(pickle.dumps(weights))  # as ranks get it
     name = "model.layers.0.self_attn.k_proj.weight"
     np.testing.assert_array_equal(again.tensor(name), wanted[name])
 
 
-def decoded(blocks: Array) -> Array:
-    return dequantize(blocks, GGMLQuantizationType.Q4_0)
+def decoded(blocks: Array, kind: str) -> Array:
+    return next(f for f in BLOCK_FORMATS if f.name == kind).values(blocks)
 
 
-def test_plans_keep_blocks_or_expand_them(tmp_path: Path) -> None:
-    wanted = CASES["gptq-sym"].write(tmp_path)
+def test_a_number_that_is_none_makes_its_block_none(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+
+    def change(tensors: Tensors) -> None:
+        tensors[name][3, 7] = np.nan
+
+    CASES["fp8-tensor"].write(tmp_path, change)
+    weights = open_model(tmp_path).weights
+    assert np.argwhere(np.isnan(weights.tensor(name))).tolist() == [[3, 7]]
+    found = np.isnan(decoded(weights.blocks(name), "fp8_128"))
+    assert found[3].all() and not np.delete(found, 3, axis=0).any()
+
+
+@pytest.mark.parametrize("case", partly(["fp8-block", "awq", "pack-8-zeros"], lambda case: case == "fp8-block"))
+def test_plans_keep_blocks_or_expand_them(case: str, tmp_path: Path) -> None:
+    wanted = CASES[case].write(tmp_path)
     ids = np.array([[3, 1, 4, 1, 5]])
     results = {}
     for dtype in (None, "auto", "float32"):
         model = AutoLlamaModel.from_pretrained(tmp_path, dtype=dtype)
         own = dict(model.named_parameters())
         name = "model.layers.0.mlp.up_proj.weight"
-        assert own[name].type.dtype.name == ("f32" if dtype == "float32" else "q4_0")
+        assert own[name].type.dtype.name == ("f32" if dtype == "float32" else KINDS[case][0])
         np.testing.assert_array_equal(own[name].numpy(), wanted[name])
         results[dtype] = np.asarray(mp.compile(model)(ids)).astype(np.float32)
     np.testing.assert_allclose(results[None], results["float32"], atol=5e-4, rtol=0)

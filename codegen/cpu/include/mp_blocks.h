@@ -9,7 +9,9 @@
  *     void mp_group_<format>(const char *unit, int g, int v, mp_words *codes, mp_vec *scale, mp_vec *offset);
  * `unit` is one block, or some of 32 numbers (two or four); g the group in it; v the vector of columns. codes[i] are the codes of
  * k = 4 * i .. 4 * i + 3, one in each byte. The value of a code is scale * (code - zero) + offset, with a scale and an
- * offset for each half of the group (two that are equal where the format has one). */
+ * offset for each half of the group (two that are equal where the format has one). A format whose groups have zero points
+ * of their own gives those in place of offsets. Codes may also be floats of 8 bits: they lie byte by byte, a row of 16
+ * columns for each k, and products are sums of floats (mp_linear_blocks.h). */
 #ifndef MP_BLOCKS_H
 #define MP_BLOCKS_H
 
@@ -50,6 +52,9 @@ MP_FN mp_vec mp_multiply_add(mp_vec a, mp_vec b, mp_vec sum) { return a * b + su
 #endif
 #endif
 
+/* What the byte of a code is. */
+enum { MP_UNSIGNED, MP_SIGNED, MP_FLOATS };
+
 typedef void (*mp_group)(const char *unit, int g, int v, mp_words *codes, mp_vec *scale, mp_vec *offset);
 
 /* Row i of the words of a unit; row i of the 16-bit numbers behind `words` rows of words; row i of the bytes behind both,
@@ -61,6 +66,16 @@ MP_FN mp_words mp_word_row(const char *unit, const int i, const int v)
 MP_FN mp_vec mp_half_row(const char *unit, const int words, const int i, const int v)
 {
     return mp_vload_f16((const mp_f16 *)(const void *)(unit + (words * 4 + i * 2) * MP_PANEL) + v * MP_LANES);
+}
+MP_FN mp_vec mp_brain_row(const char *unit, const int words, const int i, const int v)
+{
+    const uint16_t *const row = (const uint16_t *)(const void *)(unit + (words * 4 + i * 2) * MP_PANEL) + v * MP_LANES;
+#if MP_LANES > 1
+    typedef uint16_t shorts __attribute__((vector_size(2 * MP_LANES), aligned(2), may_alias));
+    return mp_bits_to_floats(__builtin_convertvector(*(const shorts *)row, mp_words) << 16);
+#else
+    return mp_bits_to_floats((mp_words)*row << 16);
+#endif
 }
 
 /* The lower and the upper four bits of each byte. */
@@ -141,9 +156,60 @@ MP_FN mp_vec mp_signed_byte_of(const mp_words w, const int b)
     return mp_ints_to_floats((mp_ints)(w << (24 - 8 * b)) >> 24);
 }
 
+/* Floats of 8 bits (e4m3) are those of more bits, times a power of two, when their sign is moved: so numbers below 2^-6 are
+ * exact. 0x7f and 0xff are 480 and -480: what is no number has a scale that is none. */
+MP_FN mp_vec mp_float8_of(const mp_words bytes)
+{
+    return mp_bits_to_floats((bytes & 0x80) << 24 | (bytes & 0x7f) << 20) * mp_splat(0x1p120f);
+}
+/* A row of 16 of them, divided by MP_FLOAT8_TIMES: by f32 on NEON, where subnormal numbers are as quick as others, and the
+ * conversion of f16 is slow; by f16 on x86. */
+#if defined(__aarch64__) && MP_LANES == 4
+#define MP_FLOAT8_TIMES 0x1p120f
+MP_FN void mp_float8_row(const char *at, mp_vec *to)
+{
+    const int8x16_t bytes = vld1q_s8((const int8_t *)at);
+    const uint16x8_t mask = vdupq_n_u16(0x87f0), none = vdupq_n_u16(0);
+    const uint16x8_t low = vandq_u16(vreinterpretq_u16_s16(vshll_n_s8(vget_low_s8(bytes), 4)), mask);
+    const uint16x8_t high = vandq_u16(vreinterpretq_u16_s16(vshll_high_n_s8(bytes, 4)), mask);
+    to[0] = (mp_vec)vzip1q_u16(none, low), to[1] = (mp_vec)vzip2q_u16(none, low);
+    to[2] = (mp_vec)vzip1q_u16(none, high), to[3] = (mp_vec)vzip2q_u16(none, high);
+}
+#elif MP_LANES == 16 && defined(__AVX512F__)
+#define MP_FLOAT8_TIMES 256.0f
+MP_FN void mp_float8_row(const char *at, mp_vec *to)
+{
+    const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i_u *)at)), 7);
+    *to = (mp_vec)_mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16((int16_t)0xbfff)));
+}
+#elif MP_LANES == 8 && defined(__F16C__)
+#define MP_FLOAT8_TIMES 256.0f
+MP_FN void mp_float8_row(const char *at, mp_vec *to)
+{
+    MP_FULLY
+    for (int v = 0; v < 2; ++v) {
+        const __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i_u *)(at + 8 * v))), 7);
+        to[v] = (mp_vec)_mm256_cvtph_ps(_mm_and_si128(wide, _mm_set1_epi16((int16_t)0xbfff)));
+    }
+}
+#else
+#define MP_FLOAT8_TIMES 1.0f
+MP_FN void mp_float8_row(const char *at, mp_vec *to)
+{
+    for (int v = 0; v < MP_PANEL / MP_LANES; ++v) to[v] = mp_float8_of(mp_byte_row(at, 0, 0, 0, v));
+}
+#endif
+
+/* The number that code j of each word is. */
+MP_FN mp_vec mp_number_of(const mp_words w, const int j, const int kind)
+{
+    if (kind == MP_FLOATS) return mp_float8_of(w >> (8 * j) & 255);
+    return kind == MP_SIGNED ? mp_signed_byte_of(w, j) : mp_byte_of(w, j);
+}
+
 /* A row of an embedding table: column c of a weight in panels, as floats. `groups` of a unit of `bytes` bytes. */
 MP_FN void mp_block_column(float *to, const void *w, const int64_t c, const int64_t K, const mp_group group,
-                               const int bytes, const int groups, const int zero, const int is_signed)
+                               const int bytes, const int groups, const int zero, const int zeros, const int kind)
 {
     const int64_t all = (K + MP_GROUP - 1) / MP_GROUP, units = (all + groups - 1) / groups;
     const char *const panel = (const char *)w + c / MP_PANEL * units * bytes;
@@ -153,10 +219,9 @@ MP_FN void mp_block_column(float *to, const void *w, const int64_t c, const int6
         mp_vec scale[2], offset[2] = {mp_splat(-0.0f), mp_splat(-0.0f)}; /* keeps the sign of a zero */
         group(panel + n / groups * bytes, (int)(n % groups), v, codes, scale, offset);
         for (int i = 0; i < MP_GROUP && n * MP_GROUP + i < K; ++i) {
-            const mp_words q = codes[i / 4];
-            const mp_vec code = (is_signed ? mp_signed_byte_of(q, i % 4) : mp_byte_of(q, i % 4)) - mp_splat((float)zero);
+            const mp_vec code = mp_number_of(codes[i / 4], i % 4, kind), none = zeros ? offset[i / 16] : mp_splat((float)zero);
             float values[MP_LANES];
-            mp_vstore(values, scale[i / 16] * code + offset[i / 16]);
+            mp_vstore(values, scale[i / 16] * (code - none) + (zeros ? mp_splat(-0.0f) : offset[i / 16]));
             to[n * MP_GROUP + i] = values[lane];
         }
     }
@@ -173,13 +238,13 @@ typedef struct {
     int32_t unused;
     union { /* of each half of the group; of all of it in the first place where halves have the same scale */
         int32_t start[2];  /* what sums begin with: -zero * the sum of the numbers */
-        float weighted[2]; /* scale * the sum of the numbers, which offsets are multiplied with */
+        float weighted[2]; /* the sum of the numbers, times scale for offsets, as it is for zero points */
     };
 } mp_x_group;
 
 enum { MP_X_LARGEST = 127 * 128 };
 
-MP_FN void mp_x_group_make(mp_x_group *to, const float *x, const int zero, const int halves, const int offsets)
+MP_FN void mp_x_group_make(mp_x_group *to, const float *x, const int zero, const int halves, const int offsets, const int zeros)
 {
     uint32_t top = 0; /* bits of the largest: those of positive floats have their order, and NaN is above infinity */
     _Pragma("omp simd reduction(max : top)")
@@ -203,7 +268,7 @@ MP_FN void mp_x_group_make(mp_x_group *to, const float *x, const int zero, const
         sums[halves ? h : 0] += sum;
     }
     for (int h = 0; h < 2; ++h) {
-        if (offsets) to->weighted[h] = to->scale * (float)sums[h];
+        if (offsets || zeros) to->weighted[h] = (zeros ? 1.0f : to->scale) * (float)sums[h];
         else to->start[h] = -zero * sums[h];
     }
 #if defined(__ARM_FEATURE_DOTPROD) || defined(__AVX512VNNI__)
@@ -215,6 +280,31 @@ MP_FN void mp_x_group_make(mp_x_group *to, const float *x, const int zero, const
 #else
     for (int i = 0; i < MP_GROUP; ++i) to->numbers[i / 4 * 4 + i % 2 * 2 + i % 4 / 2] = (int16_t)numbers[i];
 #endif
+}
+
+/* The same for weights that are floats: x = scale * number / MP_FLOAT8_TIMES, where scale is a power of two, so that nothing is
+ * rounded and the largest products of numbers and weights are near 1. */
+typedef struct {
+    float numbers[MP_GROUP], scale;
+    int32_t unused[3];
+} mp_x_floats;
+
+MP_FN void mp_x_floats_make(mp_x_floats *to, const float *x)
+{
+    uint32_t top = 0;
+    _Pragma("omp simd reduction(max : top)")
+    for (int i = 0; i < MP_GROUP; ++i) {
+        const uint32_t bits = mp_float_to_bits(x[i]) & 0x7f800000u;
+        top = bits > top ? bits : top;
+    }
+    /* The exponent of x becomes that of MP_FLOAT8_TIMES, as far as powers of two go. */
+    const int32_t field = (int32_t)(top >> 23), wanted = (int32_t)(mp_float_to_bits(MP_FLOAT8_TIMES) >> 23);
+    const int32_t apart = wanted - field, more = field == 255 ? 0 : apart > 120 ? 120 : apart < -126 ? -126 : apart;
+    const float power = mp_bits_to_float((uint32_t)(127 + more) << 23);
+    to->scale = MP_FLOAT8_TIMES * mp_bits_to_float((uint32_t)(127 - more) << 23);
+    _Pragma("omp simd")
+    for (int i = 0; i < MP_GROUP; ++i) to->numbers[i] = x[i] * power;
+    memset(to->unused, 0, sizeof to->unused);
 }
 
 /* sums[r], which begin as they are given, += codes * numbers over `quads` quads from quad `first` on, of every column and

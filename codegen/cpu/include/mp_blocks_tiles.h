@@ -65,27 +65,37 @@ MP_FN mp_words mp_larger_bytes(const mp_words a, const mp_words b)
     return (a & more) | (b & ~more);
 #endif
 }
-MP_FN mp_vec mp_largest_byte(const mp_words w)
+MP_FN mp_words mp_largest_word(const mp_words w)
 {
     const mp_words pairs = mp_larger_bytes(w, w >> 16);
-    return mp_ints_to_floats((mp_ints)(mp_larger_bytes(pairs, pairs >> 8) & 255));
+    return mp_larger_bytes(pairs, pairs >> 8) & 255;
 }
+MP_FN mp_vec mp_largest_byte(const mp_words w) { return mp_ints_to_floats((mp_ints)mp_largest_word(w)); }
 
 /* `groups` groups of a panel, up to 256 k of its 16 columns, as two planes of tiles [64 k][quad][column][4] and a scale
  * for each column, times 256. A column with a number that is infinite or none has the scale NaN. */
 MP_FN void mp_blocks_expand(const char *units, const int groups, const mp_group group, const int unit_bytes, const int unit,
-                            const int zero, const int is_signed, const int offsets, mp_words *high, mp_words *low,
+                            const int zero, const int zeros, const int kind, const int offsets, mp_words *high, mp_words *low,
                             mp_vec *factor)
 {
     mp_vec scale[MP_DEEP_GROUPS][2], offset[MP_DEEP_GROUPS][2];
-    const uint32_t flip = is_signed ? 0x80808080u : 0u; /* codes without signs */
-    const mp_vec none = mp_splat((float)(zero + (is_signed ? 128 : 0)));
+    const uint32_t flip = kind == MP_SIGNED ? 0x80808080u : 0u; /* codes without signs */
+    const mp_vec none = mp_splat((float)(zero + (kind == MP_SIGNED ? 128 : 0)));
     mp_words top = {0};
     MP_ONCE
     for (int g = 0; g < groups; ++g) {
         mp_words codes[MP_QUADS];
         mp_vec least[2] = {mp_splat(0.0f), mp_splat(0.0f)};
         group(units + g / unit * unit_bytes, g % unit, 0, codes, scale[g], least);
+        if (kind == MP_FLOATS) {
+            mp_words most = {0};
+            MP_BLOCK_UNROLL
+            for (int i = 0; i < MP_QUADS; ++i) most = mp_larger_bytes(most, codes[i] & 0x7f7f7f7fu);
+            const mp_vec last = scale[g][0] * mp_number_of(mp_largest_word(most), 0, kind);
+            top = mp_larger(top, (mp_words)last & 0x7fffffffu);
+            offset[g][0] = offset[g][1] = mp_splat(0.0f);
+            continue;
+        }
         MP_BLOCK_UNROLL
         for (int h = 0; h < 2; ++h) {
             mp_words most = {0}, rest = {0}; /* the largest codes, and the largest complements */
@@ -94,7 +104,7 @@ MP_FN void mp_blocks_expand(const char *units, const int groups, const mp_group 
                 most = mp_larger_bytes(most, codes[i] ^ flip);
                 rest = mp_larger_bytes(rest, ~(codes[i] ^ flip));
             }
-            offset[g][h] = offsets ? least[h] - scale[g][h] * none : mp_splat(0.0f) - scale[g][h] * none;
+            offset[g][h] = zeros ? scale[g][h] * -(none + least[h]) : (offsets ? least[h] : mp_splat(0.0f)) - scale[g][h] * none;
             const mp_vec last = scale[g][h] * mp_largest_byte(most) + offset[g][h];
             const mp_vec first = scale[g][h] * (mp_splat(255.0f) - mp_largest_byte(rest)) + offset[g][h];
             top = mp_larger(top, mp_larger((mp_words)last & 0x7fffffffu, (mp_words)first & 0x7fffffffu));
@@ -119,7 +129,7 @@ MP_FN void mp_blocks_expand(const char *units, const int groups, const mp_group 
             mp_words n[4]; /* number + 128 in the lower 16 bits, where rounding to a whole number leaves it */
             MP_BLOCK_UNROLL
             for (int j = 0; j < 4; ++j)
-                n[j] = (mp_words)(mp_byte_of(codes[i] ^ flip, j) * a + b + mp_splat(12582912.0f + 128.0f));
+                n[j] = (mp_words)(mp_number_of(codes[i] ^ flip, j, kind == MP_FLOATS ? MP_FLOATS : MP_UNSIGNED) * a + b + mp_splat(12582912.0f + 128.0f));
             const mp_words even = (n[0] & 0xffffu) | n[2] << 16, odd = (n[1] & 0xffffu) | n[3] << 16;
             high[g * MP_QUADS + i] = (even >> 8 & 0x00ff00ffu) | (odd & 0xff00ff00u);
             low[g * MP_QUADS + i] = ((even & 0x00ff00ffu) | (odd << 8 & 0xff00ff00u)) ^ 0x80808080u;

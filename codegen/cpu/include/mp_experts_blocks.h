@@ -7,14 +7,14 @@
 
 static inline void mp_experts_blocks_pack(const void *product, const void *c, const int64_t pair, const int R, char *to)
 {
-    mp_blocks_pack((const mp_linear_blocks *)product, c, pair, R, (mp_x_group *)(void *)to);
+    mp_blocks_pack((const mp_linear_blocks *)product, c, pair, R, to);
 }
 
 static inline void mp_experts_blocks_multiply(const void *product, const char *x, const char *panel, float *sums,
                                               const int64_t width, const int R)
 {
     const mp_linear_blocks *const s = (const mp_linear_blocks *)product;
-    (R == 1 ? s->one : s->four)((const mp_x_group *)(const void *)x, panel, sums, mp_blocks_groups(s), width, s->near, s->far);
+    (R == 1 ? s->one : s->four)(x, panel, sums, mp_blocks_groups(s), width, s->near, s->far);
 }
 
 #if defined(MP_TILE_BYTES)

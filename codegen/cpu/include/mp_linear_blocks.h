@@ -2,7 +2,8 @@
  *
  * Rows of x become integers of 15 bits with a scale for each 32 of them (mp_blocks.h). A group of 32 k of a column is
  * then an exact sum of integers, times the scales of both sides: groups are added in order of k, whatever the number of
- * rows and threads, so that the bits of a result depend on neither. */
+ * rows and threads, so that the bits of a result depend on neither. Where codes are floats, x stays in floats, and so do the
+ * sums of a group. */
 #ifndef MP_LINEAR_BLOCKS_H
 #define MP_LINEAR_BLOCKS_H
 
@@ -12,13 +13,15 @@
 /* What a format is to these loops. */
 typedef struct {
     int unit_bytes, unit; /* of a unit of all columns of a panel; groups of 32 k in it */
-    int zero, is_signed;  /* what is taken off the codes; whether their bytes have signs */
+    int zero, kind;       /* what is taken off the codes; MP_UNSIGNED, MP_SIGNED or MP_FLOATS */
     int halves, offsets;  /* whether both halves of a group have scales of their own; whether there are offsets */
+    int zeros;            /* whether groups have zero points of their own */
+    int x_bytes;          /* of a group of x: an mp_x_group or an mp_x_floats */
     mp_group group;
 } mp_block_format;
 
 /* sums[R][width] = R rows of `groups` groups times a panel. */
-typedef void (*mp_block_panel)(const mp_x_group *x, const char *panel, float *sums, int64_t groups, int64_t width, int64_t near,
+typedef void (*mp_block_panel)(const void *x, const char *panel, float *sums, int64_t groups, int64_t width, int64_t near,
                          int64_t far);
 
 /* Up to 8 groups of a panel as planes of tiles: see mp_blocks_expand. */
@@ -51,10 +54,10 @@ MP_INLINE int64_t mp_blocks_groups(const mp_linear_blocks *s)
 MP_INLINE int64_t mp_blocks_all(const mp_linear_blocks *s) { return s->groups + (s->more ? s->more->groups : 0); }
 
 /* What is taken off the codes as mp_block_dots takes them. */
-MP_INLINE int mp_blocks_zero(const mp_block_format *f) { return f->zero + (f->is_signed ? MP_BLOCK_MOVED : 0); }
+MP_INLINE int mp_blocks_zero(const mp_block_format *f) { return f->zero + (f->kind == MP_SIGNED ? MP_BLOCK_MOVED : 0); }
 
 /* Row `row` of x, normed, as every R-th of the groups `to`. Zeros follow its end. */
-static void mp_blocks_pack(const mp_linear_blocks *s, const void *c, const int64_t row, const int R, mp_x_group *to)
+static void mp_blocks_pack(const mp_linear_blocks *s, const void *c, const int64_t row, const int R, char *to)
 {
     const mp_block_format *const f = s->format;
     const int64_t groups = mp_blocks_groups(s);
@@ -64,8 +67,11 @@ static void mp_blocks_pack(const mp_linear_blocks *s, const void *c, const int64
         const int64_t k0 = n * MP_GROUP, end = mp_max(k0, mp_min(s->K, k0 + MP_SOME_COLUMNS));
         if (k0 < end) s->row(c, row, k0, end, &stats, values);
         for (int64_t i = end - k0; i < MP_SOME_COLUMNS; ++i) values[i] = 0.0f;
-        for (int i = 0; i < MP_SOME_COLUMNS / MP_GROUP && n < groups; ++i, ++n)
-            mp_x_group_make(to + n * R, values + i * MP_GROUP, mp_blocks_zero(f), f->halves, f->offsets);
+        for (int i = 0; i < MP_SOME_COLUMNS / MP_GROUP && n < groups; ++i, ++n) {
+            void *const group = to + n * R * f->x_bytes;
+            if (f->kind == MP_FLOATS) mp_x_floats_make((mp_x_floats *)group, values + i * MP_GROUP);
+            else mp_x_group_make((mp_x_group *)group, values + i * MP_GROUP, mp_blocks_zero(f), f->halves, f->offsets, f->zeros);
+        }
     }
 }
 
@@ -81,12 +87,15 @@ MP_INLINE void mp_blocks_step(const mp_block_format *f, const mp_x_group *x, con
     for (int h = 0; h < parts; ++h) {
         mp_ints dots[MP_BLOCK_ROWS];
         MP_BLOCK_UNROLL
-        for (int r = 0; r < R; ++r) dots[r] = (mp_ints)(codes[0] ^ codes[0]) + (f->offsets ? 0 : x[r].start[h]);
-        mp_block_dots(codes, x, dots, R, h * MP_QUADS / 2, MP_QUADS / parts, f->is_signed);
+        for (int r = 0; r < R; ++r) dots[r] = (mp_ints)(codes[0] ^ codes[0]) + (f->offsets || f->zeros ? 0 : x[r].start[h]);
+        mp_block_dots(codes, x, dots, R, h * MP_QUADS / 2, MP_QUADS / parts, f->kind == MP_SIGNED);
         MP_BLOCK_UNROLL
         for (int r = 0; r < R; ++r) {
+            mp_vec dot = mp_ints_to_floats(dots[r]);
             /* One product for each addition, so that every compiler makes the same multiply-adds of them. */
-            acc[r] = mp_multiply_add(mp_splat(x[r].scale), scale[h] * mp_ints_to_floats(dots[r]), acc[r]);
+            if (f->zeros)
+                dot = mp_multiply_add(mp_splat(-(float)mp_blocks_zero(f)) - offset[h], mp_splat(x[r].weighted[h]), dot);
+            acc[r] = mp_multiply_add(mp_splat(x[r].scale), scale[h] * dot, acc[r]);
             if (f->offsets) acc[r] = mp_multiply_add(offset[h], mp_splat(x[r].weighted[h]), acc[r]);
         }
     }
@@ -151,13 +160,79 @@ MP_INLINE void mp_blocks_panel(const mp_block_format *f, const mp_x_group *x, co
     for (int i = 0; i < R * V; ++i) mp_vstore(sums + i % R * width + i / R * MP_LANES, acc[i]);
 }
 
+/* The same for codes that are floats. One row of x takes some groups of a unit side by side, so that no sum waits for itself;
+ * more rows have sums enough. */
+#if defined(__aarch64__) && MP_LANES == 4
+#define MP_X_OF(p) const mp_vec x_of = mp_vload_here(p)
+#define MP_ADD_X(sum, w, i) mp_vadd_product(sum, w, x_of, i)
+#else
+#define MP_X_OF(p) const float *const x_of = (p)
+#define MP_ADD_X(sum, w, i) mp_multiply_add(w, mp_splat(x_of[i]), sum)
+#endif
+MP_INLINE void mp_floats_step(const mp_block_format *f, const mp_x_floats *x, const char *panel, const int first, const int groups,
+                              mp_vec *acc, const int R, const int64_t near, const int64_t far)
+{
+    enum { V = MP_PANEL / MP_LANES };
+    const char *const codes = panel + f->unit_bytes - f->unit * MP_GROUP * MP_PANEL;
+    mp_vec parts[MP_BLOCK_ROWS * V];
+    MP_BLOCK_UNROLL
+    for (int i = 0; i < R * groups * V; ++i) parts[i] = mp_splat(0.0f);
+    MP_ONCE
+    for (int k = 0; k < MP_GROUP; k += 4) {
+        MP_BLOCK_UNROLL
+        for (int g = 0; g < groups; ++g) {
+            const char *const rows = codes + ((first + g) * MP_GROUP + k) * MP_PANEL;
+            __builtin_prefetch(rows + far, 0, 2);
+            __builtin_prefetch(rows + near, 0, 3);
+            mp_vec w[4][V];
+            MP_BLOCK_UNROLL
+            for (int i = 0; i < 4; ++i) mp_float8_row(rows + i * MP_PANEL, w[i]);
+            MP_BLOCK_UNROLL
+            for (int r = 0; r < R; ++r) {
+                MP_X_OF(x[(first + g) * R + r].numbers + k);
+                MP_BLOCK_UNROLL
+                for (int j = 0; j < 4 * V; ++j) {
+                    mp_vec *const sum = parts + (g * R + r) * V + j % V;
+                    *sum = MP_ADD_X(*sum, w[j / V][j % V], j / V);
+                }
+            }
+        }
+    }
+    MP_BLOCK_UNROLL
+    for (int i = 0; i < groups * R * V; ++i) {
+        const int g = first + i / (R * V), v = i % V;
+        mp_words unused[MP_QUADS];
+        mp_vec scale[2], offset[2];
+        f->group(panel, g, v, unused, scale, offset);
+        mp_vec *const sum = acc + i % (R * V);
+        *sum = mp_multiply_add(scale[0], parts[i] * mp_splat(x[first * R + i / V].scale), *sum);
+    }
+}
+MP_INLINE void mp_floats_panel(const mp_block_format *f, const mp_x_floats *x, const char *panel, float *sums, const int64_t groups,
+                               const int R, const int64_t width, const int64_t near, const int64_t far)
+{
+    enum { V = MP_PANEL / MP_LANES };
+    mp_vec acc[MP_BLOCK_ROWS * V];
+    MP_BLOCK_UNROLL
+    for (int i = 0; i < R * V; ++i) acc[i] = mp_splat(0.0f);
+    for (int64_t n = 0; n < groups; n += f->unit, x += f->unit * R, panel += f->unit_bytes) {
+        const int some = R == 1 && V < 4 ? 4 / V < f->unit ? 4 / V : f->unit : 1;
+        MP_ONCE
+        for (int g = 0; g < f->unit; g += some) mp_floats_step(f, x, panel, g, some, acc, R, near, far);
+    }
+    MP_BLOCK_UNROLL
+    for (int i = 0; i < R * V; ++i) mp_vstore(sums + i / V * width + i % V * MP_LANES, acc[i]);
+}
+
 /* Functions by themselves: all products of a plan with weights of this format share them, and the compiler sees them
  * once. */
 #define MP_BLOCK_PANEL(format, name, R) \
-    MP_SHARED mp_panel_##format##_##name(const mp_x_group *x, const char *panel, float *sums, const int64_t groups, \
+    MP_SHARED mp_panel_##format##_##name(const void *x, const char *panel, float *sums, const int64_t groups, \
                                          const int64_t width, const int64_t near, const int64_t far) \
     { \
-        mp_blocks_panel(&mp_block_##format, x, panel, sums, groups, R, width, near, far); \
+        const mp_block_format *const f = &mp_block_##format; \
+        if (f->kind == MP_FLOATS) mp_floats_panel(f, (const mp_x_floats *)x, panel, sums, groups, R, width, near, far); \
+        else mp_blocks_panel(f, (const mp_x_group *)x, panel, sums, groups, R, width, near, far); \
     }
 #define MP_BLOCK_FORMAT(format, ...) \
     static const mp_block_format mp_block_##format = {__VA_ARGS__, .group = mp_group_##format}; \
@@ -177,7 +252,7 @@ MP_INLINE void mp_blocks_panel(const mp_block_format *f, const mp_x_group *x, co
     MP_SHARED mp_expand_##format(const char *units, const int groups, mp_words *high, mp_words *low, mp_vec *factor) \
     { \
         const mp_block_format f = mp_block_##format; \
-        mp_blocks_expand(units, groups, f.group, f.unit_bytes, f.unit, f.zero, f.is_signed, f.offsets, high, low, factor); \
+        mp_blocks_expand(units, groups, f.group, f.unit_bytes, f.unit, f.zero, f.zeros, f.kind, f.offsets, high, low, factor); \
     }
 #define MP_EXPAND(format) mp_expand_##format
 #else
@@ -186,7 +261,7 @@ MP_INLINE void mp_blocks_panel(const mp_block_format *f, const mp_x_group *x, co
 #endif
 
 /* Group g of the columns for rows [first, first + count), which lie in blocks of R. */
-static void mp_blocks_group(const mp_linear_blocks *s, const mp_x_group *x, const char *w, const int64_t g,
+static void mp_blocks_group(const mp_linear_blocks *s, const char *x, const char *w, const int64_t g,
                             const int64_t first, const int64_t count, const int R, float *sums, const void *c)
 {
     const int64_t groups = mp_blocks_groups(s), panel_bytes = groups / s->format->unit * s->format->unit_bytes;
@@ -194,7 +269,7 @@ static void mp_blocks_group(const mp_linear_blocks *s, const mp_x_group *x, cons
     const mp_block_panel panel = R == 1 ? s->one : R == 4 ? s->four : s->many;
     for (int64_t b = 0; b < count; b += R) {
         for (int p = 0; p < s->panels; ++p)
-            panel(x + b * groups, w + (g * s->panels + p) * panel_bytes, sums + p * MP_PANEL, groups, width, s->near, s->far);
+            panel(x + b * groups * s->format->x_bytes, w + (g * s->panels + p) * panel_bytes, sums + p * MP_PANEL, groups, width, s->near, s->far);
         for (int64_t r = b; r < mp_min(count, b + R); ++r) s->finish(c, s->before + g, first + r, sums + (r - b) * width);
     }
 }
@@ -350,7 +425,8 @@ MP_SHARED mp_linear_blocks_run(const mp_linear_blocks *s, mp_run *run, const int
                                const void *c)
 {
     const char *const w = (const char *)weights, *const more = (const char *)more_weights;
-    const int64_t all = mp_blocks_all(s), groups = mp_blocks_groups(s), more_groups = s->more ? mp_blocks_groups(s->more) : 0;
+    const int64_t all = mp_blocks_all(s), each = s->format->x_bytes, row = mp_blocks_groups(s) * each; /* bytes of x */
+    const int64_t more_each = s->more ? s->more->format->x_bytes : 0, more_row = s->more ? mp_blocks_groups(s->more) * more_each : 0;
     if (rows == 0) return;
 #if defined(MP_TILE_BYTES)
     if (s->tiled_from && rows >= s->tiled_from) {
@@ -363,10 +439,9 @@ MP_SHARED mp_linear_blocks_run(const mp_linear_blocks *s, mp_run *run, const int
     if (rows <= MP_BLOCK_ROWS) {
         /* Each thread packs the rows for itself, which is cheaper than waiting for another. */
         const int R = rows == 1 ? 1 : rows <= 4 ? 4 : MP_BLOCK_ROWS;
-        mp_x_group *const own = (mp_x_group *)(void *)xt + t * (groups + more_groups) * MP_BLOCK_ROWS;
-        mp_x_group *const other = own + groups * MP_BLOCK_ROWS;
-        for (int r = 0; r < R; ++r) mp_blocks_pack(s, c, mp_min(r, rows - 1), R, own + r);
-        for (int r = 0; s->more && r < R; ++r) mp_blocks_pack(s->more, c, mp_min(r, rows - 1), R, other + r);
+        char *const own = (char *)xt + t * (row + more_row) * MP_BLOCK_ROWS, *const other = own + row * MP_BLOCK_ROWS;
+        for (int r = 0; r < R; ++r) mp_blocks_pack(s, c, mp_min(r, rows - 1), R, own + r * each);
+        for (int r = 0; s->more && r < R; ++r) mp_blocks_pack(s->more, c, mp_min(r, rows - 1), R, other + r * more_each);
         const int64_t assigned = T == 1 ? all : all - s->tail;
         int64_t g = mp_share(assigned, t, T), end = mp_share(assigned, t + 1, T);
         for (;; ++g) {
@@ -376,20 +451,20 @@ MP_SHARED mp_linear_blocks_run(const mp_linear_blocks *s, mp_run *run, const int
         }
     }
     const int64_t blocks = (rows + MP_BLOCK_ROWS - 1) / MP_BLOCK_ROWS;
-    mp_x_group *const x = (mp_x_group *)(void *)xt, *const other = x + blocks * MP_BLOCK_ROWS * groups;
+    char *const x = (char *)xt, *const other = x + blocks * MP_BLOCK_ROWS * row;
     for (int64_t b = mp_share(blocks, t, T); b < mp_share(blocks, t + 1, T); ++b)
         for (int r = 0; r < MP_BLOCK_ROWS; ++r) {
             /* Rows behind the last one repeat it: nobody reads their sums. */
-            const int64_t row = mp_min(b * MP_BLOCK_ROWS + r, rows - 1), block = b * MP_BLOCK_ROWS;
-            mp_blocks_pack(s, c, row, MP_BLOCK_ROWS, x + block * groups + r);
-            if (s->more) mp_blocks_pack(s->more, c, row, MP_BLOCK_ROWS, other + block * more_groups + r);
+            const int64_t number = mp_min(b * MP_BLOCK_ROWS + r, rows - 1), block = b * MP_BLOCK_ROWS;
+            mp_blocks_pack(s, c, number, MP_BLOCK_ROWS, x + block * row + r * each);
+            if (s->more) mp_blocks_pack(s->more, c, number, MP_BLOCK_ROWS, other + block * more_row + r * more_each);
         }
     mp_barrier(run, T);
     const int64_t chunks = (rows + s->chunk - 1) / s->chunk, pieces = chunks * all;
     for (int64_t piece; (piece = mp_take(run)) < pieces;) {
         const int64_t first = piece / all * s->chunk, count = mp_min(s->chunk, rows - first), g = piece % all;
-        if (g < s->groups) mp_blocks_group(s, x + first * groups, w, g, first, count, MP_BLOCK_ROWS, sums, c);
-        else mp_blocks_group(s->more, other + first * more_groups, more, g - s->groups, first, count, MP_BLOCK_ROWS, sums, c);
+        if (g < s->groups) mp_blocks_group(s, x + first * row, w, g, first, count, MP_BLOCK_ROWS, sums, c);
+        else mp_blocks_group(s->more, other + first * more_row, more, g - s->groups, first, count, MP_BLOCK_ROWS, sums, c);
     }
 }
 

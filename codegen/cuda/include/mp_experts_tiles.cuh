@@ -9,14 +9,14 @@ MP_FN void mp_experts_tiles_row(const unsigned char *const (&w)[S::MATRICES], co
 {
     enum { K = S::K, N = S::N, MATRICES = S::MATRICES, SLICES = S::SLICES, GROUPS = S::GROUPS, STEPS = S::STEPS };
     enum { STRIPS = N / 16, TILES = (K + 255) / 256, SLICE = (TILES + SLICES - 1) / SLICES, RING = S::RING };
-    enum { SUMS = F::PARTS * 4 + 8, COLUMNS = GROUPS * STEPS * 16, SLOT = MATRICES * F::BYTES };
+    enum { SUMS = F::SUMS, EACH = F::X_BYTES, COLUMNS = GROUPS * STEPS * 16, SLOT = MATRICES * F::BYTES };
     MP_DYNAMIC_SHARED(dynamic);
     __shared__ uint4 zero;
     __shared__ float squares[SLICES];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, slice = warp % SLICES, group = warp / SLICES;
-    unsigned char *const ring = dynamic + warp * (RING * SLOT + SLICE * (512 + SUMS * 4)), *const xs = ring + RING * SLOT;
-    int *const sums = (int *)(xs + SLICE * 512);
-    float *const part = (float *)(dynamic + SLICES * GROUPS * (RING * SLOT + SLICE * (512 + SUMS * 4)));
+    unsigned char *const ring = dynamic + warp * (RING * SLOT + SLICE * (EACH + SUMS * 4)), *const xs = ring + RING * SLOT;
+    int *const sums = (int *)(xs + SLICE * EACH);
+    float *const part = (float *)(dynamic + SLICES * GROUPS * (RING * SLOT + SLICE * (EACH + SUMS * 4)));
     const int tiles = (int)mp_min((int)SLICE, TILES - slice * SLICE); /* may be less than 0 */
     const int first = (blockIdx.x * GROUPS + group) * STEPS, strips = (int)mp_min((int)STEPS, STRIPS - first);
     auto issue = [&](const int i) { /* tile i % SLICE of strip i / SLICE */
@@ -45,7 +45,7 @@ MP_FN void mp_experts_tiles_row(const unsigned char *const (&w)[S::MATRICES], co
     }
     if (S::RMS) mp_expert_norm<S, 8, SLICE>(values[0], at, squares, norm_weight, slice, group == 0);
     MP_UNROLL
-    for (int v = 0; v < SLICE; ++v) mp_put_bytes<F>(xs + v * 512, sums + v * SUMS, values[v], lane);
+    for (int v = 0; v < SLICE; ++v) mp_put_row<F>(xs + v * EACH, sums + v * SUMS, values[v], lane);
     if (threadIdx.x == 0) zero = make_uint4(0, 0, 0, 0);
     __syncthreads();
     for (int s = 0; s < STEPS; ++s) {
@@ -57,7 +57,7 @@ MP_FN void mp_experts_tiles_row(const unsigned char *const (&w)[S::MATRICES], co
             if (s < strips && v < tiles) {
                 MP_UNROLL
                 for (int m = 0; m < MATRICES; ++m)
-                    mp_row_by_bytes<F>(y[m][0], y[m][1], ring + i % RING * SLOT + m * F::BYTES, xs + v * 512,
+                    mp_row_by_tile<F>(y[m][0], y[m][1], ring + i % RING * SLOT + m * F::BYTES, xs + v * EACH,
                         sums + v * SUMS, (const unsigned char *)&zero, lane);
             }
             __syncwarp();

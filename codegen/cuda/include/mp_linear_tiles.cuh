@@ -2,7 +2,7 @@
  * (the decode kernel), a few of them, and the weights expanded for many.
  *
  * One row of x leaves columns of the right operand to spare: x is there in two parts, in bf16 and the rest that bf16 does
- * not hold, or in the upper and the lower byte of 16 bits, times a scale of each 32 columns: 15 bits of the largest of
+ * not hold, or in the upper and the lower byte of 16 bits, times a scale of each 32 or 64 columns: 15 bits of the largest of
  * them. Codes of whole numbers multiply these bytes, and their sums are exact. Groups of columns that have scales need their
  * sums apart: columns 2 t and 2 t + 1 of the result are group t of four, and elsewhere the right operand is 0. */
 #include "mp_tiles.cuh"
@@ -39,16 +39,18 @@ template <typename F> MP_FN void mp_put_bytes(unsigned char *tile, int *sums, co
     for (int i = 0; i < 8; ++i) most = mp_max_nan(most, fabsf(f[i]));
     most = mp_max_nan(most, __shfl_xor_sync(~0u, most, 1));
     most = mp_max_nan(most, __shfl_xor_sync(~0u, most, 2));
+    if (F::GROUP == 64) most = mp_max_nan(most, __shfl_xor_sync(~0u, most, 4));
     uint32_t upper[2], lower[2];
     int sum = mp_two_bytes(upper, lower, f, most);
     unsigned char *const to = tile + lane / 4 * 64 + lane % 2 * 16 + lane % 4 / 2 * 4;
     *(uint32_t *)to = upper[0], *(uint32_t *)(to + 8) = upper[1];
     *(uint32_t *)(to + 32) = lower[0], *(uint32_t *)(to + 40) = lower[1];
     sum += __shfl_xor_sync(~0u, sum, 1);
-    if (F::GROUP == 32) sum += __shfl_xor_sync(~0u, sum, 2);
-    enum { EACH = F::GROUP == 16 ? 2 : 4 };
+    if (F::GROUP >= 32) sum += __shfl_xor_sync(~0u, sum, 2);
+    if (F::GROUP == 64) sum += __shfl_xor_sync(~0u, sum, 4);
+    enum { EACH = F::GROUP / 8, SCALED = F::GROUP == 64 ? 8 : 4 };
     if (lane % EACH == 0) sums[lane / EACH] = sum;
-    if (lane % 4 == 0) ((float *)sums)[F::PARTS * 4 + lane / 4] = mp_two_bytes_scale(most);
+    if (lane % SCALED == 0) ((float *)sums)[F::PARTS * 4 + lane / SCALED] = mp_two_bytes_scale(most);
 }
 
 /* Where a column of a tile is in 32 columns that mp_put_eight has put. */
@@ -78,7 +80,7 @@ MP_FN void mp_row_by_bytes(float &y0, float &y1, const unsigned char *tile, cons
                     if (lane / 8 % 2) u.x = 0;
                     else u.y = 0;
                 } else {
-                    u = *(const uint2 *)(lane / 8 == 2 * m + j ? at : nothing);
+                    u = *(const uint2 *)(lane / 8 == (F::GROUP == 64 ? m : 2 * m + j) ? at : nothing);
                 }
                 if (F::SIGNED) mp_mma_s8(j ? d : c, b[2 * j][0], b[2 * j][1], b[2 * j + 1][0], b[2 * j + 1][1], u.x, u.y);
                 else mp_mma_u8(j ? d : c, b[2 * j][0], b[2 * j][1], b[2 * j + 1][0], b[2 * j + 1][1], u.x, u.y);
@@ -86,9 +88,11 @@ MP_FN void mp_row_by_bytes(float &y0, float &y1, const unsigned char *tile, cons
         }
         const int sum = F::LOWS || F::SUBTRACTED ? sums[p * 4 + t] : 0, less = F::SUBTRACTED * sum;
         const float x_scale = ((const float *)sums)[F::PARTS * 4 + (F::GROUP == 16 ? p * 2 + t / 2 : p * 4 + t)];
-        y0 = fmaf(scale[0] * x_scale, (float)((c[0] + d[0]) * 256 + (c[1] + d[1]) - less), y0);
-        y1 = fmaf(scale[1] * x_scale, (float)((c[2] + d[2]) * 256 + (c[3] + d[3]) - less), y1);
-        if (F::LOWS) {
+        float dot0 = (float)((c[0] + d[0]) * 256 + (c[1] + d[1]) - less), dot1 = (float)((c[2] + d[2]) * 256 + (c[3] + d[3]) - less);
+        if (F::ZEROS) dot0 = fmaf(low[0], (float)sum, dot0), dot1 = fmaf(low[1], (float)sum, dot1);
+        y0 = fmaf(scale[0] * x_scale, dot0, y0);
+        y1 = fmaf(scale[1] * x_scale, dot1, y1);
+        if (F::LOWS && !F::ZEROS) {
             const float x_sum = x_scale * (float)sum;
             y0 = fmaf(low[0], x_sum, y0);
             y1 = fmaf(low[1], x_sum, y1);
@@ -96,24 +100,31 @@ MP_FN void mp_row_by_bytes(float &y0, float &y1, const unsigned char *tile, cons
     }
 }
 template <typename F>
-MP_FN void mp_row_by_brains(float &y0, float &y1, const unsigned char *tile, const unsigned char *xs, const int lane)
+MP_FN void mp_row_by_brains(float &y0, float &y1, const unsigned char *tile, const unsigned char *xs, const unsigned char *nothing,
+    const int lane)
 {
-    float c[4] = {}, d[4] = {}, scale[2], low[2];
+    float scale[2], low[2];
     const int g = lane / 4;
-    F::scales(scale, low, tile, 0, lane);
     MP_UNROLL
-    for (int m = 0; m < 4; ++m) {
-        mp_words a;
-        F::words(a, tile, m, lane);
+    for (int p = 0; p < F::PARTS; ++p) {
+        float c[4] = {}, d[4] = {};
+        F::scales(scale, low, tile, p, lane);
         MP_UNROLL
-        for (int j = 0; j < 2; ++j) {
-            const uint4 u = *(const uint4 *)(xs + m * 256 + j * 128 + lane % 8 * 16);
-            mp_mma_bf16(c, a[2 * j][0], a[2 * j][1], a[2 * j][2], a[2 * j][3], u.x, u.y);
-            mp_mma_bf16(d, a[2 * j + 1][0], a[2 * j + 1][1], a[2 * j + 1][2], a[2 * j + 1][3], u.z, u.w);
+        for (int m = 0; m < F::CHUNKS; ++m) {
+            mp_words a;
+            F::words(a, tile, p * F::CHUNKS + m, lane);
+            MP_UNROLL
+            for (int j = 0; j < 2; ++j) {
+                const bool own = !F::GROUP || lane / 8 == (F::GROUP == 64 ? m : 2 * m + j);
+                const unsigned char *const at = xs + (p * F::CHUNKS + m) * 256 + j * 128 + lane % 8 * 16;
+                const uint4 u = *(const uint4 *)(own ? at : nothing);
+                mp_mma_bf16(c, a[2 * j][0], a[2 * j][1], a[2 * j][2], a[2 * j][3], u.x, u.y);
+                mp_mma_bf16(d, a[2 * j + 1][0], a[2 * j + 1][1], a[2 * j + 1][2], a[2 * j + 1][3], u.z, u.w);
+            }
         }
+        y0 = fmaf(scale[0], (c[0] + c[1]) + (d[0] + d[1]), y0);
+        y1 = fmaf(scale[1], (c[2] + c[3]) + (d[2] + d[3]), y1);
     }
-    y0 = fmaf(scale[0], (c[0] + c[1]) + (d[0] + d[1]), y0);
-    y1 = fmaf(scale[1], (c[2] + c[3]) + (d[2] + d[3]), y1);
     for (int e = 1; e <= F::exceptions(tile); ++e) {
         const uint32_t one = F::list(tile)[e];
         const unsigned char *const at = xs + mp_exception_column(one) / 32 * 128 + mp_place_of(mp_exception_column(one));
@@ -122,6 +133,20 @@ MP_FN void mp_row_by_brains(float &y0, float &y1, const unsigned char *tile, con
         if (mp_exception_row(one) == g) y0 += more;
         if (mp_exception_row(one) == g + 8) y1 += more;
     }
+}
+
+/* What a lane has of a tile's columns of x, for either; and a tile times them. */
+template <typename F> MP_FN void mp_put_row(unsigned char *xs, int *sums, const float (&f)[8], const int lane)
+{
+    if constexpr (F::INTEGERS) mp_put_bytes<F>(xs, sums, f, lane);
+    else mp_put_brains(xs + lane / 4 * 128, f, lane);
+}
+template <typename F>
+MP_FN void mp_row_by_tile(float &y0, float &y1, const unsigned char *tile, const unsigned char *xs, const int *sums,
+    const unsigned char *nothing, const int lane)
+{
+    if constexpr (F::INTEGERS) mp_row_by_bytes<F>(y0, y1, tile, xs, sums, nothing, lane);
+    else mp_row_by_brains<F>(y0, y1, tile, xs, nothing, lane);
 }
 
 /* One row: y = epilogue(w · norm(x)).
@@ -136,8 +161,8 @@ MP_FN void mp_linear_tiles_row(const unsigned char *w, const X *x, const G *norm
     enum { K = S::K, N = S::N, STRIPS = (N + 15) / 16, TILES = (K + 255) / 256, GRID = S::GRID, WARPS = S::WARPS };
     enum { SLICES = S::SLICES, GROUPS = WARPS / SLICES, SLICE = (TILES + SLICES - 1) / SLICES, BATCH = S::BATCH };
     enum { UNITS = (SLICE + BATCH - 1) / BATCH, RING = S::RING, EARLY = S::EARLY, GENTLE = S::GENTLE, LATE = S::LATE, AHEAD = S::AHEAD };
-    enum { SLOT = BATCH * F::BYTES, MOST = (STRIPS + GRID - 1) / GRID, XS = SLICE * (F::INTEGERS ? 512 : 1024), EVEN = SLICE * SLICES == TILES };
-    enum { SUMS = F::INTEGERS ? F::PARTS * 4 + 8 : 0, WHOLE = EVEN && K % 256 == 0 && SLICE % BATCH == 0 };
+    enum { SLOT = BATCH * F::BYTES, MOST = (STRIPS + GRID - 1) / GRID, XS = SLICE * F::X_BYTES, EVEN = SLICE * SLICES == TILES };
+    enum { SUMS = F::SUMS, WHOLE = EVEN && K % 256 == 0 && SLICE % BATCH == 0 };
     MP_DYNAMIC_SHARED(dynamic);
     __shared__ float squares[SLICES];
     __shared__ uint4 zeros[WARPS];
@@ -213,8 +238,7 @@ MP_FN void mp_linear_tiles_row(const unsigned char *w, const X *x, const G *norm
             if (S::RMS) square = fmaf(f[i], f[i], square);
             if (S::GAMMA) f[i] *= g[i];
         }
-        if constexpr (F::INTEGERS) mp_put_bytes<F>(xs + v * 512, sums + v * SUMS, f, lane);
-        else mp_put_brains(xs + (v * 8 + lane / 4) * 128, f, lane);
+        mp_put_row<F>(xs + v * F::X_BYTES, sums + v * SUMS, f, lane);
     }
     if (S::RMS) {
         square = mp_warp_sum(square);
@@ -234,7 +258,7 @@ MP_FN void mp_linear_tiles_row(const unsigned char *w, const X *x, const G *norm
             for (int n = 0; n < BATCH; ++n) {
                 const int number = unit * BATCH + n;
                 if (!WHOLE && number >= tiles) break;
-                const unsigned char *const tile = ring + slot * SLOT + n * F::BYTES, *const own = xs + number * (XS / SLICE);
+                const unsigned char *const tile = ring + slot * SLOT + n * F::BYTES, *const own = xs + number * F::X_BYTES;
                 if (F::is_raw(tile)) {
                     float c[4] = {};
                     MP_UNROLL_BY(1)
@@ -252,8 +276,7 @@ MP_FN void mp_linear_tiles_row(const unsigned char *w, const X *x, const G *norm
                     y1 += c[2] + c[3];
                     continue;
                 }
-                if constexpr (F::INTEGERS) mp_row_by_bytes<F>(y0, y1, tile, own, sums + number * SUMS, nothing, lane);
-                else mp_row_by_brains<F>(y0, y1, tile, own, lane);
+                mp_row_by_tile<F>(y0, y1, tile, own, sums + number * SUMS, nothing, lane);
             }
             __syncwarp();
             issue(i + RING, slot);
@@ -337,7 +360,8 @@ MP_FN void mp_linear_tiles_few_rows(const unsigned char *w, const int64_t rows, 
             MP_UNROLL
             for (int j = 0; j < 8; ++j) sum += f[j];
             sum += __shfl_xor_sync(~0u, sum, 1);
-            if (F::GROUP == 32) sum += __shfl_xor_sync(~0u, sum, 2);
+            if (F::GROUP >= 32) sum += __shfl_xor_sync(~0u, sum, 2);
+            if (F::GROUP == 64) sum += __shfl_xor_sync(~0u, sum, 4);
             totals[eight / (F::GROUP / 8 + !F::GROUP) * (TILES * 8) + row] = sum;
         }
     }
@@ -359,8 +383,8 @@ MP_FN void mp_linear_tiles_few_rows(const unsigned char *w, const int64_t rows, 
                 const int owner = g * 4 + group;
                 const float s0 = F::GROUP ? __shfl_sync(~0u, scale[0], owner) : scale[0];
                 const float s1 = F::GROUP ? __shfl_sync(~0u, scale[1], owner) : scale[1];
-                const float l0 = F::LOWS ? __shfl_sync(~0u, low[0], owner) : 0.0f;
-                const float l1 = F::LOWS ? __shfl_sync(~0u, low[1], owner) : 0.0f;
+                const float l0 = F::LOWS ? __shfl_sync(~0u, low[0], owner) * (F::ZEROS ? s0 : 1.0f) : 0.0f;
+                const float l1 = F::LOWS ? __shfl_sync(~0u, low[1], owner) * (F::ZEROS ? s1 : 1.0f) : 0.0f;
                 MP_UNROLL
                 for (int n = 0; n < TILES; ++n) {
                     MP_UNROLL
@@ -394,6 +418,7 @@ MP_FN void mp_linear_tiles_few_rows(const unsigned char *w, const int64_t rows, 
                     if (F::GROUP == 16) add(2 * j + 1);
                     if (F::GROUP == 32) add(2 * m + j);
                 }
+                if (F::GROUP == 64) add(m);
             }
             if (!F::GROUP) add(0);
             for (int e = 1; e <= F::exceptions(tile); ++e) {

@@ -57,6 +57,24 @@ struct mp_codes_bytes {
     }
 };
 
+/* Floats of 8 bits, e4m3. Of bf16 that has their bits the exponent is too small: 2^120 makes up for it. */
+struct mp_codes_float8 {
+    enum { PIECES = 8, INTEGERS = 0, SIGNED = 0, EXCEPTIONS = 0 };
+    static MP_FN uint32_t two(const uint32_t bytes, const uint32_t which)
+    {
+        const uint32_t v = mp_permute(bytes, 0, which), power = 0x7b807b80u;
+        return mp_fma_brains(mp_and_or(v, 0x80008000u, v >> 4 & 0x07f007f0u), power, 0x80008000u); /* -0 keeps signs */
+    }
+    static MP_FN void words(mp_words &a, const unsigned char *tile, const int chunk, const int lane)
+    {
+        mp_bytes b;
+        mp_codes_bytes::bytes(b, tile, chunk, lane);
+        MP_UNROLL
+        for (int i = 0; i < 8; ++i)
+            a[i / 2][i % 2] = two(b[i / 2][i % 2], 0x1404), a[i / 2][2 + i % 2] = two(b[i / 2][i % 2], 0x3424);
+    }
+};
+
 /* Four bits are the number of a signed byte in a table of 16. */
 template <uint32_t A, uint32_t B, uint32_t C, uint32_t D> struct mp_codes_table {
     enum { PIECES = 4, INTEGERS = 1, SIGNED = 1, EXCEPTIONS = 0 };
@@ -147,7 +165,8 @@ struct mp_codes_12 {
 };
 
 /* Scales of a tile. `get(scale, low, at, part, lane)`: those of group t of four in part `part` of the tile, rows g and g + 8.
- * GROUP is the number of columns that have one; 0: the whole tile has one. LOWS says whether anything is added. */
+ * GROUP is the number of columns that have one (of 128 columns both halves give theirs); 0: the whole tile has one. LOWS says
+ * whether anything is added: 1 to values, 2 to codes, before they are scaled. */
 MP_FN float mp_half_at(const unsigned char *at) { return mp_half_to_float(*(const unsigned short *)at); }
 
 struct mp_scales_half { /* f16 */
@@ -206,6 +225,23 @@ struct mp_scales_power { /* half a power of two: its exponent is a byte */
         scale[0] = power(at[lane * 4 + part * 2]), scale[1] = power(at[lane * 4 + part * 2 + 1]);
     }
 };
+/* One for each 32, 64 or 128 columns, in f16, bf16 or f32: [g][group][row], then zero points in bytes, if there are any. They
+ * have signs where codes have them, and are small where not. */
+template <typename T, int COLUMNS, int ZEROS> struct mp_scales_of {
+    enum { GROUP = COLUMNS == 32 ? 32 : 64, GROUPS = 256 / COLUMNS, BYTES = GROUPS * 16 * (sizeof(T) + ZEROS), LOWS = ZEROS * 2 };
+    static MP_FN void get(float (&scale)[2], float (&low)[2], const unsigned char *at, const int part, const int lane)
+    {
+        const int t = lane % 4, group = COLUMNS == 32 ? part * 4 + t : COLUMNS == 64 ? t : t / 2;
+        const int first = (lane / 4 * GROUPS + group) * 2;
+        const T *const own = (const T *)at + first;
+        const signed char *const zeros = (const signed char *)at + GROUPS * 16 * sizeof(T) + first;
+        MP_UNROLL
+        for (int r = 0; r < 2; ++r) {
+            scale[r] = mp_float(own[r]);
+            if (ZEROS) low[r] = -(float)zeros[r];
+        }
+    }
+};
 struct mp_scales_tile { /* the power of two of a tile in 12 bits */
     enum { GROUP = 0, BYTES = 32, LOWS = 0 };
     static MP_FN void get(float (&scale)[2], float (&)[2], const unsigned char *at, const int, const int)
@@ -215,9 +251,11 @@ struct mp_scales_tile { /* the power of two of a tile in 12 bits */
 };
 
 template <typename Codes, typename Scales, int ZERO> struct mp_weight_tile {
-    enum { CODES = Codes::PIECES * 512, BYTES = CODES + Scales::BYTES, GROUP = Scales::GROUP, LOWS = Scales::LOWS };
+    enum { CODES = Codes::PIECES * 512, BYTES = CODES + Scales::BYTES, GROUP = Scales::GROUP, LOWS = Scales::LOWS, ZEROS = LOWS == 2 };
     enum { PARTS = GROUP == 16 ? 4 : GROUP == 32 ? 2 : 1, CHUNKS = 4 / PARTS }; /* parts have four groups each */
     enum { EXCEPTIONS = Codes::EXCEPTIONS, INTEGERS = Codes::INTEGERS, SIGNED = Codes::SIGNED, SUBTRACTED = ZERO };
+    /* Bytes that the columns of one row of x take; words of their sums and scales. */
+    enum { X_BYTES = INTEGERS ? 512 : 1024, SUMS = INTEGERS ? PARTS * 4 + 8 : 0 };
     static MP_FN void bytes(mp_bytes &b, const unsigned char *tile, const int chunk, const int lane)
     {
         Codes::bytes(b, tile, chunk, lane);
@@ -274,7 +312,7 @@ template <typename F, typename Put> MP_FN void mp_tile_values(const unsigned cha
             else F::words(a, tile, chunk, lane);
             MP_UNROLL
             for (int step = 0; step < 4; ++step) {
-                const int group = F::GROUP == 16 ? step : F::GROUP == 32 ? m * 2 + step / 2 : t, owner = g * 4 + group;
+                const int group = F::GROUP == 16 ? step : F::GROUP == 32 ? m * 2 + step / 2 : F::GROUP == 64 ? m : t, owner = g * 4 + group;
                 MP_UNROLL
                 for (int r = 0; r < 2; ++r) {
                     const float s = __shfl_sync(~0u, scale[r], owner), l = F::LOWS ? __shfl_sync(~0u, low[r], owner) : 0.0f;
@@ -286,7 +324,7 @@ template <typename F, typename Put> MP_FN void mp_tile_values(const unsigned cha
                         for (int e = 1; e <= F::exceptions(tile); ++e)
                             if ((F::list(tile)[e] & 0xfff) == (uint32_t)(row << 8 | column))
                                 number = mp_exception_value(F::list(tile)[e]);
-                        put(row, column, F::LOWS ? fmaf(s, number, l) : s * number);
+                        put(row, column, F::ZEROS ? s * (number + l) : F::LOWS ? fmaf(s, number, l) : s * number);
                     }
                 }
             }
