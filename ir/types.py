@@ -135,11 +135,11 @@ def as_dtype(spec: Any) -> DType:
 def as_weight_dtype(spec: Any, *, low_bits: bool = False) -> DType:
     """A DType that weights may be converted to: a floating point one, since an integer type would round them away.
 
-    low_bits: or one of blocks with scales, by its name; int8 and int4 are the plain ones of that width.
+    low_bits: or one of blocks with scales, by its name; int8, int4 and fp8 are the plain ones of that width.
     """
-    fix = "use one of " + ", ".join(d.name for d in FLOATS) + (", q8_0, q4_0 or q4_k" if low_bits else "")
+    fix = "use one of " + ", ".join(d.name for d in FLOATS) + (", q8_0, q4_0, q4_k or fp8" if low_bits else "")
     if low_bits and isinstance(spec, str | DType):
-        name = {"int8": "q8_0", "int4": "q4_0"}.get(str(spec), str(spec))
+        name = {"int8": "q8_0", "int4": "q4_0", "fp8": "fp8_128"}.get(str(spec), str(spec))
         if name in LOW_BITS:
             return LOW_BITS[name]
     try:

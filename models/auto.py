@@ -57,7 +57,7 @@ class AutoModel:
         """The model with its weights in `dtype` (float32, bfloat16, float16; None: the checkpoint's own).
 
         The checkpoint's own is what config.json says, or else the dtype of most weights. Matrices of a GGUF file in one
-        of its low-bit types stay so, as do 4-bit ones of a quantized Hugging Face checkpoint that are exactly q4_0, and
+        of its low-bit types stay so, as do those of a quantized Hugging Face checkpoint (see docs/formats.md), and
         the model computes in float32 on a CPU, in bfloat16 on a GPU; where experts alone are in such types, in the
         checkpoint's own. "auto" is that for such files, and bfloat16 for
         others. Headers are

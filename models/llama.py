@@ -451,7 +451,7 @@ class LlamaForCausalLM(Module, GenerationMixin):
         A low-bit type is that of the matrices, which are rounded when they are read; that of the head has 6 bits or
         more, and the rest has the type `rest`. None: matrices in low-bit types stay in them.
         """
-        from monoplan.models.quantize import Rounded, head_kind
+        from monoplan.models.quantize import Rounded, head_kind, kind_for
 
         wanted = None if dtype is None else as_weight_dtype(dtype, low_bits=True)
         plain = rest if wanted is None or wanted.is_low_bit else wanted.numpy.name
@@ -465,7 +465,7 @@ class LlamaForCausalLM(Module, GenerationMixin):
                 parameter.defer(read, partial(getattr, source, "origin"), source.type.dtype, source.read_blocks)
             elif wanted is not None and wanted.is_low_bit and can_be_low_bit(parameter):
                 shape, is_head = parameter.full_shape, parameter is made.lm_head.weight
-                kind = LOW_BITS[head_kind(wanted.name, shape[1])] if is_head else wanted
+                kind = LOW_BITS[(head_kind if is_head else kind_for)(wanted.name, shape[-1])]
                 rounded = Rounded(name, shape, read, kind)
                 parameter.defer(rounded.values, partial(rounded.origin, origin), kind, rounded.blocks)
             else:

@@ -1,4 +1,4 @@
-"""Rounds rows of numbers to the low-bit blocks of GGUF files, with the least squared error that a search finds.
+"""Rounds rows of numbers to low-bit blocks, those of GGUF files with the least squared error that a search finds.
 
 A group of numbers is d * code, or d * code - m. Several scales around the usual one are tried, each is improved by
 least squares, and the one whose error is least is kept: the result is never worse than plain rounding. The formats
@@ -16,10 +16,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from monoplan.codegen.formats.blocks import BLOCK_FORMATS
+from monoplan.codegen.formats.blocks import BLOCK_FORMATS, Blocks
 from monoplan.frontend.parameter import low_bit_part
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import LOW_BITS, DType, Part
@@ -27,6 +28,7 @@ from monoplan.runtime.machine.threads import default_threads
 
 Array = NDArray[Any]
 
+FP8 = ("fp8_128", "fp8_32")  # of no GGUF file
 CHUNK = 1 << 18  # numbers that a thread searches at a time: half as many are a sixth slower, by numpy's calls
 LARGEST, SMALLEST = float(np.finfo(np.float16).max), np.float32(np.finfo(np.float16).smallest_subnormal)
 _TRIES = (0.0, -0.9, -0.6, -0.3, 0.3, 0.6, 0.9)  # added to the largest code that a group's largest number would have
@@ -55,12 +57,15 @@ def quantize(rows: Array, kind: str, importance: Array | None = None) -> Array:
 
     importance: how much a squared error in each column counts, such as the mean square of the activations there.
     """
-    if kind not in SCHEMES:
-        raise ArgumentError(f"nothing is quantized to {kind!r}", fix=f"supported: {', '.join(SCHEMES)}")
-    scheme, dtype = SCHEMES[kind], LOW_BITS[kind]
+    if kind not in (*SCHEMES, *FP8):
+        raise ArgumentError(f"nothing is quantized to {kind!r}", fix=f"supported: {', '.join((*SCHEMES, *FP8))}")
+    dtype = LOW_BITS[kind]
     if rows.ndim != 2 or rows.shape[1] % dtype.block or not rows.shape[1]:
         what = f"a matrix of the shape {list(rows.shape)} can't be of type {kind}"
         raise ArgumentError(what, why=f"its rows are not whole blocks of {dtype.block} numbers")
+    if kind in FP8:
+        return _rounded_floats(rows, _format(kind))
+    scheme = SCHEMES[kind]
     blocks = rows.reshape(-1, dtype.block)
     weights = None if importance is None else _checked(importance, rows.shape[1]).reshape(-1, dtype.block)
     out = np.empty((len(blocks), dtype.block_bytes), np.uint8)
@@ -83,22 +88,42 @@ def quantize(rows: Array, kind: str, importance: Array | None = None) -> Array:
     return out.reshape(len(rows), -1)
 
 
+def _rounded_floats(rows: Array, kept: Blocks) -> Array:
+    """Blocks of fp8, the largest number of each as the largest code: errors of floats hardly depend on the scale."""
+    x = np.asarray(rows, np.float32).reshape(len(rows), -1, kept.dtype.block)
+    most = np.abs(x).max(axis=2)
+    if not np.isfinite(most).all():
+        row = np.argwhere(~np.isfinite(most))[0, 0]
+        raise ArgumentError(f"numbers near row {row} can't be of type {kept.name}", why="some are infinite or NaN")
+    scales = np.maximum(most / np.float32(448), np.finfo(np.float32).tiny)
+    codes = np.clip(x / scales[..., None], -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    return kept.join(codes.reshape(len(rows), -1), scales)
+
+
+def _format(kind: str) -> Blocks:
+    return next(found for found in BLOCK_FORMATS if found.name == kind)
+
+
+def kind_for(kind: str, depth: int) -> str:
+    """The type of a matrix with such rows, where `kind` is wanted: fp8 comes in blocks of two sizes."""
+    return "fp8_32" if kind in FP8 and depth % LOW_BITS[kind].block else kind
+
+
 def head_kind(kind: str, depth: int) -> str:
     """The type of the matrix that makes logits, where others are of type `kind`: errors there reach every choice."""
-    return next((k for k in ("q6_k", "q8_0") if depth % LOW_BITS[k].block == 0), kind) if kind != "q8_0" else kind
+    if kind == "q8_0" or kind in FP8:
+        return kind_for(kind, depth)
+    return next((k for k in ("q6_k", "q8_0") if depth % LOW_BITS[k].block == 0), kind)
 
 
 class Rounded:
     """A matrix in floats as a weight of a low-bit type, for `Parameter.defer`: it is rounded each time it is read."""
 
     def __init__(self, name: str, shape: tuple[int, ...], read: Callable[..., Array], dtype: DType) -> None:
-        if dtype.name not in SCHEMES or shape[-1] % dtype.block:
+        made = dtype.name in SCHEMES or dtype.name in FP8
+        if not made or shape[-1] % dtype.block:
             what, near = f"{name} of the shape {list(shape)} can't be of type {dtype.name}", "q8_0, q5_0 or q4_0"
-            why = (
-                f"its rows are not whole blocks of {dtype.block} numbers"
-                if dtype.name in SCHEMES
-                else "it is only read"
-            )
+            why = f"its rows are not whole blocks of {dtype.block} numbers" if made else "it is only read"
             raise ArgumentError(what, why=why, fix=f"use {near if shape[-1] % 32 == 0 else 'bfloat16 or float16'}")
         self.name, self.shape, self.read, self.dtype = name, shape, read, dtype
 
@@ -114,7 +139,7 @@ class Rounded:
 
     def values(self, part: Part | None = None) -> Array:
         """What the blocks mean, or a part of that."""
-        codec = next(found for found in BLOCK_FORMATS if found.name == self.dtype.name)
+        codec = _format(self.dtype.name)
         if part is None or part.axis == 0:
             rows = self.blocks(part).reshape(-1, self.dtype.stored_bytes(self.shape[-1]))
             return codec.values(rows).reshape(-1, *self.shape[1:])

@@ -398,8 +398,8 @@ def compile(  # noqa: A001  (the public name)
     """A compiled form of a Module: traced now if specs are given, else at the first call.
 
     `target`: cpu, cuda or reference; None: the device that a model was loaded for, and for other modules the CPU.
-    `dtype`: of the weights, None: their own. For a language model on a CPU also q8_0 (int8), q4_0 (int4), q4_k and
-    other types of GGUF files, to which matrices are rounded when they are packed. `options`: see docs/options.md.
+    `dtype`: of the weights, None: their own. For a language model on a CPU also fp8, q8_0 (int8), q4_0 (int4), q4_k
+    and other types of GGUF files, to which matrices are rounded when they are packed. `options`: see docs/options.md.
     `source`: an edited plan.c to build in place of the generated one. `tp`: a communicator (or "mpi"), for a model that
     is divided between several ranks: see docs/parallel.md.
     """

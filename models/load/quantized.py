@@ -239,7 +239,7 @@ class QuantizedCheckpoint:
 
     def __init__(self, stored: Checkpoint, config: Config, matrices: list[_Matrix], hidden: Collection[str]) -> None:
         self.path, self._stored = stored.path, stored
-        self._scheme = json.dumps(config, sort_keys=True)
+        self._scheme, self.method = json.dumps(config, sort_keys=True), str(config["quant_method"])
         self._matrices = {f"{matrix.layer}.weight": matrix for matrix in matrices}
         self._names = list(dict.fromkeys([*(n for n in stored.names() if n not in hidden), *self._matrices]))
         self._low_bits: dict[str, DType | str] = {}

@@ -199,24 +199,31 @@ def _summary(fast: Any, opened: Opened) -> str:
 
 
 def _stored_types(model: Any) -> list[str]:
-    """A line on the weights of a GGUF file: how many stay in their types, which are expanded, and why."""
+    """A line on the weights of a quantized file: how many stay in their types, which are expanded, and why."""
     from collections import Counter
 
-    from monoplan.ir.types import LOW_BITS
+    from monoplan.ir.types import LOW_BITS, as_dtype
     from monoplan.models.load.checkpoint import open_model
     from monoplan.models.load.gguf import FLOATS, GGUFCheckpoint
+    from monoplan.models.load.quantized import QuantizedCheckpoint
 
     weights, own = open_model(model.name_or_path).weights, model.state_dict()
-    if not isinstance(weights, GGUFCheckpoint):
+    if not isinstance(weights, GGUFCheckpoint | QuantizedCheckpoint):
         return []
     counts: Counter[str] = Counter()
     for name in weights.names():
-        kind, dtype = weights.stored_type(name), own[name].type.dtype if name in own else None
-        if dtype is None or kind in FLOATS or dtype.is_low_bit:
-            counts[kind + " kept" * (kind not in FLOATS)] += 1
+        dtype = own[name].type.dtype if name in own else None
+        if isinstance(weights, GGUFCheckpoint):
+            kind = weights.stored_type(name)
+            is_plain, why = kind in FLOATS, "" if kind.lower() in LOW_BITS else "plans have no such format"
         else:
-            why = "as requested" if kind.lower() in LOW_BITS else "plans have no such format"
-            counts[f"{kind} expanded to {dtype} ({why})"] += 1
+            found = weights.kept(name)
+            is_plain, why = found is None, found if isinstance(found, str) else ""
+            kind = str(as_dtype(weights.dtype(name)) if is_plain else weights.method if why else found)
+        if dtype is None or is_plain or dtype.is_low_bit:
+            counts[kind + " kept" * (not is_plain)] += 1
+        else:
+            counts[f"{kind} expanded to {dtype} ({why or 'as requested'})"] += 1
     return ["weights: " + ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))]
 
 

@@ -19,9 +19,10 @@ from monoplan.ir.types import LOW_BITS
 from monoplan.models import AutoLlamaModel, LlamaForCausalLM
 from monoplan.models.load.checkpoint import open_model
 from monoplan.models.load.gguf_writer import FILE_TYPES, write_quantized
-from monoplan.models.quantize import SCHEMES, Rounded, Scheme, quantize
+from monoplan.models.quantize import FP8, SCHEMES, Rounded, Scheme, quantize
 from monoplan.models.rope_scaling import inverse_frequencies
 from monoplan.models.text.tokenizer import Tokenizer
+from tests.matrices import partly
 from tests.models.support import tiny_config, tiny_tokenizer_files
 from tests.models.vocabularies import byte_level, pieces
 
@@ -143,34 +144,54 @@ def test_shapes_types_and_importance_are_checked() -> None:
         quantize(np.zeros((2, 32), np.float32), "q4_0", np.full(32, -1.0))
 
 
-@pytest.mark.parametrize(("dtype", "kind"), [("q4_k", "q4_k"), ("int8", "q8_0"), ("int4", "q4_0")])
+def test_floats_of_8_bits() -> None:
+    x = samples()["normal"].astype(np.float32)
+    x[0] *= np.geomspace(1e-6, 1, x.shape[1], dtype=np.float32)
+    x[1], x[2] = 0.0, 1e-45
+    for kind in FP8:
+        found = FORMATS[kind].values(quantize(x, kind))
+        largest = np.abs(x).reshape(len(x), -1, LOW_BITS[kind].block).max(2)
+        limit = np.maximum(np.abs(x) / 16, np.repeat(largest, LOW_BITS[kind].block, axis=1) / 448 / 1024)
+        assert (np.abs(found - x) <= limit * (1 + 1e-5) + 1e-45).all()
+        for bad in (np.nan, -np.inf):
+            with pytest.raises(ArgumentError, match=f"near row 1 can't be of type {kind}"):
+                quantize(np.float32([[1] * 128, [bad] * 128]), kind)
+
+
+def test_rows_that_are_not_whole_blocks_have_smaller_ones() -> None:
+    made = LlamaForCausalLM.from_config(tiny_config(hidden_size=128, intermediate_size=96), seed=3).with_dtype("fp8")
+    kinds = {name.split(".")[-2]: str(p.type.dtype) for name, p in made.named_parameters() if p.ndim == 2}
+    assert kinds["down_proj"] == "fp8_32" and kinds["up_proj"] == kinds["lm_head"] == "fp8_128"
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("q4_k", "q4_k"), ("int8", "q8_0"), ("int4", "q4_0"), ("fp8", "fp8_128")])
 def test_a_model_is_compiled_with_rounded_matrices(dtype: str, kind: str) -> None:
     config = tiny_config(hidden_size=256, intermediate_size=256, tie_word_embeddings=kind == "q4_k")
     model = LlamaForCausalLM.from_config(dataclasses.replace(config, initializer_range=0.05), seed=3)
     fast = mp.compile(model, dtype=dtype)
-    rounded = LlamaForCausalLM.from_config(model.config, seed=3)
+    rounded, head = LlamaForCausalLM.from_config(model.config, seed=3), kind if kind in ("q8_0", "fp8_128") else "q6_k"
     for parameter in rounded.parameters():
         if parameter.ndim == 2:
-            own = kind if parameter is not rounded.lm_head.weight or kind == "q8_0" else "q6_k"
+            own = head if parameter is rounded.lm_head.weight else kind
             parameter.load(FORMATS[own].values(quantize(parameter.numpy(), own)))
     ids = np.arange(7)[None]
     expected, found = (np.asarray(m(ids, all_logits=True)) for m in (rounded, fast))
     assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()  # activations are rounded to 8 bits
-    head = "q8_0" if kind == "q8_0" else "q6_k"
     assert {str(p.type.dtype) for p in fast.model.parameters()} == {"f32", kind, head}
     assert model.dtype.name == "f32" and fast.model.lm_head.weight.type.dtype.name == head
 
 
-def test_values_may_have_more_bits_than_queries_and_keys() -> None:
+@pytest.mark.parametrize("better", partly(["q8_0", "fp8_32"], lambda better: better == "q8_0"))
+def test_values_may_have_more_bits_than_queries_and_keys(better: str) -> None:
     """One product over weights of two formats, for few rows and many, bit for bit alike with any number of threads."""
     model = LlamaForCausalLM.from_config(tiny_config(hidden_size=64, intermediate_size=64), seed=3)
     mixed, expected = model.with_dtype("q4_0"), LlamaForCausalLM.from_config(model.config, seed=3)
     exact = {n: p.numpy() for n, p in model.named_parameters() if p.ndim == 2}
-    kinds = {n: "q8_0" if ".v_proj." in n or n.startswith("lm_head") else "q4_0" for n in exact}
+    kinds = {n: better if ".v_proj." in n else "q8_0" if n.startswith("lm_head") else "q4_0" for n in exact}
     for name, parameter in mixed.named_parameters():
         if ".v_proj." in name:
-            rounded = Rounded(name, parameter.full_shape, lambda part=None, n=name: exact[n], LOW_BITS["q8_0"])
-            parameter.defer(rounded.values, None, LOW_BITS["q8_0"], rounded.blocks)
+            rounded = Rounded(name, parameter.full_shape, lambda part=None, n=name: exact[n], LOW_BITS[better])
+            parameter.defer(rounded.values, None, LOW_BITS[better], rounded.blocks)
     for name, parameter in expected.named_parameters():
         if name in kinds:
             parameter.load(FORMATS[kinds[name]].values(quantize(exact[name], kinds[name])))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 import monoplan as mp
+from monoplan.cli.inspect import _stored_types
 from monoplan.codegen.formats.blocks import BLOCK_FORMATS
 from monoplan.ir.errors import LoadError
 from monoplan.ir.types import LOW_BITS, Part
@@ -283,8 +284,16 @@ def test_plans_keep_blocks_or_expand_them(case: str, tmp_path: Path) -> None:
         assert own[name].type.dtype.name == ("f32" if dtype == "float32" else KINDS[case][0])
         np.testing.assert_array_equal(own[name].numpy(), wanted[name])
         results[dtype] = np.asarray(mp.compile(model)(ids)).astype(np.float32)
+        what = f"{KINDS[case][0]} expanded to f32 (as requested)" if dtype == "float32" else f"{KINDS[case][0]} kept"
+        assert f" {what}" in _stored_types(model)[0]
     np.testing.assert_allclose(results[None], results["float32"], atol=5e-4, rtol=0)
     np.testing.assert_array_equal(results[None], results["auto"])
+
+
+def test_why_columns_in_another_order_are_expanded(tmp_path: Path) -> None:
+    CASES["gptq-act"].write(tmp_path)
+    found = _stored_types(AutoLlamaModel.from_pretrained(tmp_path, dtype="float32"))[0]
+    assert "13 gptq expanded to f32 (columns that share a scale do not lie together)" in found
 
 
 def test_origins_tell_schemes_and_files_apart(tmp_path: Path) -> None:
