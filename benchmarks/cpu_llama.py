@@ -23,7 +23,7 @@ from pathlib import Path
 from cpu_peers.report import as_json, as_text, summary
 from cpu_peers.rounds import Outcome, Plan, run
 from cpu_peers.worker import FAKES, LEVELS, PEERS
-from cpu_peers.workload import FORMATS, SHAPES, Workload
+from cpu_peers.workload import FORMATS, QUANTIZED, SHAPES, Workload
 
 USUAL = [peer for peer in PEERS if peer not in (*FAKES, *LEVELS, "limits")]
 
@@ -33,7 +33,8 @@ def arguments() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", choices=SHAPES, default="135m", help="the shape; weights are random")
     add("--dtype", choices=("bf16", "f32"), default="bf16")
-    add("--format", choices=FORMATS, help="a GGUF file in a low-bit format instead: random blocks")
+    what = "a GGUF file in a low-bit format instead, or a quantized Hugging Face checkpoint: random blocks"
+    add("--format", choices=(*FORMATS, *QUANTIZED), help=what)
     add("--threads", type=int, default=2)
     add("--cpus", type=int, nargs="+", metavar="N", help="CPUs that all peers run on (default: one of each core)")
     add(

@@ -28,7 +28,11 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="also without overlapping launches")
     parser.add_argument("--kernels", action="store_true", help="also each kernel by itself")
     parser.add_argument("--tune", type=float, default=0.0, help="seconds of tuning before a second round")
-    parser.add_argument("--format", default="bf16", help="bf16, bf16_12, q4_k_m or a block format of GGUF")
+    parser.add_argument(
+        "--format",
+        default="bf16",
+        help="bf16, bf16_12, q4_k_m or a block format: q4_0, fp8_128, int4_128_f16 and so on",
+    )
     parser.add_argument("--json")
     args = parser.parse_args()
     decoder = Decoder(args.shape, args.full, args.format)

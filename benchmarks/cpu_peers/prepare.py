@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cpu_peers.workload import Workload, write_files
+from cpu_peers.workload import QUANTIZED, Workload, write_files
 
 NEEDS = {"llama.cpp": "gguf", "llama-cpp-python": "gguf", "openvino": "openvino", "openvino-genai": "openvino"}
 
@@ -27,6 +27,8 @@ def prepare(work: Workload, peer: str) -> str | None:
         if peer not in READ_GGUF:
             return "it reads no GGUF file"
         data["form"] = "gguf"
+    if work.dtype in QUANTIZED and peer not in (*READ_GGUF[:3], "limits"):
+        return "it is not given quantized checkpoints"
     done = subprocess.run(
         [sys.executable, "-m", "cpu_peers.prepare"],
         input=json.dumps(data),

@@ -29,6 +29,13 @@ FORMATS = {
     "q4_k_m": ("q4_k", "q6_k"),
 }  # fmt: skip
 BLOCKS = {"q4_0": (32, 18), "q8_0": (32, 34), "q4_k": (256, 144), "q6_k": (256, 210)}
+# Hugging Face checkpoints whose layers are quantized, all but the embedding: bytes of 128 numbers, quantization_config.
+_GROUPS = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 128}
+QUANTIZED: dict[str, tuple[int, dict[str, Any]]] = {
+    "fp8_128": (132, {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}),
+    "int4_128_f16": (67, {"quant_method": "compressed-tensors", "format": "pack-quantized",
+                          "config_groups": {"group_0": {"targets": ["Linear"], "weights": _GROUPS}}}),
+}  # fmt: skip
 LONGEST = 8192  # positions of the models
 CONTEXT, PROMPT, STEPS = 128, 512, 16  # decode after CONTEXT tokens for STEPS steps; prefill of PROMPT
 PROMPTS = 3  # in a turn
@@ -43,7 +50,7 @@ class Workload:
     """A model of a shape in a data type, and the folder where its files are."""
 
     model: str
-    dtype: str  # bf16 or f32, or one of FORMATS
+    dtype: str  # bf16 or f32, or one of FORMATS or QUANTIZED
     folder: Path
 
     @property
@@ -102,6 +109,9 @@ class Workload:
             matrices = {n: math.prod(t) for n, t in tensor_shapes(s).items() if len(t) == 2}
             blocks = [(count, *BLOCKS[self.kind(name)]) for name, count in matrices.items()]
             return sum(count // block * size for count, block, size in blocks) + 4 * norms
+        if self.dtype in QUANTIZED:
+            embedding = 2 * s["vocab_size"] * s["hidden_size"]
+            return self.layer_values * QUANTIZED[self.dtype][0] // 128 + embedding + 4 * norms
         return int((self.layer_values + s["vocab_size"] * s["hidden_size"] + norms) * self.item)
 
     @property
@@ -136,7 +146,8 @@ def config_of(work: Workload) -> dict[str, Any]:
         "max_position_embeddings": LONGEST,
         "bos_token_id": 1,
         "eos_token_id": 2,
-        "torch_dtype": DTYPES[work.dtype],
+        "torch_dtype": DTYPES.get(work.dtype, "bfloat16"),
+        **({"quantization_config": QUANTIZED[work.dtype][1]} if work.dtype in QUANTIZED else {}),
     }
 
 
@@ -169,14 +180,35 @@ def random_weights(work: Workload) -> dict[str, np.ndarray[Any, Any]]:
     """
     import ml_dtypes
 
-    dtype = np.dtype(ml_dtypes.bfloat16) if work.dtype == "bf16" else np.dtype(np.float32)
+    dtype = np.dtype(np.float32) if work.dtype == "f32" else np.dtype(ml_dtypes.bfloat16)
     block = np.random.default_rng(0).normal(size=1 << 20).astype(np.float32)
     found = {}
     for number, (name, shape) in enumerate(tensor_shapes(work.shape).items()):
         scale = 0.02 if "embed" in name else shape[-1] ** -0.5
+        if work.dtype in QUANTIZED and len(shape) == 2 and "embed" not in name:
+            found |= _quantized(name, (shape[0], shape[1]), np.roll(block, 7919 * number), work.dtype)
+            continue
         turned = (np.roll(block, 7919 * number) * np.float32(scale)).astype(dtype)
         found[name] = np.ones(shape, dtype) if len(shape) == 1 else np.resize(turned, shape)
     return found
+
+
+def _quantized(
+    name: str, shape: tuple[int, int], normal: np.ndarray[Any, Any], kind: str
+) -> dict[str, np.ndarray[Any, Any]]:
+    """The tensors of a layer in such a checkpoint."""
+    import ml_dtypes
+
+    size, groups = shape[1] ** -0.5, -(-shape[1] // 128)
+    if kind == "fp8_128":
+        codes = np.clip(normal * 100, -448, 448).astype(ml_dtypes.float8_e4m3fn)
+        scales = np.full((-(-shape[0] // 128), groups), size / 100, np.float32)
+        return {name: np.resize(codes, shape), f"{name}_scale_inv": scales}
+    words = np.resize(normal, (shape[0], shape[1] // 8)).view(np.int32)  # any bits
+    zeros = np.full((shape[0] // 8, groups), np.int32(0x78897788), np.int32)
+    scales = np.full((shape[0], groups), size / 4.6, np.float16)
+    made = {"packed": words * np.int32(-1640531527), "scale": scales, "zero_point": zeros, "shape": np.int64(shape)}
+    return {f"{name}_{own}": np.asarray(array) for own, array in made.items()}
 
 
 def write_files(work: Workload) -> None:
