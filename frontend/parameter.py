@@ -93,7 +93,7 @@ class Parameter(Tensor):
         """Takes its values from `source()`, a full tensor of any float type, each time they are wanted.
 
         With `low_bit` it is a weight of that type from now on: `blocks(part)` gives its rows as bytes, for plans, and
-        `source` what they mean.
+        `source` what they mean. (It may also be another float type, which needs no blocks.)
 
         The array that `source` gives is nobody else's. `source(part)` gives a Part of the full tensor alone. `origin()`
         says which file it is from (models/load/weight_file.py): what was made of it may be found again by that.

@@ -20,7 +20,7 @@ from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import Parameter, no_init
 from monoplan.ir.errors import LoadError, writing
 from monoplan.ir.garbage import kept
-from monoplan.ir.types import Part, known_target
+from monoplan.ir.types import Part, as_dtype, f32, known_target
 from monoplan.models.families import family_of
 from monoplan.models.llama import LlamaForCausalLM, can_be_low_bit
 from monoplan.models.load.checkpoint import Weights, open_model, parameter_shapes
@@ -28,7 +28,7 @@ from monoplan.models.load.hub import local_path
 from monoplan.models.load.safetensors import FLOATS, save_checkpoint
 from monoplan.models.text.tokenizer import MissingTokenizer
 
-TIED = "lm_head.weight"
+TIED, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # Old checkpoints store the frequencies of RoPE, which follow from the configuration.
 _IGNORED = re.compile(r"\.rotary_emb\.inv_freq$")
 _TOKENIZER_FILES = (
@@ -108,7 +108,8 @@ AutoLlamaModel = AutoModel  # the older name
 def load_weights(model: Module, weights: Weights, *, keep_blocks: bool = False) -> None:
     """Binds every parameter to its tensor of a checkpoint, in its own dtype; nothing changes unless all names fit.
 
-    keep_blocks: a matrix that the file has in a low-bit type is of that type in the model as well.
+    keep_blocks: a matrix that the file has in a low-bit type is of that type in the model as well, and so are the
+    embedding and the last matrix if they have 16 bits beside such matrices.
 
     The tensors are read when they are wanted: once by the compiler, which packs them one at a time, so that the
     weights are never in memory twice; or at the first eager call. What was read is a copy, and nothing that happens to
@@ -136,6 +137,9 @@ def load_weights(model: Module, weights: Weights, *, keep_blocks: bool = False) 
             others = [other for a, b in pairs if (other := name.replace(a, b)) in names]
             low_bit = low_bit if all(weights.low_bit(other) == low_bit for other in others) else None
         blocks = None if low_bit is None else partial(weights.blocks, name)
+        if keep_blocks and name in (TIED, EMBEDDING) and own[name].type.dtype == f32 and low_bit is None:
+            stored = as_dtype(weights.dtype(name))
+            low_bit = stored if stored.is_float and stored.bits == 16 else None
         own[name].defer(partial(weights.tensor, name), partial(weights.origin, name), low_bit, blocks)
 
 

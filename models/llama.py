@@ -226,6 +226,12 @@ class LlamaModel(Module):
             self.register_buffer("no_sin", np.zeros((positions, 1), np.float32), persistent=False)
             self.register_buffer("no_cos", np.ones((positions, 1), np.float32), persistent=False)
 
+    @property
+    def dtype(self) -> DType:
+        """The type it computes in."""
+        table, norm = self.embed_tokens.weight.dtype.values, self.norm.weight.dtype
+        return norm if norm.bits > table.bits else table
+
     def embed(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         """What the first layer reads."""
         scale, x = self.config.embedding_scale, self.embed_tokens(input_ids)
@@ -255,6 +261,8 @@ class LlamaModel(Module):
             position_ids = position_ids.unsqueeze(0).expand(batch, seq)
         ropes = self.ropes(position_ids)
         hidden_states = self.embed(input_ids, position_ids)
+        if hidden_states.dtype.bits < self.dtype.bits:  # a table that is kept in 16 bits beside low-bit weights
+            hidden_states = hidden_states.to(self.dtype)
         for layer, rope in zip(self.layers, ropes, strict=True):
             hidden_states = layer(hidden_states, rope, past_key_values, num_valid)
         if past_key_values is not None:
@@ -369,7 +377,7 @@ class LlamaForCausalLM(Module, GenerationMixin):
     @property
     def dtype(self) -> DType:
         """The element type that the model computes in: that of its weights, f32 where these are in a low-bit type."""
-        return self.model.embed_tokens.weight.dtype.values
+        return self.model.dtype
 
     @property
     def tokenizer(self) -> Any:  # type: ignore[override]

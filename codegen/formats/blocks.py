@@ -169,13 +169,12 @@ class Blocks(WeightFormat):
     def values(self, blocks: Array) -> Array:
         """What blocks [rows, bytes] mean, in float32."""
         if self.floats or self.zeros:
-            codes, scales, *zeros = TILES[self.name].cut(blocks)
-            numbers = FLOAT8[codes] if self.floats else codes.astype(np.int8).astype(np.float32)
-            each = numbers.reshape(*scales.shape, -1)
+            codes, words, *zeros = TILES[self.name].cut(blocks)
+            scales = words.view(self.scales[0][1]).astype(np.float32)[..., None]
+            numbers = FLOAT8[codes] if self.floats else codes.view(np.int8).astype(np.float32)
+            each = numbers.reshape(*words.shape, -1)
             with np.errstate(all="ignore"):
-                made = (each - zeros[0].astype(np.float32)[..., None] if zeros else each) * scales.astype(np.float32)[
-                    ..., None
-                ]
+                made = (each - zeros[0].view(np.int8).astype(np.float32)[..., None] if zeros else each) * scales
             return made.reshape(len(blocks), -1)
         import gguf
 

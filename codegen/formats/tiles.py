@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 Array = Any  # of numpy or of CuPy
@@ -300,23 +299,24 @@ def cut_mxfp4(raw: Array) -> tuple[Array, ...]:
     return _flat(_nibbles(module_of(raw), b[..., 1:])), b[..., 0]
 
 
-def in_groups(bits: int, block: int, scale: Any, c_scale: str, *, floats: bool = False) -> Tile:
-    """Blocks of codes, a scale and, unless codes are floats, a zero point: 4 bits as in q4_0, or bytes."""
-    end, size, zeros = block * bits // 8, np.dtype(scale).itemsize, int(not floats)
+def in_groups(bits: int, block: int, scale: str, *, floats: bool = False) -> Tile:
+    """Blocks of codes, 4 bits as in q4_0 or bytes, a scale of that C++ type, and a zero point unless codes are floats.
+    Scales stay words: CuPy has no bf16."""
+    end, zeros, word = block * bits // 8, int(not floats), np.dtype(np.uint32 if scale == "float" else np.uint16)
+    size = word.itemsize
 
     def cut(raw: Array) -> tuple[Array, ...]:
         xp, b = module_of(raw), _blocks(raw, end + size + zeros)
         codes = b[..., :end]
         if bits == 4:
             codes = _nibbles(xp, codes.reshape(*b.shape[:2], -1, 16))
-        scales = xp.ascontiguousarray(b[..., end : end + size]).view(np.uint16 if size == 2 else np.uint32)[..., 0]
-        scales = scales if scale is None else scales.view(scale)
-        return _flat(codes), scales, *([b[..., -1] if bits == 4 else b[..., -1].view(np.int8)] if zeros else [])
+        scales = xp.ascontiguousarray(b[..., end : end + size]).view(word)[..., 0]
+        return _flat(codes), scales, *[b[..., -1]] * zeros
 
     kind = "mp_codes_float8" if floats else "mp_codes_bytes" if bits == 8 else "mp_codes<4, 0>"
     put = functools.partial(put_groups, groups=COLUMNS // block)
     bytes_ = ROWS * COLUMNS // block * (size + zeros)
-    return Tile(kind, f"mp_scales_of<{c_scale}, {block}, {zeros}>", put, cut, scale_bytes=bytes_)
+    return Tile(kind, f"mp_scales_of<{scale}, {block}, {zeros}>", put, cut, scale_bytes=bytes_)
 
 
 def _table(values: Sequence[int]) -> str:
@@ -341,8 +341,7 @@ TILES: dict[str, Tile] = {
     "iq4_nl": Tile(_IQ4, "mp_scales_half", put_half, simple(18, [0], 2)),
     "iq4_xs": Tile(_IQ4, "mp_scales_byte<32>", put_bytes, cut_iq4_xs),
     "mxfp4": Tile(_MXFP4, "mp_scales_power", put_power, cut_mxfp4),
-    **{f"fp8_{n}": in_groups(8, n, np.float32, "float", floats=True) for n in (128, 32)},
-    **{f"int4_{n}_f16": in_groups(4, n, np.float16, "mp_f16") for n in (128, 64, 32)},
-    **{f"int4_{n}_bf16": in_groups(4, n, ml_dtypes.bfloat16, "mp_bf16") for n in (128, 64, 32)},
-    **{f"int{bits}_{n}_f32": in_groups(bits, n, np.float32, "float") for bits in (4, 8) for n in (128, 64, 32)},
+    **{f"fp8_{n}": in_groups(8, n, "float", floats=True) for n in (128, 32)},
+    **{f"int4_{n}_{t}": in_groups(4, n, f"mp_{t}") for n in (128, 64, 32) for t in ("f16", "bf16")},
+    **{f"int{bits}_{n}_f32": in_groups(bits, n, "float") for bits in (4, 8) for n in (128, 64, 32)},
 }

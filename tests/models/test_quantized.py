@@ -283,6 +283,7 @@ def test_plans_keep_blocks_or_expand_them(case: str, tmp_path: Path) -> None:
         name = "model.layers.0.mlp.up_proj.weight"
         assert own[name].type.dtype.name == ("f32" if dtype == "float32" else KINDS[case][0])
         np.testing.assert_array_equal(own[name].numpy(), wanted[name])
+        assert own["model.embed_tokens.weight"].type.dtype.name == ("f32" if dtype == "float32" else "f16")
         results[dtype] = np.asarray(mp.compile(model)(ids)).astype(np.float32)
         what = f"{KINDS[case][0]} expanded to f32 (as requested)" if dtype == "float32" else f"{KINDS[case][0]} kept"
         assert f" {what}" in _stored_types(model)[0]
