@@ -189,8 +189,7 @@ def save_model(model: LlamaForCausalLM, directory: str | Path, **options: Any) -
     state = {name: t.numpy() for name, t in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         del state[TIED]  # stored once, as transformers does
-    dtype = next(iter(state.values())).dtype
-    config = dataclasses.replace(model.config, dtype=dtype.name)
+    config = dataclasses.replace(model.config, dtype=model.dtype.numpy.name)
     family = family_of(config.model_type)
     if family is not None and family.layout is not None:
         state = family.layout(config).stored(state, config)

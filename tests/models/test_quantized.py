@@ -285,6 +285,9 @@ def test_plans_keep_blocks_or_expand_them(case: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(own[name].numpy(), wanted[name])
         assert own["model.embed_tokens.weight"].type.dtype.name == ("f32" if dtype == "float32" else "f16")
         results[dtype] = np.asarray(mp.compile(model)(ids)).astype(np.float32)
+        model.save_pretrained(tmp_path / "expanded")
+        again = AutoLlamaModel.from_pretrained(tmp_path / "expanded")
+        np.testing.assert_array_equal(dict(again.named_parameters())[name].numpy(), wanted[name])
         what = f"{KINDS[case][0]} expanded to f32 (as requested)" if dtype == "float32" else f"{KINDS[case][0]} kept"
         assert f" {what}" in _stored_types(model)[0]
     np.testing.assert_allclose(results[None], results["float32"], atol=5e-4, rtol=0)
