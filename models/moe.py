@@ -277,10 +277,17 @@ class StackedExperts:
         return None if self._is_stack(name) else self.stored.origin(self._names[name][0])
 
     def low_bit(self, name: str) -> DType | None:
-        return None if self._is_stack(name) else self.stored.low_bit(self._names[name][0])
+        first, *others = (self.stored.low_bit(one) for one in self._names[name])
+        return first if all(other == first for other in others) else None
 
     def blocks(self, name: str, part: Part | None = None) -> Array:
-        return self.stored.blocks(self._names[name][0], part)
+        names = self._names[name]
+        if not self._is_stack(name):
+            return self.stored.blocks(names[0], part)
+        if part is not None and part.axis == 0:
+            names, part = names[part.start : part.start + part.length], None
+        inside = None if part is None else part._replace(axis=part.axis - 1)
+        return np.stack([self.stored.blocks(one, inside) for one in names])
 
 
 def experts_from_gguf(keys: Any, arguments: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from monoplan.ir.errors import LoadError
 from monoplan.ir.types import LOW_BITS, Part
 from monoplan.models.auto import AutoLlamaModel
 from monoplan.models.config import LlamaConfig
+from monoplan.models.families import family_of
 from monoplan.models.load.checkpoint import open_model, parameter_shapes
 from tests.matrices import partly
 
@@ -385,3 +386,29 @@ def test_what_is_not_supported_is_named(case: str, changes: dict[str, Any], mess
     Writer({**writer.config, **changes}, writer.layer).write(tmp_path)
     with pytest.raises(LoadError, match=message):
         open_model(tmp_path)
+
+
+@pytest.mark.full
+def test_experts_stay_in_blocks(tmp_path: Path) -> None:
+    """Matrices of experts, each with scales of its own, are one weight; its type is that of all of them."""
+    config = {**CONFIG, "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 32}
+    config |= {"moe_intermediate_size": 128, "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
+    family = family_of("qwen3_moe")
+    assert family is not None and family.layout is not None
+    made = family.model.from_config(family.config({**config, "torch_dtype": "float32"}), seed=1)
+    state = {name: t.numpy() for name, t in made.named_parameters()}
+    stored, random = {}, np.random.default_rng(3)
+    for name, array in family.layout(made.config).stored(state, made.config).items():
+        stored[name] = array.astype(np.float16)
+        if "_proj" in name:
+            tensors, _ = fp8("block").layer(random, *array.shape)
+            stored |= {name.removesuffix("weight") + own: values for own, values in tensors.items()}
+    save_file({name: np.ascontiguousarray(array) for name, array in stored.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": fp8("block").config}))
+    ids, results = np.arange(9)[None], []
+    for dtype in (None, "float32"):
+        model = AutoLlamaModel.from_pretrained(tmp_path, dtype=dtype)
+        kind = str(dict(model.named_parameters())["model.layers.1.mlp.experts.up_proj.weight"].type.dtype)
+        assert kind == ("f32" if dtype else "fp8_128")
+        results.append(np.asarray(mp.compile(model)(ids, all_logits=True)))
+    np.testing.assert_allclose(results[0], results[1], atol=2e-3 * np.abs(results[1]).max(), rtol=0)
