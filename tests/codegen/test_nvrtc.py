@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from monoplan.codegen.cuda.render import render_cuda, with_headers
 from monoplan.codegen.formats import FORMATS, WeightFormat
+from monoplan.codegen.formats.blocks import BLOCK_FORMATS, Blocks
 from monoplan.codegen.plan import make_plan
 from monoplan.codegen.target import Target, cuda_target
-from monoplan.ir.types import DTYPES
+from monoplan.ir.builder import build_graph
+from monoplan.ir.opdef import REGISTRY
+from monoplan.ir.types import DTYPES, TensorType, tensor_type
 from tests import nvrtc
 from tests.codegen.cases import CASES
 from tests.codegen.test_cuda_llama import MODELS, model
@@ -49,3 +54,14 @@ def test_kernels_that_pack_are_taken(kept: WeightFormat) -> None:
 @pytest.mark.parametrize("kind", partly(MODELS, lambda kind: kind == "bf16"))
 def test_language_models_are_taken(kind: str) -> None:
     assert refused(render_cuda(make_plan(model(kind)[0], H200), "test").text, "90a") == ""
+
+
+@needs("nvrtc")
+@pytest.mark.parametrize("f", partly(BLOCK_FORMATS, lambda f: f.name == "fp8_128"), ids=lambda f: f.name)
+def test_products_and_lookups_of_blocks_are_taken(f: Blocks) -> None:
+    def forward(x: Any, ids: Any, w: Any) -> Any:
+        return REGISTRY["linear"](x, w), REGISTRY["embedding"](ids, w)
+
+    inputs = {"x": tensor_type("bf16", "n", 512), "ids": tensor_type("i64", "m")}
+    graph = build_graph("table", forward, inputs, {"w": TensorType(f.dtype, (40, 512))})
+    assert refused(render_cuda(make_plan(graph, H200), "test").text, "90a") == ""
