@@ -484,7 +484,7 @@ def _tile_row(k: Linear, target: Target) -> RowSchedule | None:
     ways = [(w, s) for w, s in product(order, (16, 8, 4, 2, 1)) if s <= w and (s == w or -(-tiles // s) <= 2)]
     idle = {s: max(-(-tiles // s) * s - tiles - tiles // 6, 0) for _, s in ways}
     ways.sort(key=lambda way: (idle[way[1]], order.index(way[0]), -way[1]))
-    hopper = target.capability >= 90
+    hopper, alone = target.capability >= 90, None  # a schedule in which a warp waits for each of its tiles
     for warps, slices in ways:
         one = RowSchedule(grid, warps, slices, 1, 1, 1)
         rest, each = row_shared(k, one), warps * k.format.tile_bytes
@@ -494,8 +494,11 @@ def _tile_row(k: Linear, target: Target) -> RowSchedule | None:
         if -(-tiles // slices) <= 8 and rest + (ring - 1) * each <= target.shared - 1024:
             calm = ring > 1 and hopper and not (large and wide and k.depth < 4096 and units <= 16)
             late = ring if calm and not large and k.epilogue == "gated" else 0
-            return replace(one, ring=ring, early=ring, gentle=int(calm), late=late)
-    return None
+            made = replace(one, ring=ring, early=ring, gentle=int(calm), late=late)
+            if ring > 1 or units == 1:
+                return made
+            alone = alone or made
+    return alone
 
 
 def _vector_types(bits: int, x: DType, gamma: DType) -> bool:
