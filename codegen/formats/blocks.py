@@ -170,10 +170,10 @@ class Blocks(WeightFormat):
         """What blocks [rows, bytes] mean, in float32."""
         if self.floats or self.zeros:
             codes, words, *zeros = TILES[self.name].cut(blocks)
-            scales = words.view(self.scales[0][1]).astype(np.float32)[..., None]
             numbers = FLOAT8[codes] if self.floats else codes.view(np.int8).astype(np.float32)
             each = numbers.reshape(*words.shape, -1)
             with np.errstate(all="ignore"):
+                scales = words.view(self.scales[0][1]).astype(np.float32)[..., None]
                 made = (each - zeros[0].view(np.int8).astype(np.float32)[..., None] if zeros else each) * scales
             return made.reshape(len(blocks), -1)
         import gguf
