@@ -179,11 +179,11 @@ class DecodeVariant:
     )
     spread: bool = False  # the blocks are no cluster
     pad: int = 0  # shared memory that only keeps other blocks off the SM
-    stages: int = 0  # of a cache in 8 bits: pieces of 32 rows in flight for each warp; 0: it is in bf16
+    pieces: int = 0  # of a cache in 8 bits: runs of 32 rows in flight for each warp; 0: it is in bf16
 
     def shared(self, head_dim: int) -> int:
         """Bytes of dynamic shared memory."""
-        return self.stages * self.warps * _piece(head_dim) + self.pad
+        return self.pieces * self.warps * _piece(head_dim) + self.pad
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class DecodeSchedule:
     long_warps: int = 8
     blocks: int = 1  # on one SM, that the register budget must allow
     pad: int = 0
-    stages: int = 0
+    pieces: int = 0
 
     @property
     def variants(self) -> tuple[DecodeVariant, ...]:
@@ -215,7 +215,7 @@ class DecodeSchedule:
             DecodeVariant("decode_some", 2, *size, self.some, most=self.splits),
             DecodeVariant("decode_many", 1, *size, most=self.splits),
         )
-        return tuple(replace(v, stages=self.stages) for v in found)
+        return tuple(replace(v, pieces=self.pieces) for v in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -626,16 +626,16 @@ def _decode(k: Attention, target: Target) -> DecodeSchedule | None:
 
 
 def _decode_bytes(k: Attention, s: DecodeSchedule, target: Target) -> DecodeSchedule | None:
-    """Of a cache in 8 bits: as many stages as fit beside what is merged, up to 4."""
+    """Of a cache in 8 bits: as many pieces as fit beside what is merged, up to 4."""
     if not all(_rows_in_runs(k.operand(n).view) for n in ("k", "v")):
         return None
     group = k.heads // k.kv_heads
     for warps in (8, 4):
         merged = 4 * (warps * group * (k.head_dim + 2) + group * (k.head_dim + 2 * s.splits) + s.splits) + 32 * warps
         room = (target.shared + 1024) // s.blocks - 1024 - merged
-        stages = min(4, room // (warps * _piece(k.head_dim)))
-        if stages >= 2:
-            return replace(s, warps=warps, long_warps=warps, stages=stages)
+        pieces = min(4, room // (warps * _piece(k.head_dim)))
+        if pieces >= 2:
+            return replace(s, warps=warps, long_warps=warps, pieces=pieces)
     return None
 
 
