@@ -190,7 +190,25 @@ CASES = {
         "graph g(%x: f32[4, 33]) {\n  %y = sum(%x) {axes=(1,), keepdims=False} : f32[4]\n  return %y\n}",
     ),
     "softmax": ("softmax", "graph g(%x: f32[4, 33]) {\n  %y = softmax(%x) {axis=-1} : f32[4, 33]\n  return %y\n}"),
-    "norm": (
+    "_linear_end_normed": (
+        "linear",
+        LINEAR.replace("  {}", '  param %g: f32[40] = "g"\n  {}').format(
+            '%y = linear_norm(%x, %w, _, %g, _) {norm="rms", eps=1e-05, expr="x0"} : f32[5, 40]'
+        ),
+    ),
+    "_linear_end_argmax": (
+        "linear",
+        LINEAR.format('%y = linear_argmax(%x, %w, _, _, _) {norm="none", eps=0.0, keepdims=False} : i64[5]'),
+    ),
+    "latent": (
+        "latent",
+        "graph g(%l: f32[2, 3, 6], %k: f32[2, 3, 1, 4], %q: f32[2, 3, 2, 4], %p: i64[2, 3], %n: i32[2], "
+        "%c: f32[2, 1, 16, 10]) {\n"
+        '  param %g: f32[6] = "g"\n  param %sin: f32[64, 2] = "sin"\n  param %cos: f32[64, 2] = "cos"\n'
+        '  %query, %new = latent_rope_cache(%l, %k, %q, %p, %sin, %cos, %c, %n, %g) {algo="gpt_j", eps=1e-06} : '
+        "f32[2, 3, 2, 4], f32[2, 1, 16, 10]\n  return %query, %new\n}",
+    ),
+    "_norm_row": (
         "norm",
         "graph g(%x: f32[4, 33], %w: f32[33]) {\n"
         "  %y = rms_norm(%x, %w) {eps=1e-05, dims=1} : f32[4, 33]\n  return %y\n}",
@@ -198,10 +216,6 @@ CASES = {
     "matmul": (
         "matmul",
         "graph g(%x: f32[2, 5, 7], %z: f32[2, 7, 3]) {\n  %y = matmul(%x, %z) : f32[2, 5, 3]\n  return %y\n}",
-    ),
-    "linear": (
-        "linear",
-        LINEAR.format('%y = linear_argmax(%x, %w, _, _, _) {norm="none", eps=0.0, keepdims=False} : i64[5]'),
     ),
     "_linear_vectors": ("linear", LINEAR.format("%y = linear(%x, %w, _) : f32[5, 40]")),
     "_epilogue_pointwise": ("linear", LINEAR.format("%y = linear(%x, %w, _) : f32[5, 40]")),
@@ -300,10 +314,13 @@ TILES = {
 }
 ELSEWHERE = {
     "plan": "the frame of every plan",
+    "norm": "the frame of _norm_row",
+    "linear": "the frame of its loops, epilogues and ends",
     "collective": "does nothing on one rank",
     "window": "the frame of its two ways",
     "experts": "the frame of its two ways",
     "_linear_fits": "computes nothing",
+    "_heads_fit": "computes nothing",
     "_linear_blocks": "takes weights as blocks, which a graph by itself does not have: test_block_formats.py",
 }
 # What is stored is doubled; where a template stores nothing itself, a sum becomes a difference.
@@ -314,6 +331,7 @@ _OTHER = {
     "_experts_rows": ("return (float)", "return -(float)"),
     "_experts_panels": (".row_bytes = ", ".row_bytes = 0 * "),
     "_linear_tiles": (".units = ", ".units = -1 + "),
+    "_linear_end_normed": ("{% include", "    if (o0) continue;\n{% include"),
     "_linear_waiting": ("sums + r *", "sums + 0 * r *"),
     "_epilogue_tiles": ("mp_vstore(made, ", "mp_vstore(made, 3.0f + 2.0f * "),
     "attention": (".scale = ", ".scale = 2 * "),
@@ -410,7 +428,7 @@ LOOPS = {
                             ATTENTION.format("bf16", 2, 32).replace("[1, 2, 2,", "[1, 6, 2,"), True),
     "attention_many_tiles": ("mp_attention_many_tiles.h", "sum += left + right", "sum += left + left",
                              ATTENTION.format("bf16", 12, 32), True),
-    "attention_pack": ("mp_attention_many_tiles.h", "values[2 * j] + i,", "values[0] + i,",
+    "attention_pack": ("mp_attention_many_tiles.h", "values[p][2 * j] + i,", "values[p][0] + i,",
                        ATTENTION.format("bf16", 12, 32), True),
 }  # fmt: skip
 

@@ -68,7 +68,19 @@ def test_state_that_is_written_in_place(name: str, tmp_path: Path) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(before, examined.inputs, strict=True))
 
 
-PLANTED = ["softmax", "gather", "kv_update", "matmul", "norm", "pointwise", "reduce", "rope", "scan", "sort", "sample"]
+PLANTED = [
+    "softmax",
+    "gather",
+    "kv_update",
+    "matmul",
+    "norm_short",
+    "pointwise",
+    "reduce",
+    "rope",
+    "scan",
+    "sort",
+    "sample",
+]
 
 
 @pytest.mark.parametrize("name", DEVICES)
@@ -76,9 +88,8 @@ PLANTED = ["softmax", "gather", "kv_update", "matmul", "norm", "pointwise", "red
     "template", [pytest.param(t, marks=[pytest.mark.nightly] if i else []) for i, t in enumerate(PLANTED)]
 )
 def test_a_wrong_kernel_is_named(name: str, template: str, templates: dict[str, str], tmp_path: Path) -> None:
-    family, text = CASES[template]
-    file = {"norm": "_norm_row"}.get(template, template)  # what stores
-    templates[f"cuda/{file}.cu.j2"] = mutated(template, (TEMPLATES / f"{file}.cu.j2").read_text())
+    family, text = CASES["_norm_row" if template == "norm_short" else template]
+    templates[f"cuda/{template}.cu.j2"] = mutated(template, (TEMPLATES / f"{template}.cu.j2").read_text())
     found = bisect(subject(text, name), tmp_path / "found")
     assert (found.kind, found.name) == ("kernel", family), found
     assert found.folder is not None
