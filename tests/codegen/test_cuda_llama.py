@@ -138,9 +138,9 @@ def on_device(name: str, device_name: str) -> CudaExecutable:
     return CudaExecutable(plan, render_cuda(plan, "test"), upload_params(plan, source, device), device)
 
 
-def arguments(graph: Graph, batch: int, seq: int, lengths: list[int], valid: list[int]) -> list[Any]:
+def arguments(graph: Graph, batch: int, seq: int, lengths: list[int], valid: list[int], seed: int = 0) -> list[Any]:
     """Inputs of one step: caches with something in them, the given lengths."""
-    rng = np.random.default_rng([batch, seq, *lengths])
+    rng = np.random.default_rng([batch, seq, *lengths] + [seed] * (seed > 0))
     sizes = {"batch": batch, "seq": seq, "capacity": LONG if lengths == [33] else CAPACITY, "hist": 3}
     special = {
         "lengths": np.array(lengths, np.int32),
@@ -194,7 +194,8 @@ def test_step(name: str, call: str, device_name: str) -> None:
         with pytest.raises(CompileError, match="sm_75 has no kernels for weights in q"):
             on_device(name, device_name)
         return
-    inputs = arguments(graph, *CALLS[call])
+    # With other numbers two experts of a token of gpt_oss are so nearly equal that rounding chooses.
+    inputs = arguments(graph, *CALLS[call], seed=int((name, call) == ("gpt_oss", "many rows")))
     symbols = bind_symbols(graph.inputs, [a.shape for a in inputs])
     want = interpret(graph, inputs, params, exact=True)
     plain = interpret(graph, inputs, params)
