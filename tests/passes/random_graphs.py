@@ -167,6 +167,33 @@ class Maker:
         y = products.expert_linear(flat, self.param(5, 8, width), ids, self.param(5, 8, width), gate="silu")
         self.keep(products.linear(n, self.param(5, width)), views.reshape(y, shape=(BATCH, SEQ, 8)))
 
+    def norm_behind(self) -> None:
+        """A norm of what a product gives, and the residual."""
+        x = self.rows()
+        width = x.type.shape[-1]
+        y = products.linear(x, self.param(width, width))
+        self.keep(pw.add(x, norms.rms_norm(y, self.param(width), eps=1e-6)))
+
+    def latent(self) -> None:
+        """Latent attention: a normed latent and a rotated key in one cache."""
+        x = self.rows()
+        cache = self.input("latents", self.dtype, BATCH, 1, CAPACITY, 6 + DIM)
+        positions = self.inputs.get("positions") or self.input("positions", i64, BATCH, SEQ)
+        sin, cos = self.param(6, DIM // 2), self.param(6, DIM // 2)
+
+        def product(*shape: int) -> Any:
+            y = products.linear(x, self.param(int(np.prod(shape)), x.type.shape[-1]))
+            return views.reshape(y, shape=(BATCH, SEQ, *shape))
+
+        latent = views.reshape(norms.rms_norm(product(6), self.param(6), eps=1e-6), shape=(BATCH, SEQ, 1, 6))
+        q, k = (attn.rope(product(n, DIM), positions, sin, cos, algo="gpt_j") for n in (HEADS, 1))
+        new = attn.kv_update(cache, views.concat(latent, k, axis=-1), self.lengths)
+        self.writes.append((cache, new))
+        values = views.slice_(new, axis=3, start=0, length=6, step=1)
+        joined = views.concat(product(HEADS, 6), q, axis=-1)
+        y = attn.attention(joined, new, values, None, self.lengths, causal=True, layout="bshd")
+        self.keep(views.reshape(y, shape=(BATCH, SEQ, HEADS * 6)))
+
     def reduction(self) -> None:
         x = self.rows()
         if self.chance(0.5):
@@ -320,8 +347,8 @@ def random_graph(seed: int, steps: int = 12) -> Graph:
             m.mlp()
             m.cached()
             m.rng = kept
-        if seed % 20 == 7:
-            m.experts()
+        if seed % 20 in (7, 12, 17):
+            {7: m.experts, 12: m.norm_behind, 17: m.latent}[seed % 20]()
     read = {v for op in m.builder.ops for v in op.reads}
     results = [r for op in m.builder.ops for r in op.results if r not in read and r.type.dtype != bool_]
     states = {new for _, new in m.writes}
