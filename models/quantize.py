@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from monoplan.codegen.formats.blocks import BLOCK_FORMATS, Blocks
+from monoplan.codegen.formats.blocks import Blocks, block_format
 from monoplan.frontend.parameter import low_bit_part
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import LOW_BITS, DType, Part
@@ -64,7 +64,7 @@ def quantize(rows: Array, kind: str, importance: Array | None = None) -> Array:
         what = f"a matrix of the shape {list(rows.shape)} can't be of type {kind}"
         raise ArgumentError(what, why=f"its rows are not whole blocks of {dtype.block} numbers")
     if kind in FP8:
-        return _rounded_floats(rows, _format(kind))
+        return _rounded_floats(rows, block_format(dtype))
     scheme = SCHEMES[kind]
     blocks = rows.reshape(-1, dtype.block)
     weights = None if importance is None else _checked(importance, rows.shape[1]).reshape(-1, dtype.block)
@@ -98,10 +98,6 @@ def _rounded_floats(rows: Array, kept: Blocks) -> Array:
     scales = np.maximum(most / np.float32(448), np.finfo(np.float32).tiny)
     codes = np.clip(x / scales[..., None], -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
     return kept.join(codes.reshape(len(rows), -1), scales)
-
-
-def _format(kind: str) -> Blocks:
-    return next(found for found in BLOCK_FORMATS if found.name == kind)
 
 
 def kind_for(kind: str, depth: int) -> str:
@@ -139,7 +135,7 @@ class Rounded:
 
     def values(self, part: Part | None = None) -> Array:
         """What the blocks mean, or a part of that."""
-        codec = _format(self.dtype.name)
+        codec = block_format(self.dtype)
         if part is None or part.axis == 0:
             rows = self.blocks(part).reshape(-1, self.dtype.stored_bytes(self.shape[-1]))
             return codec.values(rows).reshape(-1, *self.shape[1:])

@@ -27,9 +27,8 @@ def fuse_latent(graph: Graph, notes: Notes) -> Graph:
         if found is None:
             continue
         norm, key, query = found
-        reason = _refusal(write, norm, key, query, defs, readers, place) or overwrites.refusal(
-            [norm, key, query], place[write]
-        )
+        reason = _refusal(write, norm, key, query, defs, readers, place)
+        reason = reason or overwrites.refusal([norm, key, query], place[write])
         made = None if reason else _make(write, norm, key, query)
         if made is None:
             notes.missed(NAME, write, reason or "the fused op would have other types")
@@ -65,7 +64,8 @@ def _source(v: Value | None, defs: Mapping[Value, Op], name: str) -> Op | None:
 def _refusal(
     write: Op, norm: Op, key: Op, query: Op, defs: Mapping[Value, Op], readers: Readers, place: Mapping[Op, int]
 ) -> str:
-    if norm.attrs["dims"] != 1 or norm.operands[1] is None or norm.operands[0].type.rank != 3:  # type: ignore[union-attr]
+    latent, weight = norm.operands
+    if norm.attrs["dims"] != 1 or weight is None or latent is None or latent.type.rank != 3:
         return "the norm is not one of [batch, seq, features] with a weight"
     if query.operands[1:] != key.operands[1:] or dict(query.attrs) != dict(key.attrs):
         return "queries and keys are rotated by different tables or positions"

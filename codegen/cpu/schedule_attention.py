@@ -117,8 +117,8 @@ def on_tiles(k: Attention, target: Target) -> bool:
     mask = k.operand("mask") if k.has("mask") else None
     plain = k.softcap is None and k.scale > 0 and (mask is None or mask.dtype == bool_ and not mask.view.is_virtual)
     whole = k.head_dim % 32 == 0 and k.value_dim % 32 == 0
-    types = q.dtype in (bf16, f16, f32) and keys.dtype == values.dtype and keys.dtype in (bf16, f16, i8)
-    types = types and (keys.dtype != bf16 or q.dtype != f16)
+    queries = (bf16, f32) if keys.dtype == bf16 else (bf16, f16, f32)  # in one part f16 would lose bits
+    types = q.dtype in queries and keys.dtype == values.dtype and keys.dtype in (bf16, f16, i8)
     stored = not keys.view.is_virtual and not values.view.is_virtual
     return target.has_tiles and plain and whole and types and stored
 

@@ -254,8 +254,23 @@ def rope(k: Rope) -> Variables:
     }
 
 
+def _new_rows(k: Heads | Latent, cache: Operand) -> Variables:
+    """Where new rows of a cache go, and the angles of their rotation."""
+    table = k.operand("sin")
+    return {
+        "limit": table.shape[0],
+        "capacity": cache.shape[2],
+        "position": k.operand("positions").at("b0", "s0"),
+        "length": k.operand("lengths").at("b0"),
+        "count": f"(int64_t){k.operand('valid').at('b0')}" if k.has("valid") else c_dim(k.seq),
+        "pages": written_pages(cache, "b0"),
+        "sin": table.at("angle", "i"),
+        "cos": k.operand("cos").at("angle", "i"),
+    }
+
+
 def heads(k: Heads) -> Variables:
-    y, kc, vc, table = (k.operand(n) for n in ("y", "k_cache", "v_cache", "sin"))
+    y, kc, vc = (k.operand(n) for n in ("y", "k_cache", "v_cache"))
     first, second = ("2 * i", "2 * i + 1") if k.algo == "gpt_j" else ("i", "i + HALF")
     flat = len(k.operand("q_norm").shape) == 1
 
@@ -264,12 +279,7 @@ def heads(k: Heads) -> Variables:
 
     return {
         "turning": {
-            "limit": table.shape[0],
-            "capacity": kc.shape[2],
-            "position": k.operand("positions").at("b0", "s0"),
-            "length": k.operand("lengths").at("b0"),
-            "count": f"(int64_t){k.operand('valid').at('b0')}" if k.has("valid") else c_dim(k.seq),
-            "pages": written_pages(kc, "b0"),
+            **_new_rows(k, kc),
             # what a norm is over begins with this head, and has so many numbers
             "begins": "(head == 0 || head == HEADS)" if k.whole else "1",
             "size": "(head < HEADS ? HEADS : KV) * DIM" if k.whole else "DIM",
@@ -277,8 +287,6 @@ def heads(k: Heads) -> Variables:
             "x": k.operand("x").at("b0", "s0", "i"),
             "q_weight": weight("q_norm", "head"),
             "k_weight": weight("k_norm", "kv"),
-            "sin": table.at("angle", "i"),
-            "cos": k.operand("cos").at("angle", "i"),
             "first": first,
             "second": second,
             "store_q": y.store("sums[j]", f32, "b0", "s0", "head", "j"),
@@ -289,25 +297,18 @@ def heads(k: Heads) -> Variables:
 
 
 def latent(k: Latent) -> Variables:
-    cache, y, table = (k.operand(n) for n in ("k_cache", "y", "sin"))
+    cache, y = k.operand("k_cache"), k.operand("y")
     first, second = ("2 * i", "2 * i + 1") if k.algo == "gpt_j" else ("i", "(i + HALF)")
 
     def store_row(value: str, column: str) -> str:
         return cache.store(value, f32, "b0", "0", "at", f"({column})")
 
     found: Variables = {
-        "limit": table.shape[0],
-        "capacity": cache.shape[2],
-        "position": k.operand("positions").at("b0", "s0"),
-        "length": k.operand("lengths").at("b0"),
-        "count": f"(int64_t){k.operand('valid').at('b0')}" if k.has("valid") else c_dim(k.seq),
-        "pages": written_pages(cache, "b0"),
+        **_new_rows(k, cache),
         "eps": c_literal(k.eps, f32),
         "latent": k.operand("latent").at("b0", "s0", "i"),
         "weight": k.operand("norm_weight").at("i"),
         "store_latent": store_row("v", "i"),
-        "sin": table.at("angle", "i"),
-        "cos": k.operand("cos").at("angle", "i"),
         "key_rest": store_row(k.operand("key").at("b0", "s0", "0", "i"), "RANK + i"),
         "query_rest": y.store(k.operand("query").at("b0", "s0", "head", "i"), f32, "b0", "s0", "head", "i"),
     }

@@ -88,8 +88,8 @@ def render_cuda(plan: Plan, version: str, tuning: Tuning | None = None) -> CudaS
     return CudaSource(text, functions, variants)
 
 
-def with_headers(functions: Sequence[Function]) -> str:
-    """Functions behind the headers that they need, each header once: a source that includes nothing."""
+def with_headers(functions: Sequence[Function], text: str = "") -> str:
+    """Functions and a text behind the headers that they need, each header once: a source that includes nothing."""
     texts, found = dict(headers("cuda")), dict[str, str]()
 
     def add(names: Iterable[str]) -> None:
@@ -98,8 +98,8 @@ def with_headers(functions: Sequence[Function]) -> str:
                 add(_INCLUDE.findall(texts[name]))
                 found[name] = _INCLUDE.sub("", texts[name])
 
-    add(["mp_ptx.cuh", "mp_base.cuh", *(name for f in functions for name in f.headers)])
-    return "\n".join([*found.values(), *(f"{f.comment}\n{f.text}" for f in functions)])
+    add(["mp_ptx.cuh", "mp_base.cuh", *(name for f in functions for name in f.headers), *_INCLUDE.findall(text)])
+    return "\n".join([*found.values(), *(f"{f.comment}\n{f.text}" for f in functions), _INCLUDE.sub("", text)])
 
 
 def _table(plan: Plan, variants: dict[int, tuple[Variant, ...]]) -> list[str]:

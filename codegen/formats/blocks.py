@@ -18,7 +18,7 @@ from monoplan.codegen.formats.base import Array, Layout, Make, Native, WeightFor
 from monoplan.codegen.formats.tiles import TILES
 from monoplan.codegen.target import Target
 from monoplan.ir.dims import Dim
-from monoplan.ir.types import DTYPES, LOW_BITS, TensorType
+from monoplan.ir.types import DTYPES, LOW_BITS, DType, TensorType
 
 PANEL = 16  # columns, for every instruction set: MP_PANEL of mp_blocks.h
 GROUP = 32  # numbers that a function of the header takes out of a block
@@ -218,3 +218,8 @@ BLOCK_FORMATS: list[Blocks] = [
     *(_groups(4, n, scale) for n in (128, 64, 32) for scale in ("f16", "bf16", "f32")),
     *(_groups(8, n, "f32") for n in (128, 64, 32)),
 ]
+
+
+def block_format(dtype: DType) -> Blocks:
+    """The format of a low-bit type."""
+    return next(f for f in BLOCK_FORMATS if f.dtype == dtype)

@@ -1,7 +1,9 @@
 /* Packs rows of bf16 into the tiles of 12 bits that mp_tiles.cuh describes, a warp for each tile. Tiles that are kept raw
  * are marked so; the host numbers them and puts their words behind the others. codegen/formats/bf16_12.py does the same. */
 
-enum { MP_PACK_WARPS = 4, MP_PACK_BYTES = 12 * 512 + 32, MP_PACK_RAW = 1 << 16 };
+#include "mp_tiles.cuh"
+
+enum { MP_PACK_WARPS = 4, MP_PACK_BYTES = mp_weight_tile<mp_codes_12, mp_scales_tile, 0>::BYTES };
 
 /* The exponent below which the 16 binades of a tile lie, so that they miss the fewest numbers; 0: all are 0. `counts` are
  * how many numbers have each exponent. */
@@ -99,5 +101,5 @@ mp_pack_bf16_12(const unsigned short *w, unsigned char *tiles, const int64_t row
     }
     const bool raw = __ballot_sync(~0u, lost) != 0 || found > 7;
     __syncwarp();
-    if (lane < 8) head[lane] = lane ? (raw ? 0 : head[lane]) : raw ? 127 | MP_PACK_RAW : (uint32_t)(top | found << 8);
+    if (lane < 8) head[lane] = lane ? (raw ? 0 : head[lane]) : raw ? 127 | MP_RAW : (uint32_t)(top | found << 8);
 }

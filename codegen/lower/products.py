@@ -129,7 +129,7 @@ def lower_linear(lo: Lowerer, op: Op) -> None:
 
 def _in_front(op: Op) -> str:
     """The norm of x in front of a product."""
-    return "none" if op.name == "linear_norm" else op.attrs.get("norm", "none")  # type: ignore[no-any-return]
+    return "none" if op.name == "linear_norm" else str(op.attrs.get("norm", "none"))
 
 
 def lo_threads() -> Dim:

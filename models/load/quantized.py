@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from monoplan.codegen.formats.blocks import BLOCK_FORMATS
+from monoplan.codegen.formats.blocks import block_format
 from monoplan.frontend.parameter import low_bit_part
 from monoplan.ir.errors import LoadError
 from monoplan.ir.types import LOW_BITS, DType, Part, as_dtype, f16, f64
@@ -130,7 +130,7 @@ class _Matrix:
 
     def blocks(self, rows: Part, dtype: DType) -> Array:
         """Some rows as blocks of that type; codes of 8 bits have signs there."""
-        found, first = next(f for f in BLOCK_FORMATS if f.dtype == dtype), self.groups()[:: dtype.block]
+        found, first = block_format(dtype), self.groups()[:: dtype.block]
         codes, zeros = self.codes(rows).view(np.uint8), self.zeros(rows)
         if self.bits == 8 and self.middle:
             codes, zeros = codes ^ np.uint8(128), np.subtract(zeros, 128, dtype=np.int16)

@@ -52,7 +52,7 @@ class Packer:
     def tiles(self, kept: WeightFormat, address: int, rows: int, depth: int) -> Any:
         """Memory with the tiles of rows that lie at an address, packed by the format's kernel."""
         if kept.cuda_pack not in self.functions:
-            module, _ = self.device.load("\n".join([with_headers([]), kept.pack_text()]))
+            module, _ = self.device.load(with_headers([], kept.pack_text()))
             self.functions[kept.cuda_pack] = module, module[kept.cuda_pack]
         count = -(-rows // ROWS) * (depth // COLUMNS)
         memory = self.device.allocate(count * kept.tile_bytes)

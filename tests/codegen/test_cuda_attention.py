@@ -58,14 +58,18 @@ def graph_of(shape: str) -> Graph:
     )
 
 
+def device_of(capability: int) -> Any:
+    """An emulated one, or for 0 the GPU that is there."""
+    if capability:
+        return cuda_emulator.EmulatedDevice(capability)
+    from monoplan.runtime.cuda.device import gpu
+
+    return gpu()
+
+
 @functools.cache
 def executable(shape: str, capability: int) -> CudaExecutable:
-    if capability:
-        device: Any = cuda_emulator.EmulatedDevice(capability)
-    else:
-        from monoplan.runtime.cuda.device import gpu
-
-        device = gpu()
+    device = device_of(capability)
     plan = make_plan(graph_of(shape), device.target)
     (step,) = [s.number for s, _ in plan.steps()]
     constants = SHAPES[shape][-1] if device.target.capability == 90 else {}
@@ -119,12 +123,7 @@ def test_attention_of_whole_sequences(mask: str, capability: int) -> None:
         f"graph attend(%q: {kind}, %k: bf16[b, 2, 131, 64], %v: bf16[b, 2, 131, 64]{more}) {{\n"
         f"  %y = attention(%q, %k, %v{', %mask' if mask else ''}) {{{attributes}}} : {kind}\n  return %y\n}}\n"
     )
-    if capability:
-        device: Any = cuda_emulator.EmulatedDevice(capability)
-    else:
-        from monoplan.runtime.cuda.device import gpu
-
-        device = gpu()
+    device = device_of(capability)
     plan = make_plan(graph, device.target)
     made, rng = CudaExecutable(plan, render_cuda(plan, "test"), [], device), np.random.default_rng(0)
     inputs = [rng.normal(size=shape).astype(ml_dtypes.bfloat16) for shape in ((2, 131, 2, 64), *2 * [(2, 2, 131, 64)])]
@@ -171,12 +170,7 @@ def test_a_cache_in_pages(kind: str, window: int | None, capability: int) -> Non
             f"  %y = attention(%q, %k, %v, _, %past{', %t' if table else ''}) {{{attributes}}} : {q_type}\n"
             "  return %y\n}\n"
         )
-        if capability:
-            device: Any = cuda_emulator.EmulatedDevice(capability)
-        else:
-            from monoplan.runtime.cuda.device import gpu
-
-            device = gpu()
+        device = device_of(capability)
         plan = make_plan(graph, device.target)
         made = CudaExecutable(plan, render_cuda(plan, "test"), [], device)
         symbols = bind_symbols(graph.inputs, [a.shape for a in arrays])
@@ -241,12 +235,7 @@ def test_a_cache_in_8_bits(kind: str, capability: int) -> None:
         f"graph attend(%q: {q_type}, %k: {cache_type}, %v: {cache_type}, %past: i32[b]{table_type}) {{\n"
         f"  %y = attention(%q, %k, %v, _, %past{table}) {{{attributes}}} : {q_type}\n  return %y\n}}\n"
     )
-    if capability:
-        device: Any = cuda_emulator.EmulatedDevice(capability)
-    else:
-        from monoplan.runtime.cuda.device import gpu
-
-        device = gpu()
+    device = device_of(capability)
     plan = make_plan(graph, device.target)
     made = CudaExecutable(plan, render_cuda(plan, "test"), [], device)
     symbols = bind_symbols(graph.inputs, [a.shape for a in inputs])

@@ -47,7 +47,7 @@ def test_every_op_is_taken(dtype: str, arch: str) -> None:
 @needs("nvrtc")
 @pytest.mark.parametrize("kept", [f for f in FORMATS if f.cuda_pack], ids=lambda f: f.name)
 def test_kernels_that_pack_are_taken(kept: WeightFormat) -> None:
-    assert refused("\n".join([with_headers([]), kept.pack_text()]), "90a") == ""
+    assert refused(with_headers([], kept.pack_text()), "90a") == ""
 
 
 @needs("nvrtc")
