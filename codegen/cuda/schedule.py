@@ -90,8 +90,9 @@ def few_shared(k: Linear | Experts, s: FewSchedule) -> int:
 
 
 def _x_bytes(k: Linear | Experts) -> int:
-    """Bytes of a tile's columns of a row of x: in two bytes each, with sums and scales, at most; in two bf16 each."""
-    return 512 + 96 if k.format.blocks and not k.format.floats else 1024
+    """Bytes of a tile's columns of a row of x: in two bytes each, with sums and scales, at most; in two bf16 or, with
+    scales, two f16 each."""
+    return 512 + 96 if k.format.blocks and not k.format.floats else 1024 + 32 * k.format.floats
 
 
 _GROUP_SUMS = 64  # of the sums of a row of x over the groups of a tile, at most

@@ -44,6 +44,16 @@ static inline unsigned mp_fma_brains(unsigned a, unsigned b, unsigned c)
     auto one = [](unsigned v, int upper) { return __uint_as_float(upper ? v & 0xffff0000u : v << 16); };
     return mp_pack_brain(one(a, 0) * one(b, 0) + one(c, 0), one(a, 1) * one(b, 1) + one(c, 1));
 }
+#define MP_FLOAT8 1
+static inline unsigned mp_float8_to_halves(unsigned short two)
+{
+    auto one = [](unsigned c) {
+        const int e = c >> 3 & 15, m = c & 7;
+        const float v = e == 15 && m == 7 ? NAN : e ? ldexpf((float)(m + 8), e - 10) : ldexpf((float)m, -9);
+        return c & 0x80 ? -v : v;
+    };
+    return mp_pack_half(one(two & 255u), one(two >> 8 & 255u));
+}
 static inline float mp_exp2(float v) { return exp2f(v); }
 static inline void mp_release() {}
 static inline void mp_wait() {}

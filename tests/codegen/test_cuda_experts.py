@@ -49,6 +49,8 @@ def matrices(name: str, seed: int) -> tuple[Any, Any]:
     f = FORMATS[name]
     blocks = shape[-1] // f.dtype.block
     raw = rng.integers(0, 256, (EXPERTS * COLUMNS, blocks, f.dtype.block_bytes), np.uint8)
+    if f.floats:
+        raw[raw & 127 == 127] ^= 1  # no number
     for place, dtype in f.scales:
         scales = rng.uniform(0.5, 1.5, (*raw.shape[:2], 1)) / (2000 if f.dtype.block == 256 or f.floats else 100)
         raw[..., place : place + np.dtype(dtype).itemsize] = scales.astype(dtype).view(np.uint8)

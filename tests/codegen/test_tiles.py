@@ -62,6 +62,8 @@ def weight(name: str) -> tuple[Any, Any]:
     f, rng = FORMATS[name], np.random.default_rng(0)
     shape = COLUMNS, depth_of(name) // f.dtype.block, f.dtype.block_bytes
     raw = rng.integers(0, 256, shape, np.uint8)
+    if f.floats:
+        raw[raw & 127 == 127] ^= 1  # no number: a block that has one has such a scale too
     for place, dtype in f.scales:
         scales = rng.standard_normal((*shape[:2], 1)).astype(dtype).view(np.uint8)
         raw[..., place : place + scales.shape[2]] = scales

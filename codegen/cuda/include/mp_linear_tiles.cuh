@@ -1,8 +1,8 @@
 /* Products by weights in tiles (mp_tiles.cuh), which are decoded in registers and multiplied by tensor cores: one row of x
  * (the decode kernel), a few of them, and the weights expanded for many.
  *
- * One row of x leaves columns of the right operand to spare: x is there in two parts, in bf16 and the rest that bf16 does
- * not hold, or in the upper and the lower byte of 16 bits, times a scale of each 32 or 64 columns: 15 bits of the largest of
+ * One row of x leaves columns of the right operand to spare: x is there in two parts, in bf16 (or f16) and the rest that
+ * it does not hold, or in the upper and the lower byte of 16 bits, times a scale of each 32 or 64 columns: 15 bits of the largest of
  * them. Codes of whole numbers multiply these bytes, and their sums are exact. Groups of columns that have scales need their
  * sums apart: columns 2 t and 2 t + 1 of the result are group t of four, and elsewhere the right operand is 0. */
 #include "mp_tiles.cuh"
@@ -28,6 +28,31 @@ MP_FN void mp_put_brains(unsigned char *group, const float (&f)[8], const int la
     }
     mp_put_eight(group, lane % 4, high);
     mp_put_eight(group + 64, lane % 4, low);
+}
+
+/* The same in two parts of f16, times a power of two of the group, which is among the scales of x. */
+template <typename F> MP_FN void mp_put_halves(unsigned char *group, float *scales, const float (&f)[8], const int lane)
+{
+    float most = 0.0f;
+    MP_UNROLL
+    for (int i = 0; i < 8; ++i) most = mp_max_nan(most, fabsf(f[i]));
+    most = mp_max_nan(most, __shfl_xor_sync(~0u, most, 1));
+    most = mp_max_nan(most, __shfl_xor_sync(~0u, most, 2));
+    if (F::GROUP == 64) most = mp_max_nan(most, __shfl_xor_sync(~0u, most, 4));
+    const uint32_t power = mp_float_to_bits(most) & 0x7f800000u;
+    const bool finite = power < 0x7f800000u, none = most < 1e-30f;
+    const float times = none || !finite ? 0.0f : mp_bits_to_float(0x7f000000u - power);
+    uint32_t high[4], low[4];
+    MP_UNROLL
+    for (int i = 0; i < 4; ++i) {
+        const float a = f[2 * i] * times, b = f[2 * i + 1] * times;
+        high[i] = mp_pack_half(a, b);
+        low[i] = mp_pack_half(a - mp_half_to_float((unsigned short)high[i]), b - mp_half_to_float((unsigned short)(high[i] >> 16)));
+    }
+    mp_put_eight(group, lane % 4, high);
+    mp_put_eight(group + 64, lane % 4, low);
+    enum { EACH = F::GROUP / 8 };
+    if (lane % EACH == 0) scales[lane / EACH] = finite ? (none ? 0.0f : mp_bits_to_float(power)) : NAN;
 }
 
 /* Eight neighbours as whole numbers, by a lane that has as many of a tile: for each 32 columns
@@ -100,8 +125,8 @@ MP_FN void mp_row_by_bytes(float &y0, float &y1, const unsigned char *tile, cons
     }
 }
 template <typename F>
-MP_FN void mp_row_by_brains(float &y0, float &y1, const unsigned char *tile, const unsigned char *xs, const unsigned char *nothing,
-    const int lane)
+MP_FN void mp_row_by_floats(float &y0, float &y1, const unsigned char *tile, const unsigned char *xs, const int *sums,
+    const unsigned char *nothing, const int lane)
 {
     float scale[2], low[2];
     const int g = lane / 4;
@@ -112,15 +137,24 @@ MP_FN void mp_row_by_brains(float &y0, float &y1, const unsigned char *tile, con
         MP_UNROLL
         for (int m = 0; m < F::CHUNKS; ++m) {
             mp_words a;
-            F::words(a, tile, p * F::CHUNKS + m, lane);
+            F::row_words(a, tile, p * F::CHUNKS + m, lane);
             MP_UNROLL
             for (int j = 0; j < 2; ++j) {
                 const bool own = !F::GROUP || lane / 8 == (F::GROUP == 64 ? m : 2 * m + j);
                 const unsigned char *const at = xs + (p * F::CHUNKS + m) * 256 + j * 128 + lane % 8 * 16;
                 const uint4 u = *(const uint4 *)(own ? at : nothing);
-                mp_mma_bf16(c, a[2 * j][0], a[2 * j][1], a[2 * j][2], a[2 * j][3], u.x, u.y);
-                mp_mma_bf16(d, a[2 * j + 1][0], a[2 * j + 1][1], a[2 * j + 1][2], a[2 * j + 1][3], u.z, u.w);
+                if constexpr (F::HALVES) {
+                    mp_mma_f16(c, a[2 * j][0], a[2 * j][1], a[2 * j][2], a[2 * j][3], u.x, u.y);
+                    mp_mma_f16(d, a[2 * j + 1][0], a[2 * j + 1][1], a[2 * j + 1][2], a[2 * j + 1][3], u.z, u.w);
+                } else {
+                    mp_mma_bf16(c, a[2 * j][0], a[2 * j][1], a[2 * j][2], a[2 * j][3], u.x, u.y);
+                    mp_mma_bf16(d, a[2 * j + 1][0], a[2 * j + 1][1], a[2 * j + 1][2], a[2 * j + 1][3], u.z, u.w);
+                }
             }
+        }
+        if (F::HALVES) {
+            const float x_scale = ((const float *)sums)[p * 4 + lane % 4];
+            scale[0] *= x_scale, scale[1] *= x_scale;
         }
         y0 = fmaf(scale[0], (c[0] + c[1]) + (d[0] + d[1]), y0);
         y1 = fmaf(scale[1], (c[2] + c[3]) + (d[2] + d[3]), y1);
@@ -139,6 +173,7 @@ MP_FN void mp_row_by_brains(float &y0, float &y1, const unsigned char *tile, con
 template <typename F> MP_FN void mp_put_row(unsigned char *xs, int *sums, const float (&f)[8], const int lane)
 {
     if constexpr (F::INTEGERS) mp_put_bytes<F>(xs, sums, f, lane);
+    else if constexpr (F::HALVES) mp_put_halves<F>(xs + lane / 4 * 128, (float *)sums, f, lane);
     else mp_put_brains(xs + lane / 4 * 128, f, lane);
 }
 template <typename F>
@@ -146,7 +181,7 @@ MP_FN void mp_row_by_tile(float &y0, float &y1, const unsigned char *tile, const
     const unsigned char *nothing, const int lane)
 {
     if constexpr (F::INTEGERS) mp_row_by_bytes<F>(y0, y1, tile, xs, sums, nothing, lane);
-    else mp_row_by_brains<F>(y0, y1, tile, xs, nothing, lane);
+    else mp_row_by_floats<F>(y0, y1, tile, xs, sums, nothing, lane);
 }
 
 /* One row: y = epilogue(w · norm(x)).

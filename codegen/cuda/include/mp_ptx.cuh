@@ -47,6 +47,18 @@ MP_PTX unsigned int mp_fma_brains(unsigned int a, unsigned int b, unsigned int c
     return d;
 }
 #endif
+/* Two floats of 8 bits (e4m3) as f16, where there is an instruction for it. */
+#if __CUDA_ARCH__ >= 890
+#define MP_FLOAT8 1
+MP_PTX unsigned int mp_float8_to_halves(unsigned short two)
+{
+    unsigned int d;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(d) : "h"(two));
+    return d;
+}
+#else
+#define MP_FLOAT8 0
+#endif
 MP_PTX float mp_exp2(float v) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v)); return r; }
 
 /* Programmatic dependent launch: mp_release lets the next kernel start; before mp_wait only constants may be touched. */

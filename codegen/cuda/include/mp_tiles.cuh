@@ -15,7 +15,7 @@ typedef uint32_t mp_words[4][4];
 
 /* Whole numbers of LOW + HIGH bits: LOW is 4 or 2, HIGH are one or two bits above them, in pieces of their own. */
 template <int LOW, int HIGH> struct mp_codes {
-    enum { PIECES = LOW + HIGH, INTEGERS = 1, SIGNED = 0, EXCEPTIONS = 0 };
+    enum { PIECES = LOW + HIGH, INTEGERS = 1, SIGNED = 0, EXCEPTIONS = 0, HALVES = 0 };
     static MP_FN uint32_t shifted(const uint32_t v, const int right) { return right >= 0 ? v >> right : v << -right; }
     static MP_FN void bytes(mp_bytes &b, const unsigned char *tile, const int chunk, const int lane)
     {
@@ -46,7 +46,7 @@ template <int LOW, int HIGH> struct mp_codes {
 };
 
 struct mp_codes_bytes {
-    enum { PIECES = 8, INTEGERS = 1, SIGNED = 1, EXCEPTIONS = 0 };
+    enum { PIECES = 8, INTEGERS = 1, SIGNED = 1, EXCEPTIONS = 0, HALVES = 0 };
     static MP_FN void bytes(mp_bytes &b, const unsigned char *tile, const int chunk, const int lane)
     {
         MP_UNROLL
@@ -59,7 +59,20 @@ struct mp_codes_bytes {
 
 /* Floats of 8 bits, e4m3. Of bf16 that has their bits the exponent is too small: 2^120 makes up for it. */
 struct mp_codes_float8 {
-    enum { PIECES = 8, INTEGERS = 0, SIGNED = 0, EXCEPTIONS = 0 };
+    enum { PIECES = 8, INTEGERS = 0, SIGNED = 0, EXCEPTIONS = 0, HALVES = MP_FLOAT8 };
+#if MP_FLOAT8
+    /* The same as f16: an instruction for two of them. */
+    static MP_FN void halves(mp_words &a, const unsigned char *tile, const int chunk, const int lane)
+    {
+        mp_bytes b;
+        mp_codes_bytes::bytes(b, tile, chunk, lane);
+        MP_UNROLL
+        for (int i = 0; i < 8; ++i) {
+            a[i / 2][i % 2] = mp_float8_to_halves((unsigned short)b[i / 2][i % 2]);
+            a[i / 2][2 + i % 2] = mp_float8_to_halves((unsigned short)(b[i / 2][i % 2] >> 16));
+        }
+    }
+#endif
     static MP_FN uint32_t two(const uint32_t bytes, const uint32_t which)
     {
         const uint32_t v = mp_permute(bytes, 0, which), power = 0x7b807b80u;
@@ -77,7 +90,7 @@ struct mp_codes_float8 {
 
 /* Four bits are the number of a signed byte in a table of 16. */
 template <uint32_t A, uint32_t B, uint32_t C, uint32_t D> struct mp_codes_table {
-    enum { PIECES = 4, INTEGERS = 1, SIGNED = 1, EXCEPTIONS = 0 };
+    enum { PIECES = 4, INTEGERS = 1, SIGNED = 1, EXCEPTIONS = 0, HALVES = 0 };
     static MP_FN uint32_t look_up(const uint32_t codes)
     {
         const uint32_t low = mp_permute(A, B, codes & 0x7777u), high = mp_permute(C, D, codes & 0x7777u);
@@ -147,7 +160,7 @@ template <bool SIGNED, int ZERO> MP_FN void mp_bytes_to_brains(uint32_t &first, 
  * behind all tiles of the weight, [tile][chunk][step][lane][4 words]; its second word says which one. */
 enum { MP_RAW = 1 << 16 };
 struct mp_codes_12 {
-    enum { PIECES = 12, INTEGERS = 0, SIGNED = 0, EXCEPTIONS = 1 };
+    enum { PIECES = 12, INTEGERS = 0, SIGNED = 0, EXCEPTIONS = 1, HALVES = 0 };
     static MP_FN void words(mp_words &a, const unsigned char *tile, const int chunk, const int lane)
     {
         const unsigned char *const from = tile + chunk * 3 * 512 + lane * 16;
@@ -254,8 +267,9 @@ template <typename Codes, typename Scales, int ZERO> struct mp_weight_tile {
     enum { CODES = Codes::PIECES * 512, BYTES = CODES + Scales::BYTES, GROUP = Scales::GROUP, LOWS = Scales::LOWS, ZEROS = LOWS == 2 };
     enum { PARTS = GROUP == 16 ? 4 : GROUP == 32 ? 2 : 1, CHUNKS = 4 / PARTS }; /* parts have four groups each */
     enum { EXCEPTIONS = Codes::EXCEPTIONS, INTEGERS = Codes::INTEGERS, SIGNED = Codes::SIGNED, SUBTRACTED = ZERO };
+    enum { HALVES = Codes::HALVES }; /* one row of x: numbers become f16, not bf16 */
     /* Bytes that the columns of one row of x take; words of their sums and scales. */
-    enum { X_BYTES = INTEGERS ? 512 : 1024, SUMS = INTEGERS ? PARTS * 4 + 8 : 0 };
+    enum { X_BYTES = INTEGERS ? 512 : 1024, SUMS = INTEGERS ? PARTS * 4 + 8 : HALVES ? PARTS * 4 : 0 };
     static MP_FN void bytes(mp_bytes &b, const unsigned char *tile, const int chunk, const int lane)
     {
         Codes::bytes(b, tile, chunk, lane);
@@ -272,6 +286,11 @@ template <typename Codes, typename Scales, int ZERO> struct mp_weight_tile {
         } else {
             Codes::words(a, tile, chunk, lane);
         }
+    }
+    static MP_FN void row_words(mp_words &a, const unsigned char *tile, const int chunk, const int lane)
+    {
+        if constexpr (HALVES) Codes::halves(a, tile, chunk, lane);
+        else words(a, tile, chunk, lane);
     }
     static MP_FN void scales(float (&scale)[2], float (&low)[2], const unsigned char *tile, const int part, const int lane)
     {
