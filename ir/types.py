@@ -271,10 +271,8 @@ def address(a: np.ndarray[Any, Any]) -> int:
 def aligned(shape: tuple[int, ...], dtype: Any, align: int = 64, zero: bool = False) -> np.ndarray[Any, Any]:
     """An array whose data begins at a multiple of `align` bytes: vectors that cross a cache line cost two. It is 0, or
     anything."""
-    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    raw = (np.zeros if zero else np.empty)(nbytes + align, np.uint8)
-    start = -address(raw) % align
-    return raw[start : start + nbytes].view(dtype).reshape(shape)
+    raw = (np.zeros if zero else np.empty)(math.prod(shape) * np.dtype(dtype).itemsize + align, np.uint8)
+    return np.ndarray(shape, dtype, raw, -address(raw) % align)
 
 
 def plain_array(x: Any) -> np.ndarray[Any, Any]:

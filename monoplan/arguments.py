@@ -220,14 +220,18 @@ class KnownCalls:
             order = self._orders[form] = self._order(len(args), tuple(kwargs))
         if order is None:
             return None, None
-        arrays: list[Any] = []
-        try:
-            structure = (form, *[outline(x, arrays) for x in order((*args, *kwargs.values()))])
-        except NoOutline:
-            return None, None
-        if not _ARRAYS.issuperset(map(type, arrays)):  # a traced tensor, a parameter that is not loaded
-            return None, None
-        flags = reduce(and_, set(map(_FLAGS, arrays)), -1)
+        arrays: Sequence[Any]
+        if order is tuple and not kwargs and _ARRAYS.issuperset(map(type, args)):  # nothing but arrays: no outlines
+            structure, arrays = (form, *(None,) * len(args)), args
+        else:
+            arrays = []
+            try:
+                structure = (form, *[outline(x, arrays) for x in order((*args, *kwargs.values()))])
+            except NoOutline:
+                return None, None
+            if not _ARRAYS.issuperset(map(type, arrays)):  # a traced tensor, a parameter that is not loaded
+                return None, None
+        flags = _FLAGS(arrays[0]) if len(arrays) == 1 else reduce(and_, set(map(_FLAGS, arrays)), -1)
         if flags & _DENSE != _DENSE:
             return None, None
         known = self._latest.get(structure)

@@ -25,6 +25,7 @@ TILE_LEAST = 4  # panels that a thread takes at a time in the end where x passes
 BLOCK_ROWS, WIDE_BLOCK_ROWS = 4, 8  # rows that a pass over low-bit blocks serves at most; with vectors of 512 bits
 BLOCK_NEAR_BYTES, BLOCK_FAR_BYTES = 2048, 8192  # the same of low-bit blocks
 BLOCK_PANELS = 4  # panels of such blocks that are finished at once: small pieces of work for many threads
+THIRDS_ROWS, THIRDS_BLOCK = 48, 32  # tile units: rows of f32 from which on they pay, in blocks of so many
 BLOCK_CHUNK, BLOCK_STRIP = 512, 1024  # tile units: rows that share expanded weights, and k of them in L2, 1 MB
 TILE_FEW = (1, 4, 8)  # rows whose three parts are rows of one or two tiles
 TILE_SOME = 2  # rows of heads that are finished at a time between tile steps
@@ -48,6 +49,7 @@ class Blocking:
     piece: int = 1  # units that a thread takes at a time
     least: int = 1  # and in the end
     every: int = 0  # tile units: steps after which some rows are finished, of heads TILE_SOME
+    tiled_from: int = 0  # rows from which on tile units multiply panels of floats, in three parts; 0: never
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -168,7 +170,8 @@ def blocking(target: Target, layout: Layout, depth: int) -> Blocking:
     slice_ = -(-depth // -(-max(depth, 1) // (room // (panel * abreast * 4))))
     strip = max(1, STRIP_BYTES // (chunk * 4) // slice_) * slice_
     slots = 1 if strip >= depth else max(2, WAITING // panels)
-    return Blocking(block, PART, abreast, chunk, slice_, strip, slots, slots * panels * chunk * panel)
+    sums, tiled_from = slots * panels * chunk * panel, THIRDS_ROWS if target.has_tiles else 0
+    return Blocking(block, PART, abreast, chunk, slice_, strip, slots, sums, tiled_from=tiled_from)
 
 
 def _tile_blocking(depth: int, unit: int) -> Blocking:

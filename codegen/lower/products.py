@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from monoplan.codegen.cpu.schedule_linear import (
+    THIRDS_BLOCK,
     TILE_ROWS,
     blocking,
     experts_layout,
@@ -160,9 +161,13 @@ def _scratch(lo: Lowerer, x: Value, weight: View, *others: View) -> tuple[Operan
         return tuple(found)
     # Floats for each k: on tile units rows are bf16, or a few of them in three parts.
     many, own = (b.block // 2, -(-3 * few // 2)) if format_of(layout).for_tiles else (b.block, few)
-    rows = (_rows(x) + (b.block - 1)) // b.block * many + lo_threads() * own
+    block, floats = b.block, depth
+    if b.tiled_from:  # three bf16 parts of 32 k take the room of 48 floats
+        block = many = THIRDS_BLOCK
+        floats = -(-depth // 32) * 48
+    rows = (_rows(x) + (block - 1)) // block * many + lo_threads() * own
     sums = lo.fresh(f32, (lo_threads(), b.sums), "scratch")
-    xt = lo.fresh(f32, (rows, depth), "scratch")
+    xt = lo.fresh(f32, (rows, floats), "scratch")
     return Operand("xt", xt, written=True), Operand("partial", sums, written=True)
 
 

@@ -207,6 +207,7 @@ class CpuExecutable:
         self._params = self.ffi.new("void *[]", [self._address(a) for a in self.params] or [self.ffi.NULL])
         self._frames: list[Frame] = []  # of the runs that are over, for the next ones
         self._layouts: dict[tuple[int, ...], Layout] = {}
+        self._named = plan.symbols[:-1]  # the last one is the number of threads
         self.comm: Communicator | None = None  # with the other ranks, where the plan has collectives
 
     @property
@@ -255,20 +256,19 @@ class CpuExecutable:
         return self.ffi.cast("void *", address(a))
 
     def _layout(self, values: tuple[int, ...]) -> Layout:
-        """What follows from these values of the symbols, computed once."""
-        found = self._layouts.get(values)
-        if found is None:
-            found = Layout.of(self.ffi, self.plan, dict(zip(self.plan.symbols, values, strict=True)))
-            if len(self._layouts) > 4096:
-                self._layouts.clear()
-            self._layouts[values] = found
+        """What follows from these values of the symbols, kept for the next run."""
+        found = Layout.of(self.ffi, self.plan, dict(zip(self.plan.symbols, values, strict=True)))
+        if len(self._layouts) > 4096:
+            self._layouts.clear()
+        self._layouts[values] = found
         return found
 
     def run(self, inputs: Sequence[Array], symbols: Mapping[str, int]) -> list[Array]:
         """Outputs for inputs that were checked already; an output that aliases an input is that input."""
         threads = 1 if _forks.orphaned else self.threads
         _forks.used = _forks.used or threads > 1
-        layout = self._layout((*map(symbols.__getitem__, self.plan.symbols[:-1]), threads))
+        values = (*map(symbols.__getitem__, self._named), threads)
+        layout = self._layouts.get(values) or self._layout(values)
         outputs = layout.outputs(inputs)
         try:  # two Python threads may call at once: each takes a frame of its own
             frame = self._frames.pop()

@@ -12,12 +12,14 @@ from cffi import FFI
 from monoplan.codegen.cpu.schedule_linear import blocking, few_rows
 from monoplan.codegen.formats import FORMATS, Layout, WeightFormat
 from monoplan.codegen.source import headers
-from monoplan.codegen.target import cpu_target
+from monoplan.codegen.target import Target, cpu_target
 from monoplan.ir.types import bf16
 from monoplan.runtime.build.toolchain import compile_shared
 from monoplan.runtime.cpu.executable import flags_for, host_target
 from monoplan.runtime.machine.features import vector_bytes
 
+EMULATED = ("-DMP_TILES_EMULATED", "-Wno-psabi", "-DMP_LANES=16", "-fwrapv", "-fopenmp-simd")
+PLAIN = [f for f in FORMATS if not f.for_tiles and not f.blocks]
 ISAS = ("avx512", "avx2", "neon", "generic", "scalar")
 DECLARED = "void product(const void *, const float *, float *, int64_t, float *, float *, int);"
 # Every element of y is written once: y is NaN before, and a second write adds to it.
@@ -58,7 +60,8 @@ void product(const void *w, const float *x, float *y, int64_t rows, float *xt, f
 VECTORS = """static const mp_linear shape = {{
             .K = K, .panel = {panel}, .row_bytes = {row_bytes}, .panels = {panels}, .groups = {groups}, .tail = 1,
             .few = {{{few}}}, .block = {block}, .sizes = {{{sizes}}}, .abreast = {abreast}, .part = 8,
-            .chunk = 3 * {block}, .slice = 7, .strip = 14, .slots = 2, .by_panel = {{{by_panel}}}, .widen = {widen},
+            .chunk = {chunk}, .slice = 7, .strip = 14, .slots = 2,
+            .tiled_from = {tiled_from}, .by_panel = {{{by_panel}}}, .widen = {widen},
             .tile = {{{tiles}}}, .row = read_row, .finish = finish,
         }};"""
 READ_ROW = """
@@ -123,10 +126,8 @@ def rows_of(x: Any, norm: str) -> Any:
     return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) + np.arange(x.shape[1])
 
 
-@pytest.mark.parametrize(("norm", "level"), [("MP_NO_NORM", "-O3"), ("MP_RMS_NORM", "-O1"), ("MP_LAYER_NORM", "-O0")])
-@pytest.mark.parametrize("packed", [f for f in FORMATS if not f.for_tiles and not f.blocks], ids=lambda f: f.name)
-def test_vectors(packed: WeightFormat, norm: str, level: str, tmp_path: Path) -> None:
-    target, depth, columns = host_target(), 41, 300
+def vector_product(packed: WeightFormat, target: Target, norm: str, depth: int, columns: int, tiled_from: int) -> str:
+    """A C file with the product of such panels on vectors, or from some rows on, on tile units."""
     panel = packed.panel(target)
     layout = Layout(packed.name, panel, 4)
     nest, few = blocking(target, layout, depth), few_rows(target, layout)
@@ -147,12 +148,14 @@ def test_vectors(packed: WeightFormat, norm: str, level: str, tmp_path: Path) ->
         "widen": "0" if packed.c_type == "float" else "widen",
         "by_panel": ", ".join(f"panel_{rows}" for rows in few),
         "norm": norm,
+        "tiled_from": tiled_from,
+        "chunk": 64 if tiled_from else 3 * nest.block,
     }
     fields = packed.c_fields(panel, panel // target.lanes)
     ahead = f"{fields}, .line = {max(1, 64 * 8 // (panel * packed.bits))}, .near = 3, .far = 9"
     loops = [f"MP_PANEL_FUNCTION(panel_{rows}, {rows}, {ahead})" for rows in few]
     loops.append(f"MP_WIDEN_FUNCTION(widen, {fields})")
-    text = FRAME.format(
+    return FRAME.format(
         loops="mp_linear.h",
         header=packed.header,
         more="\n".join([READ_ROW.format(**names), *loops]),
@@ -161,7 +164,15 @@ def test_vectors(packed: WeightFormat, norm: str, level: str, tmp_path: Path) ->
         call="mp_linear_run(&shape, &run, t, T, rows, w, xt, partial, sums, &a);",
         **names,
     )
-    run = built(text, tmp_path, (*flags_for(target), level))
+
+
+@pytest.mark.parametrize(("norm", "level"), [("MP_NO_NORM", "-O3"), ("MP_RMS_NORM", "-O1"), ("MP_LAYER_NORM", "-O0")])
+@pytest.mark.parametrize("packed", PLAIN, ids=lambda f: f.name)
+def test_vectors(packed: WeightFormat, norm: str, level: str, tmp_path: Path) -> None:
+    target, depth, columns = host_target(), 41, 300
+    layout = Layout(packed.name, packed.panel(target), 4)
+    few = few_rows(target, layout)
+    run = built(vector_product(packed, target, norm, depth, columns, 0), tmp_path, (*flags_for(target), level))
     w, exact = weights(packed, layout, columns, depth)
     rng = np.random.default_rng(0)
     for rows in (0, 1, few[-1] - 1, few[-1], few[-1] + 1, 66, 68, 69, 70, 72):
@@ -170,6 +181,29 @@ def test_vectors(packed: WeightFormat, norm: str, level: str, tmp_path: Path) ->
         got = [run(w, x, columns, 1 << 16, threads) for threads in (1, 2, 3)]
         np.testing.assert_allclose(got[0], want, rtol=1e-5, atol=1e-5 * max(1.0, float(np.abs(want).max(initial=0))))
         assert all(one.tobytes() == got[0].tobytes() for one in got), rows
+
+
+@pytest.mark.parametrize("packed", PLAIN, ids=lambda f: f.name)
+def test_floats_on_tile_units(packed: WeightFormat, tmp_path: Path) -> None:
+    """In three parts nothing of a float is lost, and what is infinite or no number comes out as on vectors."""
+    target, depth, columns = cpu_target("tiles", 64), 200, 300
+    layout = Layout(packed.name, 32, 4)
+    run = built(vector_product(packed, target, "MP_NO_NORM", depth, columns, 33), tmp_path, EMULATED)
+    w, exact = weights(packed, layout, columns, depth)
+    rng = np.random.default_rng(0)
+    for rows in (32, 33, 70, 300):
+        x = rng.standard_normal((rows, depth)).astype(np.float32)
+        want = x.astype(np.float64) @ exact.T
+        got = [run(w, x, columns, 1 << 17, threads) for threads in (1, 2, 3)]
+        np.testing.assert_allclose(got[0], want, rtol=1e-5, atol=2e-6)
+        assert all(one.tobytes() == got[0].tobytes() for one in got), rows
+    x[3, 7], x[40, 199], x[64, 0], x[65] = np.inf, -np.inf, np.nan, 3e38
+    with np.errstate(all="ignore"):
+        want = np.where(np.arange(300)[:, None] == 65, got[0], x.astype(np.float64) @ exact.T).astype(np.float32)
+    got[0] = run(w, x, columns, 1 << 17, 2)
+    rest = np.arange(300) != 65
+    np.testing.assert_allclose(got[0][rest], want[rest], rtol=1e-5, atol=2e-6)
+    assert np.isinf(got[0][3]).all() and np.isinf(got[0][40]).all() and np.isnan(got[0][64]).all()
 
 
 @pytest.mark.parametrize("strip", [96, 32])  # whole rows stay in L2, or a slice at a time
@@ -198,7 +232,7 @@ def test_tile_units(packed: WeightFormat, strip: int, tmp_path: Path) -> None:
         sums=8 * layout.width,
         **names,
     )
-    run = built(text, tmp_path, ("-DMP_TILES_EMULATED", "-Wno-psabi", "-DMP_LANES=16", "-fwrapv", "-fopenmp-simd"))
+    run = built(text, tmp_path, EMULATED)
     w, exact = weights(packed, layout, columns, depth)
     rng = np.random.default_rng(0)
     for rows in (0, 1, 3, 8, 9, 33, 200):

@@ -114,13 +114,48 @@ static inline void mp_tiles_end(void) { _tile_release(); }
 #if defined(MP_TILES)
 static inline void mp_tiles_begin(void) { mp_tiles_shape(16, 64); }
 
-/* The tiles of sums. */
+/* Compilers do not know which memory tile instructions touch: nothing may move past this. */
+#define mp_tile_fence() __asm__ volatile("" ::: "memory")
+
+/* 32 x 32 sums: four tiles. */
 static inline void mp_zero_sums(void)
 {
     mp_tile_zero(0);
     mp_tile_zero(1);
     mp_tile_zero(2);
     mp_tile_zero(3);
+}
+
+static inline void mp_load_sums(const float *from)
+{
+    mp_tile_stream(0, from, 128);
+    mp_tile_stream(1, from + 16, 128);
+    mp_tile_stream(2, from + 512, 128);
+    mp_tile_stream(3, from + 528, 128);
+}
+static inline void mp_store_sums(float *to)
+{
+    mp_tile_store(0, to, 128);
+    mp_tile_store(1, to + 16, 128);
+    mp_tile_store(2, to + 512, 128);
+    mp_tile_store(3, to + 528, 128);
+    mp_tile_fence();
+}
+
+/* 32 floats as three rows of a tile, `apart` elements from each other, that add up to them: each has the bits which
+ * those before it left over. An infinite number leaves nothing. */
+MP_FN void mp_thirds(mp_bf16 *to, const float *from, const int64_t apart)
+{
+    _Pragma("omp simd")
+    for (int i = 0; i < 32; ++i) {
+        const uint32_t u = mp_float_to_bits(from[i]);
+        const int finite = (u & 0x7f800000u) != 0x7f800000u;
+        const float rest = finite ? from[i] - mp_bits_to_float(u & 0xffff0000u) : 0.0f;
+        const float last = rest - mp_bits_to_float(mp_float_to_bits(rest) & 0xffff0000u);
+        to[i] = (mp_bf16)(u >> 16 | (from[i] != from[i] ? 0x40u : 0u));
+        to[apart + i] = (mp_bf16)(mp_float_to_bits(rest) >> 16);
+        to[2 * apart + i] = (mp_bf16)(mp_float_to_bits(last) >> 16);
+    }
 }
 
 /* `count` floats (16 or 32) in bf16, for a row of a tile. Tile units take subnormal numbers as 0, and so may this. */
@@ -157,7 +192,5 @@ MP_FN void mp_hand_over(float *y, const int tiles, const int64_t block, const in
     else for (int i = 0; i < count; i += 32) mp_tile_round(to + i * 32, made + i, 32);
 }
 
-/* Compilers do not know which memory tile instructions touch: nothing may move past this. */
-#define mp_tile_fence() __asm__ volatile("" ::: "memory")
 #endif
 #endif

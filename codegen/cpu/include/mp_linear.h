@@ -4,7 +4,8 @@
  * MP_WIDEN_FUNCTION, at the head of a plan.
  *
  * Few rows: the weights stream past them at the speed of memory. Many rows: they pass the caches in blocks. Every
- * output is one sum over k in order: its bits depend neither on the number of threads nor on the other rows. */
+ * output is one sum over k in order: its bits depend neither on the number of threads nor on the other rows. (But where
+ * there are tile units, many rows run on them: mp_linear_thirds.h.) */
 #ifndef MP_LINEAR_H
 #define MP_LINEAR_H
 
@@ -42,6 +43,7 @@ typedef struct {
     int chunk;                  /* rows that share a pass over the weights */
     int slice, strip;           /* k of a slice of panels, which stays in L1; k of a strip of x, which stays in L2 */
     int slots;                  /* groups whose sums wait between strips */
+    int tiled_from;             /* rows from which on tile units multiply them; 0: never */
     mp_panel by_panel[3];       /* for each of `few` */
     mp_widen widen;             /* 0: panels are floats */
     mp_register_tile tile[3];   /* for each of `sizes` */
@@ -277,6 +279,10 @@ static inline void mp_linear_many(const mp_linear *s, mp_run *run, const int T, 
     }
 }
 
+#if defined(MP_TILES)
+#include "mp_linear_thirds.h"
+#endif
+
 /* The whole product. `xt` has room for all rows in blocks, and for a block of each thread; `partial` for the sums
  * that wait; `sums` for a block of few rows; c is the first argument of the kernel's functions. */
 MP_SHARED mp_linear_run(const mp_linear *s, mp_run *run, const int t, const int T, const int64_t rows, const void *w,
@@ -291,6 +297,13 @@ MP_SHARED mp_linear_run(const mp_linear *s, mp_run *run, const int t, const int 
         mp_linear_few(s, run, t, T, rows, size, (const char *)w, xs, sums, c);
         return;
     }
+    const int64_t waiting = (int64_t)s->slots * s->panels * s->chunk * s->panel;
+#if defined(MP_TILES)
+    if (s->tiled_from && rows >= s->tiled_from) {
+        mp_thirds_run(s, run, t, T, rows, (const char *)w, (mp_bf16 *)(void *)xt, partial + t * waiting, sums, c);
+        return;
+    }
+#endif
     const int64_t R = s->block, all = (rows + R - 1) / R;
     const int parts = mp_parts(T, rows / s->part), own = t % parts, worker = t / parts, workers = T / parts;
     const int64_t from = mp_share(all, own, parts), count = mp_share(all, own + 1, parts) - from;
@@ -298,7 +311,6 @@ MP_SHARED mp_linear_run(const mp_linear *s, mp_run *run, const int t, const int 
     for (int64_t b = from + mp_share(count, worker, workers); b < end; ++b)
         mp_linear_pack(s, c, b * R, s->sizes[mp_linear_fit(s, rows - b * R)], rows, xt + b * R * s->K);
     mp_prepared(run, own);
-    const int64_t waiting = (int64_t)s->slots * s->panels * s->chunk * s->panel;
     mp_linear_many(s, run, T, rows, parts, own, (const char *)w, xt, partial + t * waiting, sums, c);
 }
 

@@ -158,23 +158,6 @@ MP_INLINE void mp_finish_next(mp_finish finish, const void *c, mp_waiting *w, co
     w->row += some;
 }
 
-/* 32 x 32 sums: four tiles. */
-MP_INLINE void mp_load_sums(const float *from)
-{
-    mp_tile_stream(0, from, 128);
-    mp_tile_stream(1, from + 16, 128);
-    mp_tile_stream(2, from + 512, 128);
-    mp_tile_stream(3, from + 528, 128);
-}
-MP_INLINE void mp_store_sums(float *to)
-{
-    mp_tile_store(0, to, 128);
-    mp_tile_store(1, to + 16, 128);
-    mp_tile_store(2, to + 512, 128);
-    mp_tile_store(3, to + 528, 128);
-    mp_tile_fence();
-}
-
 /* Many rows: threads share them in parts, to which blocks of 32 are distributed block-cyclically, back and forth.
  * They take the panels of their own part, up to `piece` units at a time, before they steal work from another one:
  * what a thread makes of its rows lies in its own cache when the next product reads them. A slice of a panel,

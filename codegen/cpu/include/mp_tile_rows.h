@@ -6,22 +6,6 @@
 
 #include "mp_format_bf16_12.h"
 
-/* 32 floats as three rows of a tile, `apart` elements from each other, that add up to them: each has the bits which
- * those before it left over. An infinite number leaves nothing. */
-MP_FN void mp_thirds(mp_bf16 *to, const float *from, const int64_t apart)
-{
-    _Pragma("omp simd")
-    for (int i = 0; i < 32; ++i) {
-        const uint32_t u = mp_float_to_bits(from[i]);
-        const int finite = (u & 0x7f800000u) != 0x7f800000u;
-        const float rest = finite ? from[i] - mp_bits_to_float(u & 0xffff0000u) : 0.0f;
-        const float last = rest - mp_bits_to_float(mp_float_to_bits(rest) & 0xffff0000u);
-        to[i] = (mp_bf16)(u >> 16 | (from[i] != from[i] ? 0x40u : 0u));
-        to[apart + i] = (mp_bf16)(mp_float_to_bits(rest) >> 16);
-        to[2 * apart + i] = (mp_bf16)(mp_float_to_bits(last) >> 16);
-    }
-}
-
 /* tile[32] = what tile units made of the three parts of a row, together: sums[half][part][rows][16]. Where the first
  * part's sum is infinite or no number it is the result: a later part that is 0 makes NaN of a weight that is
  * infinite. */
