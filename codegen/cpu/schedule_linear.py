@@ -25,6 +25,7 @@ TILE_LEAST = 4  # panels that a thread takes at a time in the end where x passes
 BLOCK_ROWS, WIDE_BLOCK_ROWS = 4, 8  # rows that a pass over low-bit blocks serves at most; with vectors of 512 bits
 BLOCK_NEAR_BYTES, BLOCK_FAR_BYTES = 2048, 8192  # the same of low-bit blocks
 BLOCK_PANELS = 4  # panels of such blocks that are finished at once: small pieces of work for many threads
+BLOCK_TILED = 40  # tile units: rows of low-bit blocks from which on expanding them pays: measured
 THIRDS_ROWS, THIRDS_BLOCK = 48, 32  # tile units: rows of f32 from which on they pay, in blocks of so many
 BLOCK_CHUNK, BLOCK_STRIP = 512, 1024  # tile units: rows that share expanded weights, and k of them in L2, 1 MB
 TILE_FEW = (1, 4, 8)  # rows whose three parts are rows of one or two tiles
@@ -49,7 +50,7 @@ class Blocking:
     piece: int = 1  # units that a thread takes at a time
     least: int = 1  # and in the end
     every: int = 0  # tile units: steps after which some rows are finished, of heads TILE_SOME
-    tiled_from: int = 0  # rows from which on tile units multiply panels of floats, in three parts; 0: never
+    tiled_from: int = 0  # rows from which on tile units multiply panels of floats or of low-bit blocks; 0: never
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -157,7 +158,8 @@ def blocking(target: Target, layout: Layout, depth: int) -> Blocking:
     if format_of(layout).blocks:
         rows = few_rows(target, layout)[-1]
         if target.has_tiles:
-            return Blocking(rows, PART, 1, BLOCK_CHUNK, 0, BLOCK_STRIP, 1, BLOCK_CHUNK * layout.width)
+            sums = BLOCK_CHUNK * layout.width
+            return Blocking(rows, PART, 1, BLOCK_CHUNK, 0, BLOCK_STRIP, 1, sums, tiled_from=BLOCK_TILED)
         chunk = max(1, STRIP_BYTES // (depth * 5 // 2) // rows) * rows
         return Blocking(rows, PART, 1, min(CHUNK, chunk), depth, depth, 1, 0)
     vectors = panel // target.lanes
@@ -237,7 +239,7 @@ def choose_experts(k: Experts, target: Target) -> ExpertsSchedule | None:
 
 def experts_tiled(target: Target, layout: Layout) -> int:
     """Rows of a matrix from which on tile units multiply them; 0: never."""
-    return TILE_ROWS if target.has_tiles and format_of(layout).blocks else 0
+    return BLOCK_TILED if target.has_tiles and format_of(layout).blocks else 0
 
 
 def _streaming(target: Target, layout: Layout) -> tuple[int, int, int, int]:

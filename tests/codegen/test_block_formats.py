@@ -12,6 +12,7 @@ import pytest
 import monoplan as mp
 from monoplan import nn
 from monoplan.codegen.cpu.render import render_cpu
+from monoplan.codegen.cpu.schedule_linear import BLOCK_TILED
 from monoplan.codegen.formats import Layout
 from monoplan.codegen.formats.blocks import BLOCK_FORMATS
 from monoplan.codegen.plan import make_plan
@@ -40,6 +41,7 @@ from tests.needs import COMPILERS, needs
 
 FORMATS = {f.name: f for f in BLOCK_FORMATS}
 ISAS = [isa for isa in levels(machine(), read_cpu()[1]) if isa != "amx"]  # whose few rows are avx512's
+ROWS = BLOCK_TILED + 13  # enough for tile units, when the first are left out
 USUAL, WILD = 40, 16  # rows of a weight: with scales of a usual size, and of any bits
 QUICK = ("q4_k", "mxfp4", "fp8_128")  # scales and minima of one block; a table, scales of a byte; floats
 MATRIX = partly(
@@ -164,7 +166,7 @@ def test_rows_of_strange_numbers_harm_no_others(name: str, isa: str) -> None:
 def test_many_rows_on_tile_units(name: str) -> None:
     """Their bits depend on no thread and on no other row, in whichever block of 16 they are."""
     rng, exact = np.random.default_rng(1), FORMATS[name].values(blocks_of(name))[:USUAL].astype(np.float64)
-    x = (rng.standard_normal((37, depth_of(name))) * np.geomspace(1e-3, 1e3, 37)[:, None]).astype(np.float32)
+    x = (rng.standard_normal((ROWS, depth_of(name))) * np.geomspace(1e-3, 1e3, ROWS)[:, None]).astype(np.float32)
     got = product(name, "tiles", x)
     for one, row in zip(got[:, :USUAL], x.astype(np.float64) @ exact.T, strict=True):
         difference = compare(one, row, "f32", "matmul", epsilon=LOW_BIT_EPSILON)
@@ -174,7 +176,7 @@ def test_many_rows_on_tile_units(name: str) -> None:
     x[3, 5], x[20, -1], x[21], x[22] = np.nan, -np.inf, 0.0, np.float32(1e-40)
     strange = product(name, "tiles", x)[:, :USUAL]
     assert np.isnan(strange[[3, 20]]).all() and not strange[21].any() and np.abs(strange[22]).max() < 1e-30
-    others = [r for r in range(37) if r not in (3, 20, 21, 22)]
+    others = [r for r in range(ROWS) if r not in (3, 20, 21, 22)]
     assert strange[others].tobytes() == got[others, :USUAL].tobytes()
 
 
