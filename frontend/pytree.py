@@ -58,11 +58,11 @@ class NoOutline(Exception):  # noqa: N818  (no error: the long way knows better)
 _CONSTANTS = frozenset((bool, int, float, str, type(None)))
 
 
-def outline(x: Any, arrays: list[Any]) -> Any:
+def outline(x: Any, arrays: list[Any], adopt: Callable[[Any], Any] | None = None) -> Any:
     """What to look a nested value up by, and its arrays, appended in the order of `flatten`: much quicker than that.
 
     Values of equal outlines have equal structures and equal constants. An object may have `tree_outline(arrays)`,
-    which does the same. Raises NoOutline for anything else.
+    which does the same; `adopt` takes arrays of other libraries. Raises NoOutline for anything else.
     """
     kind = type(x)
     if kind is np.ndarray or kind is np.memmap:
@@ -74,13 +74,16 @@ def outline(x: Any, arrays: list[Any]) -> Any:
     if kind in _CONSTANTS:
         return kind, exactly(x)  # 1, 1.0 and True are equal, but not the same constant
     if kind is dict:
-        return dict, tuple(x), *[outline(v, arrays) for v in x.values()]
+        return dict, tuple(x), *[outline(v, arrays, adopt) for v in x.values()]
     if kind is list or kind is tuple:
-        return kind, *[outline(v, arrays) for v in x]
+        return kind, *[outline(v, arrays, adopt) for v in x]
     own = getattr(kind, "tree_outline", None)
-    if own is None:
+    if own is not None:
+        return own(x, arrays)
+    if adopt is None or not hasattr(kind, "__dlpack__"):
         raise NoOutline
-    return own(x, arrays)
+    arrays.append(adopt(x))
+    return None
 
 
 def with_constants(tree: Tree, leaves: Sequence[Any], is_leaf: Callable[[Any], bool]) -> Tree:

@@ -112,7 +112,7 @@ class Compiled(Inspection):
         self.stats = Stats()
         self._lock = threading.RLock()
         self.built: list[tuple[Tree, list[Any], Built]] = []
-        self._known = KnownCalls(module)
+        self._known = KnownCalls(module, self.target)
         self._matched: dict[Any, tuple[Tree, Built, dict[str, int]]] = {}
         self._weights = HeldWeights(module)
         self._guards = Guards()  # of all plans in `built`
@@ -152,7 +152,7 @@ class Compiled(Inspection):
             others = [] if replaced else [*self._others, old]
             found = next((p for p in others if p.guards.hold()), None)
             if found is None:
-                self._take(_Plans([], KnownCalls(self.module), {}, Guards()))
+                self._take(_Plans([], KnownCalls(self.module, self.target), {}, Guards()))
                 try:
                     if self.declared:
                         self._build(unflatten(old.built[0][0], old.built[0][1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from monoplan.frontend.specs import Spec, spec_of
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.opdef import exactly
-from monoplan.ir.types import TensorType, as_dtype
+from monoplan.ir.types import TensorType, address, as_dtype
 
 
 def as_compiled(x: Any, tree: Tree, specs: Iterator[Any], name: str = "") -> Any:
@@ -183,10 +184,8 @@ class KnownCall:
 
     def check_writeable(self, arrays: Sequence[Any]) -> None:
         """Raises if forward writes into an array that is read-only."""
-        if self.written is None or reduce(and_, set(map(_FLAGS, self.written(arrays)))) & _WRITEABLE:
-            return
         for number, _ in self.built.graph.writes:
-            if not arrays[number].flags.writeable:
+            if not is_device(arrays[number]) and not arrays[number].flags.writeable:
                 raise read_only(self.built.graph.inputs[number].name)
 
 
@@ -201,8 +200,8 @@ class Call:
 class KnownCalls:
     """The calls of one Compiled. Two Python threads may use it at once: its tables only gain or lose entries."""
 
-    def __init__(self, module: Module) -> None:
-        self.module = module
+    def __init__(self, module: Module, target: str) -> None:
+        self.module, self.target = module, target
         self._orders: dict[Any, Callable[[Sequence[Any]], Sequence[Any]] | None] = {}
         self._latest: dict[Any, KnownCall] = {}  # by structure alone: a decode loop has the same shapes every time
         self._calls: dict[Any, KnownCall] = {}
@@ -221,17 +220,25 @@ class KnownCalls:
         if order is None:
             return None, None
         arrays: Sequence[Any]
+        adopted: list[Any] = []
         if order is tuple and not kwargs and _ARRAYS.issuperset(map(type, args)):  # nothing but arrays: no outlines
-            structure, arrays = (form, *(None,) * len(args)), args
+            structure, arrays, numpys = (form, *(None,) * len(args)), args, args
         else:
             arrays = []
+
+            def take(x: Any) -> Any:
+                adopted.append(adopt(x, self.target))
+                return adopted[-1]
+
             try:
-                structure = (form, *[outline(x, arrays) for x in order((*args, *kwargs.values()))])
-            except NoOutline:
+                structure = (form, *[outline(x, arrays, take) for x in order((*args, *kwargs.values()))])
+            except (NoOutline, ArgumentError):  # the long way has the names for an error
                 return None, None
-            if not _ARRAYS.issuperset(map(type, arrays)):  # a traced tensor, a parameter that is not loaded
-                return None, None
-        flags = _FLAGS(arrays[0]) if len(arrays) == 1 else reduce(and_, set(map(_FLAGS, arrays)), -1)
+            foreign = set(map(type, arrays)) - _ARRAYS
+            if not all(hasattr(kind, "__cuda_array_interface__") for kind in foreign):
+                return None, None  # a traced tensor, a parameter that is not loaded
+            numpys = [a for a in arrays if type(a) in _ARRAYS] if foreign else arrays
+        flags = _FLAGS(numpys[0]) if len(numpys) == 1 else reduce(and_, set(map(_FLAGS, numpys)), -1)
         if flags & _DENSE != _DENSE:
             return None, None
         known = self._latest.get(structure)
@@ -242,13 +249,13 @@ class KnownCalls:
             self._latest[structure] = known
         if not flags & _WRITEABLE:
             known.check_writeable(arrays)
-        if known.written is not None and len(set(map(id, arrays))) < len(arrays):
+        if known.written is not None and (adopted or len(set(map(id, arrays))) < len(arrays)):
             check_shared(known.built, arrays)
         return known, arrays
 
     def remember(self, call: Call, built: Built, symbols: dict[str, int], arrays: Sequence[Any]) -> None:
         """Notes which plan a call went to, if it went with these very arrays."""
-        if len(arrays) != len(call.arrays) or not all(map(is_, arrays, call.arrays)):
+        if len(arrays) != len(call.arrays) or not all(map(_same, arrays, call.arrays)):
             return
         if len(self._calls) >= KEPT:
             self._calls.clear()
@@ -268,6 +275,15 @@ class KnownCalls:
         if places == list(marks):
             return tuple
         return itemgetter(*places)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two arrays are one, or one array of another library that was adopted twice."""
+    if a is b:
+        return True
+    if is_device(a) or is_device(b):
+        return is_device(a) and is_device(b) and bool(a.data.ptr == b.data.ptr) and a.strides == b.strides
+    return a.flags.c_contiguous and b.flags.c_contiguous and address(a) == address(b)
 
 
 def _key(structure: Any, arrays: Sequence[Any]) -> Any:
@@ -319,6 +335,9 @@ def adopt(x: Any, target: str) -> Any:
     """An array of another library as numpy's or, in a GPU's memory, as the device's own; it shares the memory."""
     if isinstance(x, np.ndarray | Tensor | Spec | str | int | float | bool | None):
         return x
+    torch = sys.modules.get("torch")
+    if torch is not None and type(x) is torch.Tensor and x.is_cpu and not x.requires_grad and x.dtype in _plain(torch):
+        return x.numpy()  # ten times as quick as DLPack
     # A torch tensor on a GPU has both; its interface can say neither bfloat16 nor a stream.
     has_dlpack = hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
     if has_dlpack and int(x.__dlpack_device__()[0]) in _HOST:
@@ -333,6 +352,13 @@ def adopt(x: Any, target: str) -> Any:
     from monoplan.runtime.cuda.device import gpu
 
     return gpu().adopt(x)
+
+
+@functools.cache
+def _plain(torch: Any) -> frozenset[Any]:
+    """The types of torch that numpy has too."""
+    names = ("float64", "float32", "float16", "int8", "int16", "int32", "int64", "uint8", "bool")
+    return frozenset(getattr(torch, name) for name in names)
 
 
 def _from_host(x: Any) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 
 from monoplan.codegen.target import Target, cuda_target
 from monoplan.ir.errors import ArgumentError, CompileError, PlanError, install_extra
-from monoplan.ir.types import DType, address
+from monoplan.ir.types import DType, address, as_dtype
 from monoplan.runtime.build.cache import Entry
 from monoplan.runtime.cuda import build as cuda_build
 from monoplan.runtime.cuda.blas import Products, load_library
@@ -297,12 +297,15 @@ class GpuDevice:
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         return self._room(lambda: self.cupy.empty(shape, dtype), nbytes)
 
-    def follow(self) -> None:
-        """Work comes after all that the caller has enqueued on its current stream."""
-        event = self.cupy.cuda.Event(disable_timing=True)
-        event.record(self.cupy.cuda.get_current_stream())
-        with self.lock:
-            self.stream.wait_event(event)
+    def follow(self, stream: Any = None) -> None:
+        """Work comes after all that the caller has enqueued on its current stream, or on another one."""
+        with self.lock:  # a wait is for what the event has recorded so far: one event serves all
+            self._followed.record(self.cupy.cuda.get_current_stream() if stream is None else stream)
+            self.stream.wait_event(self._followed)
+
+    @cached_property
+    def _followed(self) -> Any:
+        return self.cupy.cuda.Event(disable_timing=True)
 
     def adopt(self, a: Any) -> Any:
         """A CuPy array in the memory of a GPU array of any library; what its owner has enqueued for it comes first."""
@@ -322,6 +325,12 @@ class GpuDevice:
     def _shared(self, a: Any) -> Any:
         if not hasattr(a, "__dlpack__"):
             return self.cupy.asarray(a)
+        torch = sys.modules.get("torch")
+        if torch is not None and type(a) is torch.Tensor and self._is_plain(torch, a):  # much quicker than DLPack
+            memory = self.cupy.cuda.UnownedMemory(a.data_ptr(), a.nbytes, a, a.device.index)
+            self.follow(self.cupy.cuda.ExternalStream(torch.cuda.current_stream(a.device).cuda_stream, a.device.index))
+            dtype = as_dtype(str(a.dtype).removeprefix("torch.")).numpy
+            return self.cupy.ndarray(tuple(a.shape), dtype, self.cupy.cuda.MemoryPointer(memory, 0))
         try:
             return self.cupy.from_dlpack(a)
         except (BufferError, NotImplementedError, RuntimeError, TypeError) as error:
@@ -333,8 +342,16 @@ class GpuDevice:
                 f"a {type(a).__name__} can't be used in place", why=str(error), fix="detach() it, or pass a CuPy array"
             ) from None
 
+    def _is_plain(self, torch: Any, a: Any) -> bool:
+        """Whether a torch tensor is nothing but an address, sizes and a type that CuPy has."""
+        types = (torch.float32, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8)
+        strided = a.layout is torch.strided and a.is_contiguous() and not a.is_conj() and not a.is_neg()
+        return bool(strided and not a.requires_grad and a.dtype in types and a.is_cuda and a.data_ptr())
+
     def as_device_array(self, a: Any, written: bool = False) -> Any:
         """The array if it is dense and aligned, else a copy that is."""
+        if isinstance(a, self.cupy.ndarray) and a.flags.c_contiguous and a.data.ptr % 16 == 0:
+            return a
         array = self.adopt(a)
         with self.lock, self.stream:
             dense = self.cupy.ascontiguousarray(array)

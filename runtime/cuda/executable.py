@@ -269,7 +269,8 @@ class CudaExecutable:
         calls = self.calls(values, inputs, outputs)
         if calls.runs == 1 and self._twins.repeatable:
             self._settle(calls, values, inputs, outputs)
-        return self.calls(values, inputs, outputs)
+            calls = self.calls(values, inputs, outputs)
+        return calls
 
     def settle(self, values: Mapping[str, int], inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Runs a plan that will run often: whatever is made at a first run is there, and how launches go is decided.

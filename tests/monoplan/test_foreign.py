@@ -69,6 +69,29 @@ def test_host_arrays_of_others_are_used_in_place() -> None:
     np.testing.assert_array_equal(total, numbers(4))
 
 
+def test_a_call_with_arrays_of_others_is_matched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, long_way = mp.compile(Doubled()), []
+    anew = mp.Compiled._call_anew
+    monkeypatch.setattr(mp.Compiled, "_call_anew", lambda self, *a: (long_way.append(a), anew(self, *a))[1])
+    for n in (3, 3, 3):
+        x, y = numbers(n, 4) + len(long_way), numbers(n, 4)
+        np.testing.assert_array_equal(fast(Foreign(x), Foreign(y))["sum"], x + y)
+        np.testing.assert_array_equal(fast(y=Foreign(y), x=x)["twice"], x * 2)
+    assert len(long_way) == 2
+    x = numbers(8, 4)[::2]
+    np.testing.assert_array_equal(fast(Foreign(x[:3]), x[:3])["sum"], 2 * x[:3])
+    assert len(long_way) == 3  # strided: a copy of it runs
+
+
+def test_foreign_arrays_that_share_memory_are_refused_each_time() -> None:
+    counting, x, total = mp.compile(Counting()), numbers(4), np.zeros(4, np.float32)
+    for _ in range(3):
+        counting(Foreign(x), Foreign(total))
+    np.testing.assert_array_equal(total, x + x + x)
+    with pytest.raises(ArgumentError, match="share memory"):
+        counting(Foreign(total), Foreign(total))
+
+
 def test_what_cannot_be_exported_is_explained() -> None:
     class Private(Foreign):
         def __dlpack__(self, **options: Any) -> Any:
