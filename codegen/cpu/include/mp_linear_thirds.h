@@ -11,7 +11,7 @@
 
 enum {
     MP_THIRDS_SLICE = 128,      /* k of a slice: 24 KB of weights in parts */
-    MP_THIRDS_STRIP = 1024,     /* k of a chunk of x, which stays in L2 */
+    MP_THIRDS_STRIP = 768,      /* k of a chunk of x, 1.2 MB, which stay in L2 */
     MP_THIRDS_CHUNK = 256,      /* rows that share split weights */
     MP_THIRDS_STEP = 3 * 32 * 32 /* numbers of three parts: 32 k of 32 rows or columns */
 };
