@@ -58,7 +58,7 @@ PROBLEMS: dict[str, Callable[[], str]] = {
     "g++": _program("g++"),
     "clang": _program("clang"),
     "nvcc": _program("nvcc"),
-    "nvrtc": lambda: "" if nvrtc.library() else "there is no NVRTC: pip install nvidia-cuda-nvrtc",
+    "nvrtc": lambda: "" if nvrtc.library() else "there is no NVRTC: pip install 'nvidia-cuda-nvrtc<13.1'",
     "rustc": _program("rustc"),
     "wasm": _no_wasm,
     "x86_64-linux-gnu-gcc": _cross_compiler,

@@ -1,6 +1,6 @@
 """NVIDIA's run-time compiler by itself: it needs no GPU, and refuses what nvcc takes from the host's compiler.
 
-`pip install nvidia-cuda-nvrtc` gives the library.
+`pip install 'nvidia-cuda-nvrtc<13.1'` gives the library: the oldest of CUDA 13, since later ones take more.
 """
 
 from __future__ import annotations
@@ -36,7 +36,14 @@ def library() -> Path | None:
 def _loaded() -> tuple[FFI, Any]:
     ffi = FFI()
     ffi.cdef(_DECLARED)
-    return ffi, ffi.dlopen(str(library()))
+    path = library()
+    assert path is not None
+    for builtins in path.parent.glob("libnvrtc-builtins.so.*"):  # the library opens it by name, wherever it looks
+        _held.append(ffi.dlopen(str(builtins)))
+    return ffi, ffi.dlopen(str(path))
+
+
+_held: list[Any] = []
 
 
 def refusal(source: str, flags: Sequence[str]) -> str:
