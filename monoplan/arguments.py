@@ -336,8 +336,11 @@ def adopt(x: Any, target: str) -> Any:
     if isinstance(x, np.ndarray | Tensor | Spec | str | int | float | bool | None):
         return x
     torch = sys.modules.get("torch")
-    if torch is not None and type(x) is torch.Tensor and x.is_cpu and not x.requires_grad and x.dtype in _plain(torch):
-        return x.numpy()  # ten times as quick as DLPack
+    if torch is not None and type(x) is torch.Tensor:  # ten times as quick as DLPack
+        if x.is_cpu and not x.requires_grad and x.dtype in _plain(torch):
+            return x.numpy()
+        if x.is_cuda and target == "cuda":
+            return _gpu().adopt(x)
     # A torch tensor on a GPU has both; its interface can say neither bfloat16 nor a stream.
     has_dlpack = hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
     if has_dlpack and int(x.__dlpack_device__()[0]) in _HOST:
@@ -349,9 +352,13 @@ def adopt(x: Any, target: str) -> Any:
             f"a {type(x).__name__} is on a GPU, the plan runs on the CPU",
             fix="copy it to the host (cupy.asnumpy(x), x.cpu()), or compile with target='cuda'",
         )
-    from monoplan.runtime.cuda.device import gpu
+    return _gpu().adopt(x)
 
-    return gpu().adopt(x)
+
+def _gpu() -> Any:
+    from monoplan.runtime.cuda.device import gpu  # loads CuPy's wrappers
+
+    return gpu()
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from monoplan.codegen.cuda.schedule import CudaExperts, RowSchedule
-from monoplan.codegen.kernels import Attention, Experts, Heads, Kernel, KVUpdate, Latent, Linear, Reduce, Route
+from monoplan.codegen.kernels import Attention, Experts, Heads, Kernel, KVUpdate, Latent, Linear, Norm, Reduce, Route
 from monoplan.codegen.operands import Operand
 from monoplan.codegen.views import Buffer
 from monoplan.ir.dims import Dim, equal, symbols_of
@@ -14,7 +14,8 @@ from monoplan.ir.types import product
 if TYPE_CHECKING:
     from monoplan.codegen.plan import Plan
 
-OVERLAPPED = (Linear, Attention, Experts, Reduce, Route)  # their kernels let the next one start before they are done
+# Their kernels let the next one start before they are done.
+OVERLAPPED = (Linear, Attention, Experts, Norm, Reduce, Route)
 
 
 def stable_past(plan: Plan, k: Attention) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 
 from monoplan.codegen.target import Target, cuda_target
 from monoplan.ir.errors import ArgumentError, CompileError, PlanError, install_extra
-from monoplan.ir.types import DType, address, as_dtype
+from monoplan.ir.types import DType, address
 from monoplan.runtime.build.cache import Entry
 from monoplan.runtime.cuda import build as cuda_build
 from monoplan.runtime.cuda.blas import Products, load_library
@@ -312,7 +312,7 @@ class GpuDevice:
         if isinstance(a, self.cupy.ndarray):
             self.follow()
             array = a
-        else:
+        elif (array := self._of_torch(a)) is None:
             with self.lock, self.stream:  # the stream that DLPack's producer makes wait for its own
                 array = self._shared(a)
         if array.device.id != self.number:
@@ -325,12 +325,6 @@ class GpuDevice:
     def _shared(self, a: Any) -> Any:
         if not hasattr(a, "__dlpack__"):
             return self.cupy.asarray(a)
-        torch = sys.modules.get("torch")
-        if torch is not None and type(a) is torch.Tensor and self._is_plain(torch, a):  # much quicker than DLPack
-            memory = self.cupy.cuda.UnownedMemory(a.data_ptr(), a.nbytes, a, a.device.index)
-            self.follow(self.cupy.cuda.ExternalStream(torch.cuda.current_stream(a.device).cuda_stream, a.device.index))
-            dtype = as_dtype(str(a.dtype).removeprefix("torch.")).numpy
-            return self.cupy.ndarray(tuple(a.shape), dtype, self.cupy.cuda.MemoryPointer(memory, 0))
         try:
             return self.cupy.from_dlpack(a)
         except (BufferError, NotImplementedError, RuntimeError, TypeError) as error:
@@ -342,11 +336,18 @@ class GpuDevice:
                 f"a {type(a).__name__} can't be used in place", why=str(error), fix="detach() it, or pass a CuPy array"
             ) from None
 
-    def _is_plain(self, torch: Any, a: Any) -> bool:
-        """Whether a torch tensor is nothing but an address, sizes and a type that CuPy has."""
-        types = (torch.float32, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8)
-        strided = a.layout is torch.strided and a.is_contiguous() and not a.is_conj() and not a.is_neg()
-        return bool(strided and not a.requires_grad and a.dtype in types and a.is_cuda and a.data_ptr())
+    def _of_torch(self, a: Any) -> Any:
+        """A torch tensor that is nothing but an address, sizes and a type: many times as quick as DLPack; or None."""
+        torch = sys.modules.get("torch")
+        if torch is None or type(a) is not torch.Tensor or not a.is_cuda or a.requires_grad or not a.is_contiguous():
+            return None
+        dtype, at = _torch_types(torch).get(a.dtype), a.data_ptr()
+        if dtype is None or not at or a.is_neg():
+            return None
+        cuda, number = self.cupy.cuda, a.device.index
+        self.follow(cuda.ExternalStream(torch.cuda.current_stream(number).cuda_stream, number))
+        memory = cuda.UnownedMemory(at, a.nbytes, a, number)
+        return self.cupy.ndarray(tuple(a.shape), dtype, cuda.MemoryPointer(memory, 0))
 
     def as_device_array(self, a: Any, written: bool = False) -> Any:
         """The array if it is dense and aligned, else a copy that is."""
@@ -446,6 +447,13 @@ class GpuDevice:
         return statistics.median(
             self.cupy.cuda.get_elapsed_time(a, b) for a, b in zip(events, events[1:], strict=False)
         )
+
+
+@cache
+def _torch_types(torch: Any) -> dict[Any, Any]:
+    """numpy's types of torch's: those that CuPy has, too."""
+    names = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+    return {getattr(torch, name): np.dtype(name) for name in names}
 
 
 @cache

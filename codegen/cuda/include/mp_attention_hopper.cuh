@@ -24,6 +24,7 @@ MP_FN void mp_attention_hopper(const int group, const T *q, const Rows key_rows,
     const int tid = threadIdx.x, lane = tid % 32, gid = lane / 4, t = lane % 4;
     const int64_t s0 = (int64_t)(gridDim.y - 1 - blockIdx.y) * ROWS; /* the longest strips of all heads first */
     const mp_shared base = (mp_shared_address(dynamic) + 1023) / 1024 * 1024;
+    mp_release();
     mp_wait();
     const int group_row = (int)s0 + group / HEADS * 64;
     const int row0 = group_row + tid % 128 / 32 * 16 + gid; /* this lane's queries: row0 and row0 + 8 */

@@ -61,6 +61,7 @@ MP_FN void mp_attention_prefill(const T *q, const Rows key_rows, const Rows valu
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, gid = lane / 4, t = lane % 4;
     const int64_t s0 = (int64_t)(gridDim.x - 1 - blockIdx.x) * ROWS; /* the longest strips first */
     const mp_shared base = mp_shared_address(dynamic);
+    mp_release();
     mp_wait();
     const int before = (int)past(), written = (int)mp_min(keys, before + queries);
     const int last = S::CAUSAL ? (int)mp_min(written, before + s0 + ROWS) : written;

@@ -37,6 +37,7 @@ fused_linear_0_short(const float *x, const float *weight, const float *bias, flo
     const int64_t n_seq, mp_error *error, const int64_t step)
 {
     enum { INNER = 64, EACH = (INNER + 31) / 32, ROWS = 4 };
+    mp_release();
     mp_wait();
     const int64_t o = (int64_t)blockIdx.x * ROWS + threadIdx.x / 32;
     if (o >= n_batch * n_seq) return;
