@@ -75,32 +75,30 @@ class _Recurrent(Module):
         return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False")
 
 
-class GRUCell(_Recurrent):
-    """One step of a GRU: the next state [batch, hidden_size] from an input [batch, input_size] and a state."""
-
-    gates = 3
+class _Cell(_Recurrent):
+    """One cell."""
 
     def __init__(
         self, input_size: int, hidden_size: int, bias: bool = True, dtype: Any = "f32", device: Any = None
     ) -> None:
         super().__init__(input_size, hidden_size, bias, dtype, device)
         self._add(input_size)
+
+
+class GRUCell(_Cell):
+    """One step of a GRU: the next state [batch, hidden_size] from an input [batch, input_size] and a state."""
+
+    gates = 3
 
     def forward(self, input: Any, hx: Any = None) -> Tensor:
         x = self._checked(input, (1, 2))
         return _gru_step(x, self._zeros(x, *x.shape[:-1]) if hx is None else as_tensor(hx), self._weights())
 
 
-class LSTMCell(_Recurrent):
+class LSTMCell(_Cell):
     """One step of an LSTM: the next h and c [batch, hidden_size] from an input [batch, input_size] and (h, c)."""
 
     gates = 4
-
-    def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, dtype: Any = "f32", device: Any = None
-    ) -> None:
-        super().__init__(input_size, hidden_size, bias, dtype, device)
-        self._add(input_size)
 
     def forward(self, input: Any, hx: Any = None) -> tuple[Tensor, Tensor]:
         x = self._checked(input, (1, 2))

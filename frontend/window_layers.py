@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from monoplan.frontend import functional as F
+from monoplan.frontend.activations import FunctionLayer
 from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import Parameter, check_device, check_size, checked_dtype, linear_bound, uniform
 from monoplan.frontend.tensor import Tensor, as_tensor
@@ -27,14 +28,14 @@ class _Conv(Module):
         in_channels: int,
         out_channels: int,
         kernel_size: Any,
-        stride: Any,
-        padding: Any,
-        dilation: Any,
-        groups: int,
-        bias: bool,
-        padding_mode: str,
-        dtype: Any,
-        device: Any,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = "f32",
     ) -> None:
         super().__init__()
         name = type(self).__name__
@@ -74,24 +75,6 @@ class _Conv(Module):
 class Conv2d(_Conv):
     """The products of a weight [out, in / groups, height, width] with each window of an image, plus bias."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Any,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: str = "zeros",
-        device: Any = None,
-        dtype: Any = "f32",
-    ) -> None:
-        super().__init__(
-            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, dtype, device
-        )
-
     def forward(self, input: Any) -> Tensor:
         conv = F.conv1d if self.spatial == 1 else F.conv2d
         return conv(input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
@@ -124,7 +107,7 @@ class ConvTranspose2d(_Conv):
         dtype: Any = "f32",
     ) -> None:
         super().__init__(
-            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, dtype, device
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype
         )
         self.output_padding = numbers(type(self).__name__, "output_padding", output_padding, self.spatial)
 
@@ -141,7 +124,21 @@ class ConvTranspose1d(ConvTranspose2d):
     spatial = 1
 
 
-class BatchNorm2d(Module):
+class _ChannelNorm(Module):
+    """Weight and bias for each channel."""
+
+    def __init__(self, channels: int, eps: float, affine: bool, device: Any, dtype: Any) -> None:
+        super().__init__()
+        name = type(self).__name__
+        check_size(name, channels=channels)
+        check_device(name, device)
+        self.eps, self.affine = float(eps), affine
+        kind = checked_dtype(name, dtype).numpy
+        self.register_parameter("weight", Parameter(np.ones(channels, kind)) if affine else None)
+        self.register_parameter("bias", Parameter(np.zeros(channels, kind)) if affine else None)
+
+
+class BatchNorm2d(_ChannelNorm):
     """(x - running_mean) / sqrt(running_var + eps) * weight + bias for each channel of images; inference only.
 
     Behind a convolution it becomes part of its weights.
@@ -159,19 +156,14 @@ class BatchNorm2d(Module):
         device: Any = None,
         dtype: Any = "f32",
     ) -> None:
-        super().__init__()
+        super().__init__(num_features, eps, affine, device, dtype)
         name = type(self).__name__
-        check_size(name, num_features=num_features)
-        check_device(name, device)
         if not track_running_stats:
             raise ArgumentError(f"{name}: track_running_stats=False is not supported", why="inference only")
-        self.num_features, self.eps, self.momentum, self.affine = num_features, float(eps), momentum, affine
+        self.num_features, self.momentum = num_features, momentum
         kind = checked_dtype(name, dtype).numpy
-        ones, zeros = np.ones(num_features, kind), np.zeros(num_features, kind)
-        self.register_parameter("weight", Parameter(ones) if affine else None)
-        self.register_parameter("bias", Parameter(zeros) if affine else None)
-        self.register_buffer("running_mean", zeros.copy())
-        self.register_buffer("running_var", ones.copy())
+        self.register_buffer("running_mean", np.zeros(num_features, kind))
+        self.register_buffer("running_var", np.ones(num_features, kind))
         self.register_buffer("num_batches_tracked", np.array(0, np.int64))
 
     def forward(self, input: Any) -> Tensor:
@@ -192,20 +184,6 @@ class BatchNorm1d(BatchNorm2d):
     """The same for sequences [batch, channels, length] and rows [batch, channels]."""
 
     spatial = 1
-
-
-class _ChannelNorm(Module):
-    """Weight and bias for each channel."""
-
-    def __init__(self, channels: int, eps: float, affine: bool, device: Any, dtype: Any) -> None:
-        super().__init__()
-        name = type(self).__name__
-        check_size(name, channels=channels)
-        check_device(name, device)
-        self.eps, self.affine = float(eps), affine
-        kind = checked_dtype(name, dtype).numpy
-        self.register_parameter("weight", Parameter(np.ones(channels, kind)) if affine else None)
-        self.register_parameter("bias", Parameter(np.zeros(channels, kind)) if affine else None)
 
 
 class GroupNorm(_ChannelNorm):
@@ -264,163 +242,56 @@ class InstanceNorm1d(InstanceNorm2d):
     """The same for sequences [batch, channels, length]."""
 
 
-class MaxPool2d(Module):
-    """The largest value of each window of an image."""
+class _Pool(FunctionLayer):
+    """A pool: its windows lie side by side unless a stride is given."""
 
-    spatial = 2
+    shown = "kernel_size stride padding"
+    stride: Any
 
-    def __init__(
-        self,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        dilation: Any = 1,
-        return_indices: bool = False,
-        ceil_mode: bool = False,
-    ) -> None:
-        super().__init__()
-        self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
-        self.padding, self.dilation, self.return_indices, self.ceil_mode = padding, dilation, return_indices, ceil_mode
-
-    def forward(self, input: Any) -> Tensor:
-        pool = F.max_pool1d if self.spatial == 1 else F.max_pool2d
-        return pool(
-            input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices
-        )
-
-    def extra_repr(self) -> str:
-        return (
-            f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}, "
-            f"ceil_mode={self.ceil_mode}"
-        )
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.stride = self.kernel_size if self.stride is None else self.stride
 
 
-class MaxPool1d(MaxPool2d):
-    """The largest value of each window of a sequence."""
-
-    spatial = 1
+_MAX_POOL = "kernel_size stride padding dilation return_indices ceil_mode"
 
 
-class AvgPool2d(Module):
-    """The average of each window of an image."""
-
-    def __init__(
-        self,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> None:
-        super().__init__()
-        self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
-        self.padding, self.ceil_mode, self.count_include_pad = padding, ceil_mode, count_include_pad
-        self.divisor_override = divisor_override
-
-    def forward(self, input: Any) -> Tensor:
-        return F.avg_pool2d(
-            input,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.ceil_mode,
-            self.count_include_pad,
-            self.divisor_override,
-        )
-
-    def extra_repr(self) -> str:
-        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+class MaxPool1d(_Pool, function=F.max_pool1d, arguments=_MAX_POOL):
+    shown = "kernel_size stride padding dilation ceil_mode"
 
 
-class AvgPool1d(Module):
-    """The average of each window of a sequence."""
-
-    def __init__(
-        self,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-    ) -> None:
-        super().__init__()
-        self.kernel_size, self.stride, self.padding = (
-            numbers("AvgPool1d", what, given, 1)
-            for what, given in (
-                ("kernel_size", kernel_size),
-                ("stride", kernel_size if stride is None else stride),
-                ("padding", padding),
-            )
-        )
-        self.ceil_mode, self.count_include_pad = ceil_mode, count_include_pad
-
-    def forward(self, input: Any) -> Tensor:
-        return F.avg_pool1d(input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)
-
-    def extra_repr(self) -> str:
-        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+class MaxPool2d(_Pool, function=F.max_pool2d, arguments=_MAX_POOL):
+    shown = MaxPool1d.shown
 
 
-class _Adaptive(Module):
-    """A pool whose windows follow from the size of its output."""
-
-    def __init__(self, output_size: Any) -> None:
-        super().__init__()
-        self.output_size = output_size
-
-    def extra_repr(self) -> str:
-        return f"output_size={self.output_size}"
+class AvgPool1d(_Pool, function=F.avg_pool1d):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        for name in self.shown.split():
+            setattr(self, name, numbers("AvgPool1d", name, getattr(self, name), 1))
 
 
-class AdaptiveAvgPool1d(_Adaptive):
-    """The averages of so many windows that cover a sequence evenly."""
-
-    def forward(self, input: Any) -> Tensor:
-        return F.adaptive_avg_pool1d(input, self.output_size)
+class AvgPool2d(_Pool, function=F.avg_pool2d): ...
 
 
-class AdaptiveAvgPool2d(_Adaptive):
-    """The averages of so many windows that cover an image evenly."""
-
-    def forward(self, input: Any) -> Tensor:
-        return F.adaptive_avg_pool2d(input, self.output_size)
+class AdaptiveAvgPool1d(FunctionLayer, function=F.adaptive_avg_pool1d): ...
 
 
-class AdaptiveMaxPool1d(_Adaptive):
-    """The largest values of so many windows that cover a sequence evenly."""
-
-    def forward(self, input: Any) -> Tensor:
-        return F.adaptive_max_pool1d(input, self.output_size)
+class AdaptiveAvgPool2d(FunctionLayer, function=F.adaptive_avg_pool2d): ...
 
 
-class AdaptiveMaxPool2d(_Adaptive):
-    """The largest values of so many windows that cover an image evenly."""
-
-    def forward(self, input: Any) -> Tensor:
-        return F.adaptive_max_pool2d(input, self.output_size)
+class AdaptiveMaxPool1d(FunctionLayer, function=F.adaptive_max_pool1d):
+    shown = "output_size"
 
 
-class Upsample(Module):
-    """F.interpolate as a layer."""
+class AdaptiveMaxPool2d(FunctionLayer, function=F.adaptive_max_pool2d):
+    shown = "output_size"
 
-    def __init__(
-        self,
-        size: Any = None,
-        scale_factor: Any = None,
-        mode: str = "nearest",
-        align_corners: bool | None = None,
-        recompute_scale_factor: bool | None = None,
-    ) -> None:
-        super().__init__()
-        self.size, self.scale_factor, self.mode = size, scale_factor, mode
-        self.align_corners, self.recompute_scale_factor = align_corners, recompute_scale_factor
 
-    def forward(self, input: Any) -> Tensor:
-        return F.interpolate(
-            input, self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor
-        )
+_UPSAMPLE = "size scale_factor mode align_corners recompute_scale_factor"
 
+
+class Upsample(FunctionLayer, function=F.interpolate, arguments=_UPSAMPLE):
     def extra_repr(self) -> str:
         what = f"scale_factor={self.scale_factor}" if self.scale_factor is not None else f"size={self.size}"
         return f"{what}, mode={self.mode!r}"
