@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,6 +48,11 @@ _UFUNCS = {
     "bitwise_xor": "xor", "left_shift": "left_shift", "right_shift": "right_shift",
 }  # fmt: skip
 _NUMBERS = (bool, int, float, np.generic, Expr)
+
+
+def _operator(op: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
+    """The two methods of an operator: with the tensor on its left, and on its right."""
+    return lambda self, other: binary(op, self, other), lambda self, other: binary(op, other, self)
 
 
 class Tensor(OpMethods):
@@ -226,41 +231,21 @@ class Tensor(OpMethods):
 
     # -- arithmetic, with numpy's broadcasting; Python numbers take the tensor's element type ----------
 
-    def __add__(self, other: Any) -> Tensor:
-        return binary("add", self, other)
-
-    def __radd__(self, other: Any) -> Tensor:
-        return binary("add", other, self)
-
-    def __sub__(self, other: Any) -> Tensor:
-        return binary("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Tensor:
-        return binary("sub", other, self)
-
-    def __mul__(self, other: Any) -> Tensor:
-        return binary("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Tensor:
-        return binary("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Tensor:
-        return binary("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return binary("div", other, self)
-
-    def __floordiv__(self, other: Any) -> Tensor:
-        return binary("floor_divide", self, other)
-
-    def __rfloordiv__(self, other: Any) -> Tensor:
-        return binary("floor_divide", other, self)
-
-    def __mod__(self, other: Any) -> Tensor:
-        return binary("remainder", self, other)
-
-    def __rmod__(self, other: Any) -> Tensor:
-        return binary("remainder", other, self)
+    __add__, __radd__ = _operator("add")
+    __sub__, __rsub__ = _operator("sub")
+    __mul__, __rmul__ = _operator("mul")
+    __truediv__, __rtruediv__ = _operator("div")
+    __floordiv__, __rfloordiv__ = _operator("floor_divide")
+    __mod__, __rmod__ = _operator("remainder")
+    __matmul__, __rmatmul__ = _operator("matmul")
+    __and__, __rand__ = _operator("and")
+    __or__, __ror__ = _operator("or")
+    __xor__, __rxor__ = _operator("xor")
+    __lshift__, __rlshift__ = _operator("left_shift")
+    __rshift__, __rrshift__ = _operator("right_shift")
+    __lt__, __gt__ = _operator("lt")[0], _operator("gt")[0]
+    __le__, __ge__ = _operator("le")[0], _operator("ge")[0]
+    __eq__, __ne__ = _operator("eq")[0], _operator("ne")[0]
 
     def __pow__(self, other: Any) -> Tensor:
         square = self.dtype.is_float and isinstance(other, int | float) and other == 2
@@ -274,57 +259,6 @@ class Tensor(OpMethods):
 
     def __abs__(self) -> Tensor:
         return call("abs", self)
-
-    def __matmul__(self, other: Any) -> Tensor:
-        return binary("matmul", self, other)
-
-    def __rmatmul__(self, other: Any) -> Tensor:
-        return binary("matmul", other, self)
-
-    def __eq__(self, other: Any) -> Any:
-        return binary("eq", self, other)
-
-    def __ne__(self, other: Any) -> Any:
-        return binary("ne", self, other)
-
-    def __lt__(self, other: Any) -> Tensor:
-        return binary("lt", self, other)
-
-    def __le__(self, other: Any) -> Tensor:
-        return binary("le", self, other)
-
-    def __gt__(self, other: Any) -> Tensor:
-        return binary("gt", self, other)
-
-    def __ge__(self, other: Any) -> Tensor:
-        return binary("ge", self, other)
-
-    def __and__(self, other: Any) -> Tensor:
-        return binary("and", self, other)
-
-    __rand__ = __and__
-
-    def __or__(self, other: Any) -> Tensor:
-        return binary("or", self, other)
-
-    __ror__ = __or__
-
-    def __xor__(self, other: Any) -> Tensor:
-        return binary("xor", self, other)
-
-    __rxor__ = __xor__
-
-    def __lshift__(self, other: Any) -> Tensor:
-        return binary("left_shift", self, other)
-
-    def __rlshift__(self, other: Any) -> Tensor:
-        return binary("left_shift", other, self)
-
-    def __rshift__(self, other: Any) -> Tensor:
-        return binary("right_shift", self, other)
-
-    def __rrshift__(self, other: Any) -> Tensor:
-        return binary("right_shift", other, self)
 
     def __invert__(self) -> Tensor:
         return call("logical_not" if self.dtype == bool_ else "bitwise_not", self)
