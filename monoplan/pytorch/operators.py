@@ -35,25 +35,24 @@ def find(name: str) -> Function | None:
 
 # Operators that have the name and the arguments of a function here.
 _SAME = """
-    abs acos acosh adaptive_avg_pool1d adaptive_avg_pool2d amax amin argmax argmin argsort asin asinh atan atan2
-    atanh avg_pool1d bitwise_and bitwise_not bitwise_or bitwise_xor bmm ceil celu chunk clamp conv1d conv2d cos cosh
-    cummax cummin cumprod cumsum diag_embed diagonal eq erf erfc exp exp2 expm1 flatten flip floor floor_divide fmod
-    frac full_like gather ge gelu glu gt hardshrink hardsigmoid hardswish hardtanh index_add index_copy index_fill
-    index_put index_select isfinite isinf isnan le leaky_relu lerp linear log log10 log1p log2
-    logical_and logical_not logical_or logical_xor logsigmoid logsumexp lt masked_fill matmul maximum minimum mish
-    movedim mul nan_to_num narrow ne neg one_hot ones_like outer permute pow prelu reciprocal relu relu6 remainder
-    roll round rsqrt scatter_add scatter_reduce select selu sigmoid sign silu sin sinh softplus softshrink sort sqrt
-    square squeeze stack take tan tanh threshold tile topk tril triu trunc unbind unflatten unsqueeze
-    where zeros_like
+    abs acos acosh adaptive_avg_pool1d adaptive_avg_pool2d all amax amin any argmax argmin argsort asin asinh atan
+    atan2 atanh avg_pool1d bitwise_and bitwise_not bitwise_or bitwise_xor bmm cat ceil celu chunk clamp conv1d conv2d
+    cos cosh cummax cummin cumprod cumsum diag_embed diagonal div eq erf erfc exp exp2 expm1 eye flatten flip floor
+    floor_divide fmod frac full full_like gather ge gelu glu gt hardshrink hardsigmoid hardswish hardtanh index_add
+    index_copy index_fill index_put index_select isfinite isinf isnan le leaky_relu lerp linear linspace log log10
+    log1p log2 logical_and logical_not logical_or logical_xor logsigmoid logsumexp lt masked_fill matmul max maximum
+    mean min minimum mish movedim mul nan_to_num narrow ne neg one_hot ones ones_like outer pad permute pow prelu prod
+    reciprocal relu relu6 remainder reshape roll round rsqrt scatter scatter_add scatter_reduce select selu sigmoid
+    sign silu sin sinh softplus softshrink sort split sqrt square squeeze stack std sum take tan tanh threshold tile
+    topk tril triu trunc unbind unflatten unsqueeze var var_mean where zeros zeros_like
 """
 OPERATORS.update({f"aten.{name}": getattr(F, name) for name in _SAME.split()})
 _OTHER_NAMES = {
     "__and__": "bitwise_and", "__or__": "bitwise_or", "__xor__": "bitwise_xor", "mm": "matmul", "view": "reshape",
-    "_unsafe_view": "reshape", "clip": "clamp", "concat": "cat", "absolute": "abs", "negative": "neg",
-    "arctan2": "atan2",
-    "clamp_min.Tensor": "maximum", "clamp_max.Tensor": "minimum", "multiply": "mul", "less": "lt", "greater": "gt",
-    "less_equal": "le", "greater_equal": "ge", "not_equal": "ne", "sum": "sum", "mean": "mean",
-    "prod": "prod", "any": "any", "all": "all", "cat": "cat", "reshape": "reshape", "special_erf": "erf",
+    "_unsafe_view": "reshape", "clip": "clamp", "clamp_min": "clamp", "divide": "div", "true_divide": "div",
+    "empty": "zeros", "split_with_sizes": "split", "concat": "cat", "absolute": "abs", "negative": "neg",
+    "arctan2": "atan2", "clamp_min.Tensor": "maximum", "clamp_max.Tensor": "minimum", "multiply": "mul", "less": "lt",
+    "greater": "gt", "less_equal": "le", "greater_equal": "ge", "not_equal": "ne", "special_erf": "erf",
     "min.other": "minimum", "max.other": "maximum", "special_expit": "sigmoid", "log_sigmoid": "logsigmoid",
 }  # fmt: skip
 OPERATORS.update({f"aten.{name}": getattr(F, here) for name, here in _OTHER_NAMES.items()})
@@ -93,30 +92,9 @@ def _type_as(x: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
     return as_tensor(x).to(as_tensor(other).dtype)
 
 
-def _default(value: Any, dtype: DType | None) -> DType:
-    if dtype is not None:
-        return dtype
-    return bool_ if isinstance(value, bool) else i64 if isinstance(value, int) else f32
-
-
-@aten("full")
-def _full(size: Any, value: Any, *, dtype: DType | None = None) -> Any:
-    return F.full(tuple(size), value, dtype=_default(value, dtype))
-
-
 @aten("scalar_tensor")
 def _scalar(value: Any, *, dtype: DType | None = None) -> Any:
     return F.full((), value, dtype=dtype or f32)
-
-
-@aten("zeros", "empty")
-def _zeros(size: Any, *, dtype: DType | None = None, **kwargs: Any) -> Any:
-    return F.full(tuple(size), 0, dtype=dtype or f32)
-
-
-@aten("ones")
-def _ones(size: Any, *, dtype: DType | None = None, **kwargs: Any) -> Any:
-    return F.full(tuple(size), 1, dtype=dtype or f32)
 
 
 @aten("new_zeros", "new_empty")
@@ -145,16 +123,6 @@ def _arange(start: Any, end: Any = None, step: Any = 1, *, dtype: DType | None =
     return F.arange(int(start) if isinstance(start, bool) else start, end, step, dtype=dtype)
 
 
-@aten("linspace")
-def _linspace(start: Any, end: Any, steps: int, *, dtype: DType | None = None, **kwargs: Any) -> Any:
-    return F.linspace(start, end, steps, dtype=dtype or f32)
-
-
-@aten("eye")
-def _eye(n: Any, *args: Any, dtype: DType | None = None, **kwargs: Any) -> Any:
-    return F.eye(n, *args[:1], dtype=dtype or f32)
-
-
 # -- arithmetic -------------------------------------------------------------------------------------------
 
 
@@ -173,17 +141,12 @@ def _rsub(a: Any, b: Any, *, alpha: Any = 1) -> Any:
     return F.sub(b, a if alpha == 1 else F.mul(a, alpha))
 
 
-@aten("div", "divide", "true_divide")
-def _div(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
-    return F.div(a, b, rounding_mode=rounding_mode)
-
-
 @aten("pow.Scalar")
 def _pow(base: Any, exponent: Any) -> Any:
     return F.pow(as_tensor(base), exponent)
 
 
-@aten("addmm")
+@aten("addmm", "baddbmm")
 def _addmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     if as_tensor(a).dtype.is_integer:
         beta, alpha = int(beta), int(alpha)
@@ -191,19 +154,9 @@ def _addmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     return F.add(product, bias if beta == 1 else F.mul(bias, beta)).to(as_tensor(a).dtype)
 
 
-@aten("baddbmm")
-def _baddbmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    return _addmm(bias, a, b, beta=beta, alpha=alpha)
-
-
 @aten("addcmul")
 def _addcmul(x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
     return F.add(x, F.mul(F.mul(a, b), value))
-
-
-@aten("clamp_min")
-def _clamp_min(x: Any, least: Any) -> Any:
-    return F.clamp(x, least, None)
 
 
 @aten("clamp_max")
@@ -277,11 +230,6 @@ def _slice(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: in
     return x[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)]
 
 
-@aten("split", "split_with_sizes")
-def _split(x: Tensor, size: Any, dim: int = 0) -> Any:
-    return x.split(size, dim)
-
-
 @aten("index", "_unsafe_index")
 def _index(x: Tensor, indices: Sequence[Any]) -> Any:
     return x[tuple(slice(None) if i is None else i for i in indices)]
@@ -318,24 +266,9 @@ def _copy(x: Tensor, source: Tensor, *args: Any) -> Any:
     return source.to(x.dtype).expand(*x.shape)
 
 
-@aten("scatter.src")
-def _scatter(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
-    return F.scatter(x, dim, index, source)
-
-
-@aten("scatter.value")
-def _scatter_value(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
-    return F.scatter(x, dim, index, value=value)
-
-
 @aten("constant_pad_nd")
 def _pad_constant(x: Tensor, pad: Sequence[Any], value: Any = 0) -> Any:
     return F.pad(x, pad, "constant", value)
-
-
-@aten("pad")
-def _pad(x: Tensor, pad: Sequence[Any], mode: str = "constant", value: Any = None) -> Any:
-    return F.pad(x, pad, mode, value)
 
 
 @aten("reflection_pad1d", "reflection_pad2d")
@@ -358,33 +291,6 @@ def _pixel_shuffle(x: Tensor, factor: int) -> Any:
 
 
 # -- reductions and norms ---------------------------------------------------------------------------------
-
-
-@aten("max", "max.dim")
-def _max(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
-    return F.max(x) if dim is None else F.max(x, dim, keepdim)
-
-
-@aten("min", "min.dim")
-def _min(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
-    return F.min(x) if dim is None else F.min(x, dim, keepdim)
-
-
-@aten("var", "var.correction")
-def _var(x: Tensor, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: Any = None) -> Any:
-    return F.var(x, dim, unbiased, keepdim, correction=correction)
-
-
-@aten("std", "std.correction")
-def _std(x: Tensor, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: Any = None) -> Any:
-    return F.std(x, dim, unbiased, keepdim, correction=correction)
-
-
-@aten("var_mean")
-def _var_mean(
-    x: Tensor, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: Any = None
-) -> Any:
-    return F.var_mean(x, dim, unbiased, keepdim, correction=correction)
 
 
 @aten("linalg_vector_norm", "norm")

@@ -400,7 +400,8 @@ class _Reader:
             return
         function = _function(name)
         args = tuple(self._argument(a, prefix) for a in node.args)
-        kwargs = {k: self._argument(v, prefix) for k, v in node.kwargs.items() if k not in _DROPPED}
+        given = {k: v for k, v in node.kwargs.items() if k not in _DROPPED and not (k == "dtype" and v is None)}
+        kwargs = {k: self._argument(v, prefix) for k, v in given.items()}
         self.steps.append(Step(prefix + node.name, name, function, args, kwargs, _location(node)))
 
     def _inline(self, node: Any, prefix: str) -> None:
