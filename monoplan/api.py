@@ -38,7 +38,6 @@ from monoplan.frontend.tensor import Tensor
 from monoplan.inspect.inspection import Inspection
 from monoplan.ir.dims import Expr, equal, symbol, symbols_of
 from monoplan.ir.errors import ArgumentError, MonoplanError
-from monoplan.ir.printer import print_graph
 from monoplan.ir.shape_constraints import SizeError
 from monoplan.ir.types import TensorType, as_dtype, as_weight_dtype, plain_array
 from monoplan.options import Options, debug_level, find_target
@@ -46,7 +45,6 @@ from monoplan.parallel import find_communicator
 from monoplan.runtime.warn import warn
 
 if TYPE_CHECKING:
-    from monoplan.codegen.plan import Plan
     from monoplan.llm import CompiledLM
     from monoplan.models.llama import LlamaForCausalLM
 
@@ -315,35 +313,6 @@ class Compiled(Inspection):
                 fix="call it once, or give specs to compile()",
             )
         return self.built[-1][2]
-
-    def ir(self, stage: str | None = None, *, locs: bool = False) -> str:
-        """IR text after a stage ("trace" or a pass's name), or after all passes."""
-        return print_graph(self._latest().stage(stage).graph, locs=locs)
-
-    def source(self) -> str:
-        """The generated source, whole."""
-        return self._latest().source_text
-
-    @property
-    def plan(self) -> Plan | None:
-        """Steps, buffers, arena; prints as a table. None with target="reference", which has no plan."""
-        found: Plan | None = self._latest().plan
-        return found
-
-    def dump(self, folder: str | os.PathLike[str]) -> Path:
-        """Every stage, the plan, the source and the build log as files in a folder."""
-        return self._latest().dump(Path(folder))
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """The plans made so far with their weights as one file, which `mp.load` reads: see docs/saving.md."""
-        from monoplan.saved import save
-
-        return save(self, path)
-
-    def __reduce__(self) -> Any:
-        from monoplan.saved import from_bytes, to_bytes
-
-        return from_bytes, (to_bytes(self),)
 
     def export(self, folder: str | os.PathLike[str], *, isa: str | None = None, name: str = "model") -> Path:
         """The plan and its weights as a C program that needs no Python: see docs/export.md.

@@ -23,6 +23,7 @@ from monoplan.frontend.module import HeldWeights, Module
 from monoplan.frontend.pytree import flatten, unflatten
 from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
+from monoplan.inspect.inspection import Shown
 from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.ir.types import DType, TensorType, as_weight_dtype, bf16, f16, i8, plain_array
 from monoplan.models.config import config_of
@@ -52,7 +53,7 @@ from monoplan.progress import progress
 
 if TYPE_CHECKING:
     from monoplan.api import Compiled, Stats
-    from monoplan.codegen.plan import Plan
+    from monoplan.built import Built
     from monoplan.models.llama import LlamaForCausalLM
 
 
@@ -68,7 +69,7 @@ class PositionedStep(ModelStep):
         return logits
 
 
-class CompiledLM(GenerationMixin):
+class CompiledLM(GenerationMixin, Shown):
     """A compiled LlamaForCausalLM: call it as the model, or let it generate."""
 
     def __init__(
@@ -394,38 +395,9 @@ class CompiledLM(GenerationMixin):
                 self._plans[name] = Compiled(step, **self._arguments, **specs)
         return self._plans[name]
 
-    # What a Compiled tells about its plan, of the plan of generation.
-
-    def ir(self, stage: str | None = None, *, locs: bool = False) -> str:
-        """IR text after a stage ("trace" or a pass's name), or after all passes."""
-        return self.compiled.ir(stage, locs=locs)
-
-    def diff(self, *, color: bool | None = None, locs: bool = True) -> str:
-        """A unified diff of the IR for each pass that changed something; coloured where stdout is a terminal."""
-        return self.compiled.diff(color=color, locs=locs)
-
-    def explain(self) -> str:
-        """In words: what went into each kernel, what every pass did, and what did not fuse and why."""
-        return self.compiled.explain()
-
-    def source(self) -> str:
-        """The generated source, whole."""
-        return self.compiled.source()
-
-    def dump(self, folder: str | os.PathLike[str]) -> Path:
-        """Every stage, the plan, the source and the build log as files in a folder."""
-        return self.compiled.dump(folder)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Compiled.save of the plans made so far, at least that of generation, with tokenizer and settings."""
-        from monoplan.saved import save
-
-        return save(self, path)
-
-    def __reduce__(self) -> Any:
-        from monoplan.saved import from_bytes, to_bytes
-
-        return from_bytes, (to_bytes(self),)
+    def _latest(self) -> Built:
+        """What is shown is the plan of generation."""
+        return self.compiled._latest()
 
     def export(
         self, folder: str | os.PathLike[str], *, isa: str | None = None, name: str = "model", chat: bool = True
@@ -436,11 +408,6 @@ class CompiledLM(GenerationMixin):
         # A program of its own keeps all tokens in all layers.
         plan = self._plan("exported") if self._windows and bounded_layers(self.config) else self.compiled
         return export(plan._latest(), Path(folder), isa, name, chat_files(self) if chat else None)
-
-    @property
-    def plan(self) -> Plan | None:
-        """Steps, buffers, arena; prints as a table."""
-        return self.compiled.plan
 
     @property
     def stats(self) -> Stats:

@@ -1,7 +1,8 @@
-"""What a Compiled can tell about its plan beyond IR and source: diff, verify, bisect, profile, report."""
+"""What a Compiled can tell about its plan: IR, source, diff, verify, bisect, profile, report."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,11 @@ import numpy as np
 from monoplan.frontend.pytree import flatten, unflatten
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.ops.collective import among
+from monoplan.ir.printer import print_graph
 
 if TYPE_CHECKING:
     from monoplan.built import Built
+    from monoplan.codegen.plan import Plan
     from monoplan.frontend.module import Module
     from monoplan.inspect.bisect import Finding
     from monoplan.inspect.profile import Profile
@@ -25,7 +28,56 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
-class Inspection:
+class Shown:
+    """What a plan shows without a call, and a file of it: mixed into Compiled and CompiledLM."""
+
+    def _latest(self) -> Built:
+        raise NotImplementedError
+
+    def ir(self, stage: str | None = None, *, locs: bool = False) -> str:
+        """IR text after a stage ("trace" or a pass's name), or after all passes."""
+        return print_graph(self._latest().stage(stage).graph, locs=locs)
+
+    def source(self) -> str:
+        """The generated source, whole."""
+        return self._latest().source_text
+
+    @property
+    def plan(self) -> Plan | None:
+        """Steps, buffers, arena; prints as a table. None with target="reference", which has no plan."""
+        found: Plan | None = self._latest().plan
+        return found
+
+    def dump(self, folder: str | os.PathLike[str]) -> Path:
+        """Every stage, the plan, the source and the build log as files in a folder."""
+        return self._latest().dump(Path(folder))
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """The plans made so far as a file, with weights (and tokenizer), which `mp.load` reads: see docs/saving.md."""
+        from monoplan.saved import save
+
+        return save(self, path)  # type: ignore[arg-type]
+
+    def __reduce__(self) -> Any:
+        from monoplan.saved import from_bytes, to_bytes
+
+        return from_bytes, (to_bytes(self),)  # type: ignore[arg-type]
+
+    def diff(self, *, color: bool | None = None, locs: bool = True) -> str:
+        """A unified diff of the IR for each pass that changed something; coloured where stdout is a terminal."""
+        from monoplan.inspect.diff import diff
+
+        return diff(self._latest().stages, color=color, locs=locs)
+
+    def explain(self) -> str:
+        """In words: what went into each kernel, what every pass did, and what did not fuse and why."""
+        from monoplan.passes.explain import explain
+
+        built = self._latest()
+        return explain(built.stages, built.plan)
+
+
+class Inspection(Shown):
     """Mixed into Compiled, which finds the plan that fits the arguments."""
 
     module: Module
@@ -35,9 +87,6 @@ class Inspection:
     def _bind(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Built, list[Any], list[Array], dict[str, int]]:
-        raise NotImplementedError
-
-    def _latest(self) -> Built:
         raise NotImplementedError
 
     def subject(self, *args: Any, **kwargs: Any) -> Subject:
@@ -92,19 +141,6 @@ class Inspection:
         if (other := other_weight(self._bind(args, kwargs)[0])) is not None:
             raise other
         return bisect(self.subject(*args, **kwargs), folder)
-
-    def diff(self, *, color: bool | None = None, locs: bool = True) -> str:
-        """A unified diff of the IR for each pass that changed something; coloured where stdout is a terminal."""
-        from monoplan.inspect.diff import diff
-
-        return diff(self._latest().stages, color=color, locs=locs)
-
-    def explain(self) -> str:
-        """In words: what went into each kernel, what every pass did, and what did not fuse and why."""
-        from monoplan.passes.explain import explain
-
-        built = self._latest()
-        return explain(built.stages, built.plan)
 
     def profile(self, *args: Any, repeat: int = 10, **kwargs: Any) -> Profile:
         """The time of each step of a call, its bytes and flops, and its share of what the machine can do."""
