@@ -9,7 +9,8 @@ from typing import Any
 from monoplan.ir.builder import make_op
 from monoplan.ir.dims import equal
 from monoplan.ir.errors import TypeRuleError
-from monoplan.ir.graph import Graph, Op, Value, definitions
+from monoplan.ir.graph import Graph, Loc, Op, Value, definitions
+from monoplan.ir.opdef import OpDef
 from monoplan.ir.ops.fused import heads_rope_cache, qkv_rope_cache
 from monoplan.ir.types import bf16, f16, f32
 from monoplan.passes.manager import Notes, Pass
@@ -118,20 +119,12 @@ def _fuse(cut: Op, source: Op, beside: Op | None, defs: Mapping[Value, Op], fact
     _only(source.result, facts.readers)
     parts = cut.results if beside is None else (*cut.results, beside.result)
     q, k, v = (_follow(part, facts.readers) for part in parts)
-    if q.rope is None or k.rope is None or v.rope is not None or v.norm is not None:
-        raise _Refused("q and k must be rotated, v must not")
-    if q.rope.operands[1:] != k.rope.operands[1:] or dict(q.rope.attrs) != dict(k.rope.attrs):
-        raise _Refused("q and k are rotated by different tables or positions")
-    k_write, v_write = (_write(h.result, facts.readers) for h in (k, v))
-    if k_write.operands[2:] != v_write.operands[2:]:
-        raise _Refused("k and v go to different positions of their caches")
-    if k.heads != v.heads:
-        raise _Refused(f"{k.heads} key heads and {v.heads} value heads differ")
+    rope, k_write, v_write = _ends(q, k, v, facts.readers)
     eps = {h.norm.attrs["eps"] for h in (q, k) if h.norm is not None}
     if len(eps) > 1:
         raise _Refused("the norms of q and k differ in eps")
-    last = max((q.rope, k_write, v_write), key=lambda op: facts.place[op])
-    results = (q.rope.result, k_write.result, v_write.result)
+    last = max((rope, k_write, v_write), key=lambda op: facts.place[op])
+    results = (rope.result, k_write.result, v_write.result)
     _check_order(last, [op for op in (source, beside, before) if op is not None], results, facts)
     head = [*source.operands, None, None] if source.name == "linear" else list(source.operands)
     if before is not None:
@@ -139,7 +132,7 @@ def _fuse(cut: Op, source: Op, beside: Op | None, defs: Mapping[Value, Op], fact
     operands = [
         x if before is None else before.operands[0],
         weight,
-        *q.rope.operands[1:4],
+        *rope.operands[1:4],
         k_write.operands[0],
         v_write.operands[0],
         *k_write.operands[2:4],
@@ -152,18 +145,12 @@ def _fuse(cut: Op, source: Op, beside: Op | None, defs: Mapping[Value, Op], fact
     attrs: dict[str, Any] = {
         "heads": q.heads,
         "kv_heads": k.heads,
-        "algo": q.rope.attrs["algo"],
+        "algo": rope.attrs["algo"],
         "norm": source.attrs.get("norm", "none") if before is None else "rms",
         "eps": source.attrs.get("eps", 0.0) if before is None else before.attrs["eps"],
         "qk_eps": eps.pop() if eps else 0.0,
     }
-    try:
-        made = make_op(qkv_rope_cache, operands, attrs, loc=source.loc, fresh=str)
-    except TypeRuleError as error:
-        raise _Refused(error.what) from None
-    if tuple(r.type for r in made.results) != tuple(r.type for r in results):
-        raise _Refused("the fused op would have other types")
-    return last, Op(made.opdef, made.operands, made.attrs, results, source.loc)
+    return last, _made(qkv_rope_cache, operands, attrs, source.loc, results)
 
 
 def _fuse_behind(cut: Op, facts: _Facts) -> tuple[Op, Op]:
@@ -173,22 +160,17 @@ def _fuse_behind(cut: Op, facts: _Facts) -> tuple[Op, Op]:
         raise _Refused("the product has not all of q, k and v")
     (q, q_norm), (k, k_norm) = (_follow_norm(part, facts) for part in cut.results[:2])
     v = _follow(cut.results[2], facts.readers)
-    if q.rope is None or k.rope is None or v.rope is not None or v.norm is not None or q.norm is None or k.norm is None:
-        raise _Refused("q and k must be normed and rotated, v must not")
-    if q.rope.operands[1:] != k.rope.operands[1:] or dict(q.rope.attrs) != dict(k.rope.attrs):
-        raise _Refused("q and k are rotated by different tables or positions")
+    rope, k_write, v_write = _ends(q, k, v, facts.readers)
+    assert q.norm is not None and k.norm is not None
     kinds = [(n.name, n.attrs["eps"], n.result.type.rank) for n in (q.norm, k.norm)]
     if kinds[0] != kinds[1]:
         raise _Refused("the norms of q and k differ")
-    k_write, v_write = (_write(h.result, facts.readers) for h in (k, v))
-    if k_write.operands[2:] != v_write.operands[2:] or k.heads != v.heads:
-        raise _Refused("k and v go to different positions of their caches, or differ in heads")
-    last = max((q.rope, k_write, v_write), key=lambda op: facts.place[op])
-    results = (q.rope.result, k_write.result, v_write.result)
+    last = max((rope, k_write, v_write), key=lambda op: facts.place[op])
+    results = (rope.result, k_write.result, v_write.result)
     _check_order(last, [cut], results, facts)
     operands = [
         x,
-        *q.rope.operands[1:4],
+        *rope.operands[1:4],
         k_write.operands[0],
         v_write.operands[0],
         k_write.operands[2],
@@ -199,18 +181,12 @@ def _fuse_behind(cut: Op, facts: _Facts) -> tuple[Op, Op]:
     attrs = {
         "heads": q.heads,
         "kv_heads": k.heads,
-        "algo": q.rope.attrs["algo"],
+        "algo": rope.attrs["algo"],
         "norm": "rms" if kinds[0][0] == "rms_norm" else "layer",
         "whole": kinds[0][2] == 3,
         "eps": kinds[0][1],
     }
-    try:
-        made = make_op(heads_rope_cache, operands, attrs, loc=q.norm.loc, fresh=str)
-    except TypeRuleError as error:
-        raise _Refused(error.what) from None
-    if tuple(r.type for r in made.results) != tuple(r.type for r in results):
-        raise _Refused("the fused op would have other types")
-    return last, Op(made.opdef, made.operands, made.attrs, results, q.norm.loc)
+    return last, _made(heads_rope_cache, operands, attrs, q.norm.loc, results)
 
 
 def _follow_norm(part: Value, facts: _Facts) -> tuple[_Head, Value]:
@@ -273,6 +249,33 @@ def _follow(part: Value, readers: Readers) -> _Head:
     if reader.name == "rope" and reader.operands[0] is value:
         rope, value = reader, reader.result
     return _Head(heads, norm, rope, value)
+
+
+def _ends(q: _Head, k: _Head, v: _Head, readers: Readers) -> tuple[Op, Op, Op]:
+    """The rotation of q, which is that of k too, and the two writes to caches."""
+    if q.rope is None or k.rope is None or v.rope is not None or v.norm is not None:
+        raise _Refused("q and k must be rotated, v must not")
+    if q.rope.operands[1:] != k.rope.operands[1:] or dict(q.rope.attrs) != dict(k.rope.attrs):
+        raise _Refused("q and k are rotated by different tables or positions")
+    k_write, v_write = (_write(h.result, readers) for h in (k, v))
+    if k_write.operands[2:] != v_write.operands[2:]:
+        raise _Refused("k and v go to different positions of their caches")
+    if k.heads != v.heads:
+        raise _Refused(f"{k.heads} key heads and {v.heads} value heads differ")
+    return q.rope, k_write, v_write
+
+
+def _made(
+    opdef: OpDef, operands: list[Value | None], attrs: dict[str, Any], loc: Loc, results: tuple[Value, ...]
+) -> Op:
+    """The fused op, which gives the results that the group gave."""
+    try:
+        made = make_op(opdef, operands, attrs, loc=loc, fresh=str)
+    except TypeRuleError as error:
+        raise _Refused(error.what) from None
+    if tuple(r.type for r in made.results) != tuple(r.type for r in results):
+        raise _Refused("the fused op would have other types")
+    return Op(made.opdef, made.operands, made.attrs, results, loc)
 
 
 def _write(v: Value, readers: Readers) -> Op:
