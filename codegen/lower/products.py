@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from monoplan.codegen.cpu.schedule_linear import (
     THIRDS_BLOCK,
@@ -64,35 +65,16 @@ def lower_linear(lo: Lowerer, op: Op) -> None:
         return
     a = op.attrs
     gated = a.get("gated", False)
-    columns, depth = weight.type.shape
-    assert isinstance(columns, int) and isinstance(depth, int)
-    operands = _prologue(lo, op, x)
-    packed = lo.param(weight, linear_layout(lo.target, weight.type, "gated" if gated else "pointwise"))
-    operands.insert(1, Operand("w", View(packed, (columns, depth), (depth, 1))))
+    operands, common = _packed(lo, op, x, weight, "gated" if gated else "pointwise")
+    columns: int = common["columns"]
     acc = promote(x.type.dtype, weight.type.dtype)
     y = lo.destination(op.result)
-    common = dict(
-        op=op,
-        norm=_in_front(op),
-        eps=a.get("eps", 0.0),
-        rows=_rows(x),
-        depth=depth,
-        columns=columns,
-        flops=_rows(x) * (2 * columns * depth),
-    )
     if op.name == "linear_argmax":
         best = View(y.buffer, (_rows(x),), (1,), y.offset)
         operands.append(Operand("y", best, written=True))
         found = Operand("found", lo.fresh(i64, (lo_threads(), _rows(x), 2), "scratch"), written=True)
-        lo.emit(
-            Linear(
-                **common,
-                operands=tuple(operands),
-                epilogue="argmax",
-                body=Body(Arg(0), (f32,)),
-                scratch=(*_scratch(lo, x, operands[1].view), found),
-            )
-        )
+        common |= {"epilogue": "argmax", "body": Body(Arg(0), (f32,))}
+        lo.emit(Linear(**common, operands=tuple(operands), scratch=(*_scratch(lo, x, operands[1].view), found)))
         return
     n = columns // 2 if gated else columns
     extras = [v for v in op.operands[len(op.opdef.operand_names) :] if v is not None]
@@ -103,29 +85,25 @@ def lower_linear(lo: Lowerer, op: Op) -> None:
     operands.append(Operand("y", out, written=True))
     node = parse_expr(a["expr"]) if op.name != "linear" else Arg(0)
     body = Body(node, (*([acc] * (2 if gated else 1)), *(v.type.dtype for v in extras)))
+    more: list[Operand] = []
     if op.name == "linear_norm":
-        made = Operand("made", lo.fresh(f32, (_rows(x), columns), "scratch"), written=True)
+        more = [Operand("made", lo.fresh(f32, (_rows(x), columns), "scratch"), written=True)]
         names = {"norm_weight": "tail_weight", "norm_bias": "tail_bias"}
-        lo.emit(
-            Linear(
-                **common,
-                operands=tuple(replace(o, name=names.get(o.name, o.name)) for o in operands),
-                epilogue="normed",
-                body=body,
-                tail_norm=a["norm"],
-                scratch=(*_scratch(lo, x, operands[1].view), made),
-            )
-        )
-        return
-    lo.emit(
-        Linear(
-            **common,
-            operands=tuple(operands),
-            epilogue="gated" if gated else "pointwise",
-            body=body,
-            scratch=_scratch(lo, x, operands[1].view),
-        )
-    )
+        operands = [replace(o, name=names.get(o.name, o.name)) for o in operands]
+        common |= {"epilogue": "normed", "tail_norm": a["norm"]}
+    scratch = (*_scratch(lo, x, operands[1].view), *more)
+    lo.emit(Linear(**common, operands=tuple(operands), body=body, scratch=scratch))
+
+
+def _packed(lo: Lowerer, op: Op, x: Value, weight: Value, epilogue: str) -> tuple[list[Operand], dict[str, Any]]:
+    """What a product reads, with its packed weight, and what its kernel has whatever stands behind it."""
+    columns, depth = weight.type.shape
+    assert isinstance(columns, int) and isinstance(depth, int)
+    operands = _prologue(lo, op, x)
+    packed = lo.param(weight, linear_layout(lo.target, weight.type, epilogue))
+    operands.insert(1, Operand("w", View(packed, (columns, depth), (depth, 1))))
+    common = {"op": op, "norm": _in_front(op), "eps": op.attrs.get("eps", 0.0), "rows": _rows(x), "depth": depth}
+    return operands, common | {"columns": columns, "epilogue": epilogue, "flops": _rows(x) * (2 * columns * depth)}
 
 
 def _in_front(op: Op) -> str:
@@ -226,29 +204,13 @@ def _normed_rows(lo: Lowerer, op: Op, made: View) -> None:
 
 def _packed_product(lo: Lowerer, op: Op, x: Value, weight: Value) -> View:
     """The same with a packed weight."""
-    columns, depth = weight.type.shape
-    assert isinstance(columns, int) and isinstance(depth, int)
-    acc, operands = promote(x.type.dtype, weight.type.dtype), _prologue(lo, op, x)
-    packed = lo.param(weight, linear_layout(lo.target, weight.type, "pointwise"))
-    operands.insert(1, Operand("w", View(packed, (columns, depth), (depth, 1))))
-    y = lo.fresh(compute_type(acc), (*x.type.shape[:-1], columns))
-    out = y.reshaped((_rows(x), columns))
+    operands, common = _packed(lo, op, x, weight, "pointwise")
+    acc = promote(x.type.dtype, weight.type.dtype)
+    y = lo.fresh(compute_type(acc), (*x.type.shape[:-1], weight.type.shape[0]))
+    out = y.reshaped((_rows(x), weight.type.shape[0]))
     assert out is not None
-    lo.emit(
-        Linear(
-            op=op,
-            operands=(*operands, Operand("y", out, written=True)),
-            norm=op.attrs["norm"],
-            eps=op.attrs["eps"],
-            rows=_rows(x),
-            depth=depth,
-            columns=columns,
-            epilogue="pointwise",
-            body=Body(Arg(0), (acc,)),
-            flops=_rows(x) * (2 * columns * depth),
-            scratch=_scratch(lo, x, operands[1].view),
-        )
-    )
+    operands, scratch = [*operands, Operand("y", out, written=True)], _scratch(lo, x, operands[1].view)
+    lo.emit(Linear(**common, operands=tuple(operands), body=Body(Arg(0), (acc,)), scratch=scratch))
     return y
 
 
