@@ -52,7 +52,7 @@ def run_op(
     if op.opdef.kind == "repeat":
         outs = _run_repeat(op, operands, symbols, exact)
     elif op.opdef.kind == "loop":
-        outs = _run_scan(op, operands, symbols, exact)
+        outs = run_scan(op, operands, symbols, exact, lambda _, xs: _run_body(op.attrs["body"], xs, symbols, exact))
     else:
         attrs = {k: concrete(v, symbols) for k, v in op.attrs.items()}
         types = [TensorType(r.type.dtype, ()) for r in op.results]
@@ -79,12 +79,7 @@ def _run_body(body: Graph, inputs: Sequence[Any], symbols: Mapping[str, int], ex
     return [env[v] for v in body.outputs]
 
 
-def turn_order(op: Op, length: int) -> Sequence[int]:
-    """The numbers of the slices that the turns of a scan take."""
-    return range(length - 1, -1, -1) if op.attrs["reverse"] else range(length)
-
-
-def stacked(v: Value, found: Mapping[int, Array], symbols: Mapping[str, int], exact: bool) -> Array:
+def _stacked(v: Value, found: Mapping[int, Array], symbols: Mapping[str, int], exact: bool) -> Array:
     """What turns gave for an output of a body, by the number of their slice, as one array."""
     dtype = np.dtype(np.float64) if exact and v.type.dtype.is_float else v.type.dtype.numpy
     whole = np.empty((len(found), *concrete(v.type.shape, symbols)), dtype)
@@ -93,17 +88,25 @@ def stacked(v: Value, found: Mapping[int, Array], symbols: Mapping[str, int], ex
     return whole
 
 
-def _run_scan(op: Op, operands: Sequence[Array | None], symbols: Mapping[str, int], exact: bool) -> tuple[Array, ...]:
-    """A scan: the state goes round, slices are taken one by one, the other operands stay."""
+def run_scan(
+    op: Op,
+    operands: Sequence[Array | None],
+    symbols: Mapping[str, int],
+    exact: bool,
+    turn: Callable[[int, Sequence[Any]], list[Array]],
+) -> tuple[Array, ...]:
+    """A scan: the state goes round, slices are taken one by one, the other operands stay. `turn` runs the body on the
+    inputs of a turn."""
     body, count, slices = op.attrs["body"], op.attrs["state"], op.attrs["slices"]
     state, xs, fixed = operands[:count], operands[count : count + slices], operands[count + slices :]
     found: list[dict[int, Array]] = [{} for _ in body.outputs[count:]]
-    for i in turn_order(op, concrete(op.attrs["length"], symbols)):
-        outs = _run_body(body, [*state, *(x[i, ...] for x in xs if x is not None), *fixed], symbols, exact)
+    length = concrete(op.attrs["length"], symbols)
+    for number, i in enumerate(range(length - 1, -1, -1) if op.attrs["reverse"] else range(length)):
+        outs = turn(number, [*state, *(x[i, ...] for x in xs if x is not None), *fixed])
         state = outs[:count]
         for column, a in zip(found, outs[count:], strict=True):
             column[i] = a
-    ys = [stacked(v, column, symbols, exact) for v, column in zip(body.outputs[count:], found, strict=True)]
+    ys = [_stacked(v, column, symbols, exact) for v, column in zip(body.outputs[count:], found, strict=True)]
     return (*state, *ys)  # type: ignore[arg-type]
 
 

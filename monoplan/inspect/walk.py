@@ -17,7 +17,7 @@ import numpy as np
 from monoplan.ir.dims import Dim, evaluate, symbols_of
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph, Loc, Op, Value, bodies
-from monoplan.ir.interpreter import bind_symbols, concrete, run_op, stacked, turn_order
+from monoplan.ir.interpreter import bind_symbols, run_op, run_scan
 from monoplan.ir.tolerances import CACHE, CACHE_EPSILON, EPSILON, LOW_BIT_EPSILON
 from monoplan.ir.types import DType, TensorType, f64, i8
 
@@ -121,26 +121,20 @@ class _Walk:
                 return list(replaced)
         return results
 
-    def scan(self, op: Op, operands: Sequence[Array]) -> list[Array]:
+    def scan(self, op: Op, operands: Sequence[Array | None]) -> Sequence[Array]:
         """A scan, turn by turn; one inside of another is seen once for each turn of that."""
-        body, state, slices = op.attrs["body"], op.attrs["state"], op.attrs["slices"]
-        now, xs, fixed = operands[:state], operands[state : state + slices], operands[state + slices :]
-        found: list[dict[int, Array]] = [{} for _ in body.outputs[state:]]
-        for turn, i in enumerate(turn_order(op, concrete(op.attrs["length"], self.symbols))):
-            env: dict[Value, Array] = dict(zip(body.inputs, [*now, *(x[i, ...] for x in xs), *fixed], strict=True))
+        body = op.attrs["body"]
+
+        def run(turn: int, inputs: Sequence[Array]) -> list[Array]:
+            env: dict[Value, Array] = dict(zip(body.inputs, inputs, strict=True))
             for inner in body.ops:
                 given = [None if v is None else env[v] for v in inner.operands]
-                if inner.opdef.kind == "loop":
-                    made: Sequence[Array] = self.scan(inner, [a for a in given if a is not None])
-                else:
-                    made = self.one(Node(inner, turn, inner.loc, scan=True), given)
+                node = Node(inner, turn, inner.loc, scan=True)
+                made = self.scan(inner, given) if inner.opdef.kind == "loop" else self.one(node, given)
                 env.update(zip(inner.results, made, strict=True))
-            outs = [env[v] for v in body.outputs]
-            now = outs[:state]
-            for column, a in zip(found, outs[state:], strict=True):
-                column[i] = a
-        ys = zip(body.outputs[state:], found, strict=True)
-        return [*now, *(stacked(v, column, self.symbols, self.exact) for v, column in ys)]
+            return [env[v] for v in body.outputs]
+
+        return run_scan(op, operands, self.symbols, self.exact, run)
 
     def repeat(self, op: Op) -> None:
         """Rolled layers, turn by turn; the values of a layer live in an environment of their own."""
