@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,19 @@ PIECE = 512 * BLOCK  # bytes that a thread checks or writes at a time
 def _coefficients() -> Array:
     """Odd and all different: any one changed bit changes the sum, and so do any two of the lower 50 of two words."""
     return np.arange(1, 2 * WORDS, 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+
+
+def pieces(arrays: Iterable[Array]) -> Iterator[Array]:
+    """The bytes of arrays in whole blocks, zeros behind the last one of each."""
+    for a in arrays:
+        data = np.ascontiguousarray(a).reshape(-1).view(np.uint8)
+        whole = len(data) // BLOCK * BLOCK
+        for begin in range(0, whole, PIECE):
+            yield data[begin : min(begin + PIECE, whole)]
+        if whole < len(data):
+            last = np.zeros(BLOCK, np.uint8)
+            last[: len(data) - whole] = data[whole:]
+            yield last
 
 
 def sums(data: Array) -> Array:

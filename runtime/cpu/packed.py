@@ -34,7 +34,7 @@ from monoplan.ir.errors import LoadError
 from monoplan.ir.graph import Graph, Value
 from monoplan.ir.types import as_dtype
 from monoplan.runtime.build import cache, cache_places, facts, trusted
-from monoplan.runtime.cpu.block_sums import BLOCK, PIECE, blocks_are_right, sums
+from monoplan.runtime.cpu.block_sums import BLOCK, blocks_are_right, pieces, sums
 from monoplan.runtime.cpu.weights import Progress, Source, prepare
 from monoplan.runtime.warn import context_of_caller
 
@@ -211,18 +211,10 @@ def _write(stream: Any, name: str, arrays: Sequence[Array]) -> None:
     table, found, at = [], [], 0
     for a in arrays:
         table.append([at, a.dtype.name, list(a.shape)])
-        data = np.ascontiguousarray(a).reshape(-1).view(np.uint8)
-        whole = len(data) // BLOCK * BLOCK
-        for begin in range(0, whole, PIECE):
-            piece = data[begin : min(begin + PIECE, whole)]
+        for piece in pieces([a]):
             stream.write(piece.data)
             found.append(sums(piece))
-        if whole < len(data):
-            last = np.zeros(BLOCK, np.uint8)
-            last[: len(data) - whole] = data[whole:]
-            stream.write(last.data)
-            found.append(sums(last))
-        at += -(-len(data) // BLOCK) * BLOCK
+            at += len(piece)
     head = json.dumps({"bytes": at, "arrays": table}).encode()
     trailer = trusted.seal(name, head + b"\n" + np.concatenate(found).astype("<u8").tobytes())
     stream.write(trailer + f"{len(trailer):{_TAIL}d}".encode())

@@ -19,7 +19,7 @@ import os
 import secrets
 import stat
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,7 +27,7 @@ import numpy as np
 
 from monoplan.ir.errors import LoadError, writing
 from monoplan.ir.types import DTYPES, aligned, as_dtype
-from monoplan.runtime.cpu.block_sums import BLOCK, PIECE, Array, sums
+from monoplan.runtime.cpu.block_sums import BLOCK, Array, pieces, sums
 
 MAGIC = b"monoplan-plan-1\n"
 HEAD, LINE = 64, 64
@@ -52,7 +52,7 @@ def write(path: Path, about: Mapping[str, Any], members: Mapping[str, bytes], ar
 def write_to(stream: BinaryIO, about: Mapping[str, Any], members: Mapping[str, bytes], arrays: Sequence[Array]) -> str:
     """The same into a stream."""
     found, whole = [], hashlib.sha256()
-    for piece in _blocks(arrays):
+    for piece in pieces(arrays):
         found.append(sums(piece))
         whole.update(piece.data)
     sizes = [-(-a.nbytes // BLOCK) * BLOCK for a in arrays]
@@ -74,22 +74,9 @@ def write_to(stream: BinaryIO, about: Mapping[str, Any], members: Mapping[str, b
     for data in small.values():
         stream.write(data + bytes(-len(data) % LINE))
     stream.write(bytes(-sum(-(-len(d) // LINE) * LINE for d in small.values()) % BLOCK))
-    for piece in _blocks(arrays):
+    for piece in pieces(arrays):
         stream.write(piece.data)
     return digest.hex()
-
-
-def _blocks(arrays: Sequence[Array]) -> Iterator[Array]:
-    """The bytes of arrays in whole blocks, zeros behind the last one of each."""
-    for a in arrays:
-        data = np.ascontiguousarray(a).reshape(-1).view(np.uint8)
-        whole = len(data) // BLOCK * BLOCK
-        for begin in range(0, whole, PIECE):
-            yield data[begin : min(begin + PIECE, whole)]
-        if whole < len(data):
-            last = np.zeros(BLOCK, np.uint8)
-            last[: len(data) - whole] = data[whole:]
-            yield last
 
 
 class PlanFile:
