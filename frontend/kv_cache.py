@@ -106,6 +106,20 @@ class PagedKVCache(Cache):
         return PagedKVCache, len(self.k), len(self.v)
 
 
+def grown(longest: int, extra: int, capacity: int, limit: int | None) -> int:
+    """The capacity of a cache with room for `extra` tokens behind the longest row: doubled, up to the limit."""
+    needed = longest + extra
+    if limit is not None and needed > max(limit, capacity):
+        raise ArgumentError(
+            f"KVCache: {longest} tokens and {extra} more need {needed} places, the limit is {limit}",
+            fix="raise the limit, shorten the prompt, generate fewer tokens, or truncate() the cache",
+        )
+    made = capacity
+    while made < needed:
+        made *= 2
+    return made if limit is None or made == capacity else min(made, limit)
+
+
 class KVCache(Cache):
     """Keys and values [batch, kv_heads, capacity, head_dim] of each layer; row b holds lengths[b] tokens.
 
@@ -153,19 +167,9 @@ class KVCache(Cache):
 
     def reserve(self, extra: int) -> None:
         """Makes room for `extra` more tokens of the longest row; capacity doubles, up to the limit."""
-        longest = max(self.lengths.numpy().tolist())
-        needed = longest + extra
-        if needed <= self.capacity:
-            return
-        if self.limit is not None and needed > self.limit:
-            raise ArgumentError(
-                f"KVCache: {longest} tokens and {extra} more need {needed} places, the limit is {self.limit}",
-                fix="raise the limit, shorten the prompt, generate fewer tokens, or truncate() the cache",
-            )
-        capacity = self.capacity
-        while capacity < needed:
-            capacity *= 2
-        self._resize(capacity if self.limit is None else min(capacity, self.limit), range(self.layers))
+        capacity = grown(max(self.lengths.numpy().tolist()), extra, self.capacity, self.limit)
+        if capacity > self.capacity:
+            self._resize(capacity, range(self.layers))
 
     def _resize(self, capacity: int, layers: Iterable[int]) -> None:
         for tensors in filter(None, (self.k, self.v)):

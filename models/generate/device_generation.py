@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from monoplan.frontend.kv_cache import KVCache, WindowKVCache
+from monoplan.frontend.kv_cache import KVCache, WindowKVCache, grown
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.cache_rows import row_numbers, row_width
 from monoplan.ir.dims import evaluate
-from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph
 from monoplan.ir.types import DType
 from monoplan.models.generate.decoding import Row, padded, pieces, random_values, sampling_arrays
@@ -77,19 +76,9 @@ class DeviceCache:
 
     def reserve(self, extra: int) -> None:
         """Makes room for `extra` more tokens of the longest row; capacity doubles, up to the limit."""
-        longest = int(self.lengths.numpy().max())
-        needed = longest + extra
-        if needed <= self.capacity:
-            return
-        if needed > self.limit:
-            raise ArgumentError(
-                f"KV cache: {longest} tokens and {extra} more need {needed} places, the limit is {self.limit}",
-                fix="shorten the prompt, or generate fewer tokens",
-            )
-        capacity = self.capacity
-        while capacity < needed:
-            capacity *= 2
-        self._replace(min(capacity, self.limit), range(self.batch))
+        capacity = grown(int(self.lengths.numpy().max()), extra, self.capacity, self.limit)
+        if capacity > self.capacity:
+            self._replace(capacity, range(self.batch))
 
     def select(self, rows: Sequence[int]) -> DeviceCache:
         """This cache with these rows only, in this order."""
