@@ -15,7 +15,7 @@ from monoplan.frontend.tensor import Tensor
 from monoplan.ir.types import as_dtype
 from monoplan.models.config import LlamaConfig, same
 from monoplan.models.families import GGUF, Family
-from monoplan.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM, LlamaModel
+from monoplan.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM
 
 _ALWAYS: Mapping[str, tuple[Any, ...]] = {
     "use_parallel_block": (True,), "use_gated_activation": (True,), "use_embedding_sharing": (True,),
@@ -96,14 +96,10 @@ class CohereDecoderLayer(LlamaDecoderLayer):
     attention_class = CohereAttention
 
 
-class CohereModel(LlamaModel):
-    layer_class = CohereDecoderLayer
-
-
 class CohereForCausalLM(LlamaForCausalLM):
     """Command R and R7B."""
 
-    model_class = CohereModel
+    layer_class = CohereDecoderLayer
 
 
 def _from_gguf(keys: Any, arguments: dict[str, Any]) -> None:

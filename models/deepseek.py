@@ -20,7 +20,7 @@ from monoplan.ir.errors import LoadError
 from monoplan.ir.types import DType, Part
 from monoplan.models.config import same
 from monoplan.models.families import GGUF, Family
-from monoplan.models.llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaMLP, LlamaModel, LlamaRMSNorm
+from monoplan.models.llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaMLP, LlamaRMSNorm
 from monoplan.models.load.checkpoint import Weights
 from monoplan.models.load.config_json import is_size, short
 from monoplan.models.load.weight_file import Origin
@@ -213,14 +213,10 @@ class DeepseekDecoderLayer(LlamaDecoderLayer):
             self.mlp = DeepseekMoe(config)  # type: ignore[assignment]
 
 
-class DeepseekModel(LlamaModel):
-    layer_class = DeepseekDecoderLayer
-
-
 class DeepseekV2ForCausalLM(LlamaForCausalLM):
     """DeepSeek-V2 and V2-Lite."""
 
-    model_class = DeepseekModel
+    layer_class = DeepseekDecoderLayer
 
 
 class LatentLayout:

@@ -13,7 +13,7 @@ from monoplan.frontend.tensor import Tensor
 from monoplan.ir.types import as_dtype
 from monoplan.models.config import FrozenDict, LlamaConfig, same
 from monoplan.models.families import GGUF, Family
-from monoplan.models.llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaModel, make_norm
+from monoplan.models.llama import LlamaDecoderLayer, LlamaForCausalLM, make_norm
 from monoplan.models.rotary import RopeRows
 
 _SIZES = {
@@ -126,14 +126,10 @@ class GemmaDecoderLayer(LlamaDecoderLayer):
         return x + self.post_feedforward_layernorm(y)  # type: ignore[no-any-return]
 
 
-class Gemma2Model(LlamaModel):
-    layer_class = GemmaDecoderLayer
-
-
 class Gemma2ForCausalLM(LlamaForCausalLM):
     """Gemma 2 and 3."""
 
-    model_class = Gemma2Model
+    layer_class = GemmaDecoderLayer
 
 
 def _pattern(layers: int, pattern: int) -> list[str]:

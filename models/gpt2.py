@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from monoplan.frontend.layers import Embedding
+from monoplan.frontend.module import Module
 from monoplan.frontend.tensor import Tensor
 from monoplan.models.config import LlamaConfig, same
 from monoplan.models.families import GGUF, Family
@@ -50,8 +51,8 @@ class GPT2Config(LlamaConfig):
 class GPT2Model(LlamaModel):
     """LLaMA's with an embedding of positions."""
 
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: LlamaConfig, layer_class: Callable[..., Module]) -> None:
+        super().__init__(config, layer_class)
         self.embed_positions = Embedding(config.max_position_embeddings, config.hidden_size, dtype=config.dtype)
 
     def embed(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:

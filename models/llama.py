@@ -203,17 +203,12 @@ class LlamaDecoderLayer(Module):
 
 
 class LlamaModel(Module):
-    """Embedding, decoder layers and the final norm: of the last token of each row, unless all are wanted.
+    """Embedding, decoder layers and the final norm: of the last token of each row, unless all are wanted."""
 
-    A family whose layers differ sets `layer_class`.
-    """
-
-    layer_class: ClassVar[Callable[..., Module]] = LlamaDecoderLayer
-
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, layer_class: Callable[..., Module] = LlamaDecoderLayer) -> None:
         super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=config.dtype)
-        self.layers = ModuleList([self.layer_class(config, i) for i in range(config.num_hidden_layers)])
+        self.layers = ModuleList([layer_class(config, i) for i in range(config.num_hidden_layers)])
         self.norm = make_norm(config.hidden_size, config)
         self.config = config
         self.has_rope = [config.layer_has_rope(i) for i in range(config.num_hidden_layers)]
@@ -316,15 +311,16 @@ class LlamaForCausalLM(Module, GenerationMixin):
 
     `model(input_ids, position_ids=None, past_key_values=None, use_cache=None)` gives logits and nothing else.
     A cache that is passed is written in place and its lengths grow; `use_cache=True` without one makes one,
-    which is then `model.last_cache`.
+    which is then `model.last_cache`. A family whose layers differ sets `layer_class`.
     """
 
+    layer_class: ClassVar[Callable[..., Module]] = LlamaDecoderLayer
     model_class: ClassVar[type[LlamaModel]] = LlamaModel
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config = config
-        self.model = self.model_class(config)
+        self.model = self.model_class(config, self.layer_class)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=config.head_bias, dtype=config.dtype)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight

@@ -20,7 +20,7 @@ from monoplan.ir.ops.linear import GATES
 from monoplan.ir.types import DType, Part, as_dtype
 from monoplan.models.config import LlamaConfig, same
 from monoplan.models.families import GGUF, Family
-from monoplan.models.llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaMLP, LlamaModel
+from monoplan.models.llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaMLP
 from monoplan.models.load.checkpoint import Weights
 from monoplan.models.load.weight_file import Origin
 
@@ -205,14 +205,10 @@ class MoeDecoderLayer(LlamaDecoderLayer):
             self.mlp = SparseMLP(config)  # type: ignore[assignment]
 
 
-class MoeModel(LlamaModel):
-    layer_class = MoeDecoderLayer
-
-
 class MoeForCausalLM(LlamaForCausalLM):
     """Mixtral, Qwen2-MoE and Qwen3-MoE."""
 
-    model_class = MoeModel
+    layer_class = MoeDecoderLayer
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from monoplan.frontend.module import Module
 from monoplan.frontend.tensor import Tensor
 from monoplan.models.config import FrozenDict, LlamaConfig, same
 from monoplan.models.families import GGUF, Family
-from monoplan.models.llama import LlamaAttention, LlamaForCausalLM, LlamaMLP, LlamaModel, make_norm
+from monoplan.models.llama import LlamaAttention, LlamaForCausalLM, LlamaMLP, make_norm
 from monoplan.models.rotary import RopeRows
 
 
@@ -72,14 +72,10 @@ class OlmoDecoderLayer(Module):
         return x + self.post_feedforward_layernorm(self.mlp(x))  # type: ignore[no-any-return]
 
 
-class OlmoModel(LlamaModel):
-    layer_class = OlmoDecoderLayer
-
-
 class OlmoForCausalLM(LlamaForCausalLM):
     """OLMo 2 and 3."""
 
-    model_class = OlmoModel
+    layer_class = OlmoDecoderLayer
 
 
 def _from_gguf(keys: Any, arguments: dict[str, Any]) -> None:
