@@ -42,8 +42,7 @@ struct Wgmma { float *c; int columns; const unsigned *a; uint64_t b; int add; bo
 struct Fiber {
     std::vector<Wgmma> open;                  // products that are not committed
     std::vector<std::vector<Wgmma>> products; // groups that nobody has waited for
-    ucontext_t context; // where it starts
-    jmp_buf place;      // where it goes on: jumps ask nothing of the system, unlike swapcontext
+    jmp_buf place; // where it goes on: jumps ask nothing of the system, unlike swapcontext
     Dim thread;
     int lane;
     Warp *warp;
@@ -74,13 +73,6 @@ static __attribute__((noinline)) void yield()
     Block *b = block;
     if (_setjmp(b->current->place) == 0) _longjmp(b->scheduler, 1);
 }
-static __attribute__((noinline)) void resume(Block &b, Fiber &f)
-{
-    if (_setjmp(b.scheduler) != 0) return;
-    if (f.begun) _longjmp(f.place, 1);
-    f.begun = true;
-    setcontext(&f.context);
-}
 static inline void wait(Barrier &b)
 {
     Fiber *f = block->current;
@@ -92,26 +84,52 @@ static inline void wait(Barrier &b)
     while (b.turn == turn) yield();
     f->watched = nullptr;
 }
-static void start()
-{
-    Block *b = block;
-    Fiber *f = b->current;
-    b->entry(b->args);
-    f->done = true;
-    --b->barrier.live;
-    b->barrier.release();
-    --f->warp->barrier.live;
-    f->warp->barrier.release();
-    _longjmp(b->scheduler, 1);
-}
-static const size_t STACK = 128 << 10;
-struct Stacks { // kept by each OS thread; memory that is never touched costs nothing
+static const size_t STACK = (128 << 10) + 832; // not a power of two: all of them would meet in the same sets of caches
+struct Stacks { // kept by each OS thread, with what stands on them; memory that is never touched costs nothing
     unsigned char *data = nullptr;
-    size_t size = 0;
-    void grow(size_t n) { if (n > size) { free(data); data = (unsigned char *)malloc(n); size = n; } }
+    std::vector<jmp_buf> idle; // where the fibers of earlier blocks wait for a thread of another
+    std::vector<char> used;
+    void grow(size_t n)
+    {
+        if (n <= used.size()) return;
+        free(data);
+        data = (unsigned char *)malloc(n * STACK);
+        idle = std::vector<jmp_buf>(n);
+        used.assign(n, 0);
+    }
     ~Stacks() { free(data); }
 };
 static thread_local Stacks stacks;
+static void start()
+{
+    for (;;) {
+        Block *b = block;
+        Fiber *f = b->current;
+        b->entry(b->args);
+        f->done = true;
+        --b->barrier.live;
+        b->barrier.release();
+        --f->warp->barrier.live;
+        f->warp->barrier.release();
+        if (_setjmp(stacks.idle[f->thread.x]) == 0) _longjmp(b->scheduler, 1);
+    }
+}
+static __attribute__((noinline)) void resume(Block &b, Fiber &f)
+{
+    if (_setjmp(b.scheduler) != 0) return;
+    if (f.begun) _longjmp(f.place, 1);
+    f.begun = true;
+    const size_t i = f.thread.x;
+    if (stacks.used[i]) _longjmp(stacks.idle[i], 1);
+    stacks.used[i] = 1;
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = stacks.data + i * STACK;
+    context.uc_stack.ss_size = STACK / 16 * 16;
+    context.uc_link = nullptr;
+    makecontext(&context, start, 0);
+    setcontext(&context);
+}
 static void run_block(Block &b, Dim index)
 {
     block = &b;
@@ -122,20 +140,13 @@ static void run_block(Block &b, Dim index)
     memset(b.dynamic.data(), 0xff, b.dynamic.size());
     b.barrier = Barrier();
     b.barrier.live = n;
-    stacks.grow(n * STACK);
-    ucontext_t here;
-    getcontext(&here);
+    stacks.grow(n);
     for (int i = 0; i < n; ++i) {
         Fiber &f = b.fibers[i];
         f.thread = {(unsigned)i, 0, 0};
         f.lane = i % 32;
         f.warp = &b.warps[i / 32];
         ++f.warp->barrier.live;
-        f.context = here;
-        f.context.uc_stack.ss_sp = stacks.data + i * STACK;
-        f.context.uc_stack.ss_size = STACK;
-        f.context.uc_link = nullptr;
-        makecontext(&f.context, start, 0);
     }
     for (int left = n, idle = 0; left > 0;) {
         left = 0;

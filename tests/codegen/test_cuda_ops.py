@@ -32,7 +32,8 @@ SHORT = [p for p in PAIRS if p[0] in EMULATED]
 
 def make_device(name: str) -> Any:
     if name.startswith("emulator"):
-        return cuda_emulator.EmulatedDevice(library="library" in name)
+        # Hundreds of kernels that run for moments: the compiler takes longer than they do.
+        return cuda_emulator.EmulatedDevice(library="library" in name, level="-O0")
     from monoplan.runtime.cuda.device import gpu
 
     return gpu()
