@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from monoplan.ir.dims import evaluate
 from monoplan.ir.types import TensorType
+from monoplan.runtime.cpu import executable as cpu
 from tests.needs import check
 
 pytest_plugins = ["monoplan.pytest_plugin"]  # the golden fixture; an installed package brings it by itself
@@ -53,6 +54,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("needs"):
         for name in mark.args:
             check(name)
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[None]:
+    """Plans are built with -O1: half the time, for tests that are not about the compiler's optimizations."""
+    flags_for = cpu.flags_for
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "flags_for", lambda target: (*flags_for(target), "-O1"))
+        yield
 
 
 @pytest.fixture
