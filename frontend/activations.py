@@ -10,7 +10,7 @@ import numpy as np
 
 from monoplan.frontend import functional as F
 from monoplan.frontend.module import Module
-from monoplan.frontend.parameter import Parameter, check_device, check_size, checked_dtype
+from monoplan.frontend.parameter import Parameter, layer_dtype
 from monoplan.frontend.tensor import Tensor
 
 
@@ -131,10 +131,9 @@ class PReLU(Module):
 
     def __init__(self, num_parameters: int = 1, init: float = 0.25, device: Any = None, dtype: Any = "f32") -> None:
         super().__init__()
-        check_size("PReLU", num_parameters=num_parameters)
-        check_device("PReLU", device)
+        kind = layer_dtype("PReLU", dtype, device, num_parameters=num_parameters)
         self.num_parameters, self.init = num_parameters, float(init)
-        self.weight = Parameter(np.full(num_parameters, init, checked_dtype("PReLU", dtype).numpy))
+        self.weight = Parameter(np.full(num_parameters, init, kind.numpy))
 
     def forward(self, x: Any) -> Tensor:
         return F.prelu(x, self.weight)

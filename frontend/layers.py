@@ -14,15 +14,7 @@ from monoplan.frontend import functional as F
 from monoplan.frontend.functional import RopeAlgo
 from monoplan.frontend.module import Module
 from monoplan.frontend.op_functions import write
-from monoplan.frontend.parameter import (
-    Parameter,
-    check_device,
-    check_size,
-    checked_dtype,
-    linear_bound,
-    normal,
-    uniform,
-)
+from monoplan.frontend.parameter import Parameter, check_size, layer_dtype, linear_bound, normal, uniform
 from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.dims import Dim
 from monoplan.ir.errors import ArgumentError
@@ -49,9 +41,7 @@ class Linear(Module):
         self, in_features: int, out_features: int, bias: bool = True, dtype: Any = "f32", device: Any = None
     ) -> None:
         super().__init__()
-        check_size("Linear", in_features=in_features, out_features=out_features)
-        check_device("Linear", device)
-        kind = checked_dtype("Linear", dtype)
+        kind = layer_dtype("Linear", dtype, device, in_features=in_features, out_features=out_features)
         self.in_features, self.out_features = in_features, out_features
         bound = linear_bound(in_features)
         self.weight = Parameter(uniform((out_features, in_features), bound, kind))
@@ -79,13 +69,12 @@ class Embedding(Module):
         device: Any = None,
     ) -> None:
         super().__init__()
-        check_size("Embedding", num_embeddings=num_embeddings, embedding_dim=embedding_dim)
-        check_device("Embedding", device)
+        kind = layer_dtype("Embedding", dtype, device, num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
             raise ArgumentError(f"Embedding: padding_idx {padding_idx} is not one of {num_embeddings} rows")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
-        values = normal((num_embeddings, embedding_dim), checked_dtype("Embedding", dtype))
+        values = normal((num_embeddings, embedding_dim), kind)
         if self.padding_idx is not None:
             values[self.padding_idx] = 0
         self.weight = Parameter(values)
@@ -118,11 +107,11 @@ class RMSNorm(Module):
         elementwise_affine: bool = True,
     ) -> None:
         super().__init__()
-        check_device("RMSNorm", device)
+        kind = layer_dtype("RMSNorm", dtype, device).numpy
         self.normalized_shape, self.eps = _shape("RMSNorm", normalized_shape), float(eps)
         self.elementwise_affine = elementwise_affine
-        ones = np.ones(self.normalized_shape, checked_dtype("RMSNorm", dtype).numpy)
-        self.register_parameter("weight", Parameter(ones) if elementwise_affine else None)
+        weight = Parameter(np.ones(self.normalized_shape, kind)) if elementwise_affine else None
+        self.register_parameter("weight", weight)
 
     def forward(self, x: Any) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, self.weight, self.eps)
@@ -144,10 +133,9 @@ class LayerNorm(Module):
         device: Any = None,
     ) -> None:
         super().__init__()
-        check_device("LayerNorm", device)
+        kind = layer_dtype("LayerNorm", dtype, device).numpy
         self.normalized_shape, self.eps = _shape("LayerNorm", normalized_shape), float(eps)
         self.elementwise_affine = elementwise_affine
-        kind = checked_dtype("LayerNorm", dtype).numpy
         weight = Parameter(np.ones(self.normalized_shape, kind)) if elementwise_affine else None
         self.register_parameter("weight", weight)
         shift = Parameter(np.zeros(self.normalized_shape, kind)) if elementwise_affine and bias else None
@@ -247,8 +235,7 @@ class RoPE(Module):
         tables: tuple[Any, Any] | None = None,
     ) -> None:
         super().__init__()
-        check_size("RoPE", head_dim=head_dim, max_seq_len=max_seq_len)
-        check_device("RoPE", device)
+        kind = layer_dtype("RoPE", dtype, device, head_dim=head_dim, max_seq_len=max_seq_len)
         rotated = head_dim if rotary_dim is None else rotary_dim
         if head_dim % 2:
             raise ArgumentError(f"RoPE: head_dim must be even, since dimensions rotate in pairs; got {head_dim}")
@@ -256,7 +243,7 @@ class RoPE(Module):
             raise ArgumentError(f"RoPE: rotary_dim must be even and between 2 and {head_dim}, got {rotated}")
         self.head_dim, self.max_seq_len, self.theta = head_dim, max_seq_len, float(theta)
         self.rotary_dim, self.algo = rotated, RopeAlgo(algo)
-        sin, cos = self._make_tables(checked_dtype("RoPE", dtype), inv_freq, scale, tables)
+        sin, cos = self._make_tables(kind, inv_freq, scale, tables)
         self.register_buffer("sin_cache", sin, persistent=False)
         self.register_buffer("cos_cache", cos, persistent=False)
 
@@ -311,24 +298,21 @@ class PositionalEmbedding(Module):
 
     def __init__(self, max_len: int, embed_dim: int, dtype: Any = "f32", device: Any = None) -> None:
         super().__init__()
-        check_size("PositionalEmbedding", max_len=max_len, embed_dim=embed_dim)
-        check_device("PositionalEmbedding", device)
+        kind = layer_dtype("PositionalEmbedding", dtype, device, max_len=max_len, embed_dim=embed_dim)
         self.max_len, self.embed_dim, self.learned = max_len, embed_dim, True
-        self.weight = Parameter(normal((max_len, embed_dim), checked_dtype("PositionalEmbedding", dtype)))
+        self.weight = Parameter(normal((max_len, embed_dim), kind))
 
     @classmethod
     def sinusoidal(cls, max_len: int, embed_dim: int, dtype: Any = "f32", device: Any = None) -> PositionalEmbedding:
         """sin(pos / 10000**(2i / dim)) at 2i, the cosine at 2i + 1; a buffer that is not saved."""
-        check_size("PositionalEmbedding", max_len=max_len, embed_dim=embed_dim)
-        check_device("PositionalEmbedding", device)
+        kind = layer_dtype("PositionalEmbedding", dtype, device, max_len=max_len, embed_dim=embed_dim)
         made = cls.__new__(cls)
         Module.__init__(made)
         made.max_len, made.embed_dim, made.learned = max_len, embed_dim, False
         column = np.arange(embed_dim)
         angles = np.arange(max_len)[:, None] / 10000.0 ** (2 * (column // 2) / embed_dim)
         values = np.where(column % 2 == 0, np.sin(angles), np.cos(angles))
-        kind = checked_dtype("PositionalEmbedding", dtype).numpy
-        made.register_buffer("weight", values.astype(kind), persistent=False)
+        made.register_buffer("weight", values.astype(kind.numpy), persistent=False)
         return made
 
     def forward(self, seq_len: Dim, offset: Dim = 0) -> Tensor:

@@ -14,19 +14,10 @@ import numpy as np
 from monoplan.frontend import functional as F
 from monoplan.frontend.context import current
 from monoplan.frontend.module import Module
-from monoplan.frontend.parameter import (
-    Parameter,
-    check_device,
-    check_size,
-    checked_dtype,
-    linear_bound,
-    normal,
-    uniform,
-)
+from monoplan.frontend.parameter import Parameter, check_size, layer_dtype, linear_bound, normal, uniform
 from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.ops.collective import among
-from monoplan.ir.types import DType
 
 
 class _Parallel(Module):
@@ -35,8 +26,7 @@ class _Parallel(Module):
     def __init__(self, dtype: Any, device: Any, tp_rank: int, tp_size: int, communicator: Any, **divided: int) -> None:
         super().__init__()
         name = type(self).__name__
-        check_size(name, tp_size=tp_size, **divided)
-        check_device(name, device)
+        self._dtype = layer_dtype(name, dtype, device, tp_size=tp_size, **divided)
         if not 0 <= tp_rank < tp_size:
             raise ArgumentError(f"{name}: tp_rank {tp_rank} is not a rank of a group of {tp_size}")
         for what, whole in divided.items():
@@ -46,7 +36,6 @@ class _Parallel(Module):
                     fix=f"choose a tp_size that divides {whole}",
                 )
         self.tp_rank, self.tp_size, self.communicator = tp_rank, tp_size, communicator
-        self._dtype: DType = checked_dtype(name, dtype)
 
     def _shard(self, full: np.ndarray[Any, Any], tp_dim: int | None) -> Parameter:
         """A parameter that is cut along tp_dim (None: whole on each rank)."""

@@ -257,22 +257,19 @@ def linear_bound(in_features: int) -> float:
     return 1 / math.sqrt(in_features) if in_features > 0 else 0.0
 
 
-def checked_dtype(name: str, dtype: Any) -> DType:
-    """A floating point element type for a layer's parameters."""
-    found = as_dtype("f32" if dtype is None else dtype)
-    if not found.is_float:
-        raise ArgumentError(f"{name}: parameters are floating point, got dtype {found}")
-    return found
-
-
-def check_device(name: str, device: Any) -> None:
-    """Parameters live in host memory; the target of a plan is chosen when it is compiled."""
+def layer_dtype(name: str, dtype: Any, device: Any, **sizes: int) -> DType:
+    """The element type of a layer's parameters; its sizes and its device are checked too."""
+    check_size(name, **sizes)
     kind = getattr(device, "type", device)
-    if kind is not None and str(kind).split(":")[0] != "cpu":
+    if kind is not None and str(kind).split(":")[0] != "cpu":  # parameters live in host memory
         raise ArgumentError(
             f"{name}: device={device!r} is not a place for parameters",
             fix='leave device out, and choose where to run by mp.compile(model, target="cuda")',
         )
+    found = as_dtype("f32" if dtype is None else dtype)
+    if not found.is_float:
+        raise ArgumentError(f"{name}: parameters are floating point, got dtype {found}")
+    return found
 
 
 def check_size(name: str, **sizes: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from monoplan.frontend import functional as F
 from monoplan.frontend.context import user_location
 from monoplan.frontend.module import Module
-from monoplan.frontend.parameter import Parameter, check_device, check_size, checked_dtype, linear_bound, uniform
+from monoplan.frontend.parameter import Parameter, check_size, layer_dtype, linear_bound, uniform
 from monoplan.frontend.scan import scan
 from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.dims import equal
@@ -41,11 +41,9 @@ class _Recurrent(Module):
 
     def __init__(self, input_size: int, hidden_size: int, bias: bool, dtype: Any, device: Any) -> None:
         super().__init__()
-        name = type(self).__name__
-        check_size(name, input_size=input_size, hidden_size=hidden_size)
-        check_device(name, device)
+        sizes = {"input_size": input_size, "hidden_size": hidden_size}
+        self._dtype = layer_dtype(type(self).__name__, dtype, device, **sizes)
         self.input_size, self.hidden_size, self.bias = input_size, hidden_size, bool(bias)
-        self._dtype = checked_dtype(name, dtype)
 
     def _add(self, inputs: int, suffix: str = "") -> None:
         bound, rows = linear_bound(self.hidden_size), self.gates * self.hidden_size

@@ -10,7 +10,7 @@ import numpy as np
 from monoplan.frontend import functional as F
 from monoplan.frontend.activations import FunctionLayer
 from monoplan.frontend.module import Module
-from monoplan.frontend.parameter import Parameter, check_device, check_size, checked_dtype, linear_bound, uniform
+from monoplan.frontend.parameter import Parameter, check_size, layer_dtype, linear_bound, uniform
 from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.frontend.windows import numbers
 from monoplan.ir.dims import equal
@@ -39,8 +39,8 @@ class _Conv(Module):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        check_size(name, in_channels=in_channels, out_channels=out_channels, groups=groups)
-        check_device(name, device)
+        channels = {"in_channels": in_channels, "out_channels": out_channels}
+        kind = layer_dtype(name, dtype, device, **channels, groups=groups)
         if in_channels % groups or out_channels % groups:
             raise ArgumentError(f"{name}: groups={groups} must divide {in_channels} and {out_channels} channels")
         if padding_mode != "zeros":
@@ -52,7 +52,6 @@ class _Conv(Module):
         self.padding = padding if isinstance(padding, str) else numbers(name, "padding", padding, self.spatial)
         self.dilation = numbers(name, "dilation", dilation, self.spatial)
         self.padding_mode = padding_mode
-        kind = checked_dtype(name, dtype)
         first, second = (in_channels, out_channels) if self.transposed else (out_channels, in_channels)
         shape = (first, second // groups, *self.kernel_size)
         bound = linear_bound(math.prod(shape[1:]))
@@ -129,11 +128,8 @@ class _ChannelNorm(Module):
 
     def __init__(self, channels: int, eps: float, affine: bool, device: Any, dtype: Any) -> None:
         super().__init__()
-        name = type(self).__name__
-        check_size(name, channels=channels)
-        check_device(name, device)
         self.eps, self.affine = float(eps), affine
-        kind = checked_dtype(name, dtype).numpy
+        kind = layer_dtype(type(self).__name__, dtype, device, channels=channels).numpy
         self.register_parameter("weight", Parameter(np.ones(channels, kind)) if affine else None)
         self.register_parameter("bias", Parameter(np.zeros(channels, kind)) if affine else None)
 
@@ -157,11 +153,12 @@ class BatchNorm2d(_ChannelNorm):
         dtype: Any = "f32",
     ) -> None:
         super().__init__(num_features, eps, affine, device, dtype)
-        name = type(self).__name__
         if not track_running_stats:
-            raise ArgumentError(f"{name}: track_running_stats=False is not supported", why="inference only")
+            raise ArgumentError(
+                f"{type(self).__name__}: track_running_stats=False is not supported", why="inference only"
+            )
         self.num_features, self.momentum = num_features, momentum
-        kind = checked_dtype(name, dtype).numpy
+        kind = layer_dtype(type(self).__name__, dtype, device).numpy
         self.register_buffer("running_mean", np.zeros(num_features, kind))
         self.register_buffer("running_var", np.ones(num_features, kind))
         self.register_buffer("num_batches_tracked", np.array(0, np.int64))
