@@ -13,7 +13,7 @@ from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import Parameter
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.types import as_dtype
-from monoplan.models.config import LlamaConfig, same
+from monoplan.models.config import LlamaConfig, same, windows_but_every
 from monoplan.models.families import GGUF, Family
 from monoplan.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM
 
@@ -58,14 +58,11 @@ class Cohere2Config(CohereConfig):
     @classmethod
     def complete(cls, arguments: dict[str, Any], data: Mapping[str, Any]) -> None:
         if arguments.get("layer_types") is None:
-            arguments["layer_types"] = _windows(arguments["num_hidden_layers"], data.get("sliding_window_pattern", 4))
+            pattern = data.get("sliding_window_pattern", 4)
+            arguments["layer_types"] = windows_but_every(pattern, arguments["num_hidden_layers"])
 
     def layer_has_rope(self, layer: int) -> bool:
         return self.layer_window(layer) is not None
-
-
-def _windows(layers: int, pattern: int) -> list[str]:
-    return ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)]
 
 
 class HeadNorm(Module):
@@ -106,7 +103,7 @@ def _from_gguf(keys: Any, arguments: dict[str, Any]) -> None:
     arguments["logit_scale"] = keys.number("logit_scale", 1.0)
     arguments["norm_heads"], arguments["qk_norm"] = arguments["qk_norm"], False
     if keys.arch == "cohere2":
-        arguments["layer_types"] = _windows(arguments["num_hidden_layers"], 4)
+        arguments["layer_types"] = windows_but_every(4, arguments["num_hidden_layers"])
 
 
 FAMILIES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -292,11 +292,13 @@ class LlamaConfig:
             data["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
         data |= {"architectures": [ARCHITECTURES[self.model_type]], "torch_dtype": self.dtype}
         if self.model_type in ("qwen2", "qwen3"):
-            windows = [self.layer_window(layer) for layer in range(self.num_hidden_layers)]
-            data["layer_types"] = ["sliding_attention" if window else "full_attention" for window in windows]
-            data |= {"sliding_window": self.sliding_window, "max_window_layers": windows.count(None)}
+            data["layer_types"] = kinds = self._layer_kinds()
+            data |= {"sliding_window": self.sliding_window, "max_window_layers": kinds.count("full_attention")}
             data["use_sliding_window"] = self.sliding_window is not None
         return self._checked(data)
+
+    def _layer_kinds(self) -> list[str]:
+        return layer_kinds(self.layer_window(layer) is not None for layer in range(self.num_hidden_layers))
 
     def _family_dict(self) -> dict[str, Any]:
         """The keys of a family with a class of its own."""
@@ -310,8 +312,7 @@ class LlamaConfig:
             local = {"rope_type": "default", **self.local_rope}
             data["rope_parameters"] = {"full_attention": data["rope_parameters"], "sliding_attention": local}
         if "layer_types" in keys:
-            windows = [self.layer_window(layer) for layer in range(self.num_hidden_layers)]
-            data["layer_types"] = ["sliding_attention" if window else "full_attention" for window in windows]
+            data["layer_types"] = self._layer_kinds()
         return data | {"model_type": self.model_type, "torch_dtype": self.dtype}
 
     def _checked(self, data: dict[str, Any]) -> dict[str, Any]:
@@ -321,6 +322,16 @@ class LlamaConfig:
         if lost:
             raise LoadError(f"the config.json of a {self.model_type} model can't say: {', '.join(lost)}")
         return data
+
+
+def layer_kinds(windowed: Iterable[bool]) -> list[str]:
+    """layer_types of layers that have a window, or have none."""
+    return ["sliding_attention" if window else "full_attention" for window in windowed]
+
+
+def windows_but_every(nth: int, layers: int) -> list[str]:
+    """layer_types where every n-th layer sees all tokens, and the others have a window."""
+    return layer_kinds((i + 1) % nth != 0 for i in range(layers))
 
 
 def _plain(value: Any) -> Any:

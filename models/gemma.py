@@ -11,7 +11,7 @@ import numpy as np
 from monoplan.frontend.kv_cache import KVCache
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.types import as_dtype
-from monoplan.models.config import FrozenDict, LlamaConfig, same
+from monoplan.models.config import FrozenDict, LlamaConfig, same, windows_but_every
 from monoplan.models.families import GGUF, Family
 from monoplan.models.llama import LlamaDecoderLayer, LlamaForCausalLM, make_norm
 from monoplan.models.rotary import RopeRows
@@ -77,7 +77,7 @@ class Gemma2Config(GemmaConfig):
         pattern = data.get("sliding_window_pattern") or cls.pattern
         arguments.setdefault("layer_types", None)
         if arguments["layer_types"] is None:
-            arguments["layer_types"] = _pattern(arguments["num_hidden_layers"], pattern)
+            arguments["layer_types"] = windows_but_every(pattern, arguments["num_hidden_layers"])
 
     @property
     def attention_scale(self) -> float:
@@ -132,16 +132,12 @@ class Gemma2ForCausalLM(LlamaForCausalLM):
     layer_class = GemmaDecoderLayer
 
 
-def _pattern(layers: int, pattern: int) -> list[str]:
-    return ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)]
-
-
 def _from_gguf(largest: int, pattern: int, keys: Any, arguments: dict[str, Any]) -> None:
     layers, size = arguments["num_hidden_layers"], arguments["hidden_size"] // arguments["num_attention_heads"]
     # llama.cpp tells the one model with another scale by its number of layers.
     arguments["query_pre_attn_scalar"] = size if layers == largest else arguments["head_dim"]
     arguments["final_logit_softcapping"] = keys.number("final_logit_softcapping")
-    arguments["layer_types"] = _pattern(layers, pattern) if arguments["sliding_window"] else None
+    arguments["layer_types"] = windows_but_every(pattern, layers) if arguments["sliding_window"] else None
 
 
 def _gemma2_gguf(keys: Any, arguments: dict[str, Any]) -> None:

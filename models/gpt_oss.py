@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from monoplan.ir.errors import LoadError
 from monoplan.ir.types import LOW_BITS, DType, Part
-from monoplan.models.config import same
+from monoplan.models.config import same, windows_but_every
 from monoplan.models.families import GGUF, Family
 from monoplan.models.load.checkpoint import Weights
 from monoplan.models.load.gguf import EXPERT_COLUMNS, dequantized
@@ -69,15 +69,11 @@ class GptOssConfig(MixtralConfig):
         if data.get("experts_per_token", arguments["num_experts_per_tok"]) != arguments["num_experts_per_tok"]:
             raise LoadError("experts_per_token and num_experts_per_tok differ")
         if arguments.get("layer_types") is None:
-            arguments["layer_types"] = _layer_types(arguments["num_hidden_layers"])
+            arguments["layer_types"] = windows_but_every(2, arguments["num_hidden_layers"])
 
 
 class GptOssForCausalLM(MoeForCausalLM):
     """gpt-oss."""
-
-
-def _layer_types(count: int) -> list[str]:
-    return [("sliding_attention", "full_attention")[i % 2] for i in range(count)]
 
 
 class _Stored(NamedTuple):
@@ -200,7 +196,8 @@ def _scales(at: _Stored) -> str:
 def _from_gguf(keys: Any, arguments: dict[str, Any]) -> None:
     experts_from_gguf(keys, arguments)
     arguments["intermediate_size"] = arguments.pop("moe_intermediate_size") or arguments["intermediate_size"]
-    arguments["layer_types"] = _layer_types(arguments["num_hidden_layers"]) if arguments["sliding_window"] else None
+    windows = windows_but_every(2, arguments["num_hidden_layers"])
+    arguments["layer_types"] = windows if arguments["sliding_window"] else None
     if (arguments["rope_scaling"] or {}).get("rope_type") == "yarn":
         arguments["rope_scaling"]["truncate"] = False  # files do not say so, the model is
 

@@ -18,7 +18,7 @@ from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import LoadError
 from monoplan.ir.ops.linear import GATES
 from monoplan.ir.types import DType, Part, as_dtype
-from monoplan.models.config import LlamaConfig, same
+from monoplan.models.config import LlamaConfig, layer_kinds, same
 from monoplan.models.families import GGUF, Family
 from monoplan.models.llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaMLP
 from monoplan.models.load.checkpoint import Weights
@@ -127,8 +127,7 @@ class Qwen2MoeConfig(Qwen3MoeConfig):
         if not windowed:
             arguments["layer_types"] = None
         elif arguments.get("layer_types") is None:
-            names = ("full_attention", "sliding_attention")
-            arguments["layer_types"] = [names[i % 2 == 0 and i < last] for i in range(count)]
+            arguments["layer_types"] = layer_kinds(i % 2 == 0 and i < last for i in range(count))
 
 
 class Matrices(Module):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from monoplan.frontend.kv_cache import KVCache
 from monoplan.frontend.module import Module
 from monoplan.frontend.tensor import Tensor
-from monoplan.models.config import FrozenDict, LlamaConfig, same
+from monoplan.models.config import FrozenDict, LlamaConfig, layer_kinds, same, windows_but_every
 from monoplan.models.families import GGUF, Family
 from monoplan.models.llama import LlamaAttention, LlamaForCausalLM, LlamaMLP, make_norm
 from monoplan.models.rotary import RopeRows
@@ -37,8 +37,7 @@ class Olmo3Config(Olmo2Config):
     @classmethod
     def complete(cls, arguments: dict[str, Any], data: Mapping[str, Any]) -> None:
         if arguments.get("layer_types") is None:
-            count = arguments["num_hidden_layers"]
-            arguments["layer_types"] = ["sliding_attention" if (i + 1) % 4 else "full_attention" for i in range(count)]
+            arguments["layer_types"] = windows_but_every(4, arguments["num_hidden_layers"])
         local = (data.get("rope_parameters") or {}).get("sliding_attention") or {}
         arguments["local_rope"] = FrozenDict({"rope_theta": 500000.0, **local})
 
@@ -83,7 +82,7 @@ def _from_gguf(keys: Any, arguments: dict[str, Any]) -> None:
     arguments["local_rope"] = FrozenDict(rope_theta=arguments["rope_theta"])
     pattern = keys.metadata.get(f"{keys.arch}.attention.sliding_window_pattern")
     if arguments["sliding_window"] is not None and pattern is not None:
-        arguments["layer_types"] = ["sliding_attention" if window else "full_attention" for window in pattern]
+        arguments["layer_types"] = layer_kinds(pattern)
 
 
 _GGUF = GGUF(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from monoplan.models.config import LlamaConfig, same
+from monoplan.models.config import LlamaConfig, layer_kinds, same
 from monoplan.models.families import GGUF, Family
 from monoplan.models.llama import LlamaForCausalLM
 
@@ -31,8 +31,7 @@ class SmolLM3Config(LlamaConfig):
         arguments["no_rope_layers"] = tuple(rotated)
         if arguments.get("layer_types") is None:
             windowed = bool(data.get("use_sliding_window")) and arguments.get("sliding_window") is not None
-            names = ("sliding_attention" if windowed else "full_attention", "full_attention")
-            arguments["layer_types"] = [names[bool(rotated[i])] for i in range(count)]
+            arguments["layer_types"] = layer_kinds(windowed and not rotated[i] for i in range(count))
 
     def layer_has_rope(self, layer: int) -> bool:
         return not self.no_rope_layers or bool(self.no_rope_layers[layer])
