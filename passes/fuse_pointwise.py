@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from monoplan.ir.builder import make_op
@@ -36,12 +37,7 @@ CHEAP = 4  # ops on whole numbers that may be done again for every element of a 
 
 def fuse_pointwise(graph: Graph, notes: Notes) -> Graph:
     """Inlines a pointwise op into the one op whose work needs it, when both have the same shape, or it is cheap."""
-    fusion = _Fusion(graph, notes)
-    ops: list[Op] = []
-    for at, op in enumerate(graph.ops):
-        made = _chain(op, at, fusion) if is_pointwise(op) else None
-        ops.append(op if made is None else fusion.made("fuse-pointwise", made))
-    return drop_dead(graph.replace(ops=tuple(ops))) if notes.rewrites else graph
+    return _fused(graph, notes, "fuse-pointwise", _chain)
 
 
 class _Fusion:
@@ -73,10 +69,24 @@ class _Fusion:
                 return too_many(v, self.readers)
         return self.overwrites.refusal([source], at)
 
-    def made(self, rule: str, op: Op) -> Op:
-        self.defs[op.result] = op
-        self.notes.fired(rule, op)
-        return op
+
+def _fused(
+    graph: Graph,
+    notes: Notes,
+    rule: str,
+    fuse: Callable[[Op, int, _Fusion], Op | None],
+    takes: Callable[[Op], bool] = is_pointwise,
+) -> Graph:
+    """The graph with each op that is taken as `fuse` makes it anew at its place, or as it is."""
+    fusion = _Fusion(graph, notes)
+    ops: list[Op] = []
+    for at, op in enumerate(graph.ops):
+        made = fuse(op, at, fusion) if takes(op) else None
+        if made is not None:
+            fusion.defs[made.result] = made
+            notes.fired(rule, made)
+        ops.append(made or op)
+    return drop_dead(graph.replace(ops=tuple(ops))) if notes.rewrites else graph
 
 
 def _chain(op: Op, at: int, fusion: _Fusion) -> Op | None:
@@ -122,12 +132,7 @@ def fuse_gated(graph: Graph, notes: Notes) -> Graph:
     """f(a, b) over the two halves of one linear -> a gated linear: gate and up are made side by side."""
     if not any(op.name == "split" for op in graph.ops):
         return graph
-    fusion = _Fusion(graph, notes)
-    ops: list[Op] = []
-    for at, op in enumerate(graph.ops):
-        made = _gated(op, at, fusion) if is_pointwise(op) else None
-        ops.append(op if made is None else fusion.made("fuse-gated", made))
-    return drop_dead(graph.replace(ops=tuple(ops))) if notes.rewrites else graph
+    return _fused(graph, notes, "fuse-gated", _gated)
 
 
 def _gated(op: Op, at: int, fusion: _Fusion) -> Op | None:
@@ -186,12 +191,7 @@ def _like(op: Op, opdef: Any, operands: list[Any], attrs: dict[str, Any]) -> Op 
 
 def fuse_into_producer(graph: Graph, notes: Notes) -> Graph:
     """A pointwise op becomes the tail of the kernel that makes one of its operands."""
-    fusion = _Fusion(graph, notes)
-    ops: list[Op] = []
-    for at, op in enumerate(graph.ops):
-        made = _into_producer(op, at, fusion) if is_pointwise(op) else None
-        ops.append(op if made is None else fusion.made("fuse-into-producer", made))
-    return drop_dead(graph.replace(ops=tuple(ops))) if notes.rewrites else graph
+    return _fused(graph, notes, "fuse-into-producer", _into_producer)
 
 
 _TAILS = (
@@ -288,12 +288,9 @@ def _with_tail(op: Op, source: Op, e: Expression, extras: list[Value]) -> Op | N
 
 def fuse_into_reduce(graph: Graph, notes: Notes) -> Graph:
     """A pointwise op whose only reader is a reduction is computed while the reduction reads."""
-    fusion = _Fusion(graph, notes)
-    ops: list[Op] = []
-    for at, op in enumerate(graph.ops):
-        made = _into_reduce(op, at, fusion) if op.opdef.kind in ("reduce", "fused_reduce") else None
-        ops.append(op if made is None else fusion.made("fuse-into-reduce", made))
-    return drop_dead(graph.replace(ops=tuple(ops))) if notes.rewrites else graph
+    return _fused(
+        graph, notes, "fuse-into-reduce", _into_reduce, lambda op: op.opdef.kind in ("reduce", "fused_reduce")
+    )
 
 
 def _into_reduce(op: Op, at: int, fusion: _Fusion) -> Op | None:
