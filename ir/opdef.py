@@ -297,16 +297,6 @@ _ACCEPTED: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def same_as(name: str) -> Callable[..., TensorType]:
-    """A rule: the result has the type of that operand (by position 0) and attributes do not matter."""
-
-    def rule(first: TensorType, *_: TensorType | None, **__: Any) -> TensorType:
-        return first
-
-    rule.__name__ = f"same_as_{name}"
-    return rule
-
-
 def require(condition: bool, what: str, *, why: str = "", fix: str = "") -> None:
     """Raises a TypeRuleError unless the condition holds."""
     if not condition:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from monoplan.inspect.bisect import Finding
     from monoplan.inspect.profile import Profile
     from monoplan.inspect.verify import Subject, Verification
-    from monoplan.ir.graph import Graph
     from monoplan.runtime.ranks.comm import Communicator
 
 Array = np.ndarray[Any, Any]
@@ -175,24 +174,6 @@ def other_weight(built: Built) -> ArgumentError | None:
                 fix="load weights by load_state_dict or load_parameter, or compile again",
             )
     return None
-
-
-def graph_subject(
-    graph: Graph, inputs: Sequence[Array], params: Mapping[str, Array] | None = None, executable: Any = None
-) -> Subject:
-    """A graph by itself, compiled as it is (for the CPU unless an executable is given), ready for verify and bisect."""
-    from monoplan.driver import build_graph_executable
-    from monoplan.inspect.verify import Subject
-    from monoplan.ir.interpreter import bind_symbols
-    from monoplan.passes.manager import Stage
-
-    arrays = dict(params or {})
-    made = build_graph_executable(graph, arrays).executable if executable is None else executable
-    stage = Stage("trace", "the graph as it was given", graph, 0, 0.0, (), True)
-    symbols = bind_symbols(graph.inputs, [a.shape for a in inputs])
-    names = [str(v) for v in graph.outputs]
-    target = made.plan.target.name
-    return Subject(graph.name, target, [stage], made, arrays.__getitem__, list(inputs), symbols, names)
 
 
 def output_names(built: Built) -> list[str]:

@@ -10,7 +10,6 @@ import contextlib
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,28 +163,6 @@ def threads(size: int, room: int = ROOM) -> list[Communicator]:
     memory = np.zeros(shared_bytes(size, room) + 64, np.uint8)
     start = -int(memory.__array_interface__["data"][0]) % 64
     return [ThreadCommunicator(r, size, Exchange.shared(memory[start:], r, size, room), meeting) for r in range(size)]
-
-
-def run_ranks(comms: Sequence[Communicator], work: Callable[[Communicator], Any]) -> list[Any]:
-    """work(comm) for every rank of `threads(n)`, at once; the first error is raised."""
-    results: list[Any] = [None] * len(comms)
-    errors: list[BaseException] = []
-
-    def run(comm: Communicator) -> None:
-        try:
-            results[comm.rank] = work(comm)
-        except BaseException as error:
-            errors.append(error)
-            comm.fail(str(error))
-
-    workers = [threading.Thread(target=run, args=(c,), name=f"rank {c.rank}") for c in comms]
-    for w in workers:
-        w.start()
-    for w in workers:
-        w.join()
-    if errors:
-        raise errors[0]
-    return results
 
 
 def launched() -> bool:

@@ -26,9 +26,10 @@ from monoplan.passes.manager import Notes, run_passes
 from monoplan.passes.pipeline import PIPELINE
 from monoplan.passes.shard.rewrite import shard_pass
 from monoplan.passes.shard.rules import cut, cut_ceil, cut_heads, cut_shared
-from monoplan.runtime.ranks.comm import Communicator, run_ranks, threads
+from monoplan.runtime.ranks.comm import Communicator, threads
 from tests.passes.conftest import Golden
 from tests.passes.support import parse, random_arguments
+from tests.ranks import run_ranks
 
 Array = np.ndarray[Any, Any]
 MLP_PLAN = {"mlp.gate": "colwise", "mlp.up": "colwise", "mlp.down": "rowwise"}

@@ -17,7 +17,6 @@ from monoplan import nn
 from monoplan.codegen import source
 from monoplan.codegen.cpu import render
 from monoplan.inspect.bisect import Finding, bisect
-from monoplan.inspect.inspection import graph_subject
 from monoplan.inspect.walk import example_inputs, example_params
 from monoplan.ir.builder import make_op
 from monoplan.ir.graph import Graph, Op, Value
@@ -29,6 +28,7 @@ from monoplan.passes import pipeline as pipelines
 from monoplan.passes.manager import Notes, Pass
 from monoplan.passes.pipeline import PIPELINE
 from tests.matrices import partly
+from tests.runtime.subjects import graph_subject
 
 TEMPLATES = Path(render.__file__).resolve().parent / "templates"
 

@@ -22,8 +22,9 @@ from monoplan.driver import build_graph_executable
 from monoplan.ir.errors import ArgumentError, PlanError
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.types import bf16
-from monoplan.runtime.ranks.comm import Communicator, communicator, launched, run_ranks, single, threads
+from monoplan.runtime.ranks.comm import Communicator, communicator, launched, single, threads
 from monoplan.runtime.ranks.exchange import Exchange, shared_bytes
+from tests.ranks import run_ranks
 from tests.tolerances import check
 
 Array = np.ndarray[Any, Any]

@@ -15,8 +15,9 @@ from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import bf16
 from monoplan.models import LlamaForCausalLM
 from monoplan.runtime.ranks import comm as comms
-from monoplan.runtime.ranks.comm import Communicator, run_ranks, single, threads
+from monoplan.runtime.ranks.comm import Communicator, single, threads
 from tests.models.support import tiny_config
+from tests.ranks import run_ranks
 from tests.runtime.test_comm import drawn
 
 IDS = np.array([[5, 9, 40, 7, 11, 3]])

@@ -24,10 +24,11 @@ from monoplan.passes.pipeline import PIPELINE
 from monoplan.passes.shard.rewrite import shard_pass
 from monoplan.runtime.cuda.executable import CudaExecutable, ExchangeSpec, exchange
 from monoplan.runtime.cuda.weights import upload_params
-from monoplan.runtime.ranks.comm import Communicator, run_ranks, threads
+from monoplan.runtime.ranks.comm import Communicator, threads
 from tests.codegen import cuda_emulator
 from tests.models.support import tiny_config
 from tests.needs import needs
+from tests.ranks import run_ranks
 from tests.tolerances import check
 
 Array = np.ndarray[Any, Any]

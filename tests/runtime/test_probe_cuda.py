@@ -12,7 +12,6 @@ from monoplan.codegen import source
 from monoplan.codegen.cuda.render import render_cuda
 from monoplan.codegen.plan import make_plan
 from monoplan.inspect.bisect import bisect
-from monoplan.inspect.inspection import graph_subject
 from monoplan.inspect.verify import Subject, verify
 from monoplan.inspect.walk import example_inputs, example_params
 from monoplan.ir.parser import parse_graph
@@ -20,6 +19,7 @@ from monoplan.runtime.cuda.executable import CudaExecutable
 from monoplan.runtime.cuda.weights import upload_params
 from tests.codegen import cuda_emulator
 from tests.needs import needs
+from tests.runtime.subjects import graph_subject
 from tests.runtime.test_bisect import CASES, mutated
 
 TEMPLATES = source.HERE / "cuda" / "templates"

@@ -10,7 +10,6 @@ import pytest
 
 import monoplan as mp
 from monoplan import nn
-from monoplan.inspect.inspection import graph_subject
 from monoplan.inspect.verify import Verification, verify
 from monoplan.inspect.walk import number_range, rolled_layers, roundings, turn_locs
 from monoplan.ir.graph import Loc
@@ -20,6 +19,7 @@ from monoplan.passes.manager import run_passes
 from monoplan.passes.pipeline import PIPELINE
 from tests import tolerances
 from tests.codegen.random_graphs import Grower
+from tests.runtime.subjects import graph_subject
 from tests.runtime.test_bisect import small_llama
 
 

@@ -18,9 +18,10 @@ from monoplan.ir.errors import ArgumentError
 from monoplan.ir.tolerances import tolerance
 from monoplan.llm import PAGE, CompiledLM
 from monoplan.models.generate.generation import ModelStep
-from monoplan.runtime.ranks.comm import Communicator, run_ranks, threads
+from monoplan.runtime.ranks.comm import Communicator, threads
 from monoplan.serve.app import make_app
 from monoplan.serve.engine import Engine
+from tests.ranks import run_ranks
 from tests.serve.support import NAME, Call, caller
 from tests.serve.test_engine import Answer, ask
 

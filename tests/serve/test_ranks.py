@@ -20,12 +20,13 @@ import monoplan as mp
 from monoplan.llm import CompiledLM
 from monoplan.models import AutoModel
 from monoplan.models.llama import LlamaForCausalLM
-from monoplan.runtime.ranks.comm import Communicator, run_ranks, threads
+from monoplan.runtime.ranks.comm import Communicator, threads
 from monoplan.serve.engine import Engine
 from monoplan.serve.request import Busy
 from tests.integration.mpi_support import launcher, options
 from tests.models.support import tiny_checkpoint, tiny_config
 from tests.needs import check
+from tests.ranks import run_ranks
 from tests.serve.support import wait_for_address
 from tests.serve.test_engine import VOCABULARY, ask, prompts
 
