@@ -106,7 +106,6 @@ class LlamaAttention(Module):
         self.layer_idx = layer_idx
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = config.head_dim
-        self.num_key_value_groups = self.num_heads // self.num_kv_heads
         self.scaling, self.softcap = config.layer_scale(layer_idx), config.attention_softcap
         self.window, self.rope_algo = config.layer_window(layer_idx), config.rope_algo
         hidden, bias, out_bias = config.hidden_size, config.attention_bias, config.attention_out_bias

@@ -24,7 +24,6 @@ from monoplan.codegen.kernels import (
     Experts,
     Gather,
     Heads,
-    Kernel,
     KVUpdate,
     Latent,
     Linear,
@@ -900,11 +899,3 @@ def _variants(k: Attention, s: AttentionSchedule) -> list[Variant]:
         room = f"MP_FEW_ROOM(GROUP, {dim}, {value}, {s.rows}, {s.chunk})"
         found.append(Variant("mp_attention_few", f"if (a.queries <= {s.few}) " if s.has_many else "", room))
     return found
-
-
-def symbol_params(k: Kernel) -> list[str]:
-    return [f"const int64_t {c_symbol(name)} MP_UNUSED" for name in sorted(k.mentioned)]
-
-
-def symbol_args(k: Kernel) -> list[str]:
-    return [c_symbol(name) for name in sorted(k.mentioned)]

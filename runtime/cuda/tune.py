@@ -123,7 +123,6 @@ class Tuner:
         }
         self.pools: dict[int, list[Constants]] = {}
         self.built: dict[tuple[int, str], tuple[Variant, tuple[str, ...], bytes]] = {}
-        self.evaluated = 0
 
     def _runs(self, number: int, name: str) -> bool:
         """Whether a step runs this variant for the sizes that are measured."""
@@ -195,7 +194,6 @@ class Tuner:
 
     def time(self, tuning: Mapping[int, Constants]) -> float:
         self.use(tuning)
-        self.evaluated += 1
         try:
             return self.measure()
         except Exception:  # too much shared memory for this pair of constants
