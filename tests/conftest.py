@@ -57,10 +57,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="module")
-def quick() -> Iterator[None]:
-    """Plans are built with -O1: half the time, for tests that are not about the compiler's optimizations."""
+def quick(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Plans are built with -O1: half the time, for tests that are not about the compiler's optimizations.
+
+    Those of the full run (`-m full`, or more) are built as a user's are.
+    """
     flags_for = cpu.flags_for
     with pytest.MonkeyPatch.context() as patch:
+        if pytestconfig.option.markexpr.startswith("full"):
+            yield
+            return
         patch.setattr(cpu, "flags_for", lambda target: (*flags_for(target), "-O1"))
         yield
 
