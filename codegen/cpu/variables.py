@@ -45,7 +45,7 @@ from monoplan.codegen.operands import Body, Operand
 from monoplan.codegen.reductions import SCANS, reduction_variables
 from monoplan.codegen.views import View, merge_dims
 from monoplan.ir.dims import Dim
-from monoplan.ir.expr import Arg, Call
+from monoplan.ir.expr import Arg, Call, Node
 from monoplan.ir.types import DType, bf16, f32, f64, i8, i64, product
 
 
@@ -79,7 +79,19 @@ class Loop:
     def long(self) -> bool:
         return calls_long(self.statement)
 
+    @property
+    def blocks(self) -> str:
+        """The function of arrays that it is nothing but a call of, if there is one."""
+        found = re.fullmatch(r"y\[i\] = (\w+)f\(x0\[i\]\);", self.statement)
+        return f"{found[1]}_blocks" if self.flat and found and found[1] in _BLOCKS.values() else ""
 
+
+# Functions of mp_functions_vec.h, by the expression that they are.
+_BLOCKS: dict[Node, str] = {
+    Call("gelu", (Arg(0),), (("approximate", "none"),)): "mp_gelu_none",
+    Call("erf", (Arg(0),)): "mp_erf",
+}
+_SHARED = ('#include "mp_functions_vec.h"',)
 _LONG = re.compile(r"\bmp_(exp\w*|log\w*|tanh|sigmoid|silu|softplus|erfc?|gelu_\w+|sinh|cosh|cbrt|a\w+h)f\(")
 
 
@@ -104,7 +116,8 @@ def pointwise(k: Pointwise) -> Variables:
         statement = f"{{ const {C_TYPES[k.body.compute.name]} v = {value}; {stores} }}"
     else:
         statement = outs[0].store(value, k.body.dtype, *index)
-    return {"loop": Loop(shape[:-1], shape[-1] if shape else 1, statement)}
+    loop = Loop(shape[:-1], shape[-1] if shape else 1, statement)
+    return {"loop": loop, "m": {"shared": _SHARED if loop.blocks else ()}}
 
 
 def reduce(k: Reduce, first: str = "i == 0") -> Variables:
@@ -673,6 +686,8 @@ def linear(k: Linear, s: LinearSchedule) -> Variables:
     found["shared"] = [f'#include "{name}"' for name in (_LOOPS[s.loop], *(f.header for f in formats))]
     if k.has("k_cache") and k.operand("k_cache").dtype == i8:
         found["shared"].append('#include "mp_cache_rows.h"')
+    if _blocks(k):
+        found["shared"] += _SHARED
     if s.loop == "blocks":
         found["shared"] += [f"MP_BLOCK_FORMAT({f.name}, {f.c_fields(s.panel, s.vectors)})" for f in formats]
     elif not s.tiles:
@@ -768,9 +783,16 @@ def _epilogue(k: Linear, s: LinearSchedule, a: Mapping[str, Operand], panels: in
     elif k.body is not None and k.epilogue != "argmax":
         made = ["gate", "up"] if gated else ["sum"]
         found["value"] = k.body.c([*made, *(a[e.name].at("row", "n") for e in k.group("e"))])
-        found["statement"] = a["y"].store(found["value"], k.body.dtype, "row", "n")
+        found["blocks"] = _blocks(k)
+        found["statement"] = a["y"].store("sum" if found["blocks"] else found["value"], k.body.dtype, "row", "n")
         found["long"] = calls_long(found["statement"])
     return found
+
+
+def _blocks(k: Linear) -> str:
+    """The function of arrays that makes a row of sums the result, if there is one."""
+    name = _BLOCKS.get(k.body.node) if k.body is not None and k.body.types[0] == f32 else None
+    return f"{name}_blocks" if name and k.epilogue == "pointwise" else ""
 
 
 def _short(k: Linear) -> str:

@@ -159,6 +159,16 @@ def test_far_below_zero() -> None:
     np.testing.assert_allclose(got["sigmoid"][:2], [9.97e-39, 5.51e-42], rtol=1e-2)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_zeros_keep_their_sign(isa: str) -> None:
+    """Of odd functions and of x times a gate; NaN of either sign stays one."""
+    x = np.array([0.0, -0.0, np.nan, -np.nan], np.float32)
+    got = dict(zip(NAMES, plan_of(isa, "f32")([x, x]), strict=True))
+    for name in ("erf", "gelu_none", "gelu_tanh", "tanh", "silu"):
+        assert np.signbit(got[name][:2]).tolist() == [False, True], name
+        assert np.isnan(got[name]).tolist() == [False, False, True, True], name
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", range(len(UNARY)), ids=NAMES[: len(UNARY)])
 def test_every_float(case: int) -> None:

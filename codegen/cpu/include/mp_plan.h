@@ -46,12 +46,12 @@
 /* A loop over functions whose steps wait for each other: four vectors abreast. A count in bytes makes gcc take 16 elements
  * at a time, step by step; one vector after the other fills the queues of small cores with steps that wait. */
 #if defined(__aarch64__) && defined(__GNUC__) && !defined(__clang__)
-#define MP_SIMD_ABREAST uint8_t mp_abreast = 0; MP_PRAGMA(omp simd reduction(| : mp_abreast))
-#define MP_ABREAST(i) mp_abreast |= (uint8_t)(i)
+#define MP_SIMD_ABREAST uint8_t mp_abreast = 0, mp_place = 0; MP_PRAGMA(omp simd reduction(| : mp_abreast) linear(mp_place))
+#define MP_ABREAST mp_abreast |= mp_place++
 #define MP_END_ABREAST __asm__ volatile("" : : "r"(mp_abreast))
 #else
 #define MP_SIMD_ABREAST MP_SIMD
-#define MP_ABREAST(i) (void)0
+#define MP_ABREAST (void)0
 #define MP_END_ABREAST (void)0
 #endif
 #if defined(__clang__)

@@ -167,7 +167,7 @@ static void fused_linear_3_finish(const void *c, const int64_t g, const int64_t 
         const int64_t n = first + j;
         const float sum = sums[j] + a.bias[n];
         a.y[row * 256 + n] = mp_gelu_tanhf(sum);
-        MP_ABREAST(j);
+        MP_ABREAST;
     }
     MP_END_ABREAST;
 }
