@@ -7,7 +7,7 @@ from typing import Any
 
 from monoplan.codegen.expressions import C_TYPES, compute_type
 from monoplan.codegen.kernels import Reduce
-from monoplan.ir.types import DType, f64, product
+from monoplan.ir.types import DType, f32, f64, product
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Reduction:
     merge: str = ""  # the new acc, of acc and that of another thread v; "": as combine
     simd: bool = False  # combine adds: the compiler may keep partial sums in the lanes of a vector
     better: str = ""  # in place of combine: whether v is preferred to acc. The result is the place of the best
+    order: str = ""  # "max" or "min" if it looks for that element: a CPU compares f32 as integers, by vectors
 
     def accumulator(self, value: DType, result: DType) -> DType:
         return (f64 if value.is_float else result) if self.wide else value
@@ -33,13 +34,13 @@ _ADD = "({type})(acc + ({type})v)"
 REDUCTIONS: dict[str, Reduction] = {
     "sum": Reduction(_ADD, start="0", wide=True, simd=True),
     "mean": Reduction(_ADD, start="0", wide=True, simd=True, finish="(acc / (double)inner)"),
-    "max": Reduction("mp_maximum_{t}(acc, v)"),
-    "min": Reduction("mp_minimum_{t}(acc, v)"),
+    "max": Reduction("mp_maximum_{t}(acc, v)", order="max"),
+    "min": Reduction("mp_minimum_{t}(acc, v)", order="min"),
     "prod": Reduction("({type})(acc * ({type})v)", start="1", wide=True),
     "any": Reduction("(acc != 0 || v != 0)", start="0", finish="(acc != 0)"),
     "all": Reduction("(acc != 0 && v != 0)", start="1", finish="(acc != 0)"),
-    "argmax": Reduction(better="v > acc"),
-    "argmin": Reduction(better="v < acc"),
+    "argmax": Reduction(better="v > acc", order="max"),
+    "argmin": Reduction(better="v < acc", order="min"),
 }
 
 # Ops of the kind `scan`: what a and the element b behind it become, both of the C type {type}.
@@ -78,6 +79,7 @@ def reduction_variables(k: Reduce, first: str) -> dict[str, Any]:
         "start": row.start or "0",
         "simd": row.simd,
         "keeps_place": bool(row.better),
+        "order": row.order if value == f32 else "",
         "value_type": C_TYPES[value.name],
         "value": k.pre.c([x.at(*outer, *inner) for x in k.group("x")]),
         "take": statement(row.combine),

@@ -89,6 +89,7 @@ class Loop:
 # Functions of mp_functions_vec.h, by the expression that they are.
 _BLOCKS: dict[Node, str] = {
     Call("gelu", (Arg(0),), (("approximate", "none"),)): "mp_gelu_none",
+    Call("gelu", (Arg(0),), (("approximate", "tanh"),)): "mp_gelu_tanh",
     Call("erf", (Arg(0),)): "mp_erf",
 }
 _SHARED = ('#include "mp_functions_vec.h"',)
@@ -122,7 +123,16 @@ def pointwise(k: Pointwise) -> Variables:
 
 def reduce(k: Reduce, first: str = "i == 0") -> Variables:
     """`first`: whether an element is the first that is seen."""
-    return {"reduction": reduction_variables(k, first=first)}
+    found = reduction_variables(k, first=first)
+    if found["order"]:
+        lowest, nan, than = _ORDERS[found["order"]]
+        value = f"{found['value']} + 0.0f" if found["keeps_place"] else found["value"]  # -0 does not come before 0
+        found |= {"lowest": lowest, "than": than, "key": f"mp_order_f32({value}, {nan})"}
+    return {"reduction": found}
+
+
+# Of the largest and smallest element as an integer: what it is of none, what NaN is, how it compares with others.
+_ORDERS = {"max": ("INT32_MIN", "INT32_MAX", ">"), "min": ("INT32_MAX", "INT32_MIN", "<")}
 
 
 def _real(dtype: DType) -> str:
@@ -769,6 +779,7 @@ def _epilogue(k: Linear, s: LinearSchedule, a: Mapping[str, Operand], panels: in
         return place if bias is None else f"{place} + {bias.at(column)}"
 
     found: Variables = {
+        "blocks": _blocks(k),
         "panels": panels,
         "width": width,
         "half": s.panel // 2,
@@ -783,7 +794,6 @@ def _epilogue(k: Linear, s: LinearSchedule, a: Mapping[str, Operand], panels: in
     elif k.body is not None and k.epilogue != "argmax":
         made = ["gate", "up"] if gated else ["sum"]
         found["value"] = k.body.c([*made, *(a[e.name].at("row", "n") for e in k.group("e"))])
-        found["blocks"] = _blocks(k)
         found["statement"] = a["y"].store("sum" if found["blocks"] else found["value"], k.body.dtype, "row", "n")
         found["long"] = calls_long(found["statement"])
     return found

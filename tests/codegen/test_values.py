@@ -246,3 +246,19 @@ def test_unsigned_beside_signed() -> None:
 def test_a_constant_that_its_type_does_not_have(value: float) -> None:
     with pytest.raises(TypeRuleError, match="is no i8, which goes from -128 to 127"):
         REGISTRY["full"].infer([], {"shape": (2,), "value": value, "dtype": DTYPES["i8"]})
+
+
+@pytest.mark.parametrize("width", [1, 3, 256, 257, 600])
+def test_largest_and_smallest(width: int) -> None:
+    """Of f32 by vectors: NaN of either sign wins, the first of equals is the place, and 0 equals -0."""
+    kinds = ("max", "min", "argmax", "argmin")
+    graph = build_graph("ends", lambda x: [op(k, x, axes=(1,)) if k in kinds[:2] else op(k, x, axis=1) for k in kinds],
+                        {"x": tensor_type("f32", "n", width)})  # fmt: skip
+    rng, run = np.random.default_rng(width), build_graph_executable(graph)
+    x = rng.integers(-4, 4, (40, width)).astype(np.float32) * rng.choice(np.float32([1, 1e-40, 5e37]), (40, 1))
+    x[rng.random(x.shape) < 0.3] *= -1  # both zeros
+    for row, value in enumerate((np.nan, -np.nan, np.inf, -np.inf)):
+        x[row, rng.integers(width)] = value
+        x[row + 4, :] = value
+    for kind, got in zip(kinds, run([x]), strict=True):
+        np.testing.assert_array_equal(got, getattr(np, kind)(x, axis=1))

@@ -28,11 +28,17 @@ MP_FN mp_vec mp_vabs(mp_vec x)
     __asm__("fabs %0.4s, %1.4s" : "=w"(size) : "w"(x));
     return size;
 }
-/* The smaller and the larger one as unsigned integers; whether one is larger than a bound. */
+/* The smaller and the larger one as unsigned integers, the smaller one as signed integers; whether one is beyond a bound. */
 MP_FN mp_vec mp_vleast(mp_vec x, mp_vec y)
 {
     mp_vec least;
     __asm__("umin %0.4s, %1.4s, %2.4s" : "=w"(least) : "w"(x), "w"(y));
+    return least;
+}
+MP_FN mp_vec mp_vleast_signed(mp_vec x, mp_vec y)
+{
+    mp_vec least;
+    __asm__("smin %0.4s, %1.4s, %2.4s" : "=w"(least) : "w"(x), "w"(y));
     return least;
 }
 MP_FN mp_vec mp_vmost(mp_vec x, mp_vec y)
@@ -62,6 +68,7 @@ MP_FN mp_vec mp_vload_again(const float *p) { return mp_vload_f32(p); }
 MP_FN mp_vec mp_vabs(mp_vec x) { return (mp_vec)((mp_vec_u32)x & 0x7fffffffu); }
 #if MP_LANES == 16 && defined(__AVX512F__)
 MP_FN mp_vec mp_vleast(mp_vec x, mp_vec y) { return (mp_vec)_mm512_min_epu32((__m512i)x, (__m512i)y); }
+MP_FN mp_vec mp_vleast_signed(mp_vec x, mp_vec y) { return (mp_vec)_mm512_min_epi32((__m512i)x, (__m512i)y); }
 MP_FN mp_vec mp_vmost(mp_vec x, mp_vec y) { return (mp_vec)_mm512_max_epu32((__m512i)x, (__m512i)y); }
 MP_FN int mp_vbeyond(mp_vec x, uint32_t bound)
 {
@@ -69,6 +76,7 @@ MP_FN int mp_vbeyond(mp_vec x, uint32_t bound)
 }
 #elif MP_LANES == 8 && defined(__AVX2__)
 MP_FN mp_vec mp_vleast(mp_vec x, mp_vec y) { return (mp_vec)_mm256_min_epu32((__m256i)x, (__m256i)y); }
+MP_FN mp_vec mp_vleast_signed(mp_vec x, mp_vec y) { return (mp_vec)_mm256_min_epi32((__m256i)x, (__m256i)y); }
 MP_FN mp_vec mp_vmost(mp_vec x, mp_vec y) { return (mp_vec)_mm256_max_epu32((__m256i)x, (__m256i)y); }
 MP_FN int mp_vbeyond(mp_vec x, uint32_t bound)
 {
@@ -77,6 +85,10 @@ MP_FN int mp_vbeyond(mp_vec x, uint32_t bound)
 }
 #else
 MP_FN mp_vec mp_vleast(mp_vec x, mp_vec y) { return mp_vchoose(MP_BITS((mp_vec_u32)x < (mp_vec_u32)y), x, y); }
+MP_FN mp_vec mp_vleast_signed(mp_vec x, mp_vec y)
+{
+    return mp_vchoose(MP_BITS(((mp_vec_u32)x ^ 0x80000000u) < ((mp_vec_u32)y ^ 0x80000000u)), x, y);
+}
 MP_FN mp_vec mp_vmost(mp_vec x, mp_vec y) { return mp_vchoose(MP_BITS((mp_vec_u32)x < (mp_vec_u32)y), y, x); }
 MP_FN int mp_vbeyond(mp_vec x, uint32_t bound)
 {
@@ -88,6 +100,16 @@ MP_FN int mp_vbeyond(mp_vec x, uint32_t bound)
 #endif
 enum { MP_BLOCK_FLOATS = MP_BLOCK * MP_LANES };
 #define MP_EACH(...) MP_FULLY for (int j = 0; j < MP_BLOCK; ++j) { __VA_ARGS__; }
+
+/* Where a number of the block is below -4.5, or NaN: the results of such are those of a function of one number. */
+#define MP_BELOW(function) \
+    if (__builtin_expect(mp_vbeyond(largest, 0xc0900000u), 0)) { \
+        _Alignas(64) float far[MP_BLOCK_FLOATS]; \
+        MP_SIMD \
+        for (int j = 0; j < MP_BLOCK_FLOATS; ++j) far[j] = function(from[j]); \
+        MP_EACH(v[j] = mp_vload_f32(from + j * MP_LANES); \
+            q[j] = mp_vchoose(MP_BITS((mp_vec_u32)v[j] > 0xc0900000u), mp_vload_f32(far + j * MP_LANES), q[j])) \
+    }
 
 /* x Phi(x) for x >= -4.5; rare numbers below that are left to mp_gelu_nonef. With a = |x|, at most 5.75:
  * Phi(-a) = e^-((a (a + 23/32) + R(a)) / 2) / 2 = 2^n e^r / 2. The polynomial R is small, and c, the upper bits of a, makes
@@ -130,13 +152,7 @@ MP_SHARED mp_gelu_none_blocks(float *y, const float *x, const int64_t n)
         MP_EACH(c[j] = mp_vleast(mp_vload_again(from + j * MP_LANES), minus); q[j] = q[j] + p[j] * a[j])
         MP_EACH(v[j] = v[j] + q[j] * a[j]; c[j] = c[j] - g[j])
         MP_EACH(q[j] = c[j] - t[j] * v[j])
-        if (__builtin_expect(mp_vbeyond(largest, 0xc0900000u), 0)) { /* one is below -4.5, or NaN */
-            _Alignas(64) float far[MP_BLOCK_FLOATS];
-            MP_SIMD
-            for (int j = 0; j < MP_BLOCK_FLOATS; ++j) far[j] = mp_gelu_nonef(from[j]);
-            MP_EACH(v[j] = mp_vload_f32(from + j * MP_LANES);
-                q[j] = mp_vchoose(MP_BITS((mp_vec_u32)v[j] > 0xc0900000u), mp_vload_f32(far + j * MP_LANES), q[j]))
-        }
+        MP_BELOW(mp_gelu_nonef)
         MP_EACH(mp_vstore(y + i + j * MP_LANES, q[j]))
     }
 }
@@ -178,6 +194,41 @@ MP_SHARED mp_erf_blocks(float *y, const float *x, const int64_t n)
         MP_EACH(mp_vstore(y + i + j * MP_LANES, q[j]))
     }
 }
+/* x / (1 + e^-w) for x >= -4.5; rare numbers below that are left to mp_gelu_tanhf. w = x (A + B x^2) is
+ * c (51/32 + 9/128 c^2) and a small rest, where c is the upper bits of x and makes that product exact. Beyond 5.125 the
+ * divisor is 1. */
+MP_SHARED mp_gelu_tanh_blocks(float *y, const float *x, const int64_t n)
+{
+    MP_FACTORS(k0, 0.0703125f, 0.00104231632f, -0.102943242f, -0.693359375f); /* 9/128, B - 9/128, -B / ln(2) */
+    MP_FACTORS(k1, -2.12194440e-4f, 0.00836896803f, 0.166665182f, 0.00138979522f);
+    MP_ALIKE(most, 5.125f);
+    MP_ALIKE(magic, 12583039.0f); /* 1.5 * 2^23 + 127: an exponent's bias */
+    MP_ALIKE(one, 1.0f);
+    MP_ONCE
+    for (int64_t i = 0; i < n; i += MP_BLOCK_FLOATS) {
+        const float *const from = x + i;
+        mp_vec b[MP_BLOCK], c[MP_BLOCK], g[MP_BLOCK], p[MP_BLOCK], q[MP_BLOCK], t[MP_BLOCK], v[MP_BLOCK];
+        mp_vec largest = mp_splat(0.0f);
+        MP_EACH(v[j] = mp_vload_again(from + j * MP_LANES); largest = mp_vmost(largest, v[j]))
+        MP_EACH(b[j] = mp_vleast_signed(v[j], most))
+        MP_EACH(t[j] = b[j] * b[j]; c[j] = (mp_vec)((mp_vec_u32)b[j] & 0xffff0000u); q[j] = MP_TERM(-2.30220819f))
+        MP_EACH(q[j] = MP_PLUS(q[j], t[j], k0, 2); p[j] = c[j] * c[j]; v[j] = MP_TERM(12583039.0f))
+        MP_EACH(v[j] = v[j] + b[j] * q[j]; g[j] = b[j] + c[j]; q[j] = MP_TERM(0.00201912154f))
+        MP_EACH(q[j] = MP_PLUS(q[j], t[j], k0, 1); t[j] = p[j] + b[j] * g[j]; g[j] = MP_TERM(1.59375f))
+        MP_EACH(g[j] = MP_PLUS(g[j], p[j], k0, 0); p[j] = MP_TERM(1.59375f); q[j] = b[j] * q[j])
+        MP_EACH(p[j] = MP_PLUS(p[j], t[j], k0, 0); b[j] = b[j] - c[j]; t[j] = v[j] - magic)
+        MP_EACH(q[j] = q[j] + b[j] * p[j]; b[j] = (mp_vec)((mp_vec_u32)v[j] << 23); v[j] = MP_TIMES(t[j], k0, 3))
+        MP_EACH(v[j] = v[j] - c[j] * g[j]; q[j] = MP_PLUS(q[j], t[j], k1, 0))
+        MP_EACH(v[j] = v[j] - q[j]; p[j] = MP_TERM(0.0416671485f); q[j] = MP_TERM(0.499999970f))
+        MP_EACH(t[j] = v[j] * v[j]; p[j] = MP_PLUS(p[j], v[j], k1, 1); q[j] = MP_PLUS(q[j], v[j], k1, 2))
+        MP_EACH(p[j] = MP_PLUS(p[j], t[j], k1, 3); g[j] = b[j] + one)
+        MP_EACH(q[j] = q[j] + p[j] * t[j])
+        MP_EACH(v[j] = v[j] + q[j] * t[j])
+        MP_EACH(q[j] = mp_vload_again(from + j * MP_LANES) / (g[j] + b[j] * v[j]))
+        MP_BELOW(mp_gelu_tanhf)
+        MP_EACH(mp_vstore(y + i + j * MP_LANES, q[j]))
+    }
+}
 #else
 enum { MP_BLOCK_FLOATS = 1 };
 #define MP_BLOCKS(name) \
@@ -187,6 +238,7 @@ enum { MP_BLOCK_FLOATS = 1 };
         for (int64_t i = 0; i < n; ++i) y[i] = name##f(x[i]); \
     }
 MP_BLOCKS(mp_gelu_none)
+MP_BLOCKS(mp_gelu_tanh)
 MP_BLOCKS(mp_erf)
 #endif
 

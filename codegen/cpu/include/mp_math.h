@@ -73,6 +73,14 @@ MP_EXTREMES(u16, uint16_t)
 MP_EXTREMES(u32, uint32_t)
 MP_EXTREMES(u64, uint64_t)
 
+/* Integers in the order of floats, so that compilers find the largest by vectors; NaN is `nan`. */
+MP_FN int32_t mp_order_f32(float v, int32_t nan)
+{
+    const int32_t i = (int32_t)mp_float_to_bits(v);
+    return v == v ? i ^ ((i >> 31) & 0x7fffffff) : nan;
+}
+MP_FN float mp_of_order_f32(int32_t i) { return mp_bits_to_float((uint32_t)(i ^ ((i >> 31) & 0x7fffffff))); }
+
 MP_FN int8_t mp_abs_i8(int8_t x) { return (int8_t)(x < 0 ? -x : x); }
 MP_FN int16_t mp_abs_i16(int16_t x) { return (int16_t)(x < 0 ? -x : x); }
 MP_FN int32_t mp_abs_i32(int32_t x) { return x < 0 ? -x : x; }

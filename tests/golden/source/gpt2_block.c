@@ -1,13 +1,13 @@
 /* GPT2Block: one plan, written by monoplan test for cpu (avx2).
  * 5 kernels; symbols: batch, seq */
 #include "mp_plan.h"
-#include "mp_functions_more.h"
 #include "mp_linear.h"
 #include "mp_format_f32.h"
 MP_PANEL_FUNCTION(mp_panel_f32_1, 1, .load = mp_load_row_f32, .vectors = 2, .bytes = 64, .line = 1, .near = 64,
     .far = 512)
 MP_PANEL_FUNCTION(mp_panel_f32_6, 6, .load = mp_load_row_f32, .vectors = 2, .bytes = 64, .line = 1, .near = 64,
     .far = 512)
+#include "mp_functions_vec.h"
 
 /* %linear = fused_linear(%x, %c_attn.weight, %c_attn.bias, %ln_1.weight, %ln_1.bias) {norm="layer", eps=1e-05,
  *     gated=False, expr="x0"} : f32[batch, seq, 192]
@@ -162,14 +162,18 @@ static void fused_linear_3_finish(const void *c, const int64_t g, const int64_t 
 {
     const fused_linear_3_args a = *(const fused_linear_3_args *)c;
     const int64_t first = g * 64, count = 64;
-    MP_SIMD_ABREAST
+    MP_SIMD
+    for (int64_t j = 0; j < count; ++j) {
+        const int64_t n MP_UNUSED = first + j;
+        sums[j] = sums[j] + a.bias[n];
+    }
+    mp_by_blocks(mp_gelu_tanh_blocks, sums, sums, count);
+    MP_SIMD
     for (int64_t j = 0; j < count; ++j) {
         const int64_t n = first + j;
-        const float sum = sums[j] + a.bias[n];
-        a.y[row * 256 + n] = mp_gelu_tanhf(sum);
-        MP_ABREAST;
+        const float sum = sums[j];
+        a.y[row * 256 + n] = sum;
     }
-    MP_END_ABREAST;
 }
 
 MP_ROW_FUNCTION(fused_linear_3, 64, .norm = MP_LAYER_NORM, .eps = 9.999999747378752e-06f,

@@ -500,12 +500,14 @@ MP_KERNEL max_18(mp_run *run MP_UNUSED, const int t MP_UNUSED, const int T MP_UN
     const int64_t end = mp_share(outer, t + 1, T);
     for (int64_t o = mp_share(outer, t, T); o < end; ++o) {
         const int64_t o0 MP_UNUSED = o;
-        float acc = 0;
+        int32_t top = INT32_MIN;
+        MP_PRAGMA(omp simd reduction(max : top))
         for (int64_t i = 0; i < inner; ++i) {
             const int64_t i0 MP_UNUSED = i;
-            const float v = x0[o0 * 50 + i0];
-            acc = i == 0 ? v : mp_maximum_f32(acc, v);
+            const int32_t v = mp_order_f32(x0[o0 * 50 + i0], INT32_MAX);
+            top = v > top ? v : top;
         }
+        const float acc = mp_of_order_f32(top);
         y[o0] = (float)(acc);
     }
 }
