@@ -36,7 +36,8 @@ if TYPE_CHECKING:  # codegen is imported by the functions that need it: running 
 # a dead one is not mistaken for it, and numpy does not let an array be resized while there is one.
 
 
-ALIGNED_FROM = 16 << 10  # bytes of a result from which it pays that its vectors cross no cache line
+# Bytes of a result from which it pays that vectors cross no cache line. Those of 16 bytes do not, in numpy's memory.
+ALIGNED_FROM = 16 << 10
 LONG = 50_000_000  # operations and bytes: below, a run ends in milliseconds; above, two system calls are nothing
 _referent = weakref.ref.__call__
 
@@ -72,8 +73,8 @@ class Layout:
             aliases.append(where if isinstance(where, int) else 0)
             if not isinstance(where, int):
                 shape, dtype = tuple(evaluate(d, values) for d in v.type.shape), v.type.dtype.numpy
-                small = evaluate(v.type.size, values) * dtype.itemsize < ALIGNED_FROM
-                fresh.append((number, shape, dtype, np.empty if small else aligned))
+                plain = plan.target.lanes <= 4 or evaluate(v.type.size, values) * dtype.itemsize < ALIGNED_FROM
+                fresh.append((number, shape, dtype, np.empty if plain else aligned))
         numbers = [values[name] for name in plan.symbols]
         return cls(
             ffi.new("int64_t[]", numbers),
