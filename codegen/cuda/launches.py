@@ -13,6 +13,15 @@ from monoplan.ir.types import DType
 
 
 @dataclass(frozen=True, slots=True)
+class Boxes:
+    """A dense matrix [rows, depth] of bf16 that the copy engine takes in boxes of `box` rows and 64 columns."""
+
+    rows: Dim
+    depth: int
+    box: int
+
+
+@dataclass(frozen=True, slots=True)
 class Word:
     """One argument of a launch: an operand's buffer or the workspace at a byte offset, a symbol's value, a number …"""
 
@@ -20,6 +29,7 @@ class Word:
     operand: Operand | None = None
     name: str = ""
     offset: Dim = 0
+    boxes: Boxes | None = None  # of a matrix there: the argument is a map of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from monoplan.codegen.cuda.early import settled
-from monoplan.codegen.cuda.launches import Action, Between, Launch, Product, Variant, Word, pointer_word
-from monoplan.codegen.cuda.schedule import CudaLinear, FewSchedule, few_shared, row_shared, tuned, whole_heads
+from monoplan.codegen.cuda.launches import Action, Between, Boxes, Launch, Product, Variant, Word, pointer_word
+from monoplan.codegen.cuda.schedule import (
+    CudaLinear,
+    FewSchedule,
+    WgmmaSchedule,
+    few_shared,
+    row_shared,
+    tuned,
+    whole_heads,
+)
 from monoplan.codegen.cuda.variables import linear
 from monoplan.codegen.expressions import C_TYPES
 from monoplan.codegen.kernels import Linear
@@ -41,6 +50,10 @@ class LinearVariants:
         for f in self.s.few:
             found.append(self.few(f, low))
             low = f.tiles * 8 + 1
+        if self.s.many is not None:
+            found.append(self.many(self.s.many, low))
+            if self.s.many.least <= low:
+                return tuple(found)
         return (*found, self.library(low) if self.s.library else self.tile())
 
     def _words(self, operands: tuple[Operand, ...]) -> list[tuple[str, Word]]:
@@ -179,6 +192,23 @@ class LinearVariants:
         actions += self._finish(sums, kept, 1, end)
         size = self._room(end)
         return Variant("library", tuple(actions), (Between(k.rows, low),), size)
+
+    def many(self, given: WgmmaSchedule, low: int) -> Variant:
+        """Many rows by Hopper's warpgroups, which have the sums in registers when the epilogue comes."""
+        k, s = self.k, tuned(given, self.renderer.tuning.get(str(self.k.step), {}))
+        actions, xs, used = self._prepared()
+        expansion, w, used = self._expanded(used)
+        weight = k.operand("w").view.buffer
+        ahead = not expansion and "param" in (weight.kind, weight.table_kind)
+        words = [
+            ("MP_MAP x_map", replace(xs, boxes=Boxes(k.rows, k.depth, s.groups * 64))),
+            ("MP_MAP w_map", replace(w, boxes=Boxes(k.columns, k.depth, s.columns))),
+            *self._others,
+        ]
+        function, all_words = self.renderer.function(k, "linear_wgmma", words, s=s, ahead=ahead, **self.names)
+        grid = (s.grid(k.rows, k.columns, self.renderer.plan.target.cores), 1, 1)
+        launch = Launch(function, grid, s.threads, all_words, s.shared, s.splits)
+        return Variant("many", (*actions, *expansion, launch), (Between(k.rows, max(low, s.least)),), used)
 
     def tile(self) -> Variant:
         """Any number of rows, any type."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from monoplan.codegen.cuda.launches import ceil_div
 from monoplan.codegen.kernels import Attention, Experts, Kernel, Linear, Norm, Reduce, Sample, Scan, Sort
@@ -124,11 +124,46 @@ class FinishSchedule:
 
 
 @dataclass(frozen=True, slots=True)
+class WgmmaSchedule:
+    """How a product with many rows runs on Hopper: mp_linear_wgmma.cuh."""
+
+    wide: str  # the epilogue where a thread has four blocks of columns: words, gated, heads, pairs
+    groups: int = 2  # warpgroups that multiply, 64 rows each
+    columns: int = 256  # of a tile
+    stages: int = 4
+    splits: int = 1  # blocks of a cluster that share a tile, with a part of K each
+    band: int = 16  # tiles of rows that take turns
+    least: int = 1  # rows of x
+
+    @property
+    def loop(self) -> str:
+        """The epilogue mp_wgmma_<loop>."""
+        return self.wide if self.columns // 8 // self.splits % 4 == 0 else "pairs"
+
+    @property
+    def threads(self) -> int:
+        return self.groups * 128 + 128
+
+    @property
+    def shared(self) -> int:
+        """Bytes of dynamic shared memory; the ring begins at a multiple of 1024."""
+        return self.stages * (self.groups * 64 + self.columns) * 128 + 1024
+
+    def grid(self, rows: Dim, columns: int, cores: int) -> Dim:
+        """Blocks: so many for each tile, or as many as the device holds."""
+        tiles = ceil_div(rows, self.groups * 64) * -(-columns // self.columns)
+        if self.splits > 1:
+            return tiles * self.splits
+        return min(tiles, cores) if isinstance(tiles, int) else cores
+
+
+@dataclass(frozen=True, slots=True)
 class CudaLinear:
     """The ways a product can run, by the number of rows; None: not at all."""
 
     row: RowSchedule | None
     few: tuple[FewSchedule, ...]
+    many: WgmmaSchedule | None
     library: bool  # many rows by the vendor's matrix product
     # How tensor cores get x: none (as it lies), vectors (normed and rounded, eight elements at a time), each
     prepare: str
@@ -313,7 +348,7 @@ def sample(k: Sample) -> CudaSchedule:
 def linear(k: Linear, target: Target) -> CudaLinear:
     """The ways a product may run."""
     library = target.library and _library_takes(k, target)
-    ways = (_row(k, target), _few(k, target), library)
+    ways = (_row(k, target), _few(k, target), _many(k, target, library), library)
     return CudaLinear(*ways, _prepare(k), _result(k), _finish(k, half=False), _finish(k, half=True))
 
 
@@ -336,13 +371,14 @@ def _library_takes(k: Linear, target: Target) -> bool:
     return k.format.x_dtype != bf16 or target.capability >= 80
 
 
-T = TypeVar("T", RowSchedule, DecodeSchedule, PrefillSchedule, HopperSchedule)
+T = TypeVar("T", RowSchedule, WgmmaSchedule, DecodeSchedule, PrefillSchedule, HopperSchedule)
 
 
 def tuned(schedule: T, constants: Mapping[str, int]) -> T:
     """A schedule with some constants replaced; names that it does not have are ignored."""
     known = {f.name for f in fields(schedule)}
-    return replace(schedule, **{name: value for name, value in constants.items() if name in known})
+    given: dict[str, Any] = {name: value for name, value in constants.items() if name in known}
+    return replace(schedule, **given)
 
 
 def _aligned(offset: Dim, elements: int) -> bool:
@@ -543,6 +579,59 @@ def _few_of(k: Linear, tiles: int, target: Target, most: int, least: int) -> Few
         if best is None or used > best[0]:
             best = (used, schedule)
     return None if best is None else best[1]
+
+
+# Tiles: warpgroups, columns, stages.
+_TILES = ((2, 256, 4), (2, 192, 5), (2, 128, 6), (1, 128, 6), (1, 64, 8))
+SOME_ROWS, MANY_ROWS = 256, 512  # of x: with more, the library's tiles keep a large device busy, or its epilogue too
+# Up to this depth a result in registers saves more than the library gains by its rate, 780 TFLOPS where ours has 650.
+SHALLOW = 2560
+
+
+def _many(k: Linear, target: Target, library: bool) -> WgmmaSchedule | None:
+    """Tensor cores of sm_90 with the epilogue behind them; later devices have other instructions in their place."""
+    loop, rows = _wgmma_loop(k), k.rows
+    if target.capability != 90 or loop is None or (isinstance(rows, int) and rows <= FEW_ROWS):
+        return None
+    finish = _result(k) == "finish"
+    small = isinstance(rows, int) and rows <= (MANY_ROWS if finish else SOME_ROWS)
+    # What the library does at once it does faster; heads of many rows are as fast by a kernel behind it.
+    if library and not small and (not finish or k.epilogue == "heads" or k.depth > SHALLOW):
+        return None
+    # With 256 columns, sums leave no registers to epilogues that read more.
+    ways = [WgmmaSchedule(loop, *tile) for tile in _TILES if tile[1] < 256 or loop in ("gated", "heads")]
+    if not isinstance(rows, int):
+        return replace(ways[0], least=MANY_ROWS + 1 if library else 1)
+    for splits in (2, 4):
+        stages = min(8, -(-k.depth // (64 * splits)))
+        ways += [replace(ways[-1], stages=stages, splits=splits)] if k.depth // splits >= 192 else []
+    return min(ways, key=lambda s: _wgmma_time(k, s, rows, target))
+
+
+def _wgmma_loop(k: Linear) -> str | None:
+    """The epilogue over sums in registers, None where there is none, or x does not lie in whole pieces of 16 bytes."""
+    x, y = k.operand("x"), k.operand("y").view
+    if k.format.x_dtype != bf16 or not (k.format.tensor_cores or k.format.tile):
+        return None
+    if k.depth % 8 or k.depth < 64 or k.columns % 8:
+        return None
+    if _prepare(k) == "none" and not rows_aligned(x.view, 8):
+        return None
+    if k.epilogue == "heads":
+        return "heads" if not whole_heads(k) and _wide_heads(k) and k.head_dim % 32 == 0 else None
+    if k.epilogue == "gated":
+        return "gated" if _wide_gated(k) else "pairs"
+    if k.epilogue != "pointwise":
+        return None
+    return "words" if y.dtype in HALF and rows_aligned(y, 8) else "pairs"
+
+
+def _wgmma_time(k: Linear, s: WgmmaSchedule, rows: int, target: Target) -> float:
+    """Cycles, roughly: of turns of tiles, each with its copies or products, whichever takes longer, and an epilogue."""
+    blocks = -(-rows // (s.groups * 64)) * -(-k.columns // s.columns) * s.splits
+    turns = -(-blocks // target.cores)
+    step = max(s.groups * s.columns * 2, (s.groups * 64 + s.columns) * 128 / 56)
+    return turns * (-(-k.depth // 64) / s.splits * step + 4 * s.groups * s.columns) + (3200 if s.splits > 1 else 0)
 
 
 def _expert_row(k: Experts, target: Target) -> RowSchedule | ExpertRowSchedule | None:

@@ -12,7 +12,7 @@ from monoplan.codegen.expressions import C_TYPES, c_dim, c_index, c_literal, com
 from monoplan.codegen.formats import WeightFormat
 from monoplan.codegen.kernels import Attention, Gather, Linear
 from monoplan.codegen.operands import Operand
-from monoplan.ir.types import bf16, f32, f64, i8, i64
+from monoplan.ir.types import bf16, f16, f32, f64, i8, i64
 
 
 def packed_element(k: Gather, format: WeightFormat) -> str:
@@ -165,6 +165,8 @@ def _pointwise(k: Linear) -> Variables:
         "value0": values[0],
         "value1": values[1],
         "store_pair": pair,
+        "word": f"mp_pack<{C_TYPES[y.dtype.name]}>(value0, value1)" if y.dtype in (bf16, f16) else "",
+        "y_row": y.pointer("row", "0"),
         "store0": y.store("value0", k.body.dtype, "row", "n0"),
         "store1": y.store("value1", k.body.dtype, "row", "n1"),
     }

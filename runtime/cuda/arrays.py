@@ -215,6 +215,7 @@ class Twins:
     def written(self, inputs: Sequence[Any], symbols: Mapping[str, int], *, keep: bool, steps: int = 1) -> None:
         """Takes note of what a run (or several in a row) wrote, and brings it back unless it may stay on the device."""
         news: list[tuple[_Twin, Array]] = []
+        copies = False
         spans: dict[int, tuple[int, int]] = {}  # by the input with the lengths: the rows that are new
         for source, rows in set(self.lengths.values()):
             lengths = inputs[source]
@@ -227,6 +228,7 @@ class Twins:
             twin = self._twins[id(array)]
             if number not in self.lengths:
                 self.device.download(array, twin.memory.address)
+                copies = True
                 continue
             everything = (0, array.shape[2])
             low, high = everything if number in self.paged else spans.get(self.lengths[number][0], everything)
@@ -234,7 +236,8 @@ class Twins:
             twin.low, twin.high = (low, high) if twin.low == twin.high else (min(low, twin.low), max(high, twin.high))
             if not keep:
                 news.append((twin, array))
-        self._fetch(news)
+        if news or copies:
+            self._fetch(news)
 
     def sync(self) -> None:
         """Every array as it is on the device."""

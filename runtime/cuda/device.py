@@ -6,12 +6,13 @@ CuPy's. `CudaExecutable` needs nothing but the methods of `Device`, which tests 
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import threading
 from collections.abc import Sequence
 from functools import cache, cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -38,8 +39,11 @@ int cuFuncSetAttribute(CUfunction, int, int);
 int cuFuncGetAttribute(int *, int, CUfunction);
 int cuLaunchKernelEx(const CUlaunchConfig *, CUfunction, void **, void **);
 int cuGetErrorString(int, const char **);
+int cuTensorMapEncodeTiled(void *, int, unsigned, void *, const uint64_t *, const uint64_t *, const unsigned *,
+                           const unsigned *, int, int, int, int);
 """
 CLUSTER, OVERLAP = 4, 6  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, …_PROGRAMMATIC_STREAM_SERIALIZATION
+_BF16, _SWIZZLE_128, _PROMOTE_256 = 9, 3, 3  # CU_TENSOR_MAP_…
 _STATIC_SHARED, _LOCAL, _REGISTERS, _DYNAMIC_SHARED = 1, 3, 4, 8  # CU_FUNC_ATTRIBUTE_…
 
 
@@ -136,6 +140,15 @@ class Device(Protocol):
     def launch_graph(self, graph: Any) -> None: ...
 
 
+class MatrixSpec(NamedTuple):
+    """A dense matrix of bf16 that a kernel takes in boxes, see mp_map."""
+
+    address: int
+    rows: int
+    depth: int
+    box: int
+
+
 class LaunchSpec:
     """A kernel launch with everything known."""
 
@@ -149,7 +162,7 @@ class LaunchSpec:
         shared: int,
         cluster: int,
         overlap: bool,
-        words: Sequence[int],
+        words: Sequence[int | MatrixSpec],
     ) -> None:
         self.function, self.grid, self.block, self.shared = function, grid, block, shared
         self.cluster, self.overlap, self.words = cluster, overlap, words
@@ -294,7 +307,7 @@ class GpuDevice:
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A CuPy array for the caller, who may have used its memory just now: see follow."""
-        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         return self._room(lambda: self.cupy.empty(shape, dtype), nbytes)
 
     def follow(self, stream: Any = None) -> None:
@@ -365,8 +378,14 @@ class GpuDevice:
     def prepare(self, launch: LaunchSpec) -> Any:
         """A launch as the driver wants it; the tuple keeps alive what it points to."""
         ffi = self.ffi
-        words = ffi.new("int64_t[]", list(launch.words))
-        params = ffi.new("void *[]", [words + i for i in range(len(launch.words))])
+        words = ffi.new("int64_t[]", [0 if isinstance(w, MatrixSpec) else w for w in launch.words])
+        places: list[Any] = [words + i for i in range(len(launch.words))]
+        held = [words]
+        for i, w in enumerate(launch.words):
+            if isinstance(w, MatrixSpec):
+                places[i], memory = self._map(w)
+                held.append(memory)
+        params = ffi.new("void *[]", places)
         attributes = ffi.new("CUlaunchAttribute[2]")
         count = 0
         if launch.overlap:
@@ -380,7 +399,21 @@ class GpuDevice:
         config = ffi.new(
             "CUlaunchConfig *", (*launch.grid, launch.block, 1, 1, launch.shared, self._stream, attributes, count)
         )
-        return config, launch.function, params, words, attributes
+        return config, launch.function, params, held, attributes
+
+    def _map(self, m: MatrixSpec) -> tuple[Any, Any]:
+        """The driver's map of a matrix, at a multiple of 64, and the memory that it lies in."""
+        ffi = self.ffi
+        memory = ffi.new("char[]", 128 + 64)
+        place = memory + -int(ffi.cast("uintptr_t", memory)) % 64
+        sizes, pitch = ffi.new("uint64_t[]", [m.depth, m.rows]), ffi.new("uint64_t[]", [m.depth * 2])
+        box, steps = ffi.new("unsigned[]", [64, m.box]), ffi.new("unsigned[]", [1, 1])
+        at = ffi.cast("void *", m.address)
+        code = self.driver.cuTensorMapEncodeTiled(
+            place, _BF16, 2, at, sizes, pitch, box, steps, 0, _SWIZZLE_128, _PROMOTE_256, 0
+        )
+        check(code, f"map of a matrix {m.rows} x {m.depth}")
+        return place, memory
 
     def run(self, prepared: Any) -> None:
         with self.lock:

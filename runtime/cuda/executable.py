@@ -25,7 +25,7 @@ from monoplan.ir.dims import Dim, evaluate
 from monoplan.ir.errors import PlanError
 from monoplan.runtime.cpu.executable import INDEX, describe_failure
 from monoplan.runtime.cuda.arrays import Arguments, ErrorRecord, Results, Twins
-from monoplan.runtime.cuda.device import Device, LaunchSpec, ProductSpec, gpu
+from monoplan.runtime.cuda.device import Device, LaunchSpec, MatrixSpec, ProductSpec, gpu
 from monoplan.runtime.ranks.comm import Communicator
 
 # Collectives of a plan on a GPU: through NCCL where ranks have GPUs of their own, else through the host's memory.
@@ -350,7 +350,7 @@ class CudaExecutable:
                 if 0 in grid:
                     continue
                 overlap = at.overlap and bool(actions) and actions[-1][0] in (device.run, device.product)
-                words = [at.word(w, step, turn) for w in a.words]
+                words = [at.argument(w, step, turn) for w in a.words]
                 function = self.functions.get(a.function) or self.module[a.function]
                 spec = LaunchSpec(function, grid, a.block, a.shared, a.cluster, overlap, words)
                 actions.append((device.run, device.prepare(spec), step.number))
@@ -407,6 +407,12 @@ class _Resolver:
         }
         self.offsets = offsets
         self.overlap = False
+
+    def argument(self, w: Word, step: Step, turn: int) -> int | MatrixSpec:
+        at = self.word(w, step, turn)
+        if w.boxes is None:
+            return at
+        return MatrixSpec(at, self._number(w.boxes.rows), w.boxes.depth, w.boxes.box)
 
     def word(self, w: Word, step: Step, turn: int) -> int:
         if w.kind == "operand":

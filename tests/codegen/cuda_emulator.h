@@ -37,8 +37,8 @@ struct Barrier {
     void release() { if (arrived == live && live > 0) arrived = 0, ++turn; }
 };
 struct Warp { Barrier barrier; unsigned words[32][8]; };
-struct Cluster { std::atomic<int> arrived{0}, turn{0}; int expected = 0; std::vector<char *> bases; };
-struct Wgmma { float *c; int columns; const unsigned *a; uint64_t b; int add; bool transposed; };
+struct Cluster { std::atomic<int> arrived{0}, turn{0}; int expected = 0; std::vector<char *> bases; std::vector<unsigned char *> dynamics; };
+struct Wgmma { float *c; int columns; const unsigned *a; uint64_t tile, b; int add; bool transposed; }; // a, or a tile of it
 struct Fiber {
     std::vector<Wgmma> open;                  // products that are not committed
     std::vector<std::vector<Wgmma>> products; // groups that nobody has waited for
@@ -46,6 +46,7 @@ struct Fiber {
     Dim thread;
     int lane;
     Warp *warp;
+    Barrier *group; // of the warpgroup
     bool begun, done;
     int arrivals;
     const int *watched; // a barrier's turn; there is nothing to do while it is `seen`
@@ -55,6 +56,7 @@ struct Block {
     jmp_buf scheduler;
     std::vector<Fiber> fibers;
     std::vector<Warp> warps;
+    std::vector<Barrier> groups;
     Barrier barrier;
     Dim index, grid, size;
     std::vector<unsigned char> dynamic;
@@ -111,6 +113,8 @@ static void start()
         b->barrier.release();
         --f->warp->barrier.live;
         f->warp->barrier.release();
+        --f->group->live;
+        f->group->release();
         if (_setjmp(stacks.idle[f->thread.x]) == 0) _longjmp(b->scheduler, 1);
     }
 }
@@ -137,6 +141,7 @@ static void run_block(Block &b, Dim index)
     const int n = b.size.x;
     b.fibers.assign(n, Fiber());
     b.warps.assign((n + 31) / 32, Warp());
+    b.groups.assign((n + 127) / 128, Barrier());
     memset(b.dynamic.data(), 0xff, b.dynamic.size());
     b.barrier = Barrier();
     b.barrier.live = n;
@@ -147,6 +152,8 @@ static void run_block(Block &b, Dim index)
         f.lane = i % 32;
         f.warp = &b.warps[i / 32];
         ++f.warp->barrier.live;
+        f.group = &b.groups[i / 128];
+        ++f.group->live;
     }
     for (int left = n, idle = 0; left > 0;) {
         left = 0;
@@ -226,6 +233,7 @@ extern "C" int emu_launch(void *kernel, const unsigned *grid, unsigned threads, 
     auto prepare = [&](Block &b, Cluster *c, int rank) {
         b.size = size, b.grid = all, b.cluster = c, b.rank = rank, b.kernel = kernel, b.args = args;
         b.dynamic.resize(shared + 128);
+        c->dynamics[rank] = b.dynamic.data();
         b.entry = choose(count, std::make_index_sequence<40>());
     };
     if (cluster <= 1) {
@@ -236,6 +244,7 @@ extern "C" int emu_launch(void *kernel, const unsigned *grid, unsigned threads, 
                     Cluster alone;
                     alone.expected = (int)threads;
                     alone.bases.push_back(&tls_mark);
+                    alone.dynamics.resize(1);
                     prepare(b, &alone, 0);
                     run_block(b, {x, y, z});
                 }
@@ -246,6 +255,7 @@ extern "C" int emu_launch(void *kernel, const unsigned *grid, unsigned threads, 
         Cluster c;
         c.expected = (int)(threads * cluster);
         c.bases.resize(cluster);
+        c.dynamics.resize(cluster);
         std::atomic<unsigned> ready{0};
         std::vector<std::thread> blocks;
         for (unsigned r = 0; r < cluster; ++r)

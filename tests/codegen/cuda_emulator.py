@@ -19,7 +19,7 @@ from cffi import FFI
 
 from monoplan.codegen.target import Target, cuda_target
 from monoplan.ir.types import address, aligned
-from monoplan.runtime.cuda.device import LaunchSpec, ProductSpec
+from monoplan.runtime.cuda.device import LaunchSpec, MatrixSpec, ProductSpec
 
 Array = np.ndarray[Any, Any]
 HEADER = Path(__file__).with_name("cuda_emulator.h")
@@ -89,7 +89,9 @@ class _Library:
     def launch(self, kernel: Any, spec: LaunchSpec) -> None:
         """Runs all blocks of a launch."""
         grid = self.ffi.new("unsigned[3]", list(spec.grid))
-        words = self.ffi.new("int64_t[]", list(spec.words))
+        maps = [self.ffi.new("int64_t[]", list(w)) if isinstance(w, MatrixSpec) else None for w in spec.words]
+        places = [w if m is None else int(self.ffi.cast("uintptr_t", m)) for w, m in zip(spec.words, maps, strict=True)]
+        words = self.ffi.new("int64_t[]", places)
         self.lib.emu_launch(kernel, grid, spec.block, spec.shared, spec.cluster, words, len(spec.words))
 
 

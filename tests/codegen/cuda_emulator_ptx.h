@@ -62,18 +62,62 @@ static inline uint4 mp_read_fresh(const void *p) { return mp_read_const(p); }
 static inline uint4 mp_read_cached(const void *p) { return mp_read_const(p); }
 static inline mp_shared mp_shared_address(const void *p) { return (mp_shared)p; }
 static inline uint4 mp_read_shared(mp_shared a) { return mp_read_const((const void *)a); }
+static inline void mp_write_shared(mp_shared a, const float (&v)[4]) { if (a % 16) abort(); memcpy((void *)a, v, 16); }
 static inline void mp_copy(mp_shared to, const void *from) { if (to % 16) abort(); *(uint4 *)to = mp_read_const(from); }
 static inline void mp_copy_if(mp_shared to, const void *from, int live) { if (live) mp_copy(to, from); else *(uint4 *)to = make_uint4(0, 0, 0, 0); }
 static inline void mp_copy_commit() {}
 template <int N> static inline void mp_copy_wait() {}
-static inline void mp_laps_begin(mp_shared) {}
+// Barriers that count arrivals and bytes.
+namespace emu {
+struct Laps { int32_t bytes; int8_t missing, count; uint8_t lap, begun; };
+template <typename Change> static inline void change(uintptr_t at, Change act)
+{
+    Laps &l = *(Laps *)at;
+    if (at % 8 || l.begun != 77) abort();
+    act(l);
+    if (l.missing < 0) abort();
+    if (l.missing == 0 && l.bytes == 0) l.missing = l.count, ++l.lap;
+}
+static inline uintptr_t inside(uintptr_t dynamic) { return (dynamic + 1023) / 1024 * 1024; } // where tiles begin
+}  // namespace emu
+static inline void mp_laps_begin(mp_shared laps, unsigned count = 1) { *(emu::Laps *)laps = {0, (int8_t)count, (int8_t)count, 0, 77}; }
 static inline void mp_laps_begun() {}
-static inline void mp_lap_expect(mp_shared, unsigned bytes) { if (bytes % 16) abort(); }
-static inline void mp_lap_wait(mp_shared, unsigned) { __syncwarp(); }
-static inline void mp_copy_run(mp_shared to, const void *from, unsigned bytes, mp_shared)
+static inline void mp_lap_expect(mp_shared laps, unsigned bytes)
+{
+    if (bytes % 16) abort();
+    emu::change(laps, [&](emu::Laps &l) { l.bytes += (int)bytes, --l.missing; });
+}
+static inline void mp_lap_arrive(mp_shared laps) { emu::change(laps, [](emu::Laps &l) { --l.missing; }); }
+static inline void mp_lap_wait(mp_shared laps, unsigned odd)
+{
+    for (bool done = false; !done;) {
+        emu::change(laps, [&](emu::Laps &l) { done = (l.lap & 1) != (odd & 1); });
+        if (!done) emu::yield();
+    }
+}
+static inline void mp_copy_run(mp_shared to, const void *from, unsigned bytes, mp_shared laps)
 {
     if (to % 16 || (uintptr_t)from % 16 || bytes % 16) abort();
     memcpy((void *)to, from, bytes);
+    emu::change(laps, [&](emu::Laps &l) { l.bytes -= (int)bytes; });
+}
+struct mp_map { const unsigned short *first; int64_t rows, depth, box; };
+#define MP_MAP const mp_map *const
+static inline const mp_map *mp_map_of(const mp_map *map) { return map; }
+static inline uint4 mp_read_remote(mp_shared a, int rank) // the same place of the dynamic memory of another block of the cluster
+{
+    return mp_read_shared(a - emu::inside((mp_shared)emu::block->dynamic.data()) + emu::inside((mp_shared)emu::block->cluster->dynamics[rank]));
+}
+static inline void mp_copy_box(mp_shared to, const mp_map *map, int column, int row, mp_shared laps)
+{
+    if (to % 1024) abort();
+    for (int i = 0; i < map->box * 64; ++i) {
+        const int64_t r = row + i / 64, k = column + i % 64;
+        mp_shared at = to + i / 64 * 128 + i % 64 * 2;
+        at ^= (at >> 7 & 7) << 4;
+        *(unsigned short *)at = r < map->rows && k < map->depth ? map->first[r * map->depth + k] : 0;
+    }
+    emu::change(laps, [&](emu::Laps &l) { l.bytes -= (int)map->box * 128; });
 }
 namespace emu {
 struct Fragments { unsigned a[4], b[2]; };

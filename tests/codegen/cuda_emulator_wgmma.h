@@ -21,14 +21,15 @@ static inline const unsigned short *described(uint64_t d, int n, int k, bool tra
 }
 static inline void multiply(const Wgmma &w)
 {
-    struct Words { unsigned a[4]; } mine;
-    memcpy(mine.a, w.a, sizeof mine.a);
+    struct Words { unsigned a[4]; } mine = {};
+    if (w.a) memcpy(mine.a, w.a, sizeof mine.a);
     publish(mine);
-    const int g = block->current->lane / 4, t = block->current->lane % 4;
+    const int g = block->current->lane / 4, t = block->current->lane % 4, first = block->current->thread.x % 128 / 32 * 16 + g;
     float x[2][16];
     for (int i = 0; i < 32; ++i) {
         const int k = i % 16;
-        x[i / 16][k] = brain(read<Words>(g * 4 + k % 8 / 2).a[i / 16 + 2 * (k >= 8)], k % 2);
+        x[i / 16][k] = w.a ? brain(read<Words>(g * 4 + k % 8 / 2).a[i / 16 + 2 * (k >= 8)], k % 2)
+                           : brain(*described(w.tile, first + i / 16 * 8, k, false), 0);
     }
     for (int i = 0; i < w.columns / 4; ++i) { // two rows of a column: c[n / 8][2 r + n % 2]
         const int n = i / 2 * 8 + 2 * t + i % 2;
@@ -47,7 +48,11 @@ static inline void multiply(const Wgmma &w)
 }  // namespace emu
 static inline void mp_show_shared() {}
 static inline void mp_wgmma_begin() {}
-template <int T, int N> static inline void mp_wgmma(float (&c)[N][4], const unsigned (&a)[4], unsigned long long b, int add) { emu::block->current->open.push_back({&c[0][0], N * 8, a, b, add, T != 0}); }
+template <int T, int N> static inline void mp_wgmma(float (&c)[N][4], const unsigned (&a)[4], unsigned long long b, int add) { emu::block->current->open.push_back({&c[0][0], N * 8, a, 0, b, add, T != 0}); }
+template <int N> static inline void mp_wgmma(float (&c)[N][4], unsigned long long a, unsigned long long b, int add) { emu::block->current->open.push_back({&c[0][0], N * 8, nullptr, a, b, add, false}); }
+static inline void mp_group_barrier(int) { emu::wait(*emu::block->current->group); }
+template <int N> static inline void mp_registers_fewer() {}
+template <int N> static inline void mp_registers_more() {}
 static inline void mp_wgmma_commit()
 {
     emu::Fiber &f = *emu::block->current;
@@ -59,5 +64,6 @@ template <int N> static inline void mp_wgmma_wait()
     auto &all = emu::block->current->products;
     for (; all.size() > N; all.erase(all.begin()))
         for (const auto &w : all.front()) emu::multiply(w);
+    emu::wait(*emu::block->current->group); // one thread may say that the whole warpgroup is done
 }
 template <typename T> static inline void mp_settle(T &) {}

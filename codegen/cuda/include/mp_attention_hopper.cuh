@@ -8,9 +8,6 @@
 #include "mp_attention_prefill.cuh"
 #include "mp_wgmma.cuh"
 
-/* The warpgroup of a thread; the shuffle shows the compiler that a warp has one. */
-MP_FN int mp_warpgroup() { return __shfl_sync(~0u, (int)threadIdx.x / 128, 0); }
-
 template <typename S, typename T, typename Y, typename Rows, typename Past, typename Shown>
 MP_FN void mp_attention_hopper(const int group, const T *q, const Rows key_rows, const Rows value_rows, Y *y,
     const int64_t q_pitch, const int64_t y_pitch, const int64_t queries, const int64_t keys, const float scale,

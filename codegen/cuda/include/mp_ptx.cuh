@@ -84,6 +84,10 @@ MP_PTX uint4 mp_read_shared(mp_shared a)
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(a));
     return v;
 }
+MP_PTX void mp_write_shared(mp_shared a, const float (&v)[4])
+{
+    asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" :: "r"(a), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
+}
 /* 16 bytes from global to shared memory in the background; where `live` is 0, zeros. */
 #if __CUDA_ARCH__ >= 800
 MP_PTX void mp_copy(mp_shared to, const void *from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory"); }
@@ -105,14 +109,16 @@ template <int N> MP_PTX void mp_copy_wait() {}
 #endif
 
 /* A whole run of bytes, all in multiples of 16, by one thread. A barrier in shared memory counts what has arrived: lap after
- * lap, one thread says how much is expected, and all wait for the end of a lap that is even (0) or odd (1). */
+ * lap, one thread says how much is expected, and all wait for the end of a lap that is even (0) or odd (1). A lap also needs
+ * `count` arrivals; mp_lap_expect is one of them. */
 #if __CUDA_ARCH__ >= 900
-MP_PTX void mp_laps_begin(mp_shared laps) { asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(laps) : "memory"); }
+MP_PTX void mp_laps_begin(mp_shared laps, unsigned int count = 1) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(laps), "r"(count) : "memory"); }
 MP_PTX void mp_laps_begun() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 MP_PTX void mp_lap_expect(mp_shared laps, unsigned int bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(laps), "r"(bytes) : "memory");
 }
+MP_PTX void mp_lap_arrive(mp_shared laps) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(laps) : "memory"); }
 MP_PTX void mp_lap_wait(mp_shared laps, unsigned int odd)
 {
     for (unsigned int done = 0; !done;)
@@ -123,6 +129,19 @@ MP_PTX void mp_copy_run(mp_shared to, const void *from, unsigned int bytes, mp_s
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
         :: "r"(to), "l"(from), "r"(bytes), "r"(laps) : "memory");
+}
+#endif
+
+/* A matrix in global memory as the copy engine knows it: the driver makes the map. A box is 64 columns of some rows, in rows of
+ * 128 bytes that are swizzled (see mp_tile); what lies behind the matrix is 0. Kernels take maps as MP_MAP. */
+struct __align__(64) mp_map { unsigned long long words[16]; };
+#define MP_MAP const __grid_constant__ mp_map
+MP_PTX const mp_map *mp_map_of(const mp_map &map) { return &map; }
+#if __CUDA_ARCH__ >= 900
+MP_PTX void mp_copy_box(mp_shared to, const mp_map *map, int column, int row, mp_shared laps)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+        :: "r"(to), "l"(map), "r"(column), "r"(row), "r"(laps) : "memory");
 }
 #endif
 
@@ -170,6 +189,13 @@ MP_PTX uint4 mp_load_transposed(mp_shared a)
 #if __CUDA_ARCH__ >= 900
 MP_PTX mp_shared mp_remote(mp_shared a, int rank) { mp_shared r; asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(rank)); return r; }
 MP_PTX void mp_store_remote(mp_shared a, float v) { asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(a), "f"(v) : "memory"); }
+MP_PTX uint4 mp_read_remote(mp_shared a, int rank)
+{
+    uint4 v;
+    asm volatile("{ .reg .b32 r; mapa.shared::cluster.u32 r, %4, %5; ld.shared::cluster.v4.u32 {%0,%1,%2,%3}, [r]; }"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(a), "r"(rank) : "memory");
+    return v;
+}
 MP_PTX void mp_cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 MP_PTX void mp_cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 #endif

@@ -22,6 +22,11 @@ MP_PTX void mp_show_shared() { asm volatile("fence.proxy.async.shared::cta;" :::
 MP_PTX void mp_wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 MP_PTX void mp_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> MP_PTX void mp_wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
+/* A warpgroup's registers of each thread: fewer for one that only copies, so that others have more. */
+template <int N> MP_PTX void mp_registers_fewer() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
+template <int N> MP_PTX void mp_registers_more() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
+/* All threads of one warpgroup. */
+MP_PTX void mp_group_barrier(int group) { asm volatile("bar.sync %0, 128;" :: "r"(group + 1) : "memory"); }
 /* Registers of products that were waited for: no use of them may be moved before this. */
 template <int N> MP_PTX void mp_settle(float (&c)[N][4])
 {
@@ -40,6 +45,10 @@ template <int N> MP_PTX void mp_settle(unsigned int (&a)[N][4])
 #define MP_LIST48 "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define MP_SUMS4(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
 #define MP_SUMS16(n) MP_SUMS4(n), MP_SUMS4(n + 1), MP_SUMS4(n + 2), MP_SUMS4(n + 3)
+#define MP_LIST64 "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define MP_LIST80 "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define MP_LIST96 "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
+#define MP_LIST112 "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 /* c = a b, or c += a b where `add` is not 0. */
 #define MP_WGMMA(n, columns, list, a0, a1, a2, a3, b0, add0, form, ...) \
     template <int TRANSPOSED> MP_PTX void mp_wgmma(float (&c)[n][4], const unsigned int (&a)[4], unsigned long long b, int add) { \
@@ -52,4 +61,22 @@ MP_WGMMA(12, "96", MP_LIST0 "," MP_LIST16 "," MP_LIST32, "%48", "%49", "%50", "%
     MP_SUMS16(0), MP_SUMS16(4), MP_SUMS16(8))
 MP_WGMMA(16, "128", MP_LIST0 "," MP_LIST16 "," MP_LIST32 "," MP_LIST48, "%64", "%65", "%66", "%67", "%68", "%69", "%70",
     MP_SUMS16(0), MP_SUMS16(4), MP_SUMS16(8), MP_SUMS16(12))
+/* The same with a in shared memory, too: its rows are rows of c. */
+#define MP_WGMMA_BOTH(n, columns, list, a0, b0, add0, ...) \
+    MP_PTX void mp_wgmma(float (&c)[n][4], unsigned long long a, unsigned long long b, int add) { \
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, " add0 ", 0; " \
+            "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32.bf16.bf16 {" list "}, " a0 ", " b0 ", p, 1, 1, 0, 0; }" \
+            : __VA_ARGS__ : "l"(a), "l"(b), "r"(add)); }
+MP_WGMMA_BOTH(4, "32", MP_LIST0, "%16", "%17", "%18", MP_SUMS16(0))
+MP_WGMMA_BOTH(8, "64", MP_LIST0 "," MP_LIST16, "%32", "%33", "%34", MP_SUMS16(0), MP_SUMS16(4))
+MP_WGMMA_BOTH(12, "96", MP_LIST0 "," MP_LIST16 "," MP_LIST32, "%48", "%49", "%50", MP_SUMS16(0), MP_SUMS16(4), MP_SUMS16(8))
+MP_WGMMA_BOTH(16, "128", MP_LIST0 "," MP_LIST16 "," MP_LIST32 "," MP_LIST48, "%64", "%65", "%66",
+    MP_SUMS16(0), MP_SUMS16(4), MP_SUMS16(8), MP_SUMS16(12))
+MP_WGMMA_BOTH(24, "192", MP_LIST0 "," MP_LIST16 "," MP_LIST32 "," MP_LIST48 "," MP_LIST64 "," MP_LIST80, "%96", "%97", "%98",
+    MP_SUMS16(0), MP_SUMS16(4), MP_SUMS16(8), MP_SUMS16(12), MP_SUMS16(16), MP_SUMS16(20))
+MP_WGMMA_BOTH(32, "256", MP_LIST0 "," MP_LIST16 "," MP_LIST32 "," MP_LIST48 "," MP_LIST64 "," MP_LIST80 "," MP_LIST96 "," MP_LIST112,
+    "%128", "%129", "%130", MP_SUMS16(0), MP_SUMS16(4), MP_SUMS16(8), MP_SUMS16(12), MP_SUMS16(16), MP_SUMS16(20), MP_SUMS16(24), MP_SUMS16(28))
 #endif
+
+/* The warpgroup of a thread; the shuffle shows the compiler that a warp has one. */
+__device__ __forceinline__ int mp_warpgroup() { return __shfl_sync(~0u, (int)threadIdx.x / 128, 0); }
