@@ -50,7 +50,7 @@ _UFUNCS = {
 _NUMBERS = (bool, int, float, np.generic, Expr)
 
 
-def _operator(op: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
+def _operator(op: str) -> tuple[Callable[[Any, Any], Tensor], Callable[[Any, Any], Tensor]]:
     """The two methods of an operator: with the tensor on its left, and on its right."""
     return lambda self, other: binary(op, self, other), lambda self, other: binary(op, other, self)
 
@@ -245,7 +245,12 @@ class Tensor(OpMethods):
     __rshift__, __rrshift__ = _operator("right_shift")
     __lt__, __gt__ = _operator("lt")[0], _operator("gt")[0]
     __le__, __ge__ = _operator("le")[0], _operator("ge")[0]
-    __eq__, __ne__ = _operator("eq")[0], _operator("ne")[0]
+
+    def __eq__(self, other: Any) -> Any:
+        return binary("eq", self, other)
+
+    def __ne__(self, other: Any) -> Any:
+        return binary("ne", self, other)
 
     def __pow__(self, other: Any) -> Tensor:
         square = self.dtype.is_float and isinstance(other, int | float) and other == 2

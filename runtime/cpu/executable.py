@@ -69,11 +69,12 @@ class Layout:
         """The layout for values of all of the plan's symbols."""
         offsets, total = plan.arena.layout(values)
         aliases, fresh = [], []
+        narrow = features.vector_bytes(features.detect().isa) <= 16
         for number, (where, v) in enumerate(zip(plan.outputs, plan.graph.outputs, strict=True)):
             aliases.append(where if isinstance(where, int) else 0)
             if not isinstance(where, int):
                 shape, dtype = tuple(evaluate(d, values) for d in v.type.shape), v.type.dtype.numpy
-                plain = plan.target.lanes <= 4 or evaluate(v.type.size, values) * dtype.itemsize < ALIGNED_FROM
+                plain = narrow or evaluate(v.type.size, values) * dtype.itemsize < ALIGNED_FROM
                 fresh.append((number, shape, dtype, np.empty if plain else aligned))
         numbers = [values[name] for name in plan.symbols]
         return cls(

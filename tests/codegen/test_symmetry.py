@@ -30,6 +30,7 @@ ONLY_CUDA = {
     "linear_prepare",
     "linear_finish",
     "linear_best",
+    "linear_wgmma",
     "norm_short",
     "attention_decode",
     "attention_hopper",

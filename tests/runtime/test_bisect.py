@@ -189,6 +189,10 @@ CASES = {
         "reduce",
         "graph g(%x: f32[4, 33]) {\n  %y = sum(%x) {axes=(1,), keepdims=False} : f32[4]\n  return %y\n}",
     ),
+    "_reduce_ordered": (
+        "reduce",
+        "graph g(%x: f32[4, 33]) {\n  %y = max(%x) {axes=(1,), keepdims=False} : f32[4]\n  return %y\n}",
+    ),
     "softmax": ("softmax", "graph g(%x: f32[4, 33]) {\n  %y = softmax(%x) {axis=-1} : f32[4, 33]\n  return %y\n}"),
     "_linear_end_normed": (
         "linear",
@@ -334,6 +338,7 @@ _OTHER = {
     "_linear_end_normed": ("{% include", "    if (o0) continue;\n{% include"),
     "_linear_waiting": ("sums + r *", "sums + 0 * r *"),
     "_epilogue_tiles": ("mp_vstore(made, ", "mp_vstore(made, 3.0f + 2.0f * "),
+    "_reduce_ordered": ("top ? v : top", "top ? top : v"),
     "attention": (".scale = ", ".scale = 2 * "),
     "sample": ("({{ p.real }}){{ p.penalty }}", "3 * ({{ p.real }}){{ p.penalty }}"),
 }
