@@ -337,7 +337,10 @@ def adopt(x: Any, target: str) -> Any:
         return x
     torch = sys.modules.get("torch")
     if torch is not None and type(x) is torch.Tensor:  # ten times as quick as DLPack
-        if x.is_cpu and not x.requires_grad and x.dtype in _plain(torch):
+        if x.is_neg():
+            what = "a Tensor whose memory has the negative numbers can't be used in place"
+            raise ArgumentError(what, fix="pass x.resolve_neg()")
+        if x.is_cpu and x.layout is torch.strided and x.dtype in _plain(torch) and not x.requires_grad:
             return x.numpy()
         if x.is_cuda and target == "cuda":
             return _gpu().adopt(x)

@@ -355,7 +355,7 @@ class GpuDevice:
         if torch is None or type(a) is not torch.Tensor or not a.is_cuda or a.requires_grad or not a.is_contiguous():
             return None
         dtype, at = _torch_types(torch).get(a.dtype), a.data_ptr()
-        if dtype is None or not at or a.is_neg():
+        if dtype is None or not at:
             return None
         cuda, number = self.cupy.cuda, a.device.index
         self.follow(cuda.ExternalStream(torch.cuda.current_stream(number).cuda_stream, number))

@@ -284,3 +284,21 @@ def test_torch_compile_in_bf16() -> None:
         got = torch.compile(net, backend="monoplan")(x)
         assert got.dtype == torch.bfloat16
         torch.testing.assert_close(got.float(), net.float()(x.float()), rtol=2e-2, atol=2e-2)
+
+
+class PlusOne(mp.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x + 1.0
+
+
+def test_tensors_as_arguments() -> None:
+    """Strided ones and bf16 are taken; what is not just its memory is refused, at every call."""
+    fast, ones = mp.compile(PlusOne()), torch.ones(4)
+    for taken in (ones, ones[::2], ones.to(torch.bfloat16), torch.nn.Parameter(ones, requires_grad=False), ones + 1):
+        for _ in range(3):
+            np.testing.assert_array_equal(np.asarray(fast(taken), np.float32), taken.float().numpy() + 1)
+    negative = torch.view_as_complex(torch.ones(4, 2)).conj().imag
+    for refused in (negative, torch.eye(2).to_sparse(), torch.ones(4, requires_grad=True)):
+        for _ in range(2):
+            with pytest.raises(MonoplanError, match=r"argument x: .* can't be used in place"):
+                fast(refused)
