@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Iterable
@@ -130,6 +131,13 @@ def as_dtype(spec: Any) -> DType:
         except (TypeError, KeyError):
             pass
     raise TypeRuleError(f"{spec!r} is not an element type", fix="use one of " + ", ".join(DTYPES))
+
+
+@functools.cache
+def torch_types(torch: Any) -> dict[Any, np.dtype[Any]]:
+    """numpy's types of torch's, where numpy (and CuPy) have the same; bfloat16 is not among them."""
+    names = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+    return {getattr(torch, name): np.dtype(name) for name in names}
 
 
 def as_weight_dtype(spec: Any, *, low_bits: bool = False) -> DType:

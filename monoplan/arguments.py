@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from monoplan.frontend.specs import Spec, spec_of
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.opdef import exactly
-from monoplan.ir.types import TensorType, address, as_dtype
+from monoplan.ir.types import TensorType, address, as_dtype, torch_types
 
 
 def as_compiled(x: Any, tree: Tree, specs: Iterator[Any], name: str = "") -> Any:
@@ -340,7 +339,7 @@ def adopt(x: Any, target: str) -> Any:
         if x.is_neg():
             what = "a Tensor whose memory has the negative numbers can't be used in place"
             raise ArgumentError(what, fix="pass x.resolve_neg()")
-        if x.is_cpu and x.layout is torch.strided and x.dtype in _plain(torch) and not x.requires_grad:
+        if x.is_cpu and x.layout is torch.strided and x.dtype in torch_types(torch) and not x.requires_grad:
             return x.numpy()
         if x.is_cuda and target == "cuda":
             return _gpu().adopt(x)
@@ -362,13 +361,6 @@ def _gpu() -> Any:
     from monoplan.runtime.cuda.device import gpu  # loads CuPy's wrappers
 
     return gpu()
-
-
-@functools.cache
-def _plain(torch: Any) -> frozenset[Any]:
-    """The types of torch that numpy has too."""
-    names = ("float64", "float32", "float16", "int8", "int16", "int32", "int64", "uint8", "bool")
-    return frozenset(getattr(torch, name) for name in names)
 
 
 def _from_host(x: Any) -> Any:

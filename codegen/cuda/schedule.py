@@ -583,7 +583,9 @@ def _few_of(k: Linear, tiles: int, target: Target, most: int, least: int) -> Few
 
 # Tiles: warpgroups, columns, stages.
 _TILES = ((2, 256, 4), (2, 192, 5), (2, 128, 6), (1, 128, 6), (1, 64, 8))
-SOME_ROWS, MANY_ROWS = 256, 512  # of x: with more, the library's tiles keep a large device busy, or its epilogue too
+# Fixed rows of x up to which warpgroups take any product, and one with an epilogue that the library lacks: more of them
+# keep a large device busy with the library's tiles.
+SOME_ROWS, MANY_ROWS = 256, 512
 # Up to this depth a result in registers saves more than the library gains by its rate, 780 TFLOPS where ours has 650.
 SHALLOW = 2560
 

@@ -97,7 +97,8 @@ def _open_path(path: Path) -> OpenModel:
         raise LoadError(f"{len(gguf_files)} GGUF files in the directory", where=path, fix=f"name one of {names}")
     if not any(path.iterdir()):
         raise LoadError("the directory is empty", where=path, fix="give one with config.json and weights")
-    raise LoadError("no model in the directory", where=path, why="there is no config.json and no .gguf file")
+    why, fix = "there is no config.json and no .gguf file", "give the directory that has one of them, or the .gguf file"
+    raise LoadError("no model in the directory", where=path, why=why, fix=fix)
 
 
 def _open_file(path: Path) -> OpenModel:

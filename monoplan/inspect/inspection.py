@@ -51,16 +51,16 @@ class Shown:
         """Every stage, the plan, the source and the build log as files in a folder."""
         return self._latest().dump(Path(folder))
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
+    def save(self: Any, path: str | os.PathLike[str]) -> Path:
         """The plans made so far as a file, with weights (and tokenizer), which `mp.load` reads: see docs/saving.md."""
         from monoplan.saved import save
 
-        return save(self, path)  # type: ignore[arg-type]
+        return save(self, path)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self: Any) -> Any:
         from monoplan.saved import from_bytes, to_bytes
 
-        return from_bytes, (to_bytes(self),)  # type: ignore[arg-type]
+        return from_bytes, (to_bytes(self),)
 
     def diff(self, *, color: bool | None = None, locs: bool = True) -> str:
         """A unified diff of the IR for each pass that changed something; coloured where stdout is a terminal."""

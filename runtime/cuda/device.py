@@ -18,7 +18,7 @@ import numpy as np
 
 from monoplan.codegen.target import Target, cuda_target
 from monoplan.ir.errors import ArgumentError, CompileError, PlanError, install_extra
-from monoplan.ir.types import DType, address
+from monoplan.ir.types import DType, address, torch_types
 from monoplan.runtime.build.cache import Entry
 from monoplan.runtime.cuda import build as cuda_build
 from monoplan.runtime.cuda.blas import Products, load_library
@@ -354,7 +354,7 @@ class GpuDevice:
         torch = sys.modules.get("torch")
         if torch is None or type(a) is not torch.Tensor or not a.is_cuda or a.requires_grad or not a.is_contiguous():
             return None
-        dtype, at = _torch_types(torch).get(a.dtype), a.data_ptr()
+        dtype, at = torch_types(torch).get(a.dtype), a.data_ptr()
         if dtype is None or not at:
             return None
         cuda, number = self.cupy.cuda, a.device.index
@@ -480,13 +480,6 @@ class GpuDevice:
         return statistics.median(
             self.cupy.cuda.get_elapsed_time(a, b) for a, b in zip(events, events[1:], strict=False)
         )
-
-
-@cache
-def _torch_types(torch: Any) -> dict[Any, Any]:
-    """numpy's types of torch's: those that CuPy has, too."""
-    names = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
-    return {getattr(torch, name): np.dtype(name) for name in names}
 
 
 @cache

@@ -30,18 +30,15 @@ MP_FN mp_vec mp_vfloor(mp_vec x, mp_vec y) { return (mp_vec)_mm512_max_ps((__m51
 MP_FN mp_vec mp_vmax(mp_vec x, mp_vec y) { return (mp_vec)_mm256_max_ps((__m256)x, (__m256)y); }
 MP_FN mp_vec mp_vfloor(mp_vec x, mp_vec y) { return (mp_vec)_mm256_max_ps((__m256)y, (__m256)x); }
 #elif MP_LANES == 4 && defined(__aarch64__) /* no arm_neon.h: a compiler reads it longer than most kernels */
-MP_FN mp_vec mp_vmax(mp_vec x, mp_vec y)
-{
-    mp_vec larger;
-    __asm__("fmaxnm %0.4s, %1.4s, %2.4s" : "=w"(larger) : "w"(x), "w"(y));
-    return larger;
-}
-MP_FN mp_vec mp_vfloor(mp_vec x, mp_vec y)
-{
-    mp_vec larger;
-    __asm__("fmax %0.4s, %1.4s, %2.4s" : "=w"(larger) : "w"(x), "w"(y));
-    return larger;
-}
+#define MP_NEON_PAIR(name, instruction) \
+    MP_FN mp_vec name(mp_vec x, mp_vec y) \
+    { \
+        mp_vec made; \
+        __asm__(instruction " %0.4s, %1.4s, %2.4s" : "=w"(made) : "w"(x), "w"(y)); \
+        return made; \
+    }
+MP_NEON_PAIR(mp_vmax, "fmaxnm")
+MP_NEON_PAIR(mp_vfloor, "fmax")
 #else
 MP_FN mp_vec mp_vmax(mp_vec x, mp_vec y) { return mp_vchoose(MP_BITS(x > y), x, y); }
 MP_FN mp_vec mp_vfloor(mp_vec x, mp_vec y) { return mp_vchoose(MP_BITS(x < y), y, x); }

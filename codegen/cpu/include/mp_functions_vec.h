@@ -29,24 +29,9 @@ MP_FN mp_vec mp_vabs(mp_vec x)
     return size;
 }
 /* The smaller and the larger one as unsigned integers, the smaller one as signed integers; whether one is beyond a bound. */
-MP_FN mp_vec mp_vleast(mp_vec x, mp_vec y)
-{
-    mp_vec least;
-    __asm__("umin %0.4s, %1.4s, %2.4s" : "=w"(least) : "w"(x), "w"(y));
-    return least;
-}
-MP_FN mp_vec mp_vleast_signed(mp_vec x, mp_vec y)
-{
-    mp_vec least;
-    __asm__("smin %0.4s, %1.4s, %2.4s" : "=w"(least) : "w"(x), "w"(y));
-    return least;
-}
-MP_FN mp_vec mp_vmost(mp_vec x, mp_vec y)
-{
-    mp_vec most;
-    __asm__("umax %0.4s, %1.4s, %2.4s" : "=w"(most) : "w"(x), "w"(y));
-    return most;
-}
+MP_NEON_PAIR(mp_vleast, "umin")
+MP_NEON_PAIR(mp_vleast_signed, "smin")
+MP_NEON_PAIR(mp_vmost, "umax")
 MP_FN int mp_vbeyond(mp_vec x, uint32_t bound)
 {
     mp_vec most;

@@ -16,6 +16,7 @@ MP_FN void mp_put_eight(unsigned char *group, const int eighth, const uint32_t (
     *(uint2 *)(to + 16) = make_uint2(words[2], words[3]);
 }
 
+/* They in two parts of bf16: their upper bits, and what those leave over. */
 MP_FN void mp_put_brains(unsigned char *group, const float (&f)[8], const int lane)
 {
     uint32_t high[4], low[4];
@@ -30,8 +31,8 @@ MP_FN void mp_put_brains(unsigned char *group, const float (&f)[8], const int la
     mp_put_eight(group + 64, lane % 4, low);
 }
 
-/* The same in two parts of f16, times a power of two of the group, which is among the scales of x. */
-template <typename F> MP_FN void mp_put_halves(unsigned char *group, float *scales, const float (&f)[8], const int lane)
+/* The largest size of a number among those of the lanes of a group, eight of each. */
+template <typename F> MP_FN float mp_group_most(const float (&f)[8])
 {
     float most = 0.0f;
     MP_UNROLL
@@ -39,6 +40,13 @@ template <typename F> MP_FN void mp_put_halves(unsigned char *group, float *scal
     most = mp_max_nan(most, __shfl_xor_sync(~0u, most, 1));
     most = mp_max_nan(most, __shfl_xor_sync(~0u, most, 2));
     if (F::GROUP == 64) most = mp_max_nan(most, __shfl_xor_sync(~0u, most, 4));
+    return most;
+}
+
+/* They in two parts of f16, times a power of two of the group, which is among the scales of x. */
+template <typename F> MP_FN void mp_put_halves(unsigned char *group, float *scales, const float (&f)[8], const int lane)
+{
+    const float most = mp_group_most<F>(f);
     const uint32_t power = mp_float_to_bits(most) & 0x7f800000u;
     const bool finite = power < 0x7f800000u, none = most < 1e-30f;
     const float times = none || !finite ? 0.0f : mp_bits_to_float(0x7f000000u - power);
@@ -59,12 +67,7 @@ template <typename F> MP_FN void mp_put_halves(unsigned char *group, float *scal
  * [upper byte, lower byte][lane t][half][4 columns]. What is no number makes the scale none. */
 template <typename F> MP_FN void mp_put_bytes(unsigned char *tile, int *sums, const float (&f)[8], const int lane)
 {
-    float most = 0.0f;
-    MP_UNROLL
-    for (int i = 0; i < 8; ++i) most = mp_max_nan(most, fabsf(f[i]));
-    most = mp_max_nan(most, __shfl_xor_sync(~0u, most, 1));
-    most = mp_max_nan(most, __shfl_xor_sync(~0u, most, 2));
-    if (F::GROUP == 64) most = mp_max_nan(most, __shfl_xor_sync(~0u, most, 4));
+    const float most = mp_group_most<F>(f);
     uint32_t upper[2], lower[2];
     int sum = mp_two_bytes(upper, lower, f, most);
     unsigned char *const to = tile + lane / 4 * 64 + lane % 2 * 16 + lane % 4 / 2 * 4;
