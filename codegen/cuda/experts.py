@@ -18,7 +18,7 @@ from monoplan.codegen.cuda.schedule import (
     few_shared,
     tuned,
 )
-from monoplan.codegen.cuda.variables import gamma_kind
+from monoplan.codegen.cuda.variables import few_weights, gamma_kind
 from monoplan.codegen.expressions import C_TYPES, c_literal, convert
 from monoplan.codegen.kernels import Experts
 from monoplan.codegen.operands import Operand
@@ -42,6 +42,8 @@ def experts(k: Experts) -> Variables:
         normed = f"({normed}) * {gamma.at('i')}"
     found["moe"] |= {
         "x_row": x.pointer("r", "j", "0"),
+        "few": "" if k.layout is None else few_weights(k),
+        "header": "" if k.layout is None else k.format.cuda_header,
         "places": places,  # rows of x for each row of choices
         "x_place": "r" if places == 1 else "p",
         "x_rounded": "" if k.layout is None else convert(normed, x.compute, k.format.x_dtype),

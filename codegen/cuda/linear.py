@@ -125,8 +125,7 @@ class LinearVariants:
         actions, xs, used = self._prepared()
         sums = Word("workspace", offset=used)
         given = [*self._only_w, (f"const {C_TYPES[self.half.name]} *xs", xs), ("float *sums", sums)]
-        template = "linear_tiles_few" if k.format.tile else "linear_few"
-        function, words = self.renderer.function(k, template, given, s=f, **self.names)
+        function, words = self.renderer.function(k, "linear_few", given, s=f, **self.names)
         actions.append(Launch(function, (f.grid, f.splits, 1), f.warps * 32, words, few_shared(k, f)))
         end = used + k.rows * (4 * f.splits * k.columns)
         actions += self._finish(sums, f32, f.splits, end)

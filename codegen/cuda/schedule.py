@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any, TypeVar
@@ -57,12 +57,13 @@ class RowSchedule:
 
 @dataclass(frozen=True, slots=True)
 class FewSchedule:
-    """How a product with 2 to 8 `tiles` rows runs: mp_linear_few.cuh, mp_linear_tiles.cuh."""
+    """How a product with 2 to 8 `tiles` rows runs: mp_linear_few.cuh."""
 
     tiles: int
     splits: int
     grid: int  # blocks of each split
     warps: int = 8
+    slices: int = 1  # parts of K, one for each warp of a group
     ring: int = 8
     gentle: int = 0  # steps of the ring in flight at most before the dependency; 0: all of them
     pad: int = 64  # bytes behind a row of x in shared memory: rows start in different banks
@@ -82,11 +83,16 @@ def row_shared(k: Linear, s: RowSchedule) -> int:
 
 
 def few_shared(k: Linear | Experts, s: FewSchedule) -> int:
-    """Bytes of dynamic shared memory."""
-    if k.format.tile:
-        depth = -(-_tiles(k)[1] // s.splits)
-        return s.warps * s.ring * k.format.tile_bytes + s.tiles * 8 * (depth * (512 + _GROUP_SUMS) + s.pad)
-    return s.warps * s.ring * 2048 + s.tiles * 8 * (k.depth // s.splits * 2 + s.pad)
+    """Bytes of dynamic shared memory: the rings of all warps, x, the sums of its groups, the warps' parts of sums."""
+    columns, slot = _unit(k)
+    whole = -(-k.depth // columns)
+    x = -(-whole // s.splits) * (columns * 2 + (_GROUP_SUMS if k.format.tile else 0)) + s.pad
+    return s.warps * s.ring * slot + s.tiles * 8 * (x + (s.warps * 80 if s.slices > 1 else 0))
+
+
+def _unit(k: Linear | Experts) -> tuple[int, int]:
+    """Columns and bytes of what a warp copies of a strip at a time."""
+    return (256, k.format.tile_bytes) if k.format.tile else (64, 2048)
 
 
 def _x_bytes(k: Linear | Experts) -> int:
@@ -550,35 +556,46 @@ def _few(k: Linear, target: Target) -> tuple[FewSchedule, ...]:
     # A kernel that starts early and has nearly all shared memory keeps away the blocks that it waits for.
     room = target.shared - SPARE if target.capability >= 90 else target.shared
     sizes = (1, FEW_ROWS // 8)
-    found = [_few_of(k, tiles, target, room, 40) or _few_of(k, tiles, target, target.shared, 32) for tiles in sizes]
+    found = [_few_of(k, tiles, target, room, 80) or _few_of(k, tiles, target, target.shared, 32) for tiles in sizes]
     return tuple(f for f in found if f is not None)
 
 
 def _few_of(k: Linear, tiles: int, target: Target, most: int, least: int) -> FewSchedule | None:
-    """The one for 8 `tiles` rows that fits `most` bytes of shared memory, with `least` or more times 2 KB in flight."""
+    """The one for 8 `tiles` rows that fits `most` bytes of shared memory, with `least` or more KB in flight."""
     best: tuple[float, FewSchedule] | None = None
-    strips = -(-k.columns // 16)
-    for splits, warps in product((1, 2, 3, 4, 5, 6, 7, 8, 12, 16), (8, 4)):
-        whole = _tiles(k)[1] % splits == 0 if k.format.tile else k.depth % (splits * 64) == 0
-        if splits > 1 and (not whole or k.depth // splits < 256):
+    strips, (columns, slot) = -(-k.columns // 16), _unit(k)
+    units, wanted = -(-k.depth // columns), (144 if tiles == 1 else 112) << 10  # bytes in flight
+    for splits in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16):
+        depth, per = -(-units // splits), -(-strips // max(1, target.cores // splits))  # units and strips of a block
+        if splits > 1 and (depth * (splits - 1) >= units or k.depth // splits < 256):
             continue
-        grid = max(1, target.cores // splits)
-        slot = k.format.tile_bytes if k.format.tile else 2048
-        gentle = max(1, (32 << 10) // (slot * warps)) if target.capability >= 90 else 0
-        full = max(3, ((128 if tiles == 1 else 96) << 10) // (slot * warps))  # in flight
-        shortest = max(2, (least << 11) // (slot * warps))
-        schedule = FewSchedule(tiles, splits, min(grid, -(-strips // warps)), warps, full, gentle)
-        while few_shared(k, schedule) > most and schedule.ring > shortest:
-            schedule = replace(schedule, ring=schedule.ring - 1)
-        schedule = replace(schedule, gentle=max(0, min(schedule.gentle, schedule.ring - 2)))
-        if few_shared(k, schedule) > most:
-            continue
-        busy = strips / (grid * warps) / -(-strips // (grid * warps)) * (grid * splits / target.cores)
-        # Partial sums are written and read again; a short ring streams less well.
-        used = busy / (1 + splits * tiles * 24 / k.depth) * (1 - 0.02 * (full - schedule.ring) * warps / 8)
-        if best is None or used > best[0]:
-            best = (used, schedule)
+        # Every block reads x; partial sums are written and read again.
+        busy = units / (splits * depth) * strips * splits / (per * target.cores)
+        busy /= 1 + tiles / (6 * per) + 48 * splits * tiles / k.depth
+        for warps, slices in _few_warps(per, depth):
+            early = max(1, (32 << 10) // (slot * warps)) if target.capability >= 90 else 0
+            ring = max(3, wanted // (slot * warps))
+            schedule = FewSchedule(tiles, splits, -(-strips // per), warps, slices, ring, early)
+            while few_shared(k, schedule) > most and schedule.ring > max(2, (least << 10) // (slot * warps)):
+                schedule = replace(schedule, ring=schedule.ring - 1)
+            if few_shared(k, schedule) > most:
+                continue
+            # Warps without a strip in the last turn, few warps, slices that wait, too little in flight.
+            short = max(0, 1 - (schedule.ring - 1) * slot * warps / (96 << 10))
+            turns = -(-per * slices // warps)
+            used = busy * per * slices / (turns * warps) * (1 - 0.01 * max(0, 8 - warps) ** 2)
+            used *= (1 - 0.3 * short * short) * (0.92 if slices > 1 else 1)
+            if best is None or used > best[0]:
+                best = (used, replace(schedule, gentle=max(0, min(early, schedule.ring - 2))))
     return None if best is None else best[1]
+
+
+def _few_warps(strips: int, units: int) -> Iterator[tuple[int, int]]:
+    """Warps of a block, and slices of K among them: more than one only where groups have one strip each, since slices
+    wait for each other at its end."""
+    for groups in range(min(16, strips), 0, -1):
+        for slices in range(1, min(16 // groups, units) + 1 if groups == strips else 2):
+            yield groups * slices, slices
 
 
 # Tiles: warpgroups, columns, stages.
@@ -692,14 +709,14 @@ EXPERT_ROWS = 32  # pairs that share a pass over a matrix, when there are many
 
 
 def _expert_few(k: Experts, target: Target) -> FewSchedule | None:
-    """The fewest parts of K with which a block's rows of x fit; two strips of each warp share them."""
+    """The fewest parts of K with which a block's rows of x fit; 16 strips share them."""
     if not (k.format.tensor_cores and k.depth % 64 == 0 or k.format.tile) or target.capability < 80:
         return None
-    strips, whole = -(-k.columns // 16), _tiles(k)[1] if k.format.tile else k.depth // 64
-    warps, slot = 8, k.format.tile_bytes if k.format.tile else 2048
+    strips, (columns, slot) = -(-k.columns // 16), _unit(k)
+    whole = -(-k.depth // columns)
     for splits in (n for n in range(1, whole + 1) if whole % n == 0):
-        ring = max(3, (64 << 10) // (slot * warps))
-        found = FewSchedule(EXPERT_ROWS // 8, splits, -(-strips // (2 * warps)), warps, ring)
+        ring = max(3, (64 << 10) // (slot * 8))
+        found = FewSchedule(EXPERT_ROWS // 8, splits, -(-strips // 16), ring=ring)
         if few_shared(k, found) <= target.shared - 4096:
             return found
     return None

@@ -10,7 +10,7 @@ from monoplan.codegen.cpu import variables as shared
 from monoplan.codegen.cuda.schedule import rows_aligned, whole_heads
 from monoplan.codegen.expressions import C_TYPES, c_dim, c_index, c_literal, compute_type, convert
 from monoplan.codegen.formats import WeightFormat
-from monoplan.codegen.kernels import Attention, Gather, Linear
+from monoplan.codegen.kernels import Attention, Experts, Gather, Linear
 from monoplan.codegen.operands import Operand
 from monoplan.ir.types import bf16, f16, f32, f64, i8, i64
 
@@ -116,8 +116,15 @@ def linear(k: Linear) -> Variables:
         "x_row": x.pointer("row", "0"),
         "x_first_row": x.pointer("0", "0"),
         "w": k.format.cuda_value(w.place("n", "i")),
+        "few": few_weights(k),
     }
     return {"mm": found | _EPILOGUES[k.epilogue](k)}
+
+
+def few_weights(k: Linear | Experts) -> str:
+    """How the loop of a few rows reads the weights: a type of mp_linear_few.cuh."""
+    kind = f"mp_few_tiles<{k.format.tile}" if k.format.tile else f"mp_few_rows<{k.format.c_type}"
+    return f"{kind}, {k.depth}, {k.columns}>"
 
 
 def gamma_kind(gamma: Operand | None) -> str:

@@ -23,7 +23,6 @@ ONLY_CUDA = {
     "experts_tiles_row",
     "gather_tiles",
     "linear_expand",
-    "linear_tiles_few",
     "linear_tiles_row",
     "linear_row",
     "linear_few",

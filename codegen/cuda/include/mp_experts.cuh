@@ -2,7 +2,7 @@
  *
  * Few pairs: blocks of one pair each have a run of columns, so that only chosen matrices are read; mp_linear_row.cuh is
  * their loop, and mp_experts_tiles.cuh that of weights in tiles. Many pairs: mp_expert_rows finds those of one matrix, and
- * mp_linear_few.cuh or mp_linear_tiles.cuh multiplies them. */
+ * mp_linear_few.cuh multiplies them. */
 #include "mp_vec.cuh"
 
 /* The norm of x: V times E numbers of each lane, those of piece v from column at[v] on, are multiplied by its weight;

@@ -1,5 +1,5 @@
 /* Products by weights in tiles (mp_tiles.cuh), which are decoded in registers and multiplied by tensor cores: one row of x
- * (the decode kernel), a few of them, and the weights expanded for many.
+ * (the decode kernel), and the weights expanded for many. mp_linear_few.cuh has a few rows.
  *
  * One row of x leaves columns of the right operand to spare: x is there in two parts, in bf16 (or f16) and the rest that
  * it does not hold, or in the upper and the lower byte of 16 bits, times a scale of each 32 or 64 columns: 15 bits of the largest of
@@ -7,14 +7,6 @@
  * sums apart: columns 2 t and 2 t + 1 of the result are group t of four, and elsewhere the right operand is 0. */
 #include "mp_tiles.cuh"
 #include "mp_vec.cuh"
-
-/* Eight neighbours of a row of x for the right operand: for each 32 columns [lane t][step of 16][4 columns]. */
-MP_FN void mp_put_eight(unsigned char *group, const int eighth, const uint32_t (&words)[4])
-{
-    unsigned char *const to = group + eighth % 2 * 32 + eighth / 2 * 8;
-    *(uint2 *)to = make_uint2(words[0], words[1]);
-    *(uint2 *)(to + 16) = make_uint2(words[2], words[3]);
-}
 
 /* They in two parts of bf16: their upper bits, and what those leave over. */
 MP_FN void mp_put_brains(unsigned char *group, const float (&f)[8], const int lane)
@@ -80,9 +72,6 @@ template <typename F> MP_FN void mp_put_bytes(unsigned char *tile, int *sums, co
     if (lane % EACH == 0) sums[lane / EACH] = sum;
     if (lane % SCALED == 0) ((float *)sums)[F::PARTS * 4 + lane / SCALED] = mp_two_bytes_scale(most);
 }
-
-/* Where a column of a tile is in 32 columns that mp_put_eight has put. */
-MP_FN int mp_place_of(const int column) { return column % 16 / 4 * 16 + column % 32 / 16 * 8 + column % 4 * 2; }
 
 /* y0 and y1 += a tile times a row of x, rows g and g + 8; of codes in groups the lanes of a four have a part each. */
 template <typename F>
@@ -350,154 +339,6 @@ MP_FN void mp_linear_tiles_row(const unsigned char *w, const X *x, const G *norm
         }
         finish(early, 0, p0 + i, first_sum * scale, second_sum * scale);
     }
-}
-
-/* A few rows: sums[split, row, n] = xs[row] · w[n] over a part of the tiles, for up to 8 TILES rows, as mp_linear_few.cuh
- * does it for weights in rows. xs lies in shared memory for all warps, in the order of mp_put_eight. S has the constants K,
- * N, SPLITS, WARPS, TILES, RING (tiles in flight), GENTLE, PAD; `source` and `put` are as there. */
-template <typename S, typename F, typename Source, typename Put>
-MP_FN void mp_linear_tiles_few_rows(const unsigned char *w, const int64_t rows, const Source &source, const Put &put)
-{
-    enum { K = S::K, N = S::N, STRIPS = (N + 15) / 16, ALL = (K + 255) / 256, SPLITS = S::SPLITS, TILES = S::TILES };
-    enum { DEPTH = (ALL + SPLITS - 1) / SPLITS, WARPS = S::WARPS, RING = S::RING, GENTLE = S::GENTLE };
-    enum { ROW = DEPTH * 512 + S::PAD, GROUPS = F::LOWS ? DEPTH * F::PARTS * 4 : 0 };
-    MP_DYNAMIC_SHARED(dynamic);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, split = blockIdx.y;
-    unsigned char *const ring = dynamic + warp * RING * F::BYTES, *const xs_bytes = dynamic + WARPS * RING * F::BYTES;
-    float *const totals = (float *)(xs_bytes + TILES * 8 * ROW); /* of groups of x: [group][row] */
-    const unsigned char *const raw = w + (int64_t)STRIPS * ALL * F::BYTES;
-    const int first = blockIdx.x * WARPS + warp, stride = gridDim.x * WARPS, begin = split * DEPTH;
-    const int depth = (int)mp_min((int)DEPTH, ALL - begin), strips = first < STRIPS ? (STRIPS - first + stride - 1) / stride : 0;
-    const int total = strips * depth;
-    auto issue = [&](const int i, const int slot) {
-        if (i < total) {
-            const unsigned char *const from = w + ((int64_t)(first + i / depth * stride) * ALL + begin + i % depth) * F::BYTES;
-            const mp_shared to = mp_shared_address(ring) + slot * F::BYTES;
-            MP_UNROLL
-            for (int p = 0; p < F::BYTES; p += 512)
-                if (p + lane * 16 < F::BYTES) mp_copy(to + p + lane * 16, from + p + lane * 16);
-        }
-        mp_copy_commit();
-    };
-    mp_release();
-    MP_UNROLL
-    for (int d = 0; d < RING - 1; ++d) {
-        if (GENTLE && d >= GENTLE) mp_copy_wait<(GENTLE ? GENTLE - 1 : 0)>();
-        issue(d, d);
-    }
-    mp_wait();
-    for (int i = threadIdx.x; i < TILES * 8 * DEPTH * 32; i += WARPS * 32) { /* eight columns each */
-        const int row = i / (DEPTH * 32), eight = i % (DEPTH * 32), k = begin * 256 + eight * 8;
-        const bool live = row < rows && k < K && eight < depth * 32;
-        const uint4 v = live ? mp_read_fresh(source(row) + k) : make_uint4(0, 0, 0, 0);
-        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-        mp_put_eight(xs_bytes + row * ROW + eight / 4 * 64, eight % 4, words);
-        if (F::LOWS) { /* neighbouring lanes have a group */
-            float f[8], sum = 0.0f;
-            mp_widen<mp_bf16>(f, v);
-            MP_UNROLL
-            for (int j = 0; j < 8; ++j) sum += f[j];
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            if (F::GROUP >= 32) sum += __shfl_xor_sync(~0u, sum, 2);
-            if (F::GROUP == 64) sum += __shfl_xor_sync(~0u, sum, 4);
-            totals[eight / (F::GROUP / 8 + !F::GROUP) * (TILES * 8) + row] = sum;
-        }
-    }
-    __syncthreads();
-    float sum[TILES][4] = {};
-    const unsigned char *const xs_own = xs_bytes + g * ROW + t * 16;
-    for (int i = 0, slot = 0; i < total; ++i, slot = slot + 1 == RING ? 0 : slot + 1) {
-        mp_copy_wait<RING - 2>();
-        __syncwarp();
-        const int number = i % depth;
-        issue(i + RING - 1, slot == 0 ? RING - 1 : slot - 1);
-        const unsigned char *const tile = ring + slot * F::BYTES;
-        MP_UNROLL
-        for (int p = 0; p < F::PARTS; ++p) {
-            float scale[2], low[2] = {0.0f, 0.0f}, c[TILES][4] = {};
-            F::scales(scale, low, tile, p, lane);
-            /* Sums of a group (or of all) times the scales of its rows, which another lane of the four has. */
-            auto add = [&](const int group) {
-                const int owner = g * 4 + group;
-                const float s0 = F::GROUP ? __shfl_sync(~0u, scale[0], owner) : scale[0];
-                const float s1 = F::GROUP ? __shfl_sync(~0u, scale[1], owner) : scale[1];
-                const float l0 = F::LOWS ? __shfl_sync(~0u, low[0], owner) * (F::ZEROS ? s0 : 1.0f) : 0.0f;
-                const float l1 = F::LOWS ? __shfl_sync(~0u, low[1], owner) * (F::ZEROS ? s1 : 1.0f) : 0.0f;
-                MP_UNROLL
-                for (int n = 0; n < TILES; ++n) {
-                    MP_UNROLL
-                    for (int j = 0; j < 4; ++j) {
-                        sum[n][j] = fmaf(j < 2 ? s0 : s1, c[n][j], sum[n][j]);
-                        if (F::LOWS) {
-                            const float x_sum = totals[((number * F::PARTS + p) * 4 + group) * (TILES * 8) + n * 8 + 2 * t + j % 2];
-                            sum[n][j] = fmaf(j < 2 ? l0 : l1, x_sum, sum[n][j]);
-                        }
-                        c[n][j] = 0.0f;
-                    }
-                }
-            };
-            MP_UNROLL
-            for (int m = 0; m < F::CHUNKS; ++m) {
-                mp_words a;
-                if (F::is_raw(tile)) F::read_raw(a, tile, raw, p * F::CHUNKS + m, lane);
-                else F::words(a, tile, p * F::CHUNKS + m, lane);
-                MP_UNROLL
-                for (int j = 0; j < 2; ++j) {
-                    uint4 b[TILES];
-                    MP_UNROLL
-                    for (int n = 0; n < TILES; ++n) {
-                        b[n] = *(const uint4 *)(xs_own + n * 8 * ROW + number * 512 + (p * F::CHUNKS + m) * 128 + j * 64);
-                        mp_mma_bf16(c[n], a[2 * j][0], a[2 * j][1], a[2 * j][2], a[2 * j][3], b[n].x, b[n].y);
-                    }
-                    if (F::GROUP == 16) add(2 * j);
-                    MP_UNROLL
-                    for (int n = 0; n < TILES; ++n)
-                        mp_mma_bf16(c[n], a[2 * j + 1][0], a[2 * j + 1][1], a[2 * j + 1][2], a[2 * j + 1][3], b[n].z, b[n].w);
-                    if (F::GROUP == 16) add(2 * j + 1);
-                    if (F::GROUP == 32) add(2 * m + j);
-                }
-                if (F::GROUP == 64) add(m);
-            }
-            if (!F::GROUP) add(0);
-            for (int e = 1; e <= F::exceptions(tile); ++e) {
-                const uint32_t one = F::list(tile)[e];
-                if (mp_exception_row(one) % 8 != g) continue;
-                const float more = scale[0] * mp_exception_excess(one);
-                const int column = mp_exception_column(one), upper = mp_exception_row(one) / 8;
-                MP_UNROLL
-                for (int n = 0; n < TILES; ++n) {
-                    MP_UNROLL
-                    for (int j = 0; j < 2; ++j) {
-                        const unsigned char *const row = xs_bytes + (n * 8 + 2 * t + j) * ROW;
-                        const unsigned char *const at = row + number * 512 + column / 32 * 64 + mp_place_of(column);
-                        const float product = more * mp_load_bf16(*(const mp_bf16 *)at);
-                        if (upper) sum[n][2 + j] += product;
-                        else sum[n][j] += product;
-                    }
-                }
-            }
-        }
-        __syncwarp();
-        if (number + 1 < depth) continue;
-        const int n0 = (first + i / depth * stride) * 16 + g;
-        MP_UNROLL
-        for (int n = 0; n < TILES; ++n) {
-            MP_UNROLL
-            for (int j = 0; j < 4; ++j) { /* w's row n0 or n0 + 8, row 2 t or 2 t + 1 of the eight */
-                const int64_t row = n * 8 + 2 * t + j % 2;
-                const int column = n0 + j / 2 * 8;
-                if (row < rows && column < N) put(split, row, column, sum[n][j]);
-                sum[n][j] = 0.0f;
-            }
-        }
-    }
-}
-
-template <typename S, typename F>
-MP_FN void mp_linear_tiles_few(const unsigned char *w, const mp_bf16 *xs, float *sums, const int64_t rows)
-{
-    mp_linear_tiles_few_rows<S, F>(w, rows, [&](const int64_t row) { return xs + row * S::K; },
-        [&](const int split, const int64_t row, const int n, const float sum) { sums[(split * rows + row) * S::N + n] = sum; });
 }
 
 /* The weights in rows of bf16, for the vendor's library: a warp for each tile, four warps in a block. */

@@ -317,6 +317,17 @@ MP_FN int mp_exception_column(const uint32_t one) { return one & 255; }
 MP_FN float mp_exception_value(const uint32_t one) { return mp_bits_to_float(one & 0xffff0000u); }
 MP_FN float mp_exception_excess(const uint32_t one) { return mp_exception_value(one) - 0x1p-15f; }
 
+/* Eight neighbours of a row of x for the right operand: for each 32 columns [lane t][step of 16][4 columns]. */
+MP_FN void mp_put_eight(unsigned char *group, const int eighth, const uint32_t (&words)[4])
+{
+    unsigned char *const to = group + eighth % 2 * 32 + eighth / 2 * 8;
+    *(uint2 *)to = make_uint2(words[0], words[1]);
+    *(uint2 *)(to + 16) = make_uint2(words[2], words[3]);
+}
+
+/* Where a column of a tile is in 32 columns that mp_put_eight has put. */
+MP_FN int mp_place_of(const int column) { return column % 16 / 4 * 16 + column % 32 / 16 * 8 + column % 4 * 2; }
+
 /* All numbers of a tile in shared memory, by a warp: `put(row, column, value)`, row and column within the tile. */
 template <typename F, typename Put> MP_FN void mp_tile_values(const unsigned char *tile, const unsigned char *raw, const Put &put)
 {
