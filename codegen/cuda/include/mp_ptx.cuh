@@ -75,7 +75,13 @@ MP_PTX void mp_wait() {}
     asm volatile(op ".v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory"); return v; }
 MP_READ16(mp_read_const, "ld.global.nc")
 MP_READ16(mp_read_fresh, "ld.global.cg")
-MP_PTX uint4 mp_read_cached(const void *p) { return __ldcg((const uint4 *)p); } /* may be moved */
+/* One that may be moved. Its half of a line brings the other half into L2: who reads 64 bytes of each row wants both. */
+MP_PTX uint4 mp_read_cached(const void *p)
+{
+    uint4 v;
+    asm("ld.global.cg.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
 
 MP_PTX mp_shared mp_shared_address(const void *p) { return (mp_shared)__cvta_generic_to_shared(p); }
 MP_PTX uint4 mp_read_shared(mp_shared a)
@@ -88,12 +94,12 @@ MP_PTX void mp_write_shared(mp_shared a, const float (&v)[4])
 {
     asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" :: "r"(a), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
 }
-/* 16 bytes from global to shared memory in the background; where `live` is 0, zeros. */
+/* 16 bytes from global to shared memory in the background, and their line into L2; where `live` is 0, zeros. */
 #if __CUDA_ARCH__ >= 800
-MP_PTX void mp_copy(mp_shared to, const void *from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory"); }
+MP_PTX void mp_copy(mp_shared to, const void *from) { asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory"); }
 MP_PTX void mp_copy_if(mp_shared to, const void *from, int live)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(live ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(live ? 16 : 0) : "memory");
 }
 MP_PTX void mp_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> MP_PTX void mp_copy_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
