@@ -538,6 +538,10 @@ def _tile_row(k: Linear, target: Target) -> RowSchedule | None:
             calm = ring > 1 and hopper and not (large and wide and k.depth < 4096 and units <= 16)
             late = ring if calm and not large and k.epilogue == "gated" else 0
             made = replace(one, ring=ring, early=ring, gentle=int(calm), late=late)
+            if hopper:  # what its kind takes of an SM at least, so that blocks of later kernels come in their turn
+                kinds = {"heads": 144, "gated": 190, "argmax": 0}
+                least = min(kinds.get(k.epilogue, 120 if k.depth > k.columns else 76) << 10, target.shared - 1024)
+                made = replace(made, pad=max(0, least - row_shared(k, made)))
             if ring > 1 or units == 1:
                 return made
             alone = alone or made
