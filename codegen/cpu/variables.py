@@ -446,6 +446,7 @@ def experts(k: Experts, s: ExpertsSchedule | None = None, total: str = "sums[{}]
                     "type": "mp_linear_blocks" if packed.blocks else "mp_linear",
                     "product": product,
                     "panel": s.panel,
+                    "shared": int(x.view.strides[1] == 0),
                     "block": s.row_blocks[1],
                     "tiled_from": s.tiled_from,
                     "panel_bytes": packed.panel_bytes(k.depth, s.panel),

@@ -549,7 +549,7 @@ def lower_experts(lo: Lowerer, op: Op) -> None:
         if layout is not None:  # rows as a pass takes them, of each matrix in blocks
             floats = format_of(layout).x_floats(depth) if format_of(layout).blocks else depth
             block = 16 if experts_tiled(lo.target, layout) else few_rows(lo.target, layout)[1]
-            size = (rows * choices + (block - 1) * experts, floats)
+            size = (rows * choices + (block - 1) * experts + block, floats)
             scratch += (Operand("xt", lo.fresh(f32, size, "scratch"), written=True),)
     lo.emit(
         Experts(

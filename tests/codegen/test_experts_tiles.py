@@ -1,4 +1,4 @@
-"""Low-bit experts on tile units, which are emulated here: a prompt's pairs of one matrix are multiplied together."""
+"""Experts in panels: few rows; pairs of one low-bit matrix on tile units, which are emulated here."""
 
 from __future__ import annotations
 
@@ -61,3 +61,37 @@ def test_pairs_of_one_matrix(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert f".tiled_from = {BLOCK_TILED}" in one.source()
     alone = np.concatenate([np.asarray(one(x[i : i + 1], ids[i : i + 1])[1]) for i in range(20)])
     assert not np.array_equal(alone, got[1][:20])  # tile units have scales of 256 numbers: other bits
+
+
+class FewExperts(nn.Module):
+    """A gated product, whose choices share a row, and one that has a row for each of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rng = np.random.default_rng(0)
+        self.gate, self.up = (Parameter(rng.standard_normal((9, 144, 48), np.float32)) for _ in range(2))
+        self.down = Parameter(rng.standard_normal((9, 80, 144), np.float32))
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        return F.expert_linear(F.expert_linear(x, self.gate, ids, self.up, gate="silu"), self.down, ids)
+
+
+def test_few_rows() -> None:
+    """Rows that choices share are packed once, up to a block of them; three threads have parts of a matrix each."""
+    sizes = mp.spec("rows", 48), mp.spec("rows", 4, dtype="i64")
+    module = FewExperts()
+    one, three = (mp.compile(module, *sizes, options={"threads": n}) for n in (1, 3))
+    assert ".shared = 1" in one.source() and ".shared = 0" in one.source()
+    gate, up, down = (np.asarray(w.numpy(), np.float64) for w in (module.gate, module.up, module.down))
+    for rows in (1, 2, 4, 9, 40):
+        rng = np.random.default_rng(rows)
+        x, ids = rng.standard_normal((rows, 48), np.float32), rng.integers(0, 9, (rows, 4))
+        ids[0] = 7  # one matrix four times
+        got = np.asarray(one(x, ids))
+        assert np.asarray(three(x, ids)).tobytes() == got.tobytes()
+        alone = [np.asarray(three(x[i : i + 1], ids[i : i + 1])) for i in range(rows)]
+        assert np.concatenate(alone).tobytes() == got.tobytes()
+        inner = expert_linear.reference(x.astype(np.float64), gate, ids, up, gate="silu")
+        exact = expert_linear.reference(inner, down, ids)
+        difference = compare(got, exact, "f32", "matmul", scale=float(np.abs(exact).max()))
+        assert difference.ok, difference
