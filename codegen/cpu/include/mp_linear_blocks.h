@@ -75,20 +75,31 @@ static void mp_blocks_pack(const mp_linear_blocks *s, const void *c, const int64
     }
 }
 
+/* Prefetches lines that are read later. Past the end of a panel lies the one that is read next. */
+MP_INLINE void mp_blocks_prefetch(const mp_ahead ahead)
+{
+    MP_BLOCK_UNROLL
+    for (int line = 0; line < ahead.count; ++line) {
+        __builtin_prefetch(ahead.far + line * 64, 0, 2);
+        __builtin_prefetch(ahead.near + line * 64, 0, 3);
+    }
+}
+
 /* acc[r] += group g of x, of R rows, times the same group of a vector of columns. */
 MP_INLINE void mp_blocks_step(const mp_block_format *f, const mp_x_group *x, const char *unit, const int g, const int v,
-                              mp_vec *acc, const int R)
+                              mp_vec *acc, const int R, const mp_ahead ahead)
 {
-    const int parts = f->halves ? 2 : 1;
+    const int parts = f->halves ? 2 : 1, begun = !f->offsets && !f->zeros && mp_blocks_zero(f) != 0;
     mp_words codes[MP_QUADS];
     mp_vec scale[2], offset[2];
+    if (!MP_DOTS_IN_ORDER) mp_blocks_prefetch(ahead);
     f->group(unit, g, v, codes, scale, offset);
     MP_BLOCK_UNROLL
     for (int h = 0; h < parts; ++h) {
+        const int line = ahead.count * h / parts;
+        const mp_ahead some = {ahead.near + line * 64, ahead.far + line * 64, ahead.count * (h + 1) / parts - line};
         mp_ints dots[MP_BLOCK_ROWS];
-        MP_BLOCK_UNROLL
-        for (int r = 0; r < R; ++r) dots[r] = (mp_ints)(codes[0] ^ codes[0]) + (f->offsets || f->zeros ? 0 : x[r].start[h]);
-        mp_block_dots(codes, x, dots, R, h * MP_QUADS / 2, MP_QUADS / parts, f->kind == MP_SIGNED);
+        mp_block_dots(codes, x, dots, R, h, parts, f->kind == MP_SIGNED, begun, some);
         MP_BLOCK_UNROLL
         for (int r = 0; r < R; ++r) {
             mp_vec dot = mp_ints_to_floats(dots[r]);
@@ -98,17 +109,6 @@ MP_INLINE void mp_blocks_step(const mp_block_format *f, const mp_x_group *x, con
             acc[r] = mp_multiply_add(mp_splat(x[r].scale), scale[h] * dot, acc[r]);
             if (f->offsets) acc[r] = mp_multiply_add(offset[h], mp_splat(x[r].weighted[h]), acc[r]);
         }
-    }
-}
-
-/* Prefetches the lines [first, end) that are read later: into L2 those that come `far` bytes behind, into L1 those that come
- * `near` bytes behind. Past the end of a panel lies the one that is read next. */
-MP_INLINE void mp_blocks_prefetch(const char *lines, const int first, const int end, const int64_t near, const int64_t far)
-{
-    MP_BLOCK_UNROLL
-    for (int line = first; line < end; ++line) {
-        __builtin_prefetch(lines + far + line * 64, 0, 2);
-        __builtin_prefetch(lines + near + line * 64, 0, 3);
     }
 }
 
@@ -122,38 +122,50 @@ MP_INLINE const mp_x_group *mp_hidden(const mp_x_group *x)
     return x;
 }
 
-/* Within a unit one vector of columns follows the other: registers hold its codes and the sums of R rows, and what all
- * groups of a unit have in common is computed once. */
+/* A unit, of R rows, times vector v of its columns: registers hold its codes and the sums of the rows, and what all groups of a
+ * unit have in common is computed once. */
+MP_INLINE void mp_blocks_unit(const mp_block_format *f, const mp_x_group *x, const char *unit, const int v, mp_vec *acc,
+                              const int R, const int64_t near, const int64_t far)
+{
+    enum { V = MP_PANEL / MP_LANES };
+    const int lines = (f->unit_bytes + 64 * V - 1) / (64 * V); /* that are prefetched for each vector of columns */
+    const char *const ahead = unit + v * lines * 64;
+    const mp_x_group *const rows = mp_hidden(x);
+    mp_vec own[MP_BLOCK_ROWS];
+    MP_BLOCK_UNROLL
+    for (int r = 0; r < R; ++r) own[r] = acc[v * R + r];
+    if (R == 1 || MP_BLOCK_ROWS > 4) {
+        MP_BLOCK_UNROLL
+        for (int g = 0; g < f->unit; ++g) {
+            const int first = lines * g / f->unit, end = lines * (g + 1) / f->unit;
+            const char *const from = ahead + first * 64;
+            mp_blocks_step(f, rows + g * R, unit, g, v, own, R, (mp_ahead){from + near, from + far, end - first});
+        }
+    } else {
+        mp_blocks_prefetch((mp_ahead){ahead + near, ahead + far, lines});
+        MP_ONCE
+        for (int g = 0; g < f->unit; ++g) mp_blocks_step(f, rows + g * R, unit, g, v, own, R, (mp_ahead){0, 0, 0});
+    }
+    MP_BLOCK_UNROLL
+    for (int r = 0; r < R; ++r) acc[v * R + r] = own[r];
+}
+
+/* Within a unit one vector of columns follows the other. */
 MP_INLINE void mp_blocks_panel(const mp_block_format *f, const mp_x_group *x, const char *panel, float *sums,
                                const int64_t groups, const int R, const int64_t width, const int64_t near,
                                const int64_t far)
 {
     enum { V = MP_PANEL / MP_LANES };
-    const int lines = (f->unit_bytes + 64 * V - 1) / (64 * V); /* of a unit, for each vector of columns */
     mp_vec acc[MP_BLOCK_ROWS * V];
     MP_BLOCK_UNROLL
     for (int i = 0; i < R * V; ++i) acc[i] = mp_splat(0.0f);
     for (int64_t n = 0; n < groups; n += f->unit, panel += f->unit_bytes) {
-        MP_ONCE
-        for (int v = 0; v < V; ++v) {
-            const char *const ahead = panel + v * lines * 64;
-            const mp_x_group *const rows = mp_hidden(x + n * R);
-            mp_vec own[MP_BLOCK_ROWS];
+        if (MP_DOTS_IN_ORDER && R == 1 && f->unit == 2) { /* sums stay in registers, where units are small */
             MP_BLOCK_UNROLL
-            for (int r = 0; r < R; ++r) own[r] = acc[v * R + r];
-            if (R == 1 || MP_BLOCK_ROWS > 4) {
-                MP_BLOCK_UNROLL
-                for (int g = 0; g < f->unit; ++g) {
-                    mp_blocks_prefetch(ahead, lines * g / f->unit, lines * (g + 1) / f->unit, near, far);
-                    mp_blocks_step(f, rows + g * R, panel, g, v, own, R);
-                }
-            } else {
-                mp_blocks_prefetch(ahead, 0, lines, near, far);
-                MP_ONCE
-                for (int g = 0; g < f->unit; ++g) mp_blocks_step(f, rows + g * R, panel, g, v, own, R);
-            }
-            MP_BLOCK_UNROLL
-            for (int r = 0; r < R; ++r) acc[v * R + r] = own[r];
+            for (int v = 0; v < V; ++v) mp_blocks_unit(f, x + n, panel, v, acc, R, near, far);
+        } else {
+            MP_ONCE
+            for (int v = 0; v < V; ++v) mp_blocks_unit(f, x + n * R, panel, v, acc, R, near, far);
         }
     }
     MP_BLOCK_UNROLL
