@@ -28,6 +28,9 @@ class Reduction:
         return (f64 if value.is_float else result) if self.wide else value
 
 
+# On CPUs threads share rows from so many elements on, in parts of so many: results depend on no number of threads.
+LONG_ROW, PART_OF_ROW = 16384, 4096
+
 _ADD = "({type})(acc + ({type})v)"
 
 # Sums of floats are kept in double: reductions are bound by memory, and long sums stay right.

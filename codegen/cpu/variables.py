@@ -42,7 +42,7 @@ from monoplan.codegen.kernels import (
 )
 from monoplan.codegen.moves import c_as_tiles
 from monoplan.codegen.operands import Body, Operand
-from monoplan.codegen.reductions import SCANS, reduction_variables
+from monoplan.codegen.reductions import PART_OF_ROW, SCANS, reduction_variables
 from monoplan.codegen.views import View, merge_dims
 from monoplan.ir.dims import Dim
 from monoplan.ir.expr import Arg, Call, Node
@@ -121,14 +121,29 @@ def pointwise(k: Pointwise) -> Variables:
     return {"loop": loop, "m": {"shared": _SHARED if loop.blocks else ()}}
 
 
-def reduce(k: Reduce, first: str = "i == 0") -> Variables:
+LEAST_COLUMNS = 8  # of a reduction by columns
+
+
+def reduce(k: Reduce, first: str = "") -> Variables:
     """`first`: whether an element is the first that is seen."""
-    found = reduction_variables(k, first=first)
+    part = PART_OF_ROW if k.scratch else 0
+    begin, stop = ("begin", "stop") if part else ("0", "inner")
+    found = reduction_variables(k, first=first or f"i == {begin}") | {"part": part, "begin": begin, "stop": stop}
+    found["columns"] = 0 if found["keeps_place"] else _columns(k)
+    found["loop"] = "parts" if part else "columns" if found["columns"] else "rows"
     if found["order"]:
         lowest, nan, than = _ORDERS[found["order"]]
         value = f"{found['value']} + 0.0f" if found["keeps_place"] else found["value"]  # -0 does not come before 0
         found |= {"lowest": lowest, "than": than, "key": f"mp_order_f32({value}, {nan})"}
     return {"reduction": found}
+
+
+def _columns(k: Reduce) -> int:
+    """Sums that lie side by side while their elements do not; 0: they don't, or are too few for vectors."""
+    last = k.outer[-1] if k.outer else 0
+    strides = [x.view.strides for x in k.group("x")]
+    beside = any(at[len(k.outer) - 1] == 1 and at[-1] != 1 for at in strides if k.inner)
+    return last if beside and isinstance(last, int) and last >= LEAST_COLUMNS else 0
 
 
 # Of the largest and smallest element as an integer: what it is of none, what NaN is, how it compares with others.

@@ -8,7 +8,7 @@ from monoplan.codegen.formats import choose_format
 from monoplan.codegen.kernels import Gather, KVUpdate, Norm, Reduce, Rope, Sample, Scan, Scatter, Softmax, Sort
 from monoplan.codegen.lower.lowerer import Lowerer, lowers, rows_by_columns, single
 from monoplan.codegen.operands import Body, Operand
-from monoplan.codegen.reductions import REDUCTIONS
+from monoplan.codegen.reductions import LONG_ROW, PART_OF_ROW, REDUCTIONS
 from monoplan.codegen.views import View, row_major
 from monoplan.ir.dims import Dim
 from monoplan.ir.errors import CompileError
@@ -65,10 +65,23 @@ def lower_reduce(lo: Lowerer, op: Op) -> None:
     definition = REGISTRY[kind]
     reduced = definition.infer([TensorType(pre.dtype, (1,))], definition.complete_attrs({}))[0].dtype
     post = Body(parse_expr(a["post"]) if fused else Arg(0), (reduced, *(v.dtype for v in extras)))
+    scratch: tuple[Operand, ...] = ()
+    row, long = REDUCTIONS[kind], product(inner)
+    if (
+        lo.target.is_cpu
+        and isinstance(long, int)
+        and long >= LONG_ROW
+        and not row.better
+        and arranged[0].strides[-1] == 1
+    ):
+        acc = row.accumulator(pre.compute, compute_type(reduced))  # of each part: threads share a row
+        parts = lo.fresh(acc, (product(outer), -(-long // PART_OF_ROW)), "scratch")
+        scratch = (Operand("partial", parts, written=True),)
     lo.emit(
         Reduce(
             op=op,
             operands=tuple(operands),
+            scratch=scratch,
             kind=kind,
             pre=pre,
             post=post,

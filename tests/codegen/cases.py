@@ -185,6 +185,7 @@ for _name in ("sum", "mean", "max", "min"):
     case(_name, "T[b, s, 6]", scale=6)
     case(_name, "T[b, s, 6]", axes=(-1,), keepdims=True, scale=6)
     case(_name, "T[b, s, 6]", axes=(0, 2), scale=9)
+    case(_name, "T[b, 3, 70]", axes=(1,), scale=3)  # by columns
     case(_name, "T[4, 5]", axes=())
     case(_name, "T[]")
 case("sum", arg("T[300]", 100, 127), axes=None, scale=4000)

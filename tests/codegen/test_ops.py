@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from monoplan.codegen.reductions import LONG_ROW
 from monoplan.driver import build_graph_executable
 from monoplan.ir.builder import Builder
 from monoplan.ir.graph import Graph, Param, Value
@@ -20,7 +21,8 @@ from monoplan.ir.interpreter import interpret
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.parser import parse_graph
 from monoplan.ir.printer import print_graph
-from monoplan.ir.types import DTYPES
+from monoplan.ir.types import DTYPES, tensor_type
+from monoplan.options import Options
 from monoplan.runtime.cpu import executable as cpu
 from tests.codegen.cases import CASES, SIZES, Case
 from tests.matrices import partly
@@ -131,6 +133,30 @@ def check_case(got: Any, want: Any, kind: str, c: Case, dtype: str, sizes: dict[
     except AssertionError as error:
         shown = ", ".join("_" if a is None else a.text for a in c.operands)
         raise AssertionError(f"{c.op}({shown}) {dict(c.attrs)} for {dtype} at {sizes}:\n{error}") from None
+
+
+def test_threads_share_long_rows() -> None:
+    """Rows in parts, the last of which is shorter: results depend on no number of threads; NaN is the largest."""
+    rows = {"f32": ("sum", "mean", "max", "min"), "i32": ("sum", "max", "min")}
+    inputs, outputs, expected = {}, [], []
+    rng = np.random.default_rng(0)
+    with Builder() as b:
+        for dtype, names in rows.items():
+            value = Value(tensor_type(dtype, 2, LONG_ROW + 7), f"x_{dtype}")
+            array = rng.integers(-1000, 1000, value.type.shape).astype(dtype.replace("f", "float").replace("i", "int"))
+            array[1, 5000] = 3000
+            inputs[value] = array
+            for name in names:
+                outputs.append(b.emit(REGISTRY[name], [value], {"axes": (1,)}))
+                expected.append(getattr(np, name)(array.astype(np.float64), axis=1))
+    graph = Graph("rows", tuple(inputs), (), tuple(b.ops), tuple(outputs))
+    one, three = (build_graph_executable(graph, options=Options(threads=n)) for n in (1, 3))
+    made = [np.asarray(a) for a in one(list(inputs.values()))]
+    for a, exact in zip(made, expected, strict=True):
+        np.testing.assert_array_equal(a, exact.astype(a.dtype))
+    assert [np.asarray(a).tobytes() for a in three(list(inputs.values()))] == [a.tobytes() for a in made]
+    next(iter(inputs.values()))[0, LONG_ROW + 3] = np.nan
+    assert all(np.isnan(a[0]) for a in three(list(inputs.values()))[:4])
 
 
 def test_every_op_has_cases() -> None:

@@ -181,14 +181,18 @@ EXPERTS_IN_PANELS = """graph g(%x: f32[3, 9], %i: i64[3, 2]) {
   %y = expert_linear(%x, %w, %i, _) {gate=""} : f32[3, 2, 64]
   return %y
 }"""
+SUM = """graph g(%x: f32[{shape}]) {{
+  %y = sum(%x) {{axes=({axis},), keepdims=False}} : f32[{result}]
+  return %y
+}}"""
 # template -> (family of its kernels, IR that uses it)
 CASES = {
     "heads": ("heads", HEADS),
     "pointwise": ("pointwise", "graph g(%x: f32[4, 33]) {\n  %y = silu(%x) : f32[4, 33]\n  return %y\n}"),
-    "reduce": (
-        "reduce",
-        "graph g(%x: f32[4, 33]) {\n  %y = sum(%x) {axes=(1,), keepdims=False} : f32[4]\n  return %y\n}",
-    ),
+    "_reduce_rows": ("reduce", SUM.format(shape="4, 33", axis=1, result="4")),
+    "_reduce_row": ("reduce", SUM.format(shape="3, 40", axis=1, result="3")),
+    "_reduce_columns": ("reduce", SUM.format(shape="3, 40", axis=0, result="40")),
+    "_reduce_parts": ("reduce", SUM.format(shape="2, 16400", axis=1, result="2")),
     "_reduce_ordered": (
         "reduce",
         "graph g(%x: f32[4, 33]) {\n  %y = max(%x) {axes=(1,), keepdims=False} : f32[4]\n  return %y\n}",
@@ -319,6 +323,7 @@ TILES = {
 ELSEWHERE = {
     "plan": "the frame of every plan",
     "norm": "the frame of _norm_row",
+    "reduce": "the frame of its three ways",
     "linear": "the frame of its loops, epilogues and ends",
     "collective": "does nothing on one rank",
     "window": "the frame of its two ways",
@@ -339,6 +344,7 @@ _OTHER = {
     "_linear_waiting": ("sums + r *", "sums + 0 * r *"),
     "_epilogue_tiles": ("mp_vstore(made, ", "mp_vstore(made, 3.0f + 2.0f * "),
     "_reduce_ordered": ("top ? v : top", "top ? top : v"),
+    "_reduce_row": ("v = ", "v = 3 + "),
     "attention": (".scale = ", ".scale = 2 * "),
     "sample": ("({{ p.real }}){{ p.penalty }}", "3 * ({{ p.real }}){{ p.penalty }}"),
 }
