@@ -7,8 +7,8 @@
 #include "mp_experts.h"
 
 enum {
-    MP_EXPERT_PANELS = 4,   /* panels of a task */
-    MP_EXPERT_TAIL = 8,     /* tasks that are not assigned to a thread beforehand, at most */
+    MP_EXPERT_PANELS = 2,   /* panels of a task: threads that share few experts are done at the same time */
+    MP_EXPERT_TAIL = 4,     /* tasks for each thread that are not assigned beforehand, at most */
     MP_EXPERT_SUMS = 1024,  /* floats: sums of a block of rows and the panels of a task, at most */
     MP_EXPERT_TILED = 128   /* rows that tile units take at a time */
 };
@@ -84,7 +84,7 @@ MP_INLINE void mp_experts_run(const mp_experts *s, mp_run *run, const int t, con
         active += count > 0;
         few &= count <= block;
     }
-    const int64_t tasks = active * strips, assigned = T == 1 ? tasks : few ? tasks - mp_min(tasks / 4, MP_EXPERT_TAIL) : 0;
+    const int64_t tasks = active * strips, assigned = T == 1 ? tasks : few ? tasks - mp_min(tasks / 4, MP_EXPERT_TAIL * T) : 0;
     int64_t task = mp_share(assigned, t, T);
     const int64_t end = mp_share(assigned, t + 1, T);
     int64_t e = -1, reached = -1, first = 0, next = common; /* the matrix at work, its number among the active ones, its rows */

@@ -23,7 +23,7 @@ typedef void (*mp_load_row)(const void *from, mp_vec *wide, int V);
 typedef struct {
     mp_load_row load;
     int vectors, bytes;  /* of a row */
-    int line, near, far; /* rows: in a cache line, and from what is read to what is prefetched */
+    int line, near, far; /* rows: in a cache line, and from what is read to what is prefetched; 0: nothing is */
 } mp_panel_format;
 /* What MP_TILE_FUNCTION, MP_PANEL_FUNCTION and MP_WIDEN_FUNCTION make. */
 typedef void (*mp_register_tile)(const float *x, const float *w, int64_t wp, int64_t K, float *out, int64_t op,
@@ -122,7 +122,7 @@ MP_INLINE void mp_linear_step(const mp_panel_format *f, const float *x, const ch
 /* The rows of a panel that lie in one cache line; prefetches those that come later. */
 MP_INLINE void mp_linear_line(const mp_panel_format *f, const float *xt, const char *w, mp_vec *acc, const int R)
 {
-    mp_prefetch_l2(w + f->far * f->bytes, f->line * f->bytes);
+    if (f->far) mp_prefetch_l2(w + f->far * f->bytes, f->line * f->bytes);
     mp_prefetch_l1(w + f->near * f->bytes, f->line * f->bytes);
     MP_FULLY
     for (int n = 0; n < f->line; ++n) mp_linear_step(f, xt + n * R, w + n * f->bytes, acc, R);
