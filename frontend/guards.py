@@ -68,6 +68,7 @@ class Guards:
     def __init__(self, reads: Iterable[Read] = ()) -> None:
         self.reads = tuple(reads)
         self._loose = tuple(r for r in self.reads if not r.fixed)
+        self.settled = -1  # changes() when all that the plans depend on was found to hold; see settle
         self._changes = changes()
 
     def hold(self) -> bool:
@@ -78,6 +79,11 @@ class Guards:
             self._changes = now
             return True
         return not self._loose or all(r.holds() for r in self._loose)
+
+    def settle(self, now: int) -> None:
+        """Notes that nothing has to be asked again before the next change, unless a value may change in place."""
+        if not self._loose:
+            self.settled = now
 
     def joined(self, others: Guards) -> Guards:
         """These and others, each value once."""

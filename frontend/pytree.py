@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,7 @@ def unflattener(tree: Tree) -> Callable[[Sequence[Any]], Any]:
     """unflatten for one structure, to be called often; the number of leaves is not checked."""
     flat = all(c.kind == "leaf" for c in tree.children)
     if tree.kind == "leaf":
-        return lambda leaves: leaves[0]
+        return itemgetter(0)
     if tree.kind == "dict" and flat:
         return lambda leaves: dict(zip(tree.keys, leaves, strict=True))
     if tree.kind in ("list", "tuple") and tree.cls is None and flat:

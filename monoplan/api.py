@@ -32,6 +32,7 @@ from monoplan.codegen.text import file_name
 from monoplan.frontend.context import shortened
 from monoplan.frontend.guards import Guards
 from monoplan.frontend.module import HeldWeights, Module
+from monoplan.frontend.parameter import changes
 from monoplan.frontend.pytree import Tree, flatten, unflatten
 from monoplan.frontend.specs import Spec
 from monoplan.frontend.tensor import Tensor
@@ -127,18 +128,28 @@ class Compiled(Inspection):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            if self._weights.are_replaced() or not self._guards.hold():
-                self._renew()
-            known, found = self._known.find(args, kwargs)
-            if known is None:
-                return self._call_anew(args, kwargs, found)
-            outputs = known.built.run(found, known.symbols)
+            if changes() != self._guards.settled:
+                self._check_state()
+            known, found = self._known.last, args
+            if known is None or kwargs or not known.takes(self.module.forward, args):
+                known, found = self._known.find(args, kwargs)
+                if known is None:
+                    return self._call_anew(args, kwargs, found)
+            outputs = known.run(found)
         except MonoplanError as error:
             raise shortened(error) from error.__cause__
         self.stats.calls += 1
         for number, result in known.copied:
             assign(found[number], outputs[result])
         return known.result(outputs)
+
+    def _check_state(self) -> None:
+        """Finds the plans for what the module has now, if it has other weights or plain values since the last call."""
+        guards, now = self._guards, changes()
+        if self._weights.are_replaced() or not guards.hold():
+            self._renew()
+        else:
+            guards.settle(now)
 
     def _renew(self) -> None:
         """Drops the plans of weights that the module has no longer, and finds those for its plain values."""
@@ -193,8 +204,7 @@ class Compiled(Inspection):
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Built, list[Any], list[Any], dict[str, int]]:
         """The plan of a call, the caller's arrays and Tensors, the arrays to run on, and the values of the symbols."""
-        if self._weights.are_replaced() or not self._guards.hold():
-            self._renew()
+        self._check_state()
         arguments = self.module.bind_arguments(args, kwargs)
         leaves, tree = flatten(arguments)
         plain = all(isinstance(x, Tensor | np.ndarray) for _, x in leaves)

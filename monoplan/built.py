@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,6 +139,10 @@ class Built:
             with among(self.tp):
                 return interpret(self.graph, list(arrays), _as_types(self.graph, params))
         return self.executable.run(arrays, symbols)  # type: ignore[no-any-return]
+
+    def runner(self, symbols: Mapping[str, int]) -> Callable[[Sequence[Array]], list[Array]]:
+        """`run` for these values of the symbols, to be called often."""
+        return partial(self.run, symbols=symbols) if self.executable is None else self.executable.runner(symbols)
 
     @property
     def hit(self) -> bool:

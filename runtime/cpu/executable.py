@@ -6,9 +6,11 @@ import dataclasses
 import os
 import weakref
 from _signal import SIGINT, default_int_handler, getsignal  # type: ignore[import-not-found]  # without enums: quick
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import is_
+from functools import partial
+from sys import getrefcount
 from threading import get_ident, main_thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:  # codegen is imported by the functions that need it: running 
     from monoplan.codegen.target import Target
     from monoplan.runtime.ranks.comm import Communicator
 
+Array = np.ndarray[Any, Any]
+
 # What a run on the CPU needs besides the plan, kept for the next run: a decode loop changes little of it.
 #
 # The addresses of inputs are remembered by weak references: they keep no array alive, an array that took the place of
@@ -38,18 +42,48 @@ if TYPE_CHECKING:  # codegen is imported by the functions that need it: running 
 
 # Bytes of a result from which it pays that vectors cross no cache line. Those of 16 bytes do not, in numpy's memory.
 ALIGNED_FROM = 16 << 10
+REUSED_UP_TO = 1 << 20  # bytes of a result whose memory is kept for the next one
 LONG = 50_000_000  # operations and bytes: below, a run ends in milliseconds; above, two system calls are nothing
-_referent = weakref.ref.__call__
+_block = (np.empty(0),)
+_UNSHARED = getrefcount(_block[0])  # references to an array that only a tuple has
 
 
 class _Nothing:
     """Dies at once: a reference to it is one to no array."""
 
 
-def pointer(ffi: Any, a: Array) -> Any:
-    """Where a dense array's data begins."""
-    # The buffer interface is four times as quick as numpy's own, but it has no name for bfloat16.
-    return ffi.from_buffer(a) if a.dtype.kind in "fiub" else ffi.cast("void *", address(a))
+Maker = Callable[[Any], Array]
+# Memory of the last results of one output: `y = f(x)` in a loop has two, and the older is free when the next is made.
+Spare = deque[tuple[Array, Any, int]]  # each with where the result begins in it, as a pointer and in bytes
+
+
+def _maker(ffi: Any, number: int, shape: tuple[int, ...], dtype: Any, wide: bool, spare: Spare) -> Maker:
+    """What makes the array of a result and writes its address to the table of outputs."""
+    empty, from_buffer = np.empty, ffi.from_buffer
+    if not wide and dtype.kind in "fiub":
+
+        def plain(table: Any) -> Array:
+            made = empty(shape, dtype)
+            table[number] = from_buffer(made)
+            return made
+
+        return plain
+    nbytes, view = product(shape) * dtype.itemsize + 64, np.ndarray
+
+    def placed(table: Any) -> Array:
+        block = spare.popleft() if len(spare) == 2 else None  # which no other thread has then
+        if block is None or getrefcount(block[0]) != _UNSHARED or block[0].nbytes != nbytes:
+            memory = empty(nbytes, np.uint8)
+            start = from_buffer(memory)
+            skipped = -int(ffi.cast("intptr_t", start)) % 64
+            block = memory, ffi.cast("void *", start + skipped), skipped
+        table[number] = block[1]
+        made = view(shape, dtype, block[0], block[2])
+        if nbytes <= REUSED_UP_TO:
+            spare.append(block)  # only now: another thread that takes it sees that it is shared
+        return made
+
+    return placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +95,22 @@ class Layout:
     total: int  # bytes of the arena
     threads: int
     long: bool  # whether a run takes long enough to be interrupted
-    aliases: tuple[int, ...]  # for each output the input that it is, or 0 if it is none
-    fresh: tuple[tuple[int, tuple[int, ...], Any, Any], ...]  # number, shape, dtype and maker of the other outputs
+    count: int  # of the outputs
+    aliases: tuple[int, ...]  # for each output the input that it is, or 0 if it is none; empty if none is one
+    fresh: tuple[tuple[int, Maker], ...]  # the other outputs, and what makes them
 
     @classmethod
-    def of(cls, ffi: Any, plan: Plan, values: Mapping[str, int]) -> Layout:
+    def of(cls, ffi: Any, plan: Plan, values: Mapping[str, int], spare: Sequence[Spare]) -> Layout:
         """The layout for values of all of the plan's symbols."""
         offsets, total = plan.arena.layout(values)
         aliases, fresh = [], []
-        narrow = features.vector_bytes(features.detect().isa) <= 16
+        vectors = features.vector_bytes(features.detect().isa) > 16
         for number, (where, v) in enumerate(zip(plan.outputs, plan.graph.outputs, strict=True)):
             aliases.append(where if isinstance(where, int) else 0)
             if not isinstance(where, int):
                 shape, dtype = tuple(evaluate(d, values) for d in v.type.shape), v.type.dtype.numpy
-                plain = narrow or evaluate(v.type.size, values) * dtype.itemsize < ALIGNED_FROM
-                fresh.append((number, shape, dtype, np.empty if plain else aligned))
+                wide = vectors and product(shape) * dtype.itemsize >= ALIGNED_FROM
+                fresh.append((number, _maker(ffi, number, shape, dtype, wide, spare[number])))
         numbers = [values[name] for name in plan.symbols]
         return cls(
             ffi.new("int64_t[]", numbers),
@@ -83,22 +118,16 @@ class Layout:
             total,
             values["threads"],
             evaluate(plan.work, values) > LONG,
-            tuple(aliases),
+            len(plan.outputs),
+            tuple(aliases) if len(fresh) < len(aliases) else (),
             tuple(fresh),
         )
-
-    def outputs(self, inputs: Sequence[Array]) -> list[Array]:
-        """Arrays for the results; one that aliases an input is that input."""
-        found: list[Any] = list(map(inputs.__getitem__, self.aliases)) if inputs else [None] * len(self.aliases)
-        for number, shape, dtype, make in self.fresh:
-            found[number] = make(shape, dtype)
-        return found
 
 
 class Frame:
     """The arena and the argument structures of one run at a time."""
 
-    __slots__ = ("ffi", "args", "error", "arena", "layout", "_inputs", "_outputs", "_seen")
+    __slots__ = ("ffi", "args", "error", "arena", "layout", "inputs", "outputs", "seen")
 
     def __init__(self, ffi: Any, plan: Plan, params: Any) -> None:
         self.ffi = ffi
@@ -106,33 +135,30 @@ class Frame:
         self.arena: Array = aligned((0,), np.uint8)
         self.layout: Layout | None = None
         count = len(plan.graph.inputs)
-        self._inputs, self._outputs = ffi.new("void *[]", count + 1), ffi.new("void *[]", len(plan.outputs) + 1)
+        self.inputs, self.outputs = ffi.new("void *[]", count + 1), ffi.new("void *[]", len(plan.outputs) + 1)
         # The arrays whose addresses are in the table of inputs.
-        self._seen: list[weakref.ref[Any]] = [weakref.ref(_Nothing())] * count
-        self.args.inputs, self.args.outputs, self.args.params = self._inputs, self._outputs, params
+        self.seen: list[weakref.ref[Any]] = [weakref.ref(_Nothing())] * count
+        self.args.inputs, self.args.outputs, self.args.params = self.inputs, self.outputs, params
 
-    def fill(self, layout: Layout, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Points to everything that this run reads and writes."""
-        if layout is not self.layout:
-            self._arrange(layout)
-        if not all(map(is_, map(_referent, self._seen), inputs)):
-            for number, a in enumerate(inputs):
-                if self._seen[number]() is not a:
-                    self._inputs[number] = pointer(self.ffi, a)
-                    self._seen[number] = weakref.ref(a)
-        for number, *_ in layout.fresh:
-            self._outputs[number] = pointer(self.ffi, outputs[number])
+    def point(self, number: int, array: Array) -> None:
+        """Makes an array an input."""
+        # The buffer interface is four times as quick as numpy's own, but it has no name for bfloat16.
+        self.inputs[number] = (
+            self.ffi.from_buffer(array) if array.dtype.kind in "fiub" else self.ffi.cast("void *", address(array))
+        )
+        self.seen[number] = weakref.ref(array)
 
-    def _arrange(self, layout: Layout) -> None:
+    def arrange(self, layout: Layout) -> None:
+        """Makes it a frame for these sizes."""
         args = self.args
         if self.arena.nbytes < layout.total:
             self.arena = aligned((layout.total,), np.uint8)
         args.arena = self.ffi.cast("char *", address(self.arena))
         args.symbols, args.offsets, args.threads = layout.symbols, layout.offsets, layout.threads
+        args.stoppable = 0
         self.layout = layout  # last: a frame that was left half filled is filled again
 
 
-Array = np.ndarray[Any, Any]
 ABI = 1
 _MAIN = main_thread().ident
 
@@ -146,6 +172,7 @@ int mp_run_plan(const mp_args *, mp_error *);
 void mp_listen(void);
 int mp_heard(void);
 """
+Runner = Callable[[Sequence[Array]], list[Array]]
 INDEX, _POSITION, _CACHE_FULL, _COUNT, _COMM, _STOPPED = 1, 2, 3, 4, 5, 6
 
 
@@ -209,6 +236,7 @@ class CpuExecutable:
         self._params = self.ffi.new("void *[]", [self._address(a) for a in self.params] or [self.ffi.NULL])
         self._frames: list[Frame] = []  # of the runs that are over, for the next ones
         self._layouts: dict[tuple[int, ...], Layout] = {}
+        self._spare: list[Spare] = [deque(maxlen=2) for _ in plan.outputs]
         self._named = plan.symbols[:-1]  # the last one is the number of threads
         self.comm: Communicator | None = None  # with the other ranks, where the plan has collectives
 
@@ -247,7 +275,7 @@ class CpuExecutable:
 
     def enter(self, args: Any, error: Any) -> int:
         """Calls the entry point."""
-        return int(self.library.mp_run_plan(args, error))
+        return self.library.mp_run_plan(args, error)  # type: ignore[no-any-return]
 
     @property
     def hit(self) -> bool:
@@ -257,47 +285,64 @@ class CpuExecutable:
     def _address(self, a: Array) -> Any:
         return self.ffi.cast("void *", address(a))
 
-    def _layout(self, values: tuple[int, ...]) -> Layout:
+    def _layout(self, symbols: Mapping[str, int]) -> Layout:
         """What follows from these values of the symbols, kept for the next run."""
-        found = Layout.of(self.ffi, self.plan, dict(zip(self.plan.symbols, values, strict=True)))
-        if len(self._layouts) > 4096:
-            self._layouts.clear()
-        self._layouts[values] = found
+        values = (*map(symbols.__getitem__, self._named), 1 if _forks.orphaned else self.threads)
+        found = self._layouts.get(values)
+        if found is None:
+            if len(self._layouts) > 4096:
+                self._layouts.clear()
+            sizes = dict(zip(self.plan.symbols, values, strict=True))
+            found = self._layouts[values] = Layout.of(self.ffi, self.plan, sizes, self._spare)
         return found
 
     def run(self, inputs: Sequence[Array], symbols: Mapping[str, int]) -> list[Array]:
         """Outputs for inputs that were checked already; an output that aliases an input is that input."""
-        threads = 1 if _forks.orphaned else self.threads
-        _forks.used = _forks.used or threads > 1
-        values = (*map(symbols.__getitem__, self._named), threads)
-        layout = self._layouts.get(values) or self._layout(values)
-        outputs = layout.outputs(inputs)
+        return self._run(self._layout(symbols), symbols, inputs)
+
+    def runner(self, symbols: Mapping[str, int]) -> Runner:
+        """`run` for these values of the symbols, to be called often."""
+        return partial(self._run, self._layout(symbols), symbols)
+
+    def _run(self, layout: Layout, symbols: Mapping[str, int], inputs: Sequence[Array]) -> list[Array]:
+        if layout.threads > 1:
+            if _forks.orphaned:
+                layout = self._layout(symbols)
+            _forks.used = True
         try:  # two Python threads may call at once: each takes a frame of its own
             frame = self._frames.pop()
         except IndexError:
             frame = Frame(self.ffi, self.plan, self._params)
-        frame.fill(layout, inputs, outputs)
-        args, error = frame.args, frame.error
-        # Only Python's main thread gets signals; a handler of the user's own decides itself what an interrupt is. Ranks
-        # would wait for one that stopped.
-        args.stoppable = (
-            layout.long and self.comm is None and get_ident() == _MAIN and getsignal(SIGINT) is default_int_handler
-        )
-        if args.stoppable:
-            code = self._enter_listening(args, error)
+        if layout is not frame.layout:
+            frame.arrange(layout)
+        seen, table = frame.seen, frame.outputs
+        for number, a in enumerate(inputs):
+            if seen[number]() is not a:
+                frame.point(number, a)
+        outputs: list[Any] = list(map(inputs.__getitem__, layout.aliases)) if layout.aliases else [None] * layout.count
+        for number, make in layout.fresh:
+            outputs[number] = make(table)
+        if self.comm is not None:
+            code = self._enter_among(self.comm, frame.args, frame.error)
+        elif layout.long:
+            code = self._enter_listening(frame.args, frame.error)
         else:
-            code = self.enter(args, error) if self.comm is None else self._enter_among(self.comm, args, error)
+            code = self.enter(frame.args, frame.error)
         if code:
-            frame.error = self.ffi.new("mp_error *")
+            error, frame.error = frame.error, self.ffi.new("mp_error *")
         self._frames.append(frame)  # not after an exception: its error is not known to be empty
         if code == _STOPPED:
-            return _interrupted()
+            _interrupted()
         if code:
             raise self._failure(code, error, symbols)
         return outputs
 
     def _enter_listening(self, args: Any, error: Any) -> int:
         """The same while an interrupt ends the run."""
+        # Only Python's main thread gets signals; a handler of the user's own decides itself what an interrupt is.
+        args.stoppable = get_ident() == _MAIN and getsignal(SIGINT) is default_int_handler
+        if not args.stoppable:
+            return self.enter(args, error)
         heard = 0
         try:
             self.library.mp_listen()  # an interrupt from before is raised when this returns, not after the whole run
@@ -307,7 +352,10 @@ class CpuExecutable:
         return _STOPPED if heard else code
 
     def _enter_among(self, comm: Communicator, args: Any, error: Any) -> int:
-        """The same with the other ranks; one call at a time, or their exchanges would mix."""
+        """The same with the other ranks, which would wait for one that was interrupted.
+
+        One call at a time, or their exchanges would mix.
+        """
         with comm.lock:
             meeting, null = comm.exchange, self.ffi.NULL
             if meeting is None:

@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -183,6 +184,10 @@ class CudaExecutable:
             self.check(symbols)
             self._twins.written(inputs, symbols, keep=self.resident)
             return results.finish(inputs)
+
+    def runner(self, symbols: Mapping[str, int]) -> Callable[[Sequence[Any]], list[Any]]:
+        """`run` for these values of the symbols."""
+        return partial(self.run, symbols=symbols)
 
     def tune(
         self,
