@@ -155,7 +155,8 @@ class KnownCall:
     run: Callable[[Sequence[Any]], list[Any]]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[Any, ...]
-    types: tuple[tuple[tuple[int, ...], Any], ...]  # both of each array
+    types: tuple[tuple[tuple[int, ...], Any, Any], ...]  # both of each array, and torch's dtype
+    torch: Any  # the library, if the plan can take addresses of its tensors in place of arrays
     writes: bool  # whether forward writes into arguments
     copied: tuple[tuple[int, int], ...]  # those whose new contents are an output of their own, and that output
     result: Callable[[Sequence[Any]], Any]  # forward's result from the outputs
@@ -172,8 +173,12 @@ class KnownCall:
         shapes = tuple(one.setdefault(a.shape, a.shape) for a in arrays)
         dtypes = tuple(map(_DTYPE, arrays))
         result = (lambda outputs: whole(outputs[:returned])) if writes else whole
-        types = tuple(zip(shapes, dtypes, strict=True))
-        return cls(forward, built, built.runner(symbols), shapes, dtypes, types, bool(writes), copied, result)
+        torch = (
+            sys.modules.get("torch") if built.target == "cpu" and not any(isinstance(w, int) for w in places) else None
+        )
+        theirs = {} if torch is None else {ours: dtype for dtype, ours in torch_types(torch).items()}
+        types = tuple((shape, dtype, theirs.get(dtype)) for shape, dtype in zip(shapes, dtypes, strict=True))
+        return cls(forward, built, built.runner(symbols), shapes, dtypes, types, torch, bool(writes), copied, result)
 
     def fits(self, arrays: Sequence[Any]) -> bool:
         """Whether arrays in the same structure are of the same shapes and dtypes."""
@@ -189,11 +194,34 @@ class KnownCall:
             return False
         number = 0
         for x in args:  # four times as quick as map and zip for one or two
-            shape, dtype = self.types[number]
+            shape, dtype, _ = self.types[number]
             if type(x) is not _NUMPY or x.shape != shape or x.dtype is not dtype or x.flags.num & _DENSE != _DENSE:
                 return False
             number += 1
         return True
+
+    def accepted(self, values: Sequence[Any]) -> list[Any] | None:
+        """Arrays, and addresses of torch tensors, to run on; None unless all are dense, of these shapes and dtypes."""
+        found: list[Any] = []
+        torch = self.torch
+        for x in values:
+            shape, dtype, theirs = self.types[len(found)]
+            if type(x) is _NUMPY:
+                if x.shape != shape or x.dtype is not dtype or x.flags.num & _DENSE != _DENSE:
+                    return None
+                found.append(x)
+                continue
+            if torch is None or type(x) is not torch.Tensor or x.dtype is not theirs or x.shape != shape:
+                return None
+            if not x.is_cpu or x.layout is not torch.strided or x.requires_grad or x.is_neg() or not x.is_contiguous():
+                return None
+            try:
+                found.append(x.data_ptr())  # x.numpy() takes ten times as long
+            except RuntimeError:  # a wrapper of torch.func, which has no memory
+                return None
+            if found[-1] % dtype.itemsize:
+                return None
+        return found
 
     def check_writeable(self, arrays: Sequence[Any]) -> None:
         """Raises if forward writes into an array that is read-only."""
@@ -218,7 +246,8 @@ class KnownCalls:
         self._orders: dict[Any, Callable[[Sequence[Any]], Sequence[Any]] | None] = {}
         self._latest: dict[Any, KnownCall] = {}  # by structure alone: a decode loop has the same shapes every time
         self._calls: dict[Any, KnownCall] = {}
-        self.last: KnownCall | None = None  # the latest one with nothing but arrays, of which none is written
+        self._plain: dict[Any, KnownCall] = {}  # the latest ones with nothing but arrays, none of which is written
+        self.last: KnownCall | None = None  # of those the latest by position
 
     def find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[KnownCall | None, Any]:
         """What is known about a call like this one, with the arrays to run on; or None, with the Call to remember.
@@ -233,6 +262,10 @@ class KnownCalls:
             order = self._orders[form] = self._order(len(args), tuple(kwargs))
         if order is None:
             return None, None
+        if (known := self._plain.get(form)) is not None:
+            found = known.accepted(order((*args, *kwargs.values())))
+            if found is not None:
+                return known, found
         arrays: Sequence[Any]
         adopted: list[Any] = []
         if order is tuple and not kwargs and _ARRAYS.issuperset(map(type, args)):  # nothing but arrays: no outlines
@@ -261,8 +294,10 @@ class KnownCalls:
             if known is None:
                 return None, Call(structure, arrays)
             self._latest[structure] = known
-        if arrays is args and not known.writes:
-            self.last = known
+        if not known.writes and not any(structure[1:]):  # nothing but arrays, which stay as they are
+            self._plain[form] = known
+            if arrays is args:
+                self.last = known
         if not flags & _WRITEABLE:
             known.check_writeable(arrays)
         if known.writes and (adopted or len(set(map(id, arrays))) < len(arrays)):
@@ -276,6 +311,7 @@ class KnownCalls:
         if len(self._calls) >= KEPT:
             self._calls.clear()
             self._latest.clear()
+            self._plain.clear()
             self.last = None
         self._calls[_key(call.structure, arrays)] = KnownCall.of(self.module.forward, built, symbols, arrays)
 

@@ -74,7 +74,7 @@ class _Plan:
     def __call__(self, *values: Any) -> Any:
         if self.plan is None or self._versions(values) != self.versions:
             self._build(values)
-        results = self.plan(**{f"x{i}": as_array(values[i]) for i in self.tensors})
+        results = self.plan(**{f"x{i}": _given(values[i]) for i in self.tensors})
         return tuple(_as_torch(x) for x in results)
 
 
@@ -122,7 +122,13 @@ class _Captured(torch.nn.Module):  # type: ignore[misc]
         self.forward = forward
 
 
+def _given(x: Any) -> Any:
+    """A tensor that a plan can take as it is, or its contents as an array."""
+    plain = type(x) is torch.Tensor and x.is_cpu and not x.requires_grad and not x.is_neg()
+    return x if plain and x.dtype is not torch.bfloat16 else as_array(x)
+
+
 def _as_torch(array: Any) -> Any:
-    if str(array.dtype) == "bfloat16":
+    if array.dtype.kind not in "fiub":  # bfloat16; its name takes ten times as long
         return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
     return torch.from_numpy(array)

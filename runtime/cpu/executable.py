@@ -52,6 +52,9 @@ class _Nothing:
     """Dies at once: a reference to it is one to no array."""
 
 
+_no_array: weakref.ref[Any] = weakref.ref(_Nothing())
+
+
 Maker = Callable[[Any], Array]
 # Memory of the last results of one output: `y = f(x)` in a loop has two, and the older is free when the next is made.
 Spare = deque[tuple[Array, Any, int]]  # each with where the result begins in it, as a pointer and in bytes
@@ -137,15 +140,17 @@ class Frame:
         count = len(plan.graph.inputs)
         self.inputs, self.outputs = ffi.new("void *[]", count + 1), ffi.new("void *[]", len(plan.outputs) + 1)
         # The arrays whose addresses are in the table of inputs.
-        self.seen: list[weakref.ref[Any]] = [weakref.ref(_Nothing())] * count
+        self.seen: list[weakref.ref[Any]] = [_no_array] * count
         self.args.inputs, self.args.outputs, self.args.params = self.inputs, self.outputs, params
 
-    def point(self, number: int, array: Array) -> None:
-        """Makes an array an input."""
+    def point(self, number: int, array: Array | int) -> None:
+        """Makes an array an input, or what lies at an address."""
+        if isinstance(array, int):
+            self.inputs[number], self.seen[number] = self.ffi.cast("void *", array), _no_array
+            return
         # The buffer interface is four times as quick as numpy's own, but it has no name for bfloat16.
-        self.inputs[number] = (
-            self.ffi.from_buffer(array) if array.dtype.kind in "fiub" else self.ffi.cast("void *", address(array))
-        )
+        simple = array.dtype.kind in "fiub"
+        self.inputs[number] = self.ffi.from_buffer(array) if simple else self.ffi.cast("void *", address(array))
         self.seen[number] = weakref.ref(array)
 
     def arrange(self, layout: Layout) -> None:

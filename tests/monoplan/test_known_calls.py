@@ -68,6 +68,18 @@ def test_keywords_in_any_order(long_way: list[Any]) -> None:
     assert len(long_way) == 4
 
 
+def test_keywords_with_arrays_that_are_others() -> None:
+    """What is known of a call by keyword is its form; shapes, types and strides are read every time."""
+    fast, x, y = declared(Both(), "n", 4), numbers(4, 4), numbers(4, 4, start=9)
+    for _ in range(3):
+        np.testing.assert_array_equal(fast(y=y, x=x)["difference"], x - y)
+    np.testing.assert_array_equal(fast(y=y.T, x=x)["difference"], x - y.T)
+    np.testing.assert_array_equal(fast(y=y[:2], x=x[1:3])["difference"], x[1:3] - y[:2])
+    with pytest.raises(ArgumentError, match="argument y"):
+        fast(y=y.astype(np.float64), x=x)
+    np.testing.assert_array_equal(fast(x=x, y=y)["difference"], x - y)
+
+
 def test_one_array_twice(long_way: list[Any]) -> None:
     """Order by keyword is found by name, not by which array was where."""
     fast, x, y = mp.compile(Both()), numbers(4), numbers(4, start=9)

@@ -302,3 +302,40 @@ def test_tensors_as_arguments() -> None:
         for _ in range(2):
             with pytest.raises(MonoplanError, match=r"argument x: .* can't be used in place"):
                 fast(refused)
+
+
+class Minus(mp.nn.Module):
+    def forward(self, x: Any, y: Any) -> Any:
+        return x - y
+
+
+def test_tensors_that_are_others_or_were_changed() -> None:
+    """A known call reads the address, sizes and type of a tensor every time."""
+    fast, x, y = mp.compile(Minus()), torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)
+    given = [(x, y), (x, y.numpy()), (x.numpy(), y), (x + 1, y), (x, y.T.contiguous().T), (x.to(torch.float64),) * 2]
+    given += [(torch.ones(7)[1:].reshape(2, 3), y), (torch.arange(9.0).reshape(3, 3)[:2], torch.ones(2, 3))]
+    for _ in range(3):
+        for a, b in given:
+            expected = np.asarray(a) - np.asarray(b)
+            for got in (fast(a, b), fast(y=b, x=a), fast(a, y=b)):
+                assert got.dtype == expected.dtype
+                np.testing.assert_array_equal(got, expected)
+    x.set_(torch.full((2, 3), 5.0))  # the same object with other memory
+    np.testing.assert_array_equal(fast(x, y), np.full((2, 3), 4.0))
+    x.resize_(4, 3).fill_(2.0)
+    np.testing.assert_array_equal(fast(x, torch.ones(4, 3)), np.ones((4, 3)))
+    crooked = torch.frombuffer(bytearray(25), dtype=torch.float32, offset=1)
+    assert crooked.data_ptr() % 4
+    np.testing.assert_array_equal(fast(crooked.reshape(2, 3), y), -np.ones((2, 3)))
+
+
+def test_results_that_are_tensors_given() -> None:
+    class Both(mp.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x, x + 1.0
+
+    fast, x = mp.compile(Both()), torch.ones(3)
+    for _ in range(4):
+        same, more = fast(x)
+        np.testing.assert_array_equal(same, np.ones(3))
+        np.testing.assert_array_equal(more, np.full(3, 2.0))
