@@ -12,6 +12,8 @@ from monoplan.ir.expr import Arg
 from monoplan.ir.graph import Op
 from monoplan.ir.types import DType, TensorType, f32
 
+_SURE = frozenset("attention conv matmul norm pointwise reduce route sample scan softmax sort window".split())
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Kernel:
@@ -23,6 +25,11 @@ class Kernel:
     scratch: tuple[Operand, ...] = ()
     flops: Dim = 0
     family: str = field(default="", init=False)
+
+    @property
+    def reports(self) -> bool:
+        """Whether it may find something wrong while it runs: an index, a position, a cache that is full."""
+        return self.family not in _SURE
 
     @property
     def reads(self) -> tuple[Operand, ...]:
@@ -154,6 +161,10 @@ class Linear(Kernel):
     batch: Dim = 1
     seq: Dim = 1
     family: str = field(default="linear", init=False)
+
+    @property
+    def reports(self) -> bool:
+        return self.epilogue == "heads"
 
     @property
     def layout(self) -> Layout:

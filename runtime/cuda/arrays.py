@@ -29,6 +29,7 @@ class Bound:
         self.addresses: list[int] = []
         self.held: list[Any] = []
         self.on_device = False
+        self.lasting = True  # the caller's work, too, goes by the order of streams: nothing dies or moves too early
 
 
 class Arguments:
@@ -54,6 +55,7 @@ class Arguments:
     def bind(self, inputs: Sequence[Any], twins: Twins) -> Bound:
         """Addresses of all inputs on the device."""
         bound = Bound()
+        bound.lasting = all(not isinstance(a, np.ndarray) and self.device.is_lasting(a) for a in inputs)
         small = [(i, a) for i, a in enumerate(inputs) if isinstance(a, np.ndarray) and not twins.has(i)]
         memory, host, starts = self.block("in", tuple(a.nbytes for _, a in small))
         for (_, a), start in zip(small, starts, strict=False):
@@ -137,6 +139,7 @@ class ErrorRecord:
         self.memory = device.allocate(self.FIELDS.itemsize)
         self.address: int = self.memory.address
         self.host = device.pinned(self.FIELDS.itemsize)[: self.FIELDS.itemsize]
+        self._fetched = device.event(sleep=False)
         self._clear()
 
     def _clear(self) -> None:
@@ -146,6 +149,14 @@ class ErrorRecord:
 
     def fetch(self) -> None:
         self.device.download(self.host, self.address)
+
+    def fetch_soon(self) -> None:
+        """The same, to be waited for by `wait` while later work goes on."""
+        self.fetch()
+        self.device.record(self._fetched)
+
+    def wait(self) -> None:
+        self.device.wait(self._fetched)
 
     def take(self) -> dict[str, int] | None:
         """The error of the run that was fetched, if there was one; the record is empty again."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from monoplan.codegen.target import Target, cuda_target
 from monoplan.ir.errors import ArgumentError, CompileError, PlanError, install_extra
-from monoplan.ir.types import DType, address, torch_types
+from monoplan.ir.types import DType, address, bf16, torch_types
 from monoplan.runtime.build.cache import Entry
 from monoplan.runtime.cuda import build as cuda_build
 from monoplan.runtime.cuda.blas import Products, load_library
@@ -133,11 +133,13 @@ class Device(Protocol):
     def product(self, spec: ProductSpec) -> None: ...
     def synchronize(self) -> None: ...
     def clear(self, target: int, nbytes: int) -> None: ...
-    def event(self) -> Any: ...
+    def event(self, sleep: bool = True) -> Any: ...
     def record(self, event: Any) -> None: ...  # what is on the stream now comes before the event
     def wait(self, event: Any) -> None: ...  # the host, until the device has come to the event
     def capture(self, actions: Any) -> Any: ...  # a graph of what actions() would do
     def launch_graph(self, graph: Any) -> None: ...
+    def is_lasting(self, a: Any) -> bool: ...  # whether the array's memory is safe until the caller's stream goes on
+    def lead(self) -> None: ...  # what the caller does next with the device comes after what is on the stream now
 
 
 class MatrixSpec(NamedTuple):
@@ -310,15 +312,40 @@ class GpuDevice:
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         return self._room(lambda: self.cupy.empty(shape, dtype), nbytes)
 
-    def follow(self, stream: Any = None) -> None:
-        """Work comes after all that the caller has enqueued on its current stream, or on another one."""
+    def follow(self, stream: int | None = None) -> None:
+        """Work comes after all that the caller has enqueued on its current stream, or on one by its handle."""
         with self.lock:  # a wait is for what the event has recorded so far: one event serves all
-            self._followed.record(self.cupy.cuda.get_current_stream() if stream is None else stream)
-            self.stream.wait_event(self._followed)
+            handle = self.cupy.cuda.get_current_stream().ptr if stream is None else stream
+            self.runtime.eventRecord(self._order.ptr, handle)
+            self.runtime.streamWaitEvent(self.stream.ptr, self._order.ptr)
+
+    def lead(self) -> None:
+        """What the caller enqueues from now on, on its current streams of CuPy and torch, comes after our work."""
+        handles = {self.cupy.cuda.get_current_stream().ptr}
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            handles.add(torch.cuda.current_stream(self.number).cuda_stream)
+        with self.lock:
+            self.runtime.eventRecord(self._order.ptr, self.stream.ptr)
+            for handle in handles:
+                self.runtime.streamWaitEvent(handle, self._order.ptr)
 
     @cached_property
-    def _followed(self) -> Any:
+    def _order(self) -> Any:
         return self.cupy.cuda.Event(disable_timing=True)
+
+    def is_lasting(self, a: Any) -> bool:
+        """Whether an array's memory is CuPy's own, or torch's: what is freed is used again in the order of a stream.
+
+        Other libraries may do with theirs what they like as soon as the call returns.
+        """
+        memory = self.cupy.cuda.memory
+        kinds = (memory.PooledMemory, memory.Memory, memory.MemoryAsync, self._torch_memory)
+        return isinstance(a, self.cupy.ndarray) and isinstance(a.data.mem, kinds)
+
+    @cached_property
+    def _torch_memory(self) -> Any:
+        return type("TorchMemory", (self.cupy.cuda.UnownedMemory,), {})
 
     def adopt(self, a: Any) -> Any:
         """A CuPy array in the memory of a GPU array of any library; what its owner has enqueued for it comes first."""
@@ -342,9 +369,7 @@ class GpuDevice:
             return self.cupy.from_dlpack(a)
         except (BufferError, NotImplementedError, RuntimeError, TypeError) as error:
             if str(getattr(a, "dtype", "")) == "torch.bfloat16" and not getattr(a, "requires_grad", False):
-                from ml_dtypes import bfloat16  # an older CuPy does not know the type, but the bits
-
-                return self.cupy.from_dlpack(a.view(sys.modules["torch"].int16)).view(bfloat16)
+                return self.cupy.from_dlpack(a.view(sys.modules["torch"].int16)).view(bf16.numpy)  # as in _of_torch
             raise ArgumentError(
                 f"a {type(a).__name__} can't be used in place", why=str(error), fix="detach() it, or pass a CuPy array"
             ) from None
@@ -354,13 +379,16 @@ class GpuDevice:
         torch = sys.modules.get("torch")
         if torch is None or type(a) is not torch.Tensor or not a.is_cuda or a.requires_grad or not a.is_contiguous():
             return None
-        dtype, at = torch_types(torch).get(a.dtype), a.data_ptr()
+        half = a.dtype is torch.bfloat16  # which an older CuPy does not know, but the bits
+        dtype, at = np.dtype(np.int16) if half else torch_types(torch).get(a.dtype), a.data_ptr()
         if dtype is None or not at:
             return None
-        cuda, number = self.cupy.cuda, a.device.index
-        self.follow(cuda.ExternalStream(torch.cuda.current_stream(number).cuda_stream, number))
-        memory = cuda.UnownedMemory(at, a.nbytes, a, number)
-        return self.cupy.ndarray(tuple(a.shape), dtype, cuda.MemoryPointer(memory, 0))
+        number = a.device.index
+        if number == self.number:  # an event is of one GPU; `adopt` refuses arrays of others
+            self.follow(torch.cuda.current_stream(number).cuda_stream)
+        memory = self._torch_memory(at, a.nbytes, a, number)
+        array = self.cupy.ndarray(tuple(a.shape), dtype, self.cupy.cuda.MemoryPointer(memory, 0))
+        return array.view(bf16.numpy) if half else array
 
     def as_device_array(self, a: Any, written: bool = False) -> Any:
         """The array if it is dense and aligned, else a copy that is."""
@@ -440,9 +468,9 @@ class GpuDevice:
         with self.lock:
             self.runtime.memsetAsync(target, 0, nbytes, self.stream.ptr)
 
-    def event(self) -> Any:
-        """An event that a waiting host sleeps for: other threads and processes get the core."""
-        return self.cupy.cuda.Event(block=True, disable_timing=True)
+    def event(self, sleep: bool = True) -> Any:
+        """An event. A host that sleeps for it leaves the core to others, and wakes a little later."""
+        return self.cupy.cuda.Event(block=sleep, disable_timing=True)
 
     def record(self, event: Any) -> None:
         with self.lock:

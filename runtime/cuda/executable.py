@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -106,6 +106,7 @@ class Calls:
         self.device, self.actions, self.runs = device, actions, 0
         self.graph: Any = None
         self.held: Any = None  # what the addresses belong to, if nobody else keeps it
+        self._parts: tuple[Calls, Calls] | None = None
 
     def enqueue(self) -> None:
         """Puts the work on the stream, one launch after another."""
@@ -125,6 +126,30 @@ class Calls:
             self.device.launch_graph(self.graph)
         else:
             self.enqueue()
+
+    @cached_property
+    def cut(self) -> int | None:
+        """Where the host may look for errors: nothing behind it reports one. None: it has to wait for the end."""
+        return next((i for i, (act, _, _) in enumerate(self.actions) if act is _cut), None)
+
+    def run_ahead(self, report: Callable[[], None]) -> bool:
+        """The same in two parts, with `report` between them. Whether there is anything to report."""
+        if self._parts is None:
+            assert self.cut is not None
+            first, rest = self.actions[: self.cut], self.actions[self.cut + 1 :]
+            self._parts = Calls(self.device, first), Calls(self.device, rest)
+        self.runs += 1
+        checked, unchecked = self._parts
+        if checked.actions:
+            checked.run()
+            report()
+        if unchecked.actions:
+            unchecked.run()
+        return bool(checked.actions)
+
+
+def _cut(_: Any) -> None:
+    """Stands in a list of actions behind the last one that may report an error."""
 
 
 class CudaExecutable:
@@ -179,8 +204,15 @@ class CudaExecutable:
             results = Results(self.device, self.plan, values, self._arguments, on_device=given.on_device)
             if given.on_device:
                 self.device.follow()  # the memory of the results may have been the caller's just now
-            self._ready(values, given.addresses, results.addresses).run()
-            results.fetch(self.error)
+            calls = self._ready(values, given.addresses, results.addresses)
+            if given.lasting and self.graphs and calls.cut is not None:
+                reported = calls.run_ahead(self.error.fetch_soon)
+                self.device.lead()  # the caller's next work waits, the caller does not
+                if reported:
+                    self.error.wait()
+            else:
+                calls.run()
+                results.fetch(self.error)
             self.check(symbols)
             self._twins.written(inputs, symbols, keep=self.resident)
             return results.finish(inputs)
@@ -330,12 +362,15 @@ class CudaExecutable:
         resolver = _Resolver(self, values, inputs, outputs, offsets)
         resolver.overlap = self.overlap and self._overlaps.get(_rough(values), True)
         actions: list[Any] = []
+        todo: list[tuple[Step, int]] = []
         for item in self.plan.items:
             turns = range(evaluate(item.count, values)) if isinstance(item, StepLoop) else (0,)
-            steps = item.steps if isinstance(item, StepLoop) else (item,)
-            for turn in turns:
-                for step in steps:
-                    self._step(actions, step, chosen[step.number], resolver, turn)
+            todo += [(step, turn) for turn in turns for step in (item.steps if isinstance(item, StepLoop) else (item,))]
+        checked = max((i + 1 for i, (step, _) in enumerate(todo) if step.kernel.reports), default=0)
+        for i, (step, turn) in enumerate(todo):
+            if i == checked <= len(todo) // 2:  # later it would not be worth the second graph
+                actions.append((_cut, None, -1))
+            self._step(actions, step, chosen[step.number], resolver, turn)
         return actions
 
     def _reserve(self, arena: int, workspace: int) -> None:

@@ -108,7 +108,7 @@ class EmulatedDevice:
         self.folder = Path(tempfile.gettempdir()) / f"monoplan-emulator-{os.getuid()}"
         self.launches: list[str] = []
         self.lock = threading.RLock()
-        self.followed = 0
+        self.followed = self.led = 0
 
     def load(self, source: str, parts: Any = ()) -> tuple[_Library, None]:
         """Compiles a source with g++; kept by its text."""
@@ -189,7 +189,13 @@ class EmulatedDevice:
     def follow(self) -> None:
         self.followed += 1
 
-    def event(self) -> object:
+    def lead(self) -> None:
+        self.led += 1
+
+    def is_lasting(self, a: Any) -> bool:
+        return isinstance(a, EmulatedArray)
+
+    def event(self, sleep: bool = True) -> object:
         return object()
 
     def record(self, event: object) -> None:
@@ -290,7 +296,7 @@ class LateDevice(EmulatedDevice):
     def synchronize(self) -> None:
         self._flush()
 
-    def event(self) -> dict[str, int]:
+    def event(self, sleep: bool = True) -> dict[str, int]:
         return {}
 
     def record(self, event: dict[str, int]) -> None:  # type: ignore[override]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
+from monoplan.codegen.cuda.launches import Launch
 from monoplan.codegen.cuda.render import render_cuda, with_headers
 from monoplan.codegen.formats import FORMATS, WeightFormat
 from monoplan.codegen.formats.blocks import BLOCK_FORMATS, Blocks
@@ -42,6 +44,22 @@ def test_every_op_is_taken(dtype: str, arch: str) -> None:
     cases = [c for c in CASES if c.accepts(DTYPES[dtype])]
     plan = make_plan(graph_of(cases, dtype)[0], target)
     assert refused(render_cuda(plan, "test").text, arch) == ""
+
+
+@pytest.mark.parametrize("kind", ["every op", *partly(MODELS, lambda kind: kind == "bf16")])
+def test_only_kernels_that_say_so_report_errors(kind: str) -> None:
+    """A host that does not wait for the end of a run relies on it."""
+    cases = [c for c in CASES if c.accepts(DTYPES["f32"])]
+    plan = make_plan(graph_of(cases, "f32")[0] if kind == "every op" else model(kind)[0], H200)
+    source = render_cuda(plan, "test")
+    texts = {f.name: f.text for f in source.functions}
+    reporting = set()
+    for step, _ in plan.steps():
+        launches = [a for v in source.variants[step.number] for a in v.actions if isinstance(a, Launch)]
+        if any(re.search(r"\berror\b(?!,\s*const int64_t step)", texts[a.function]) for a in launches):
+            assert step.kernel.reports, step.kernel.op
+            reporting.add(step.kernel.family)
+    assert "gather" in reporting
 
 
 @needs("nvrtc")

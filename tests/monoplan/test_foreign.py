@@ -153,6 +153,68 @@ def test_arguments_that_forward_changes(device: Any) -> None:
         np.testing.assert_allclose(got, 1 + x + x, rtol=1e-6)
 
 
+class Looked(Module):
+    """Rows of a table, and then more work."""
+
+    def __init__(self, late: bool) -> None:
+        super().__init__()
+        self.late = late
+        self.linear = mp.nn.Linear(8, 8)
+
+    def forward(self, x: Any, ids: Any) -> Any:
+        if self.late:
+            return mp.nn.functional.embedding(ids, self._more(x))
+        return self._more(mp.nn.functional.embedding(ids, x))
+
+    def _more(self, x: Any) -> Any:
+        for _ in range(3):
+            x = mp.nn.functional.softmax(self.linear(x), -1)
+        return x
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A device that does its work when somebody waits for it."""
+    made = cuda_emulator.LateDevice()
+    monkeypatch.setattr(cuda, "gpu", lambda: made)
+    monkeypatch.setattr(cuda_device, "gpu", lambda: made)
+    yield made
+
+
+@emulated
+def test_a_caller_with_device_arrays_does_not_wait(late: Any) -> None:
+    fast, x = mp.compile(Doubled(), mp.spec("n", 4), mp.spec("n", 4), target="cuda"), numbers(3, 4)
+    given, results = [EmulatedArray(x + i) for i in range(4)], []
+    for i in range(4):
+        results.append(fast(given[i], given[0])["sum"])
+        assert late.queue and late.led == i + 1
+    late.synchronize()
+    for i, y in enumerate(results):
+        np.testing.assert_array_equal(y.get(), x + i + x)
+    np.testing.assert_array_equal(fast(x, x)["sum"], x + x)  # numpy's are there
+    mixed = fast(EmulatedArray(x), x)["sum"]  # what it is copied from is used again by the next call
+    assert not late.queue and late.led == 4
+    np.testing.assert_array_equal(mixed.get(), x + x)
+
+
+@emulated
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_errors_belong_to_their_call(late: Any, at_the_end: bool) -> None:
+    """The host waits until the last index is checked, not for what comes behind it."""
+    module = Looked(at_the_end)
+    fast = mp.compile(module, mp.spec(5, 8), mp.spec("n", dtype="int64"), target="cuda")
+    table, good = numbers(5, 8), np.array([4, 0, 1])
+    expected = mp.compile(module, target="reference")(table, good)
+    rows, ids, wrong = EmulatedArray(table), EmulatedArray(good), EmulatedArray(np.array([1, 7]))
+    for _ in range(3):
+        got = fast(rows, ids)
+        assert bool(late.queue) == (not at_the_end)
+        with pytest.raises(ArgumentError, match=r"index 7 at position \[1\] is out of range"):
+            fast(rows, wrong)
+        late.synchronize()
+        np.testing.assert_allclose(got.get(), expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.cuda
 class TestOnAGpu:
     """The same with CuPy and torch, on their own streams."""
@@ -193,6 +255,45 @@ class TestOnAGpu:
             assert torch.equal(back, x + x)
         with pytest.raises(ArgumentError, match="detach"):
             fast(torch.ones(3, device="cuda", requires_grad=True), torch.ones(3, device="cuda"))
+
+    def test_a_call_returns_before_its_work_is_done(self) -> None:
+        """What the caller enqueues next waits for it, also where memory of arguments and results is used again."""
+        torch = pytest.importorskip("torch")
+
+        class Many(Module):
+            def forward(self, x: Any) -> Any:
+                y = x
+                for _ in range(20):
+                    y = y @ y / 2048.0 + 0.1
+                return x + y
+
+        fast = mp.compile(Many(), target="cuda")
+        for number in range(6):
+            with torch.cuda.stream(torch.cuda.Stream() if number % 2 else torch.cuda.default_stream()):
+                x = torch.full((1024, 1024), 0.1 * (number + 1), device="cuda")
+                want = fast(x.cpu().numpy())
+                torch.cuda.synchronize()
+                out = fast(x)
+                assert number < 2 or not torch.cuda.current_stream().query(), "the caller waited"
+                del x
+                for _ in range(8):  # takes the memory of x
+                    torch.full((1024, 1024), float("nan"), device="cuda")
+                got = torch.from_dlpack(out) * 1.0
+                np.testing.assert_allclose(got.cpu().numpy(), want, rtol=1e-5)
+
+    def test_errors_of_queued_calls(self) -> None:
+        torch = pytest.importorskip("torch")
+        module = Looked(late=False)
+        fast = mp.compile(module, mp.spec(5, 8), mp.spec("n", dtype="int64"), target="cuda")
+        table, good = torch.from_numpy(numbers(5, 8)).cuda(), torch.tensor([4, 0, 1]).cuda()
+        expected = mp.compile(module, target="reference")(numbers(5, 8), np.array([4, 0, 1]))
+        results = []
+        for _ in range(5):
+            results.append(fast(table, good))
+            with pytest.raises(ArgumentError, match=r"index 7 at position \[1\] is out of range"):
+                fast(table, torch.tensor([1, 7]).cuda())
+        for got in results:
+            np.testing.assert_allclose(got.get(), expected, rtol=1e-3, atol=1e-4)
 
     def test_torch_on_the_host(self) -> None:
         torch = pytest.importorskip("torch")
