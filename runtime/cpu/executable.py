@@ -56,8 +56,21 @@ _no_array: weakref.ref[Any] = weakref.ref(_Nothing())
 
 
 Maker = Callable[[Any], Array]
-# Memory of the last results of one output: `y = f(x)` in a loop has two, and the older is free when the next is made.
+# Memory of the last two results of one output: `y = f(x)` in a loop has one of them while the next is made.
 Spare = deque[tuple[Array, Any, int]]  # each with where the result begins in it, as a pointer and in bytes
+
+
+def _unused(spare: Spare, nbytes: int) -> tuple[Array, Any, int] | None:
+    """Memory that nobody has, and that no other thread gets; what was used last is in the caches, and comes first."""
+    try:
+        for _ in range(len(spare)):
+            block = spare.pop()
+            if getrefcount(block[0]) == _UNSHARED and block[0].nbytes == nbytes:
+                return block
+            spare.appendleft(block)
+    except IndexError:  # another thread took it meanwhile
+        pass
+    return None
 
 
 def _maker(ffi: Any, number: int, shape: tuple[int, ...], dtype: Any, wide: bool, spare: Spare) -> Maker:
@@ -74,8 +87,8 @@ def _maker(ffi: Any, number: int, shape: tuple[int, ...], dtype: Any, wide: bool
     nbytes, view = product(shape) * dtype.itemsize + 64, np.ndarray
 
     def placed(table: Any) -> Array:
-        block = spare.popleft() if len(spare) == 2 else None  # which no other thread has then
-        if block is None or getrefcount(block[0]) != _UNSHARED or block[0].nbytes != nbytes:
+        block = _unused(spare, nbytes)
+        if block is None:
             memory = empty(nbytes, np.uint8)
             start = from_buffer(memory)
             skipped = -int(ffi.cast("intptr_t", start)) % 64
