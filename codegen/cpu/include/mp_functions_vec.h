@@ -86,15 +86,38 @@ MP_FN int mp_vbeyond(mp_vec x, uint32_t bound)
 enum { MP_BLOCK_FLOATS = MP_BLOCK * MP_LANES };
 #define MP_EACH(...) MP_FULLY for (int j = 0; j < MP_BLOCK; ++j) { __VA_ARGS__; }
 
-/* Where a number of the block is below -4.5, or NaN: the results of such are those of a function of one number. */
-#define MP_BELOW(function) \
-    if (__builtin_expect(mp_vbeyond(largest, 0xc0900000u), 0)) { \
-        _Alignas(64) float far[MP_BLOCK_FLOATS]; \
-        MP_SIMD \
-        for (int j = 0; j < MP_BLOCK_FLOATS; ++j) far[j] = function(from[j]); \
-        MP_EACH(v[j] = mp_vload_f32(from + j * MP_LANES); \
-            q[j] = mp_vchoose(MP_BITS((mp_vec_u32)v[j] > 0xc0900000u), mp_vload_f32(far + j * MP_LANES), q[j])) \
+/* Numbers below -4.5, and NaN, are put aside with their places, and left to a function of one number when they are many, or at
+ * the end. MP_ASIDE, for the numbers at `from`, is what follows when a block has such. */
+enum { MP_FAR = 16 * MP_BLOCK_FLOATS };
+typedef struct { _Alignas(64) float values[MP_FAR]; int64_t places[MP_FAR]; int64_t count; } mp_far;
+#define MP_FAR_BY(function) \
+    MP_SHARED function##_far(float *y, mp_far *far) \
+    { \
+        float *const values = far->values; \
+        const int64_t blocks = (far->count + MP_BLOCK_FLOATS - 1) / MP_BLOCK_FLOATS; /* whole: the same bits at every place */ \
+        for (int64_t j = far->count; j < blocks * MP_BLOCK_FLOATS; ++j) values[j] = 0.0f; \
+        MP_SIMD_ABREAST \
+        for (int64_t j = 0; j < blocks * MP_BLOCK_FLOATS; ++j) { \
+            values[j] = function(values[j]); \
+            MP_ABREAST; \
+        } \
+        MP_END_ABREAST; \
+        for (int64_t j = 0; j < far->count; ++j) y[far->places[j]] = far->values[j]; \
+        far->count = 0; \
     }
+#define MP_ASIDE(function) \
+    if (__builtin_expect(mp_vbeyond(largest, 0xc0900000u), 0)) { \
+        if (far.count > MP_FAR - MP_BLOCK_FLOATS) function##_far(y, &far); \
+        int64_t count = far.count; \
+        for (int j = 0; j < MP_BLOCK_FLOATS; ++j) { \
+            far.values[count] = from[j]; \
+            far.places[count] = i + j; \
+            count += mp_float_to_bits(from[j]) > 0xc0900000u; \
+        } \
+        far.count = count; \
+    }
+MP_FAR_BY(mp_gelu_nonef)
+MP_FAR_BY(mp_gelu_tanhf)
 
 /* x Phi(x) for x >= -4.5; rare numbers below that are left to mp_gelu_nonef. With a = |x|, at most 5.75:
  * Phi(-a) = e^-((a (a + 23/32) + R(a)) / 2) / 2 = 2^n e^r / 2. The polynomial R is small, and c, the upper bits of a, makes
@@ -110,6 +133,8 @@ MP_SHARED mp_gelu_none_blocks(float *y, const float *x, const int64_t n)
     MP_ALIKE(slope, 0.71875f);
     MP_ALIKE(magic, 12583037.0f); /* 1.5 * 2^23 + 125: an exponent's bias, less 2 */
     MP_ALIKE(minus, -0.0f);
+    mp_far far;
+    far.count = 0;
     MP_ONCE
     for (int64_t i = 0; i < n; i += MP_BLOCK_FLOATS) {
         const float *const from = x + i;
@@ -137,9 +162,10 @@ MP_SHARED mp_gelu_none_blocks(float *y, const float *x, const int64_t n)
         MP_EACH(c[j] = mp_vleast(mp_vload_again(from + j * MP_LANES), minus); q[j] = q[j] + p[j] * a[j])
         MP_EACH(v[j] = v[j] + q[j] * a[j]; c[j] = c[j] - g[j])
         MP_EACH(q[j] = c[j] - t[j] * v[j])
-        MP_BELOW(mp_gelu_nonef)
+        MP_ASIDE(mp_gelu_nonef)
         MP_EACH(mp_vstore(y + i + j * MP_LANES, q[j]))
     }
+    if (far.count) mp_gelu_nonef_far(y, &far);
 }
 
 /* As mp_erff: 1 - e^-s = 1 - 2^n e^r, where s = |x| + |x| P(|x|). */
@@ -189,6 +215,8 @@ MP_SHARED mp_gelu_tanh_blocks(float *y, const float *x, const int64_t n)
     MP_ALIKE(most, 5.125f);
     MP_ALIKE(magic, 12583039.0f); /* 1.5 * 2^23 + 127: an exponent's bias */
     MP_ALIKE(one, 1.0f);
+    mp_far far;
+    far.count = 0;
     MP_ONCE
     for (int64_t i = 0; i < n; i += MP_BLOCK_FLOATS) {
         const float *const from = x + i;
@@ -210,9 +238,10 @@ MP_SHARED mp_gelu_tanh_blocks(float *y, const float *x, const int64_t n)
         MP_EACH(q[j] = q[j] + p[j] * t[j])
         MP_EACH(v[j] = v[j] + q[j] * t[j])
         MP_EACH(q[j] = mp_vload_again(from + j * MP_LANES) / (g[j] + b[j] * v[j]))
-        MP_BELOW(mp_gelu_tanhf)
+        MP_ASIDE(mp_gelu_tanhf)
         MP_EACH(mp_vstore(y + i + j * MP_LANES, q[j]))
     }
+    if (far.count) mp_gelu_tanhf_far(y, &far);
 }
 #else
 enum { MP_BLOCK_FLOATS = 1 };
