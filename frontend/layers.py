@@ -18,7 +18,7 @@ from monoplan.frontend.parameter import Parameter, check_size, layer_dtype, line
 from monoplan.frontend.tensor import Tensor, as_tensor
 from monoplan.ir.dims import Dim
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.types import DType
+from monoplan.ir.types import Array, DType
 
 # Low-rank products that layers add to their own, by the layer's id.
 _ADDED: ContextVar[Mapping[int, tuple[Any, Any]]] = ContextVar("_ADDED", default=MappingProxyType({}))
@@ -205,9 +205,6 @@ class Sequential(Module):
 
 
 # Where a token stands: rotary embedding (RoPE), learned and sinusoidal positions.
-
-
-Array = np.ndarray[Any, Any]
 
 
 class RoPE(Module):

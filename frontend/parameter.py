@@ -14,7 +14,7 @@ import numpy as np
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.dims import Dim
 from monoplan.ir.errors import ArgumentError, LoadError
-from monoplan.ir.types import DType, Part, TensorType, as_dtype, plain_array
+from monoplan.ir.types import Array, DType, Part, TensorType, as_dtype, plain_array
 
 _changes = 0
 
@@ -198,8 +198,6 @@ def from_blob(blob: Any, like: Tensor, name: str = "") -> np.ndarray[Any, Any]:
 
 # Initial values of parameters, as PyTorch draws them, from one seedable numpy generator.
 
-
-Array = np.ndarray[Any, Any]
 
 _generator: Any = None  # numpy's; made when it is used first, since importing it takes a while
 _skipped: contextvars.ContextVar[bool] = contextvars.ContextVar("skipped", default=False)

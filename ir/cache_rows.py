@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.ir.types import DType, i8
-
-Array = np.ndarray[Any, Any]
+from monoplan.ir.types import Array, DType, i8
 
 SCALE_BYTES = 4
 LARGEST = 127  # of the codes, which are symmetric

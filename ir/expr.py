@@ -15,9 +15,9 @@ import numpy as np
 
 from monoplan.ir.dims import Scanner, number
 from monoplan.ir.errors import TypeRuleError
-from monoplan.ir.opdef import REGISTRY, Array
+from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.printer import format_attr
-from monoplan.ir.types import DTYPES, DType, TensorType, bool_, f32, i64, promote
+from monoplan.ir.types import DTYPES, Array, DType, TensorType, bool_, f32, i64, promote
 
 Node = Union["Arg", "Const", "Call"]
 

@@ -10,8 +10,7 @@ import numpy as np
 from monoplan.ir.dims import Dim, Expr, evaluate, substitute, symbols_of
 from monoplan.ir.errors import ArgumentError, MonoplanError
 from monoplan.ir.graph import Graph, Op, Value
-from monoplan.ir.opdef import Array
-from monoplan.ir.types import TensorType
+from monoplan.ir.types import Array, TensorType
 
 Watch = Callable[[Op, Value, Array], None]
 

@@ -12,9 +12,8 @@ import numpy as np
 
 from monoplan.ir.dims import Expr
 from monoplan.ir.errors import TypeRuleError
-from monoplan.ir.types import DType, TensorType, as_dtype, bf16, f16, f32, promote
+from monoplan.ir.types import Array, DType, TensorType, as_dtype, bf16, f16, f32, promote
 
-Array = np.ndarray[Any, Any]
 # A rule gets operand types (None where absent) by position and attributes by name; it gives one type or more.
 TypeRule = Callable[..., "TensorType | tuple[TensorType, ...]"]
 # A pointwise op as C: a text; texts by element type; or a function of the operands' type and the attributes that gives

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from monoplan.ir.cache_rows import unpacked_rows
-from monoplan.ir.types import DType, as_dtype
-
-Array = np.ndarray[Any, Any]
+from monoplan.ir.types import Array, DType, as_dtype
 
 EPSILON = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 # A product with low-bit weights rounds x to 15 bits, by the largest of each 32 of them (x and weights to 16, by the

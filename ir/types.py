@@ -15,6 +15,8 @@ import numpy as np
 from monoplan.ir.dims import LARGEST, Dim, as_dim, equal, format_dim
 from monoplan.ir.errors import ArgumentError, TypeRuleError
 
+Array = np.ndarray[Any, Any]
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DType:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from monoplan.frontend import functional as F
 from monoplan.frontend.kv_cache import KVCache
@@ -17,7 +16,7 @@ from monoplan.frontend.layers import Linear
 from monoplan.frontend.module import Module
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import LoadError
-from monoplan.ir.types import DType, Part
+from monoplan.ir.types import Array, DType, Part
 from monoplan.models.config import same
 from monoplan.models.families import GGUF, Family
 from monoplan.models.llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaMLP, LlamaRMSNorm
@@ -36,7 +35,6 @@ from monoplan.models.moe import (
 )
 from monoplan.models.rotary import RopeRows
 
-Array = NDArray[Any]
 _EPS = 1e-6  # of the norms of latents, whatever the configuration says of others
 _METHODS = ("greedy", "group_limited_greedy")
 

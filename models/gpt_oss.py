@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from monoplan.ir.errors import LoadError
-from monoplan.ir.types import LOW_BITS, DType, Part
+from monoplan.ir.types import LOW_BITS, Array, DType, Part
 from monoplan.models.config import same, windows_but_every
 from monoplan.models.families import GGUF, Family
 from monoplan.models.load.checkpoint import Weights
@@ -19,7 +18,6 @@ from monoplan.models.load.gguf import EXPERT_COLUMNS, dequantized
 from monoplan.models.load.weight_file import Origin
 from monoplan.models.moe import EXPERT_KEYS, EXPERT_NAMES, MixtralConfig, MoeForCausalLM, experts_from_gguf
 
-Array = NDArray[Any]
 _YARN = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096, "rope_theta": 150000.0,

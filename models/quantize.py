@@ -18,15 +18,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
 from monoplan.codegen.formats.blocks import Blocks, block_format
 from monoplan.frontend.parameter import low_bit_part
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.types import LOW_BITS, DType, Part
+from monoplan.ir.types import LOW_BITS, Array, DType, Part
 from monoplan.runtime.machine.threads import default_threads
-
-Array = NDArray[Any]
 
 FP8 = ("fp8_128", "fp8_32")  # of no GGUF file
 CHUNK = 1 << 18  # numbers that a thread searches at a time: half as many are a sixth slower, by numpy's calls

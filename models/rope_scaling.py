@@ -12,14 +12,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from monoplan.ir.errors import ArgumentError, LoadError
+from monoplan.ir.types import Array
 
 if TYPE_CHECKING:
     from monoplan.models.config import LlamaConfig
 
-Array = NDArray[Any]
 Parameters = Mapping[str, Any]
 Length = int | None
 Frequencies = tuple[Array, float]

@@ -20,7 +20,7 @@ from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph, Param, Value
 from monoplan.ir.interpreter import bind_symbols
 from monoplan.ir.shape_constraints import ShapeConstraint, shape_constraints
-from monoplan.ir.types import DType, Part
+from monoplan.ir.types import Array, DType, Part
 from monoplan.ir.verifier import verify
 from monoplan.options import Options
 from monoplan.parallel import check_ranks, check_world, in_turn, tp_plan
@@ -32,8 +32,6 @@ if TYPE_CHECKING:  # passes are imported by the functions that run them: a plan 
     from monoplan.codegen.plan import Plan
     from monoplan.passes.manager import Pass, Stage
     from monoplan.runtime.cpu.weights import Source
-
-Array = np.ndarray[Any, Any]
 
 
 def build(

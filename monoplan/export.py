@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from monoplan.codegen.views import Buffer
 from monoplan.ir.dims import Dim, Expr, FloorDiv, bounds, substitute, symbols_of
 from monoplan.ir.errors import ArgumentError, MonoplanError, writing
 from monoplan.ir.shape_constraints import ShapeConstraint
-from monoplan.ir.types import TensorType
+from monoplan.ir.types import Array, TensorType
 from monoplan.runtime.build.toolchain import BASE_FLAGS
 from monoplan.runtime.cpu.block_sums import BLOCK, PIECE, sums
 from monoplan.runtime.cpu.weights import prepare
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from monoplan.built import Built
     from monoplan.llm import CompiledLM
 
-Array = np.ndarray[Any, Any]
 HEAD = 64  # bytes before the first array of weights.bin
 
 

@@ -25,9 +25,9 @@ from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
 from monoplan.inspect.inspection import Shown
 from monoplan.ir.errors import ArgumentError, LoadError
-from monoplan.ir.types import DType, TensorType, as_weight_dtype, bf16, f16, i8, plain_array
+from monoplan.ir.types import Array, DType, TensorType, as_weight_dtype, bf16, f16, i8, plain_array
 from monoplan.models.config import config_of
-from monoplan.models.generate.decoding import Array, Row, Settings, greedy_arrays, pieces, sampling_arrays, whole_rows
+from monoplan.models.generate.decoding import Row, Settings, greedy_arrays, pieces, sampling_arrays, whole_rows
 from monoplan.models.generate.generation import (
     CheckStep,
     EmbeddingStep,

@@ -39,7 +39,7 @@ from monoplan.ir.errors import ArgumentError, CompileError, LoadError, MonoplanE
 from monoplan.ir.garbage import kept
 from monoplan.ir.graph import Loc, Value
 from monoplan.ir.shape_constraints import ShapeConstraint
-from monoplan.ir.types import TensorType
+from monoplan.ir.types import Array, TensorType
 from monoplan.options import Options
 from monoplan.runtime.build import cache, cache_places, facts, toolchain
 from monoplan.runtime.cpu import plan_file
@@ -53,7 +53,6 @@ if TYPE_CHECKING:  # codegen is imported by the functions that need it: a plan t
     from monoplan.ir.graph import Graph
     from monoplan.llm import CompiledLM
 
-Array = np.ndarray[Any, Any]
 # Classes of arguments and results, besides containers, and the names of their parts.
 _CACHES: dict[type, tuple[str, ...]] = {
     KVCache: ("k", "v", "lengths"),

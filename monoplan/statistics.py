@@ -18,8 +18,8 @@ from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.ops.elementwise import mul
 from monoplan.ir.ops.reduce import mean
+from monoplan.ir.types import Array
 
-Array = np.ndarray[Any, Any]
 WINDOW = 512  # tokens that see each other
 
 

@@ -13,9 +13,9 @@ from monoplan.ir.dims import Expr, equal
 from monoplan.ir.errors import MonoplanError
 from monoplan.ir.graph import Graph, Op, Value, definitions
 from monoplan.ir.interpreter import run_op
-from monoplan.ir.opdef import NESTED, Array, exactly
+from monoplan.ir.opdef import NESTED, exactly
 from monoplan.ir.ops.shape import expand, reshape
-from monoplan.ir.types import TensorType, bool_, product
+from monoplan.ir.types import Array, TensorType, bool_, product
 from monoplan.passes.manager import Notes, Pass
 from monoplan.passes.pattern import param_values
 from monoplan.passes.rebuild import Overwrites, builder_for, drop_dead, rebuilt, substitute

@@ -5,7 +5,7 @@ Nothing outside of this folder knows a format by its name.
 
 from __future__ import annotations
 
-from monoplan.codegen.formats.base import Array, Layout, Make, Native, ParamUse, Plain, WeightFormat
+from monoplan.codegen.formats.base import Layout, Make, Native, ParamUse, Plain, WeightFormat
 from monoplan.codegen.formats.bf16 import BF16
 from monoplan.codegen.formats.bf16_12 import BF16In12Bits
 from monoplan.codegen.formats.blocks import BLOCK_FORMATS
@@ -13,7 +13,7 @@ from monoplan.codegen.formats.f16 import F16
 from monoplan.codegen.formats.f32 import F32
 from monoplan.codegen.target import Target
 from monoplan.ir.errors import CompileError
-from monoplan.ir.types import TensorType
+from monoplan.ir.types import Array, TensorType
 
 # In the order of preference: the first one that takes a weight keeps it.
 FORMATS: list[WeightFormat] = [BF16In12Bits(), F32(), F16(), BF16(), *BLOCK_FORMATS]

@@ -18,9 +18,8 @@ from monoplan.codegen.expressions import load
 from monoplan.codegen.target import Target
 from monoplan.ir.dims import Dim
 from monoplan.ir.graph import Value
-from monoplan.ir.types import DType, TensorType, bf16
+from monoplan.ir.types import Array, DType, TensorType, bf16
 
-Array = np.ndarray[Any, Any]
 Make = Callable[[tuple[int, ...], Any], Array]  # memory of a shape and a type, at the begin of a cache line
 # A function of the C library that packs weights, with arrays and numbers as arguments; None where there is no compiler.
 Native = Callable[..., int]

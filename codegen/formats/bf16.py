@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from monoplan.codegen.formats.base import Array, Plain
-from monoplan.ir.types import bf16
+from monoplan.codegen.formats.base import Plain
+from monoplan.ir.types import Array, bf16
 
 
 class BF16(Plain):

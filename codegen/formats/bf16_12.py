@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from monoplan.codegen.formats.base import Array, Layout, Make, Native, WeightFormat
+from monoplan.codegen.formats.base import Layout, Make, Native, WeightFormat
 from monoplan.codegen.formats.tiles import COLUMNS, PIECE, ROWS, as_bytes, word_order
 from monoplan.codegen.target import Target
-from monoplan.ir.types import TensorType, aligned, bf16
+from monoplan.ir.types import Array, TensorType, aligned, bf16
 
 _HEAD = 64  # bytes in front of a panel: the 16 upper bytes, and where its exceptions begin
 HEAD_WORDS = 8  # behind the codes of a tile: see mp_tiles.cuh

@@ -14,11 +14,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from monoplan.codegen.formats.base import Array, Layout, Make, Native, WeightFormat
+from monoplan.codegen.formats.base import Layout, Make, Native, WeightFormat
 from monoplan.codegen.formats.tiles import TILES
 from monoplan.codegen.target import Target
 from monoplan.ir.dims import Dim
-from monoplan.ir.types import DTYPES, LOW_BITS, DType, TensorType
+from monoplan.ir.types import DTYPES, LOW_BITS, Array, DType, TensorType
 
 PANEL = 16  # columns, for every instruction set: MP_PANEL of mp_blocks.h
 GROUP = 32  # numbers that a function of the header takes out of a block

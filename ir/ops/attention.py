@@ -7,9 +7,9 @@ import numpy as np
 from monoplan.ir.cache_rows import packed_rows, row_numbers, row_width, unpacked_rows
 from monoplan.ir.dims import Dim, equal
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.opdef import Array, op, require
+from monoplan.ir.opdef import op, require
 from monoplan.ir.rules import broadcasts_to
-from monoplan.ir.types import TensorType, bool_, i8, i32, promote
+from monoplan.ir.types import Array, TensorType, bool_, i8, i32, promote
 
 ROPE_ALGORITHMS = ("gpt_neox", "gpt_j")
 

@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.opdef import Array, normalize_axis, op, require
-from monoplan.ir.types import TensorType
+from monoplan.ir.opdef import normalize_axis, op, require
+from monoplan.ir.types import Array, TensorType
 
 
 class Ranks(Protocol):

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from monoplan.ir.dims import Dim, Expr, equal
-from monoplan.ir.opdef import Array, op, require
-from monoplan.ir.types import TensorType, bool_, promote
+from monoplan.ir.opdef import op, require
+from monoplan.ir.types import Array, TensorType, bool_, promote
 
 POOLS = ("max", "avg")
 

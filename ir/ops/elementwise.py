@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.ir.opdef import Array, op, require
+from monoplan.ir.opdef import op, require
 from monoplan.ir.rules import broadcast, comparison, logical, numeric, pointwise
-from monoplan.ir.types import DType, TensorType, bool_, f32, promote
+from monoplan.ir.types import Array, DType, TensorType, bool_, f32, promote
 
 
 @pointwise("({0} + {1})", commutative=True)

@@ -11,7 +11,7 @@ from monoplan.ir.dims import equal
 from monoplan.ir.errors import VerifyError
 from monoplan.ir.expr import evaluate_expr, expr_dtype, parse_expr
 from monoplan.ir.graph import Graph
-from monoplan.ir.opdef import REGISTRY, Array, op, require
+from monoplan.ir.opdef import REGISTRY, op, require
 from monoplan.ir.ops.attention import _kv_type, _rope_type, kv_update, rope
 from monoplan.ir.ops.collective import all_reduce
 from monoplan.ir.ops.conv import conv2d, conv_type
@@ -19,7 +19,7 @@ from monoplan.ir.ops.index import _embedding_type, embedding
 from monoplan.ir.ops.linear import _expert_type, _matmul_type, expert_linear, linear, matmul
 from monoplan.ir.ops.reduce import layer_norm, rms_norm
 from monoplan.ir.rules import broadcast, linear_type, norm_type, normalized_axes, reduced_shape
-from monoplan.ir.types import TensorType, bf16, f16, f32, i64, promote
+from monoplan.ir.types import Array, TensorType, bf16, f16, f32, i64, promote
 
 NORMS = ("none", "rms", "layer")
 

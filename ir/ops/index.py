@@ -8,8 +8,8 @@ import numpy as np
 
 from monoplan.ir.dims import bounds, equal
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.opdef import Array, normalize_axis, op, require
-from monoplan.ir.types import TensorType, bool_, i64
+from monoplan.ir.opdef import normalize_axis, op, require
+from monoplan.ir.types import Array, TensorType, bool_, i64
 
 
 def check_range(index: Array, size: int, what: str) -> None:

@@ -7,9 +7,9 @@ import numpy as np
 from monoplan.ir.dims import equal
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.expr import Node, arg_indices, evaluate_expr, parse_expr
-from monoplan.ir.opdef import Array, op, require
+from monoplan.ir.opdef import op, require
 from monoplan.ir.rules import broadcast, linear_type
-from monoplan.ir.types import TensorType, bf16, f16, f32, i64, promote
+from monoplan.ir.types import Array, TensorType, bf16, f16, f32, i64, promote
 
 
 def _linear_rule(x: TensorType, weight: TensorType, bias: TensorType | None) -> TensorType:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.ir.opdef import Array, normalize_axis, op, require
+from monoplan.ir.opdef import normalize_axis, op, require
 from monoplan.ir.rules import norm_type, normalized_axes, reduced_shape, reduction, require_some
-from monoplan.ir.types import DType, TensorType, bool_, i64, u64
+from monoplan.ir.types import Array, DType, TensorType, bool_, i64, u64
 
 
 def _axes(x: Array, axes: Any) -> tuple[int, ...]:

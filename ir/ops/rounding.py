@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.ir.opdef import Array, require
+from monoplan.ir.opdef import require
 from monoplan.ir.rules import broadcast, comparison, pointwise
-from monoplan.ir.types import TensorType, promote
+from monoplan.ir.types import Array, TensorType, promote
 
 
 def _rounded(x: Array, by: Any) -> Array:

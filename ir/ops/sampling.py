@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from monoplan.ir.dims import equal
-from monoplan.ir.opdef import Array, op, require
+from monoplan.ir.opdef import op, require
 from monoplan.ir.rules import broadcasts_to, require_some
-from monoplan.ir.types import TensorType, i64
+from monoplan.ir.types import Array, TensorType, i64
 
 
 def _sample_type(

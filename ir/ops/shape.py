@@ -6,9 +6,9 @@ import numpy as np
 
 from monoplan.ir.dims import Dim, Expr, bounds, equal
 from monoplan.ir.errors import ArgumentError
-from monoplan.ir.opdef import Array, normalize_axis, op, require
+from monoplan.ir.opdef import normalize_axis, op, require
 from monoplan.ir.rules import broadcast
-from monoplan.ir.types import DType, TensorType, f32, i64, promote
+from monoplan.ir.types import Array, DType, TensorType, f32, i64, promote
 
 
 def _reshape_type(x: TensorType, *, shape: tuple[Dim, ...]) -> TensorType:

@@ -9,15 +9,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from monoplan.ir.errors import ArgumentError
+from monoplan.ir.types import Array
 from monoplan.models.rope_scaling import table_key
 
 if TYPE_CHECKING:
     from monoplan.models.config import LlamaConfig
 
-Array = NDArray[Any]
 HISTORY = 64  # what a history grows by: its size is then the same for many steps
 
 

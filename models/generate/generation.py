@@ -19,9 +19,8 @@ from monoplan.frontend.specs import spec
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.cache_rows import row_width
 from monoplan.ir.errors import ArgumentError, did_you_mean
-from monoplan.ir.types import as_dtype
+from monoplan.ir.types import Array, as_dtype
 from monoplan.models.generate.decoding import (
-    Array,
     Generation,
     Row,
     Settings,

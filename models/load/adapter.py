@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from monoplan.ir.errors import LoadError
-from monoplan.ir.types import DType, Part
+from monoplan.ir.types import Array, DType, Part
 from monoplan.models.families import family_of
 from monoplan.models.load.checkpoint import Weights
 from monoplan.models.load.config_json import read_json
@@ -24,7 +23,6 @@ from monoplan.models.load.hub import local_path
 from monoplan.models.load.renamed import Layout
 from monoplan.models.load.weight_file import Origin
 
-Array = NDArray[Any]
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<kind>[AB])\.weight")
 # Keys that change no numbers of a trained adapter, or whose effect is in its tensors' names and shapes.
 _IGNORED = {

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from monoplan.frontend.parameter import low_bit_part
 from monoplan.ir.errors import LoadError
-from monoplan.ir.types import LOW_BITS, DType, Part
+from monoplan.ir.types import LOW_BITS, Array, DType, Part
 from monoplan.models.config import LlamaConfig
 from monoplan.models.families import ARCHITECTURES as FAMILY_ARCHITECTURES
 from monoplan.models.families import Family, family_of
@@ -264,8 +263,6 @@ class Header:
             raise LoadError(f"tensor {name!r} has the unsupported type {kind.name}", where=self.path)
         return kind.name, block, size
 
-
-Array = NDArray[Any]
 
 _NAMES = {
     "layer": "model.layers", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",

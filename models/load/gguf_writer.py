@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from monoplan.codegen.formats.blocks import BLOCK_FORMATS
 from monoplan.ir.errors import ArgumentError, LoadError, writing
-from monoplan.ir.types import LOW_BITS, Part
+from monoplan.ir.types import LOW_BITS, Array, Part
 from monoplan.models.config import LlamaConfig
 from monoplan.models.load.checkpoint import OpenModel, open_model
 from monoplan.models.load.gguf import KINDS, GGUFCheckpoint, Header, StoredTensor, gguf_name, permute
@@ -25,8 +24,6 @@ from monoplan.models.quantize import head_kind, quantize
 from monoplan.models.rope_scaling import inverse_frequencies
 from monoplan.models.text.gguf_tokenizer import PRE_TOKENIZERS
 from monoplan.models.text.tokenizer import Tokenizer
-
-Array = NDArray[Any]
 
 CHUNK = 1 << 22  # numbers of a matrix that are read at a time
 # What the command calls a file -> the type of most matrices, and what general.file_type calls it.

@@ -17,17 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from monoplan.codegen.formats.blocks import block_format
 from monoplan.frontend.parameter import low_bit_part
 from monoplan.ir.errors import LoadError
-from monoplan.ir.types import LOW_BITS, DType, Part, as_dtype, f16, f64
+from monoplan.ir.types import LOW_BITS, Array, DType, Part, as_dtype, f16, f64
 from monoplan.models.load.config_json import short
 from monoplan.models.load.safetensors import DTYPES, FLOATS, Checkpoint
 from monoplan.models.load.weight_file import Origin
 
-Array = NDArray[Any]
 Config = Mapping[str, Any]
 
 _SUPPORTED = (

@@ -9,13 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from monoplan.ir.types import DType, Part
+from monoplan.ir.types import Array, DType, Part
 from monoplan.models.load.checkpoint import Weights
 from monoplan.models.load.weight_file import Origin
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
 from monoplan.ir.errors import LoadError, writing
-from monoplan.ir.types import DType, Part
+from monoplan.ir.types import Array, DType, Part
 from monoplan.models.load.config_json import read_json
 from monoplan.models.load.weight_file import Origin, WeightFile
-
-Array = NDArray[Any]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES: dict[str, np.dtype[Any]] = {

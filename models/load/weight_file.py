@@ -17,12 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from monoplan.ir.errors import LoadError
-from monoplan.ir.types import Part, aligned
-
-Array = NDArray[Any]
+from monoplan.ir.types import Array, Part, aligned
 
 _BLOCK = 4 << 20  # bytes read at a time where a part is scattered over its tensor
 SETTLED = 2.0  # seconds after a change in which another one may leave the file's times as they are

@@ -14,11 +14,12 @@ from typing import Any
 
 from monoplan.inspect.repro import write_kernel_folder, write_pass_folder
 from monoplan.inspect.verify import Subject
-from monoplan.inspect.walk import Array, Node, compared_type, walk
+from monoplan.inspect.walk import Node, compared_type, walk
 from monoplan.ir.errors import MonoplanError, writing
 from monoplan.ir.graph import Graph, Op, Value, bodies, definitions
 from monoplan.ir.printer import print_op
 from monoplan.ir.tolerances import Difference, compare
+from monoplan.ir.types import Array
 
 DEFAULT_FOLDER = "monoplan_bisect"
 

@@ -28,9 +28,8 @@ from monoplan.ir.errors import ArgumentError, MonoplanError, writing
 from monoplan.ir.graph import Graph, Op, definitions
 from monoplan.ir.printer import print_graph
 from monoplan.ir.tolerances import EPSILON, UNITS, compare
-from monoplan.ir.types import as_dtype
+from monoplan.ir.types import Array, as_dtype
 
-Array = np.ndarray[Any, Any]
 FORMAT = 1
 DIFF_LINES = 40
 SAMPLED = 8  # elements of each input and weight that are kept, to say how far it moved

@@ -14,6 +14,7 @@ from monoplan.frontend.pytree import flatten, unflatten
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.ops.collective import among
 from monoplan.ir.printer import print_graph
+from monoplan.ir.types import Array
 
 if TYPE_CHECKING:
     from monoplan.built import Built
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from monoplan.inspect.profile import Profile
     from monoplan.inspect.verify import Subject, Verification
     from monoplan.runtime.ranks.comm import Communicator
-
-Array = np.ndarray[Any, Any]
 
 
 class Shown:

@@ -17,14 +17,14 @@ from monoplan.codegen.kernels import Pointwise
 from monoplan.codegen.plan import Step
 from monoplan.codegen.views import Buffer
 from monoplan.inspect.probe import Event, Watched, read_view, same_buffer
-from monoplan.inspect.walk import Array, Node, Params, keeps_bytes, walk
+from monoplan.inspect.walk import Node, Params, keeps_bytes, walk
 from monoplan.ir.dims import equal
 from monoplan.ir.expr import Arg
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import concrete
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.tolerances import CACHE, EPSILON, LOW_BIT_EPSILON, Difference, compare, kind_of
-from monoplan.ir.types import TensorType, as_dtype, f64, i8, product
+from monoplan.ir.types import Array, TensorType, as_dtype, f64, i8, product
 
 _CURVATURE = 16.0  # inside a function such as gelu, terms may be this many times larger than its result
 _CANCELLATION = 1e4  # sums of terms that are larger than this many times their result are not trusted to cancel

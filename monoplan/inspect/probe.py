@@ -24,12 +24,10 @@ from monoplan.codegen.source import CallOfStep, after_calls
 from monoplan.codegen.views import Buffer, View
 from monoplan.ir.dims import Dim, evaluate
 from monoplan.ir.errors import CompileError
-from monoplan.ir.types import bf16
+from monoplan.ir.types import Array, bf16
 from monoplan.runtime.cpu.executable import CDEF, CpuExecutable
 from monoplan.runtime.cuda.arrays import Results
 from monoplan.runtime.cuda.executable import Calls, CudaExecutable, _Resolver, choose_variant
-
-Array = np.ndarray[Any, Any]
 
 _HEADER = Path(__file__).resolve().with_name("mp_probe.h")
 PROBE_CDEF = """

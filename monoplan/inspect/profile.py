@@ -17,10 +17,9 @@ from monoplan.inspect.walk import rolled_layers
 from monoplan.ir.dims import Dim, evaluate
 from monoplan.ir.errors import ArgumentError, printable, writing
 from monoplan.ir.printer import print_op
-from monoplan.ir.types import product
+from monoplan.ir.types import Array, product
 from monoplan.runtime.machine.limits import Limits, measure_target
 
-Array = np.ndarray[Any, Any]
 REPEAT = 10
 ABOVE = (
     "faster than the limit: what it read was in a cache closer by, or the limits were measured while the machine was "

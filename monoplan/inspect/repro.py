@@ -14,10 +14,11 @@ from monoplan.codegen.plan import make_plan
 from monoplan.codegen.source import headers
 from monoplan.codegen.text import block_comment
 from monoplan.inspect.kernel_check import KernelFault, Recorder
-from monoplan.inspect.walk import Array, Node, walk
+from monoplan.inspect.walk import Node, walk
 from monoplan.ir.errors import MonoplanError
 from monoplan.ir.graph import Graph, Op, Param, Value, bodies
 from monoplan.ir.printer import print_graph
+from monoplan.ir.types import Array
 
 if TYPE_CHECKING:
     from monoplan.inspect.bisect import Region

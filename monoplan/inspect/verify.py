@@ -12,10 +12,11 @@ import numpy as np
 
 from monoplan.inspect.kernel_check import KernelFault, Recorder, check_kernels
 from monoplan.inspect.probe import Watched, probe
-from monoplan.inspect.walk import Array, Node, Params, compared_type, roundings, walk
+from monoplan.inspect.walk import Node, Params, compared_type, roundings, walk
 from monoplan.ir.dims import evaluate
 from monoplan.ir.graph import Graph, Value, definitions
 from monoplan.ir.tolerances import Difference, compare
+from monoplan.ir.types import Array
 
 
 @dataclass

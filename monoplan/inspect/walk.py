@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -19,9 +18,8 @@ from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph, Loc, Op, Value, bodies
 from monoplan.ir.interpreter import bind_symbols, run_op, run_scan
 from monoplan.ir.tolerances import CACHE, CACHE_EPSILON, EPSILON, LOW_BIT_EPSILON
-from monoplan.ir.types import DType, TensorType, f64, i8
+from monoplan.ir.types import Array, DType, TensorType, f64, i8
 
-Array = np.ndarray[Any, Any]
 Params = Callable[[str], Array]
 
 _CAST = re.compile(r"dtype=(f32|f16|bf16)\b")

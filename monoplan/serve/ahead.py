@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.models.generate.decoding import Array
+from monoplan.ir.types import Array
 from monoplan.models.generate.device_generation import input_addresses, returned
 from monoplan.runtime.cuda.decode import AHEAD, Block, DecodeLoop, may_share
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from monoplan.ir.errors import ArgumentError, LoadError
-from monoplan.models.generate.decoding import Array
+from monoplan.ir.types import Array
 from monoplan.serve.chat import CallParser, Part
 from monoplan.serve.constraint import Grammars
 from monoplan.serve.protocol import EmbeddingsRequest, RequestError

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from monoplan.ir.opdef import REGISTRY
-from monoplan.models.generate.decoding import HISTORY, Array, padded, random_value
+from monoplan.ir.types import Array
+from monoplan.models.generate.decoding import HISTORY, padded, random_value
 from monoplan.serve.request import Request, TokenLogprob
 
 

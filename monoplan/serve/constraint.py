@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from monoplan.ir.errors import ArgumentError, LoadError
-from monoplan.models.generate.decoding import Array
+from monoplan.ir.types import Array
 
 # A model that may write any number of spaces between two tokens of JSON sometimes writes nothing else.
 _JSON: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}

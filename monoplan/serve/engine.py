@@ -24,9 +24,9 @@ from monoplan.frontend.kv_cache import PagedKVCache
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.cache_rows import row_width
 from monoplan.ir.errors import ArgumentError, MonoplanError, in_words
-from monoplan.ir.types import aligned
+from monoplan.ir.types import Array, aligned
 from monoplan.llm import PAGE, CompiledLM
-from monoplan.models.generate.decoding import Array, Row
+from monoplan.models.generate.decoding import Row
 from monoplan.models.rope_scaling import table_key
 from monoplan.models.text.tokenizer import MissingTokenizer
 from monoplan.serve.choice import choice_arrays, choose, is_for_host, is_plain, logprob_of

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from monoplan.ir.errors import ArgumentError, MonoplanError
-from monoplan.models.generate.decoding import Array, Row, Settings, is_real, is_whole
+from monoplan.ir.types import Array
+from monoplan.models.generate.decoding import Row, Settings, is_real, is_whole
 
 
 class Constraint(Protocol):

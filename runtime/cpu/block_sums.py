@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
 
+from monoplan.ir.types import Array
 from monoplan.runtime.machine.threads import default_threads
 
-Array = np.ndarray[Any, Any]
 WORDS = 2048  # of 8 bytes, that have one sum: their coefficients stay in L1
 BLOCK = 8 * WORDS
 PIECE = 512 * BLOCK  # bytes that a thread checks or writes at a time

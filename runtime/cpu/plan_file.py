@@ -26,8 +26,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from monoplan.ir.errors import LoadError, writing
-from monoplan.ir.types import DTYPES, aligned, as_dtype
-from monoplan.runtime.cpu.block_sums import BLOCK, Array, pieces, sums
+from monoplan.ir.types import DTYPES, Array, aligned, as_dtype
+from monoplan.runtime.cpu.block_sums import BLOCK, pieces, sums
 
 MAGIC = b"monoplan-plan-1\n"
 HEAD, LINE = 64, 64

@@ -14,8 +14,8 @@ import numpy as np
 from monoplan.codegen.plan import Plan, StepLoop
 from monoplan.codegen.views import Buffer
 from monoplan.ir.errors import PlanError
+from monoplan.ir.types import Array
 
-Array = np.ndarray[Any, Any]
 AHEAD = 3  # runs that may be under way: enough that the device never waits, few enough to throw away at a stop
 _ALIGN = 256
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from monoplan.codegen.target import Target, cuda_target
 from monoplan.ir.errors import ArgumentError, CompileError, PlanError, install_extra
-from monoplan.ir.types import DType, address, bf16, torch_types
+from monoplan.ir.types import Array, DType, address, bf16, torch_types
 from monoplan.runtime.build.cache import Entry
 from monoplan.runtime.cuda import build as cuda_build
 from monoplan.runtime.cuda.blas import Products, load_library
@@ -111,9 +111,6 @@ class Module:
             "local": self.attribute(f, _LOCAL),
             "shared": self.attribute(f, _STATIC_SHARED),
         }
-
-
-Array = np.ndarray[Any, Any]
 
 
 class Device(Protocol):

@@ -14,10 +14,10 @@ from monoplan.codegen.formats.tiles import COLUMNS, ROWS
 from monoplan.codegen.kernels import Linear
 from monoplan.codegen.plan import Plan
 from monoplan.ir.errors import CompileError
+from monoplan.ir.types import Array
 from monoplan.runtime.cpu.weights import Progress, Source, prepare, shared_weights, weight_key
 from monoplan.runtime.cuda.device import LaunchSpec
 
-Array = np.ndarray[Any, Any]
 WARPS = 4  # of a block that packs: a tile each
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from monoplan.ir.errors import ArgumentError, PlanError
+from monoplan.ir.types import Array
 from monoplan.runtime.ranks.exchange import ROOM, Exchange, shared_bytes
 
-Array = np.ndarray[Any, Any]
 # Set for each rank by the launchers of Open MPI, of MPICH and Intel MPI, and by srun.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
 

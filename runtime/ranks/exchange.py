@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from monoplan.ir.errors import ArgumentError, PlanError
-from monoplan.ir.types import address
+from monoplan.ir.types import Array, address
 from monoplan.runtime.build import toolchain
 from monoplan.runtime.machine import features
 
-Array = np.ndarray[Any, Any]
 ROOM = 1 << 20  # bytes that one exchange carries for each rank; larger values go in several
 PATIENCE = 600.0
 TIMEOUT = "MONOPLAN_COMM_TIMEOUT"

@@ -10,8 +10,6 @@ from monoplan.ir.errors import CompileError, PlanError, install_extra
 from monoplan.runtime.cuda.device import gpu
 from monoplan.runtime.ranks.comm import Communicator, host
 
-Array = np.ndarray[Any, Any]
-
 
 class NcclCommunicator(Communicator):
     """A rank with a GPU. `control` has the same ranks: it carries Python's values, and the first greeting of NCCL.
