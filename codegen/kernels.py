@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 from monoplan.codegen.formats import Layout, WeightFormat, format_of
 from monoplan.codegen.operands import Body, Operand, stored_bytes, touched
@@ -24,7 +25,10 @@ class Kernel:
     operands: tuple[Operand, ...]
     scratch: tuple[Operand, ...] = ()
     flops: Dim = 0
-    family: str = field(default="", init=False)
+    family: ClassVar[str] = ""  # its template is named after it
+
+    def __init_subclass__(cls, family: str) -> None:
+        cls.family = family
 
     @property
     def reports(self) -> bool:
@@ -78,15 +82,14 @@ class Kernel:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Pointwise(Kernel):
+class Pointwise(Kernel, family="pointwise"):
     """y[i] = body(x0[i], x1[i], …) over a common shape; operands are already expanded to it. z0, z1, … are as y."""
 
     body: Body
-    family: str = field(default="pointwise", init=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Reduce(Kernel):
+class Reduce(Kernel, family="reduce"):
     """y[o] = post(reduce over i of pre(x0[o, i], …), e0[o], …); views are arranged as outer then inner dims."""
 
     kind: str  # the op: a row of codegen/reductions.py
@@ -94,11 +97,10 @@ class Reduce(Kernel):
     post: Body
     outer: tuple[Dim, ...]
     inner: tuple[Dim, ...]
-    family: str = field(default="reduce", init=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Norm(Kernel):
+class Norm(Kernel, family="norm"):
     """y[o, i] = body(norm(x[o])[i] * weight[i] + bias[i], e0[o, i], …) over the inner dimension."""
 
     kind: str  # rms, layer
@@ -106,21 +108,19 @@ class Norm(Kernel):
     body: Body
     outer: tuple[Dim, ...]
     inner: Dim
-    family: str = field(default="norm", init=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Softmax(Kernel):
+class Softmax(Kernel, family="softmax"):
     """y[o, i] = softmax over i of x[o]; causal: row s of S sees columns up to s + (T - S)."""
 
     causal: bool
     outer: tuple[Dim, ...]
     inner: Dim
-    family: str = field(default="softmax", init=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Matmul(Kernel):
+class Matmul(Kernel, family="matmul"):
     """y[b, m, n] = body(sum over k of a[b, m, k] * b[b, k, n], e0[b, m, n], …): any strides, any type."""
 
     body: Body
@@ -129,11 +129,10 @@ class Matmul(Kernel):
     columns: Dim
     depth: Dim
     accumulator: DType
-    family: str = field(default="matmul", init=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Linear(Kernel):
+class Linear(Kernel, family="linear"):
     """A product with packed constant weights, a norm in front and an epilogue behind.
 
     epilogue: "pointwise" (body over the columns), "gated" (body over pairs of columns n and n + N),
@@ -160,7 +159,6 @@ class Linear(Kernel):
     tail_norm: str = ""  # rms, layer: `eps` is its
     batch: Dim = 1
     seq: Dim = 1
-    family: str = field(default="linear", init=False)
 
     @property
     def reports(self) -> bool:
@@ -202,7 +200,7 @@ class Linear(Kernel):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Experts(Kernel):
+class Experts(Kernel, family="experts"):
     """y[r, j, n] = body(sum over k of w[ids[r, j], n, k] * x[r, j, k], the same of up, b[ids[r, j], n], up_b[…]), with
     a norm of x in front."""
 
@@ -214,7 +212,6 @@ class Experts(Kernel):
     columns: int
     depth: int
     body: Body
-    family: str = field(default="experts", init=False)
 
     @property
     def layout(self) -> Layout | None:
@@ -229,17 +226,16 @@ class Experts(Kernel):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Route(Kernel):
+class Route(Kernel, family="route"):
     """share[r, j] and ids[r, j]: the j-th best of the experts that x[r] has scores of, see the op."""
 
     rows: Dim
     experts: int
     choices: int
-    family: str = field(default="route", init=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Window(Kernel):
+class Window(Kernel, family="window"):
     """y[n, o, i, j] = body(the sum or the maximum over a window of x[n, …] + bias[o], e0[n, o, i, j], …).
 
     mode: "conv" (products with w[o, c, a, b]), "max", "avg". Windows follow one another by the strides, or cover
@@ -257,11 +253,10 @@ class Window(Kernel):
     even: bool = False
     include_pad: bool = True
     divisor: int | None = None
-    family: str = field(default="window", init=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Conv(Kernel):
+class Conv(Kernel, family="conv"):
     """A convolution with packed constant weights as an implicit product; x, y and extras are as in Window, with rows
     and columns of the output as one dimension. `copied`: patches are read from a padded copy of x in f32."""
 
@@ -273,7 +268,6 @@ class Conv(Kernel):
     groups: int
     copied: bool
     sizes: tuple[Dim, ...]  # rows and columns of x, rows and columns of y
-    family: str = field(default="conv", init=False)
 
     @property
     def symbols(self) -> set[str]:
@@ -281,7 +275,7 @@ class Conv(Kernel):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Attention(Kernel):
+class Attention(Kernel, family="attention"):
     """Online-softmax attention; q and y are [b, s, h, d] views, k and v [b, g, t, d]."""
 
     batch: Dim
@@ -295,11 +289,10 @@ class Attention(Kernel):
     scale: float
     softcap: float | None
     window: int | None
-    family: str = field(default="attention", init=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Gather(Kernel):
+class Gather(Kernel, family="gather"):
     """y[a, i, c] = body(x[a, index[i], c], e0[…], …): embedding, gather, select_rows and take_along by strides."""
 
     body: Body
@@ -308,41 +301,37 @@ class Gather(Kernel):
     limit: Dim
     packed: bool  # the table is a packed linear weight
     depth: int
-    family: str = field(default="gather", init=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Scatter(Kernel):
+class Scatter(Kernel, family="scatter"):
     """y[o, index[o, i]] = combine(y[o, index[o, i]], x[o, i]) for i in order; y has its other elements already."""
 
     kind: str  # the attribute `reduce` of the op
     outer: tuple[Dim, ...]
     inner: Dim
     limit: Dim
-    family: str = field(default="scatter", init=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Rope(Kernel):
+class Rope(Kernel, family="rope"):
     """Rotary embedding of x [b, s, h, d] by the tables' rows positions[b, s]."""
 
     algo: str
     rotary: int
     head_dim: int
     limit: Dim
-    family: str = field(default="rope", init=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class KVUpdate(Kernel):
+class KVUpdate(Kernel, family="kv_update"):
     """cache[b, h, lengths[b] + s, :] = rows[b, s, h, :] for s < valid[b]."""
 
     capacity: Dim
-    family: str = field(default="kv_update", init=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Heads(Kernel):
+class Heads(Kernel, family="heads"):
     """Heads of q, k and v in x [b, s, columns]: q and k normed, over each head or over all of them (`whole`), and
     rotated; q goes to y, k and v to their caches."""
 
@@ -356,11 +345,10 @@ class Heads(Kernel):
     norm: str
     whole: bool
     eps: float
-    family: str = field(default="heads", init=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Latent(Kernel):
+class Latent(Kernel, family="latent"):
     """Of latent attention: query [b, s, h, d] rotated to y; the norm of latent [b, s, rank] and key [b, s, 1, d],
     rotated, one behind the other to the cache."""
 
@@ -372,42 +360,38 @@ class Latent(Kernel):
     rotary: int
     algo: str
     eps: float
-    family: str = field(default="latent", init=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Scan(Kernel):
+class Scan(Kernel, family="scan"):
     """Running sums, products or extremes along the inner dimension."""
 
     kind: str  # the op: a row of SCANS in codegen/reductions.py
     outer: tuple[Dim, ...]
     inner: Dim
-    family: str = field(default="scan", init=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Sort(Kernel):
+class Sort(Kernel, family="sort"):
     """The `keep` first of the inner dimension in sorted order, with indices; stable."""
 
     outer: tuple[Dim, ...]
     inner: Dim
     keep: Dim
     descending: bool
-    family: str = field(default="sort", init=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Sample(Kernel):
+class Sample(Kernel, family="sample"):
     """A token id for each row of logits (random_sample), or logits with seen tokens penalized."""
 
     mode: str  # sample, penalty
     rows: tuple[Dim, ...]
     vocabulary: Dim
-    family: str = field(default="sample", init=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Collective(Kernel):
+class Collective(Kernel, family="collective"):
     """Between ranks. reduce: y[r, c] = body(sum over the ranks of x[r, c], in rank order, e0[r, c], …);
     gather: y[r, world, c] = x[r, c] of every rank."""
 
@@ -417,4 +401,3 @@ class Collective(Kernel):
     body: Body
     rows: Dim
     columns: Dim
-    family: str = field(default="collective", init=False)

@@ -9,7 +9,7 @@ from monoplan.codegen.kernels import Conv, Kernel, Linear, Norm, Pointwise
 from monoplan.codegen.lower.lowerer import Loop
 from monoplan.codegen.slots import slot_offsets
 from monoplan.codegen.views import Buffer
-from monoplan.ir.dims import Dim, equal, evaluate, symbols_of
+from monoplan.ir.dims import Dim, equal, evaluate, same_dims, symbols_of
 
 _TYPICAL = 64  # the value of every symbol when slots are compared for fit
 
@@ -123,13 +123,9 @@ def _replaceable(buffer: Buffer, kernel: Kernel) -> tuple[Buffer, ...]:
         and (o.name == "x" or o.name[1:].isdigit())
         and o.view.is_whole
         and o.dtype.itemsize == out.dtype.itemsize
-        and _same_elements(o.view.strides, out.view.strides)
+        and same_dims(o.view.strides, out.view.strides)
         and all(p is o or p.view.buffer is not o.view.buffer for p in kernel.reads)
     )
-
-
-def _same_elements(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def _bytes(b: Buffer) -> Dim:

@@ -24,7 +24,7 @@ from monoplan.frontend.tensor import (
     scalar_like,
     whole_index,
 )
-from monoplan.ir.dims import Dim, Expr, equal
+from monoplan.ir.dims import Dim, Expr, equal, same_dims
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.types import DType, as_dtype, bool_, f32, i64, product, promote, u8
 
@@ -498,9 +498,7 @@ def _spread_index(x: Tensor, dim: int, index: Any, source: Tensor | None) -> tup
     if at.ndim != 1 or not at.dtype.is_integer:
         raise ArgumentError(f"the index must be a vector of integers, got {at.type}")
     shape = (*x.shape[:axis], at.shape[0], *x.shape[axis + 1 :])
-    if source is not None and not (
-        source.ndim == len(shape) and all(equal(a, b) for a, b in zip(source.shape, shape, strict=True))
-    ):
+    if source is not None and not same_dims(source.shape, shape):
         raise ArgumentError(f"the source is {source.type}, the input and the index want the shape {list(shape)}")
     at = at.reshape((*[1] * axis, at.shape[0], *[1] * (x.ndim - axis - 1)))
     return axis, at.expand(shape), shape

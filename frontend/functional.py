@@ -42,7 +42,7 @@ from monoplan.frontend.op_functions import (
 from monoplan.frontend.tensor import Tensor, adapted, as_tensor, axes_of, binary, call, floating, full_axis, pointwise
 from monoplan.frontend.tensor import matmul as _matmul
 from monoplan.frontend.windows import *  # noqa: F403
-from monoplan.ir.dims import Expr, equal
+from monoplan.ir.dims import Expr, equal, same_dims
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.tolerances import LARGEST
 from monoplan.ir.types import bool_, i64, product
@@ -674,7 +674,7 @@ def _normalized(name: str, input: Any, normalized_shape: Any, *parameters: Any) 
     n = len(shape)
     parts = [("weight", as_tensor(p).shape) for p in parameters if p is not None]
     for what, found in (("input", x.shape[-n:] if n else ()), *parts):
-        if len(found) != n or not n or not builtins.all(equal(a, b) for a, b in zip(found, shape, strict=True)):
+        if not n or not same_dims(found, shape):
             side = "ends with" if what == "input" else "has"
             raise ArgumentError(
                 f"{name}: normalized_shape is {list(shape)}, the {what} {side} the shape {list(found)}",

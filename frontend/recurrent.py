@@ -11,7 +11,7 @@ from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import Parameter, check_size, layer_dtype, linear_bound, uniform
 from monoplan.frontend.scan import scan
 from monoplan.frontend.tensor import Tensor, as_tensor
-from monoplan.ir.dims import equal
+from monoplan.ir.dims import same_dims
 from monoplan.ir.errors import ArgumentError
 
 Weights = tuple[Any, Any, Any, Any]  # of the input and of the state, and their biases, or None
@@ -141,7 +141,7 @@ class _Stack(_Recurrent):
         shape = (total, *x.shape[1:-1], self.hidden_size)
         given = [F.zeros(shape, dtype=x.dtype)] * count if states is None else list(map(as_tensor, states))
         for h in given:
-            if h.ndim != len(shape) or any(not equal(a, b) for a, b in zip(h.shape, shape, strict=True)):
+            if not same_dims(h.shape, shape):
                 what = f"{type(self).__name__}: a first state is {h.type}, but {list(shape)} is needed"
                 raise ArgumentError(what, where=user_location())
         final: list[list[Tensor]] = []

@@ -10,7 +10,7 @@ import contextlib
 import contextvars
 import keyword
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Union
@@ -282,6 +282,11 @@ def equal(a: Dim, b: Dim) -> bool:
     if isinstance(a, Expr) and isinstance(b, Expr):
         return a.terms == b.terms
     return not isinstance(a, Expr) and not isinstance(b, Expr) and a == b
+
+
+def same_dims(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Whether two shapes are the same expressions."""
+    return len(a) == len(b) and all(map(equal, a, b))
 
 
 def bounds(d: Dim) -> tuple[int | None, int | None]:

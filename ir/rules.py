@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monoplan.ir.dims import Dim, equal
+from monoplan.ir.dims import Dim, equal, same_dims
 from monoplan.ir.errors import TypeRuleError
 from monoplan.ir.opdef import CForm, OpDef, TypeRule, normalize_axis, op, op_name, require
 from monoplan.ir.types import DType, TensorType, bool_, promote
@@ -162,7 +162,7 @@ def norm_type(x: TensorType, weight: TensorType | None, bias: TensorType | None,
     require(1 <= dims <= x.rank, f"{name}: normalizes {dims} dimensions, the input is {x}")
     for what, p in (("weight", weight), ("bias", bias)):
         if p is not None:
-            fits = p.rank == dims and all(equal(a, b) for a, b in zip(p.shape, x.shape[x.rank - dims :], strict=True))
+            fits = same_dims(p.shape, x.shape[x.rank - dims :])
             require(
                 fits,
                 f"{name}: the {what} {p} does not match the last {dims} dimension(s) of {x}",

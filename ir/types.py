@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from monoplan.ir.dims import LARGEST, Dim, as_dim, equal, format_dim
+from monoplan.ir.dims import LARGEST, Dim, as_dim, format_dim, same_dims
 from monoplan.ir.errors import ArgumentError, TypeRuleError
 
 Array = np.ndarray[Any, Any]
@@ -204,10 +204,7 @@ class TensorType:
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
-            isinstance(other, TensorType)
-            and self.dtype == other.dtype
-            and len(self.shape) == len(other.shape)
-            and all(equal(a, b) for a, b in zip(self.shape, other.shape, strict=True))
+            isinstance(other, TensorType) and self.dtype == other.dtype and same_dims(self.shape, other.shape)
         )
 
     def __hash__(self) -> int:

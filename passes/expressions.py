@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from monoplan.ir.dims import equal
 from monoplan.ir.expr import Arg, Call, Const, Node, arg_indices, expr_dtype, parse_expr, substitute_args
 from monoplan.ir.graph import Op, Value
-from monoplan.ir.types import TensorType
 
 LARGEST = 48  # ops in one expression; longer ones are hard to read and gain nothing
 
@@ -93,7 +91,3 @@ def with_accumulators(outer: Expression, sums: Sequence[Value], extras: Sequence
     order = [*sums, *extras]
     node = substitute_args(outer.node, lambda i: Arg(order.index(outer.operands[i])))
     return Expression(node, tuple(order))
-
-
-def same_shape(a: TensorType, b: TensorType) -> bool:
-    return a.rank == b.rank and all(equal(x, y) for x, y in zip(a.shape, b.shape, strict=True))

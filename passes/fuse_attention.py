@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from monoplan.ir.dims import equal
+from monoplan.ir.dims import same_dims
 from monoplan.ir.graph import Value
 from monoplan.ir.ops.attention import attention
 from monoplan.ir.ops.elementwise import add, div, logical_not, mul, where
@@ -28,7 +28,7 @@ def _fits(m: Match) -> bool | str:
     if q.rank not in (3, 4) or kt.rank != q.rank or v.rank != q.rank:
         return f"q, k and v have ranks {q.rank}, {kt.rank} and {v.rank}; attention takes 3 or 4"
     for a, b in ((q, kt), (kt, v)):
-        if not all(equal(x, y) for x, y in zip(a.shape[: q.rank - 2], b.shape[: q.rank - 2], strict=True)):
+        if not same_dims(a.shape[: q.rank - 2], b.shape[: q.rank - 2]):
             return "the leading dimensions of q, k and v differ"
     if not isinstance(q.shape[-3], int):
         return "the number of heads is symbolic"

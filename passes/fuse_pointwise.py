@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monoplan.ir.builder import make_op
+from monoplan.ir.dims import same_dims
 from monoplan.ir.errors import TypeRuleError
 from monoplan.ir.expr import Arg, count_ops, parse_expr, substitute_args
 from monoplan.ir.graph import Graph, Op, Value, definitions
@@ -19,15 +20,7 @@ from monoplan.ir.ops.fused import (
     fused_reduce,
     pointwise,
 )
-from monoplan.passes.expressions import (
-    LARGEST,
-    Expression,
-    expression_of,
-    inline,
-    is_pointwise,
-    same_shape,
-    with_accumulators,
-)
+from monoplan.passes.expressions import LARGEST, Expression, expression_of, inline, is_pointwise, with_accumulators
 from monoplan.passes.manager import Notes, Pass
 from monoplan.passes.pattern import distinct_readers, too_many
 from monoplan.passes.rebuild import Overwrites, drop_dead
@@ -121,7 +114,7 @@ def _chain(op: Op, at: int, fusion: _Fusion) -> Op | None:
 def _refuse_chain(source: Op, op: Op, small: Expression, joined: Expression) -> str:
     # Whole numbers are places and lengths: a few more additions cost less than a kernel of their own.
     cheap = source.result.type.dtype.is_integer and count_ops(small.node) <= CHEAP
-    if not cheap and not same_shape(source.result.type, op.result.type):
+    if not cheap and not same_dims(source.result.type.shape, op.result.type.shape):
         return f"{source.result} is {source.result.type}, smaller than {op.result.type}: it would be computed again"
     if count_ops(joined.node) > LARGEST:
         return f"the expression would have more than {LARGEST} ops"
@@ -165,7 +158,7 @@ def _refuse_gate(op: Op, e: Expression, cut: Op, source: Op, at: int, fusion: _F
         return "the two halves differ in size"
     if not all(v in e.operands for v in cut.results):
         return "only one of the halves is read here"
-    if not same_shape(first.type, op.result.type):
+    if not same_dims(first.type.shape, op.result.type.shape):
         return f"the halves {first.type} are stretched to {op.result.type}"
     return fusion.refusal(cut, at) or fusion.refusal(source, at)
 
@@ -227,7 +220,7 @@ def _into_producer(op: Op, at: int, fusion: _Fusion) -> Op | None:
     for source in sorted(sources, key=lambda s: (s.opdef.kind not in _TAILS[:6], -fusion.order[s.result])):
         v = source.result
         reason = fusion.refusal(source, at)
-        if not reason and not same_shape(v.type, op.result.type):
+        if not reason and not same_dims(v.type.shape, op.result.type.shape):
             reason = f"{v.type} is stretched to {op.result.type}"
         made = None if reason else _with_tail(op, source, e, [x for x in e.operands if x is not v])
         if made is not None:

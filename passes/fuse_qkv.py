@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monoplan.ir.builder import make_op
-from monoplan.ir.dims import equal
+from monoplan.ir.dims import same_dims
 from monoplan.ir.errors import TypeRuleError
 from monoplan.ir.graph import Graph, Loc, Op, Value, definitions
 from monoplan.ir.opdef import OpDef
@@ -236,7 +236,7 @@ def _follow(part: Value, readers: Readers) -> _Head:
     shaped = _only(part, readers)
     if shaped.name != "reshape" or shaped.result.type.rank != 4 or part.type.rank != 3:
         raise _Refused(f"{part} is not reshaped from [batch, seq, features] to heads")
-    if not all(equal(a, b) for a, b in zip(part.type.shape[:2], shaped.result.type.shape[:2], strict=True)):
+    if not same_dims(part.type.shape[:2], shaped.result.type.shape[:2]):
         raise _Refused(f"{part} is not reshaped to [batch, seq, heads, dim]")
     heads = shaped.result.type.shape[2]
     if not isinstance(heads, int):

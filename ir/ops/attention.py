@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from monoplan.ir.cache_rows import packed_rows, row_numbers, row_width, unpacked_rows
-from monoplan.ir.dims import Dim, equal
+from monoplan.ir.dims import Dim, equal, same_dims
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.opdef import op, require
 from monoplan.ir.rules import broadcasts_to
@@ -24,10 +24,7 @@ def _rope_type(x: TensorType, positions: TensorType, sin: TensorType, cos: Tenso
         f"rope: positions must be integers [seq] or [batch, seq], got {positions} for x {x}",
     )
     lead = x.shape[: x.rank - 2][-positions.rank :]
-    require(
-        all(equal(a, b) for a, b in zip(positions.shape, lead, strict=True)),
-        f"rope: positions {positions} do not fit x {x}",
-    )
+    require(same_dims(positions.shape, lead), f"rope: positions {positions} do not fit x {x}")
     require(sin.rank == 2 and sin.shape == cos.shape, f"rope: tables must be [positions, dim/2], got {sin} and {cos}")
     dim, half = x.shape[-1], sin.shape[1]
     require(isinstance(dim, int) and dim % 2 == 0, f"rope: the head dimension must be even, got {dim} in {x}")
@@ -117,10 +114,7 @@ def _attention_type(
     )
     require(not equal(keys, 0), f"attention: k {k} has no keys")
     require(equal(q.shape[-1], k.shape[-1]), f"attention: q {q} and k {k} differ in the head dimension")
-    require(
-        all(equal(a, b) for a, b in zip(k.shape[:-1], v.shape[:-1], strict=True)),
-        f"attention: k {k} and v {v} do not fit",
-    )
+    require(same_dims(k.shape[:-1], v.shape[:-1]), f"attention: k {k} and v {v} do not fit")
     require(q.rank == 3 or equal(q.shape[0], k.shape[0]), f"attention: q {q} and k {k} differ in batch")
     batch: tuple[Dim, ...] = q.shape[: q.rank - 3]
     if mask is not None:

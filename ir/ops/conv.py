@@ -24,16 +24,11 @@ def _window(
         f"{name}: kernel, stride and dilation have two numbers, padding has four; got {kernel}, {stride}, {dilation} "
         f"and {padding}",
     )
-    for what, numbers, least in (
-        ("kernel", kernel, 1),
-        ("stride", stride, 1),
-        ("dilation", dilation, 1),
-        ("padding", padding, 0),
-    ):
-        require(
-            all(isinstance(n, int) and n >= least for n in numbers),
-            f"{name}: the {what} must be numbers of at least {least}, got {tuple(numbers)}",
-        )
+    given = {"kernel": kernel, "stride": stride, "dilation": dilation, "padding": padding}
+    for what, numbers in given.items():
+        least = 0 if what == "padding" else 1
+        fits = all(isinstance(n, int) and n >= least for n in numbers)
+        require(fits, f"{name}: the {what} must be numbers of at least {least}, got {tuple(numbers)}")
 
 
 def window_count(size: Dim, kernel: int, stride: int, before: int, after: int, dilation: int) -> Dim:
@@ -95,19 +90,6 @@ def conv_type(
     return TensorType(dtype, (x.shape[0], columns, *_counts(name, x, sizes, stride, padding, dilation)))
 
 
-def _conv_type(
-    x: TensorType,
-    weight: TensorType,
-    bias: TensorType | None,
-    *,
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    groups: int,
-) -> TensorType:
-    return conv_type(x, weight, bias, stride, padding, dilation, groups)
-
-
 def _patches(x: Array, kernel: Sequence[int], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Array:
     """All windows of a padded image: [..., H', W', KH, KW]."""
     reach = tuple(d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True))
@@ -120,7 +102,7 @@ def _padded(x: Array, padding: tuple[int, ...], value: float | int) -> Array:
     return np.pad(x, widths, constant_values=value)
 
 
-@op(_conv_type, "conv", bounded=True)
+@op(conv_type, "conv", bounded=True)
 def conv2d(
     x: Array,
     weight: Array,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from monoplan.ir.cache_rows import row_numbers
-from monoplan.ir.dims import equal
+from monoplan.ir.dims import equal, same_dims
 from monoplan.ir.errors import VerifyError
 from monoplan.ir.expr import evaluate_expr, expr_dtype, parse_expr
 from monoplan.ir.graph import Graph
@@ -32,10 +32,8 @@ def _with_expr(first: list[TensorType], extras: tuple[TensorType, ...], expr: st
     """The type of `expr` over accumulators and extras, which must broadcast to the accumulator's shape."""
     types = [*first, *extras]
     shape = broadcast([t.shape for t in types], name)
-    require(
-        len(shape) == first[0].rank and all(equal(a, b) for a, b in zip(shape, first[0].shape, strict=True)),
-        f"{name}: extra operands {', '.join(map(str, extras))} do not broadcast to {first[0]}",
-    )
+    found = ", ".join(map(str, extras))
+    require(same_dims(shape, first[0].shape), f"{name}: extra operands {found} do not broadcast to {first[0]}")
     return TensorType(expr_dtype(parse_expr(expr), [t.dtype for t in types]), shape)
 
 

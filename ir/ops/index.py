@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.ir.dims import bounds, equal
+from monoplan.ir.dims import bounds, equal, same_dims
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.opdef import normalize_axis, op, require
 from monoplan.ir.types import Array, TensorType, bool_, i64
@@ -121,8 +121,7 @@ def _scatter_type(x: TensorType, index: TensorType, source: TensorType, *, axis:
     require(x.dtype != bool_ or reduce == "set", f"scatter: reduce={reduce!r} needs numbers, got {x}")
     axis = normalize_axis(axis, x.rank, "scatter")
     require(
-        index.rank == source.rank == x.rank
-        and all(equal(a, b) for a, b in zip(index.shape, source.shape, strict=True)),
+        index.rank == x.rank and same_dims(index.shape, source.shape),
         f"scatter: {index} and {source} must have one shape, of the rank of {x}",
     )
     for i, (n, room) in enumerate(zip(index.shape, x.shape, strict=True)):

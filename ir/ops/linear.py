@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from monoplan.ir.dims import equal
+from monoplan.ir.dims import equal, same_dims
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.expr import Node, arg_indices, evaluate_expr, parse_expr
 from monoplan.ir.opdef import op, require
@@ -12,11 +12,7 @@ from monoplan.ir.rules import broadcast, linear_type
 from monoplan.ir.types import Array, TensorType, bf16, f16, f32, i64, promote
 
 
-def _linear_rule(x: TensorType, weight: TensorType, bias: TensorType | None) -> TensorType:
-    return linear_type(x, weight, bias)
-
-
-@op(_linear_rule, "linear", low_bit=("weight",))
+@op(linear_type, "linear", low_bit=("weight",))
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """x @ weight.T + bias, with weight stored [out, in]."""
     y = np.matmul(x, weight.T)
@@ -64,10 +60,8 @@ def _expert_type(
     fixed = all(isinstance(n, int) for n in (*weight.shape, ids.shape[1]))
     require(fixed, f"expert_linear: sizes of {weight} and the number of choices are constants, got {ids}")
     lead = (ids.shape[0],) if x.rank == 2 else ids.shape
-    require(
-        x.rank in (2, 3) and all(equal(a, b) for a, b in zip(x.shape, (*lead, weight.shape[2]), strict=True)),
-        f"expert_linear: x must be {list(lead)} rows of {weight.shape[2]}, got {x}",
-    )
+    fits = x.rank in (2, 3) and same_dims(x.shape, (*lead, weight.shape[2]))
+    require(fits, f"expert_linear: x must be {list(lead)} rows of {weight.shape[2]}, got {x}")
     names = f"one of {', '.join(map(repr, GATES))} or an expression of x0 and x1"
     known = gate in GATES or (gate.endswith(")") and arg_indices(gate_expr(gate)) == {0, 1})
     require(known, f"expert_linear: gate={gate!r} is not {names}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from monoplan.ir.dims import Dim, Expr, bounds, equal
+from monoplan.ir.dims import Dim, Expr, bounds, equal, same_dims
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.opdef import normalize_axis, op, require
 from monoplan.ir.rules import broadcast
@@ -72,10 +72,7 @@ def slice_(x: Array, *, axis: int, start: Dim, length: Dim, step: int = 1) -> Ar
 
 def _expand_type(x: TensorType, *, shape: tuple[Dim, ...]) -> TensorType:
     got = broadcast([x.shape, shape], "expand")
-    require(
-        len(got) == len(shape) and all(equal(a, b) for a, b in zip(got, shape, strict=True)),
-        f"expand: {x} does not broadcast to {TensorType(x.dtype, shape)}",
-    )
+    require(same_dims(got, shape), f"expand: {x} does not broadcast to {TensorType(x.dtype, shape)}")
     return x.with_shape(shape)
 
 
