@@ -182,13 +182,9 @@ def _filled(
             bound.append((f"mp_{i}", text, C_TYPES[own.name]))
             text = f"mp_{i}"
         texts.append(text)
-    names = {name: _c_attr(value, t) for name, value in attrs.items()}
+    # Numbers become literals of its type, words stay as they are.
+    names = {name: c_literal(v, t) if isinstance(v, bool | int | float) else str(v) for name, v in attrs.items()}
     filled = form.format(*texts, **names, f="f" if t == f32 else "", t=t.name, type=C_TYPES[result.name])
     for name, text, ctype in bound:
         filled = f"MP_LET({ctype}, {name}, {text}, {filled})"
     return filled
-
-
-def _c_attr(value: Any, t: DType) -> str:
-    """An attribute in the text of an op: numbers as literals of its type, words as they are."""
-    return c_literal(value, t) if isinstance(value, bool | int | float) else str(value)

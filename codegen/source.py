@@ -161,7 +161,7 @@ def environment() -> Any:
         dim=c_dim,
         unravel_lines=unravel_lines,
         c_float=lambda x: c_literal(x, f32),
-        symbols_used=_symbols_used,
+        symbols_used=lambda k: sorted(c_symbol(name) for name in k.mentioned),
         symbol_value=lambda name: f"run->args->symbols[{_numbers.get()[name]}]",
     )
     return env
@@ -193,11 +193,6 @@ _numbers: contextvars.ContextVar[Mapping[str, int]] = contextvars.ContextVar("sy
 def number_symbols(plan: Plan) -> contextvars.Token[Mapping[str, int]]:
     """Makes `symbol_value` answer for a plan, in this thread; the token undoes it."""
     return _numbers.set({c_symbol(name): i for i, name in enumerate(plan.symbols)})
-
-
-def _symbols_used(k: Kernel) -> list[str]:
-    """C names of the symbols that a kernel's index arithmetic mentions."""
-    return sorted(c_symbol(name) for name in k.mentioned)
 
 
 def headers(target: str) -> tuple[tuple[str, str], ...]:

@@ -50,15 +50,6 @@ __all__ = [
     "le",
     "gt",
     "ge",
-    "sum",
-    "mean",
-    "amax",
-    "amin",
-    "prod",
-    "any",
-    "all",
-    "argmin",
-    "argmax",
     "floor",
     "ceil",
     "trunc",
@@ -76,6 +67,15 @@ __all__ = [
     "isnan",
     "isinf",
     "isfinite",
+    "sum",
+    "mean",
+    "amax",
+    "amin",
+    "prod",
+    "any",
+    "all",
+    "argmin",
+    "argmax",
 ]
 
 METHODS: dict[str, Callable[..., Any]]
@@ -210,33 +210,6 @@ def gt(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:
 def ge(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:
     """a >= b."""
 
-def sum(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """The sum over axes (None: all); integers and bools are summed in 64 bits."""
-
-def mean(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """The mean over axes (None: all)."""
-
-def amax(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """The largest element over axes (None: all); NaN wins."""
-
-def amin(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """The smallest element over axes (None: all); NaN wins."""
-
-def prod(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """The product over axes (None: all); of integers and bools in 64 bits."""
-
-def any(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """Whether one element over axes (None: all) is not 0."""
-
-def all(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """Whether no element over axes (None: all) is 0."""
-
-def argmin(input: Any, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """The index of the smallest element along an axis (None: of all elements); ties go to the lowest."""
-
-def argmax(input: Any, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """The index of the largest element along an axis (None: of all elements); ties go to the lowest."""
-
 def floor(input: Any, *, out: Tensor | None = None) -> Tensor:
     """The largest whole number that is not above x."""
 
@@ -287,6 +260,33 @@ def isinf(input: Any, *, out: Tensor | None = None) -> Tensor:
 
 def isfinite(input: Any, *, out: Tensor | None = None) -> Tensor:
     """Whether x is neither infinite nor NaN."""
+
+def sum(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """The sum over axes (None: all); integers and bools are summed in 64 bits."""
+
+def mean(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """The mean over axes (None: all)."""
+
+def amax(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """The largest element over axes (None: all); NaN wins."""
+
+def amin(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """The smallest element over axes (None: all); NaN wins."""
+
+def prod(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """The product over axes (None: all); of integers and bools in 64 bits."""
+
+def any(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """Whether one element over axes (None: all) is not 0."""
+
+def all(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """Whether no element over axes (None: all) is 0."""
+
+def argmin(input: Any, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """The index of the smallest element along an axis (None: of all elements); ties go to the lowest."""
+
+def argmax(input: Any, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """The index of the largest element along an axis (None: of all elements); ties go to the lowest."""
 
 class OpMethods:
     """The methods of Tensor that follow from the registry."""
@@ -417,33 +417,6 @@ class OpMethods:
     def ge(self, other: Any) -> Tensor:
         """a >= b."""
 
-    def sum(self, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-        """The sum over axes (None: all); integers and bools are summed in 64 bits."""
-
-    def mean(self, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-        """The mean over axes (None: all)."""
-
-    def amax(self, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-        """The largest element over axes (None: all); NaN wins."""
-
-    def amin(self, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-        """The smallest element over axes (None: all); NaN wins."""
-
-    def prod(self, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-        """The product over axes (None: all); of integers and bools in 64 bits."""
-
-    def any(self, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-        """Whether one element over axes (None: all) is not 0."""
-
-    def all(self, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-        """Whether no element over axes (None: all) is 0."""
-
-    def argmin(self, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-        """The index of the smallest element along an axis (None: of all elements); ties go to the lowest."""
-
-    def argmax(self, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-        """The index of the largest element along an axis (None: of all elements); ties go to the lowest."""
-
     def floor(self) -> Tensor:
         """The largest whole number that is not above x."""
 
@@ -491,6 +464,33 @@ class OpMethods:
 
     def isfinite(self) -> Tensor:
         """Whether x is neither infinite nor NaN."""
+
+    def sum(self, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+        """The sum over axes (None: all); integers and bools are summed in 64 bits."""
+
+    def mean(self, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+        """The mean over axes (None: all)."""
+
+    def amax(self, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+        """The largest element over axes (None: all); NaN wins."""
+
+    def amin(self, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+        """The smallest element over axes (None: all); NaN wins."""
+
+    def prod(self, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+        """The product over axes (None: all); of integers and bools in 64 bits."""
+
+    def any(self, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+        """Whether one element over axes (None: all) is not 0."""
+
+    def all(self, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+        """Whether no element over axes (None: all) is 0."""
+
+    def argmin(self, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+        """The index of the smallest element along an axis (None: of all elements); ties go to the lowest."""
+
+    def argmax(self, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+        """The index of the largest element along an axis (None: of all elements); ties go to the lowest."""
 
     def argsort(self, dim: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
         """The indices that sort a dimension."""

@@ -79,6 +79,15 @@ class LoadError(MonoplanError, ValueError):
 
 
 @contextmanager
+def located(where: object, *kinds: type[MonoplanError]) -> Iterator[None]:
+    """Errors of these kinds get that place."""
+    try:
+        yield
+    except kinds as error:
+        raise type(error)(error.what, where=where, why=error.why, fix=error.fix) from None
+
+
+@contextmanager
 def writing(what: str, where: object, fix: str = "name a place that can be written and has room") -> Iterator[None]:
     """Failures of the file system while something is written there become an ArgumentError."""
     try:

@@ -9,7 +9,7 @@ from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-from monoplan.ir.errors import LoadError
+from monoplan.ir.errors import LoadError, located
 from monoplan.models.families import family_of
 from monoplan.models.load.config_json import (
     ARCHITECTURES,
@@ -263,10 +263,8 @@ class LlamaConfig:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, where: object = None) -> LlamaConfig:
         """Read the contents of a `config.json`; an absent key means what it means to transformers."""
-        try:
+        with located(where, LoadError):
             return cls(**(family_arguments if cls.keys else read_arguments)(data, cls))
-        except LoadError as error:
-            raise LoadError(error.what, where=where, why=error.why, fix=error.fix) from None
 
     @classmethod
     def complete(cls, arguments: dict[str, Any], data: Mapping[str, Any]) -> None:

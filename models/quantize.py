@@ -8,12 +8,9 @@ after that. What blocks mean is `Blocks.values` (codegen/formats/blocks.py).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -21,8 +18,9 @@ import numpy as np
 
 from monoplan.codegen.formats.blocks import Blocks, block_format
 from monoplan.frontend.parameter import low_bit_part
-from monoplan.ir.errors import ArgumentError
+from monoplan.ir.errors import ArgumentError, located
 from monoplan.ir.types import LOW_BITS, Array, DType, Part
+from monoplan.models.load.weight_file import code_of
 from monoplan.runtime.machine.threads import default_threads
 
 FP8 = ("fp8_128", "fp8_32")  # of no GGUF file
@@ -122,13 +120,11 @@ class Rounded:
 
     def blocks(self, part: Part | None = None) -> Array:
         """Its rows (of several matrices: each of these) as blocks, or a part of them."""
-        try:
+        with located(self.name, ArgumentError):
             if part is None or part.axis == 0:
                 values = self.read() if part is None else self.read(part)
                 return quantize(values.reshape(-1, self.shape[-1]), self.dtype.name).reshape(len(values), -1)
             return low_bit_part(quantize(self.read(), self.dtype.name), part, self.dtype)
-        except ArgumentError as error:
-            raise ArgumentError(error.what, where=self.name, why=error.why, fix=error.fix) from None
 
     def values(self, part: Part | None = None) -> Array:
         """What the blocks mean, or a part of that."""
@@ -141,12 +137,8 @@ class Rounded:
     def origin(self, find: Callable[[], Any]) -> Any:
         """Where it comes from: other code here may round in another way."""
         found = find()
-        return None if found is None else replace(found, name=f"{found.name} rounded to {self.dtype.name} by {_code()}")
-
-
-@cache
-def _code() -> str:
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+        how = f"rounded to {self.dtype.name} by {code_of(__file__)}"
+        return None if found is None else replace(found, name=f"{found.name} {how}")
 
 
 def _checked(importance: Array, depth: int) -> Array:
@@ -317,10 +309,6 @@ def _joined(*parts: Array) -> Array:
     return np.concatenate([part.astype(np.uint8, copy=False) for part in parts], axis=1)
 
 
-def _pack_q8_0(codes: Array, d: Array) -> Array:
-    return _joined(d, codes.astype(np.int8).view(np.uint8))
-
-
 def _pack_4(codes: Array, *scales: Array) -> Array:
     return _joined(*scales, _nibbles(codes.astype(np.uint8), 16))
 
@@ -328,14 +316,6 @@ def _pack_4(codes: Array, *scales: Array) -> Array:
 def _pack_5(codes: Array, *scales: Array) -> Array:
     found = codes.astype(np.uint8)
     return _joined(*scales, np.packbits(found >> 4, axis=1, bitorder="little"), _nibbles(found, 16))
-
-
-def _pack_q4_0(codes: Array, d: Array) -> Array:
-    return _pack_4(codes + 8, d)
-
-
-def _pack_q5_0(codes: Array, d: Array) -> Array:
-    return _pack_5(codes + 16, d)
 
 
 def _pack_q2_k(codes: Array, d: Array, m: Array, scales: Array, mins: Array) -> Array:
@@ -373,10 +353,10 @@ def _pack_q6_k(codes: Array, d: Array, _: Array, scales: Array, mins: Array) -> 
 
 
 SCHEMES = {
-    "q8_0": Scheme(32, -127, 127, _pack_q8_0),
-    "q4_0": Scheme(32, -8, 7, _pack_q4_0),
+    "q8_0": Scheme(32, -127, 127, lambda codes, d: _joined(d, codes.astype(np.int8).view(np.uint8))),
+    "q4_0": Scheme(32, -8, 7, lambda codes, d: _pack_4(codes + 8, d)),
     "q4_1": Scheme(32, 0, 15, _pack_4, offset=True),
-    "q5_0": Scheme(32, -16, 15, _pack_q5_0),
+    "q5_0": Scheme(32, -16, 15, lambda codes, d: _pack_5(codes + 16, d)),
     "q5_1": Scheme(32, 0, 31, _pack_5, offset=True),
     "q2_k": Scheme(16, 0, 3, _pack_q2_k, offset=True, levels=(0, 15)),
     "q3_k": Scheme(16, -4, 3, _pack_q3_k, levels=(-32, 31)),

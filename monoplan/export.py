@@ -181,12 +181,9 @@ def _signature(plan: Plan, outputs: Sequence[str]) -> str:
     lines = ["Inputs:"]
     lines += [f"  {v.name}: {v.type}{' (written)' if i in written else ''}" for i, v in enumerate(plan.graph.inputs)]
     lines += ["Outputs:"]
-    lines += [f"  {n}: {v.type}" for n, v in zip(outputs[: _returned(plan)], plan.graph.outputs, strict=False)]
+    returned = len(plan.outputs) - len(plan.graph.writes)
+    lines += [f"  {n}: {v.type}" for n, v in zip(outputs[:returned], plan.graph.outputs, strict=False)]
     return "\n".join(f" * {comment_text(line)}" for line in lines)
-
-
-def _returned(plan: Plan) -> int:
-    return len(plan.outputs) - len(plan.graph.writes)
 
 
 def _used_headers(text: str) -> Iterator[tuple[str, str]]:

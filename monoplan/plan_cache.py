@@ -102,7 +102,8 @@ class _Cached:
         if not self.is_open:
             self.open()
             self._find_plan_key(traced)
-        remember_plan(self.key, planned)
+        if self.key is not None:
+            _remember("plan", self.key, (planned.graph, planned.shape_constraints, (planned.plan, planned.source)))
         self._keep_call(traced)
         return replace(planned, key=self.key)
 
@@ -194,12 +195,6 @@ def recall_call(key: str | None) -> tuple[str, Any, tuple[tuple[str, str], ...]]
     """The key of the plan, the structure of the results, and the names of the values that forward reads."""
     found: tuple[str, Any, tuple[tuple[str, str], ...]] | None = None if key is None else _recall("call", key)
     return found
-
-
-def remember_plan(key: str | None, planned: Planned) -> None:
-    """Keeps a plan with its source."""
-    if key is not None:
-        _remember("plan", key, (planned.graph, planned.shape_constraints, (planned.plan, planned.source)))
 
 
 def remember_call(key: str | None, module: Module, traced: Traced, plan: str | None) -> None:

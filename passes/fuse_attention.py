@@ -19,10 +19,6 @@ from monoplan.ir.rules import broadcasts_to
 from monoplan.passes.pattern import Match, Rewrite, Wild, rewrite_pass
 
 
-def _swap(rank: int) -> tuple[int, ...]:
-    return (*range(rank - 2), rank - 1, rank - 2)
-
-
 def _fits(m: Match) -> bool | str:
     q, kt, v = m["q"].type, m["kt"].type, m["v"].type
     if q.rank not in (3, 4) or kt.rank != q.rank or v.rank != q.rank:
@@ -45,7 +41,8 @@ def _fits(m: Match) -> bool | str:
 
 def _attention(q: Value, kt: Value, v: Value, scale: float, causal: bool, mask: Value | None = None) -> Any:
     """k comes transposed for the matmul; transposing it back costs nothing, it is a view."""
-    k = transpose(kt, axes=_swap(kt.type.rank))
+    rank = kt.type.rank
+    k = transpose(kt, axes=(*range(rank - 2), rank - 1, rank - 2))
     return attention(q, k, v, mask, None, causal=causal, scale=scale)
 
 

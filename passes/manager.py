@@ -91,15 +91,12 @@ class Pass:
             notes.add(own)
             return changed
 
-        changed = change_bodies(graph, inside) if self.bodies and _has_scans(graph) else graph
+        loops = self.bodies and any(op.opdef.kind == "loop" for op in graph.ops)
+        changed = change_bodies(graph, inside) if loops else graph
         own = Notes()
         changed = self.run(changed, own)
         notes.add(own)
         return changed
-
-
-def _has_scans(graph: Graph) -> bool:
-    return any(op.opdef.kind == "loop" for op in graph.ops)
 
 
 @dataclass(frozen=True)

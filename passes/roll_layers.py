@@ -213,7 +213,8 @@ def _roll(graph: Graph, layers: _Layers, roles: _Roles) -> Graph:
             else:
                 operands.append(new[v])
         body_ops.append(Op(op.opdef, tuple(operands), op.attrs, tuple(new[r] for r in op.results), op.loc))
-    states = [(i, r) for i, op in enumerate(first) for r in op.opdef.inplace if _table_state(op, r, graph)]
+    written = [(i, r, op.operand(name)) for i, op in enumerate(first) for r, name in op.opdef.inplace.items()]
+    states = [(i, r) for i, r, v in written if v in graph.inputs]
     outputs = [new[first[i].results[r]] for i, r in (*carried, *states)]
     body = Graph("layer", tuple(inner_inputs), (), tuple(body_ops), tuple(outputs))
     operands = [*starts, *shared, *(v for t in tables for v in t)]
@@ -224,10 +225,6 @@ def _roll(graph: Graph, layers: _Layers, roles: _Roles) -> Graph:
         results += [graph.ops[layers.start + t * layers.period + i].results[r] for t in range(layers.count)]
     loop = Op(made.opdef, made.operands, made.attrs, tuple(results), first[0].loc)
     return graph.replace(ops=(*before, loop, *after))
-
-
-def _table_state(op: Op, result: int, graph: Graph) -> bool:
-    return op.operand(op.opdef.inplace[result]) in graph.inputs
 
 
 ROLL_LAYERS = Pass(

@@ -15,7 +15,7 @@ from monoplan.codegen.views import Buffer, View, row_major, table_buffer, whole
 from monoplan.ir.dims import Dim, equal
 from monoplan.ir.errors import CompileError
 from monoplan.ir.expr import Arg, Call, Const, Node, count_ops
-from monoplan.ir.graph import Graph, Op, Value
+from monoplan.ir.graph import Graph, Op, Value, definitions
 from monoplan.ir.types import DType, f32, product
 
 
@@ -198,7 +198,7 @@ class Lowerer:
         self.lower_ops()
         for v, where in zip(g.outputs, outputs, strict=True):
             if isinstance(where, Buffer) and self.read(v).buffer is not where:
-                self.op = _defining(g, v) or self.op or _copying(v)
+                self.op = definitions(g).get(v) or self.op or _copying(v)
                 self.copy(self.read(v), whole(where, v.type.shape))
         self.result.items = self.items
         self.result.outputs = outputs
@@ -256,10 +256,6 @@ class Lowerer:
             old = self.views.get(v)
             if old is not None and old.buffer is view.buffer:
                 self.views[v] = self.copy(old)
-
-
-def _defining(graph: Graph, value: Value) -> Op | None:
-    return next((op for op in graph.ops if value in op.results), None)
 
 
 def _copying(value: Value) -> Op:

@@ -159,7 +159,8 @@ def _lower_general_linear(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
     columns = weight.type.shape[0]
     if op.name == "linear_argmax":
         y = lo.destination(op.result)
-        out = View(y.buffer, made.shape[:-1], _lead_strides(y, op), y.offset)
+        strides = y.strides[:-1] if op.attrs["keepdims"] else y.strides
+        out = View(y.buffer, made.shape[:-1], strides, y.offset)
         lo.emit(
             Reduce(
                 op=op,
@@ -255,10 +256,6 @@ def _product(lo: Lowerer, op: Op, x: Value, weight: Value, into: View | None) ->
 
 
 _NORM_OPERANDS = (("norm_weight", "weight"), ("norm_bias", "bias"))
-
-
-def _lead_strides(y: View, op: Op) -> tuple[Dim, ...]:
-    return y.strides[:-1] if op.attrs["keepdims"] else y.strides
 
 
 @lowers("matmul", "fused_matmul")

@@ -10,25 +10,12 @@ from monoplan.ir.ops import (
     index,
     linear,
     reduce,
-    rounding,
     sampling,
     scan,
     shape,
 )
 
 __all__ = [
-    "REGISTRY",
-    "attention",
-    "collective",
-    "conv",
-    "elementwise",
-    "fused",
-    "index",
-    "linear",
-    "norm",
-    "reduce",
-    "rounding",
-    "sampling",
-    "scan",
-    "shape",
-]
+    "REGISTRY", "attention", "collective", "conv", "elementwise", "fused", "index", "linear", "reduce", "sampling",
+    "scan", "shape",
+]  # fmt: skip

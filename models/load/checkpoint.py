@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monoplan.frontend.parameter import no_init
-from monoplan.ir.errors import ArgumentError, LoadError
+from monoplan.ir.errors import ArgumentError, LoadError, located
 from monoplan.ir.types import DType, Part
 from monoplan.models.config import LlamaConfig
 from monoplan.models.families import Family, family_of
@@ -139,10 +139,8 @@ def _open_directory(path: Path) -> OpenModel:
         kind, fix = data.get("model_type"), "use a checkpoint of the text model alone (…ForCausalLM)"
         raise LoadError(f"the {kind} model has a vision tower, which is not supported", where=path, fix=fix)
     family = family_of(data.get("model_type"))
-    try:
+    with located(path / "config.json", LoadError):
         config = (LlamaConfig.from_dict if family is None else family.config)(data)
-    except LoadError as error:
-        raise LoadError(error.what, where=path / "config.json", why=error.why, fix=error.fix) from None
     stored = open_checkpoint(path)
     weights: Weights = stored
     if quantization:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from monoplan.frontend.parameter import low_bit_part
-from monoplan.ir.errors import LoadError
+from monoplan.ir.errors import LoadError, located
 from monoplan.ir.types import LOW_BITS, Array, DType, Part
 from monoplan.models.config import LlamaConfig
 from monoplan.models.families import ARCHITECTURES as FAMILY_ARCHITECTURES
@@ -281,10 +281,8 @@ class GGUFCheckpoint:
 
     def __init__(self, path: Path, tensors: Mapping[str, StoredTensor], metadata: Mapping[str, Any]) -> None:
         self.path, self.metadata = path, dict(metadata)
-        try:
+        with located(path, LoadError):
             self.config = read_config(self.metadata, tensors)
-        except LoadError as error:
-            raise LoadError(error.what, where=path, why=error.why, fix=error.fix) from None
         self.family = _family(self.metadata)
         self._format = None if self.family is None else self.family.gguf
         self._names = {**_NAMES, **(self._format.names(self.config) if self._format else {})}

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from monoplan.codegen.formats.blocks import BLOCK_FORMATS
-from monoplan.ir.errors import ArgumentError, LoadError, writing
+from monoplan.ir.errors import ArgumentError, LoadError, located, writing
 from monoplan.ir.types import LOW_BITS, Array, Part
 from monoplan.models.config import LlamaConfig
 from monoplan.models.load.checkpoint import OpenModel, open_model
@@ -193,10 +193,8 @@ def _data(tensor: Written, progress: Callable[[int], None]) -> Array:
                 found = x.astype(_FLOATS[tensor.kind])
             meant = found.astype(np.float32)
         else:
-            try:
+            with located(f"tensor {tensor.name}", ArgumentError):
                 found = quantize(x, tensor.kind, tensor.importance)
-            except ArgumentError as error:
-                raise ArgumentError(error.what, where=f"tensor {tensor.name}", why=error.why, fix=error.fix) from None
             meant = _FORMATS[tensor.kind].values(found)
         if not np.isfinite(meant).all():
             raise ArgumentError(f"numbers can't be of type {tensor.kind}", where=f"tensor {tensor.name}")

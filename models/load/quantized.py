@@ -8,23 +8,20 @@ they are. Quantization of activations, static or dynamic, is ignored: activation
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from monoplan.codegen.formats.blocks import block_format
 from monoplan.frontend.parameter import low_bit_part
-from monoplan.ir.errors import LoadError
+from monoplan.ir.errors import LoadError, located
 from monoplan.ir.types import LOW_BITS, Array, DType, Part, as_dtype, f16, f64
 from monoplan.models.load.config_json import short
 from monoplan.models.load.safetensors import DTYPES, FLOATS, Checkpoint
-from monoplan.models.load.weight_file import Origin
+from monoplan.models.load.weight_file import Origin, code_of
 
 Config = Mapping[str, Any]
 
@@ -270,7 +267,7 @@ class QuantizedCheckpoint:
             return self._stored.origin(name)
         layer = self._matrices[name].layer
         files = {self._stored.origin(n).file for n in self._stored.names() if n.rpartition(".")[0] == layer}
-        return Origin(f"{name} of {self._scheme} by {_code()}", files.pop()) if len(files) == 1 else None
+        return Origin(f"{name} of {self._scheme} by {code_of(__file__)}", files.pop()) if len(files) == 1 else None
 
     def low_bit(self, name: str) -> DType | None:
         """Return the type of blocks that a matrix is exactly; its zero points are read to know it."""
@@ -293,11 +290,6 @@ class QuantizedCheckpoint:
         return np.ascontiguousarray(low_bit_part(matrix.blocks(Part(0, 0, matrix.shape[0]), dtype), part, dtype))
 
 
-@functools.cache
-def _code() -> str:
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
-
-
 def open_quantized(stored: Checkpoint, config: Any, wanted: Collection[str]) -> QuantizedCheckpoint | Checkpoint:
     """Gather the layers of a checkpoint by its quantization_config; `wanted` are the names that its model has."""
     method = config.get("quant_method") if isinstance(config, Mapping) else None
@@ -306,10 +298,8 @@ def open_quantized(stored: Checkpoint, config: Any, wanted: Collection[str]) -> 
     if not isinstance(method, str) or method not in _METHODS:
         what = f"the weights are quantized by {short(method)}" if method else "quantization_config has no quant_method"
         raise LoadError(what, where=stored.path, why="this method is not supported" if method else "", fix=_SUPPORTED)
-    try:
+    with located(stored.path, LoadError):
         matrices = _METHODS[method](stored, config)
-    except LoadError as error:
-        raise LoadError(error.what, where=stored.path, why=error.why, fix=error.fix) from None
     layers, hidden = {matrix.layer for matrix in matrices}, set()
     for name in stored.names():
         layer, _, own = name.rpartition(".")

@@ -209,7 +209,8 @@ def save_checkpoint(
 def _save_shards(
     directory: Path, state: Mapping[str, Array], config: Mapping[str, Any] | None, shards: list[list[str]]
 ) -> None:
-    names = [SINGLE] if len(shards) == 1 else _shard_names(len(shards))
+    count = len(shards)
+    names = [SINGLE] if count == 1 else [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
     with tempfile.TemporaryDirectory(prefix=".saving-", dir=directory) as folder:
         for name, shard in zip(names, shards, strict=True):
             _write(Path(folder) / name, {key: state[key] for key in shard})
@@ -239,10 +240,6 @@ def _split(state: Mapping[str, Array], limit: int) -> list[list[str]]:
         shards[-1].append(name)
         used += array.nbytes
     return shards
-
-
-def _shard_names(count: int) -> list[str]:
-    return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
 def _write(path: Path, tensors: Mapping[str, Array]) -> None:

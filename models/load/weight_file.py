@@ -13,6 +13,7 @@ import os
 import stat
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,9 @@ def _open_again(path: Path, size: int, modified: int) -> WeightFile:
     if (file.size, file._modified) != (size, modified):
         raise file._changed("its header", "it is not the file that was opened first")
     return file
+
+
+@cache
+def code_of(file: str) -> str:
+    """What a source file of ours is called in names of what it makes: other code may make something else."""
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from monoplan.ir.errors import ArgumentError, LoadError, in_words
+from monoplan.ir.errors import ArgumentError, LoadError, in_words, located
 from monoplan.ir.garbage import kept
 from monoplan.models.load.config_json import parse_json, read_json
 from monoplan.models.text.chat_template import read_template, render_chat
@@ -185,11 +185,9 @@ class Tokenizer:
         """Build the tokenizer that the metadata of a GGUF file describes."""
         from monoplan.models.text.gguf_tokenizer import gguf_tokenizer
 
-        try:
+        with located(where, LoadError):
             core, settings = gguf_tokenizer(metadata)
             return cls(core, **settings, vocab_size=vocab_size, where=where)
-        except LoadError as error:
-            raise type(error)(error.what, where=where, why=error.why, fix=error.fix) from None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text, with one BOS in front where the model wants it and the text has none."""

@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from monoplan.inspect.repro import write_kernel_folder, write_pass_folder
 from monoplan.inspect.verify import Subject
@@ -262,7 +261,7 @@ def _describe_rest(subject: Subject) -> Finding:
     fine = f"{subject.name}: all {len(subject.stages)} graphs and all {count} kernel runs are right"
     if not wrong:
         return Finding("none", fine)
-    same = all(_same_bits(a, b) for a, b in zip(subject.run(), subject.watched.outputs, strict=True))
+    same = all(a.tobytes() == b.tobytes() for a, b in zip(subject.run(), subject.watched.outputs, strict=True))
     name, difference = wrong[0]
     if not same:
         return Finding(
@@ -279,7 +278,3 @@ def _describe_rest(subject: Subject) -> Finding:
         difference=difference,
         advice="verify(..., nodes=True) shows where the error grows",
     )
-
-
-def _same_bits(a: Any, b: Any) -> bool:
-    return bool(a.tobytes() == b.tobytes())

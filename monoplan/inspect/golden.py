@@ -14,7 +14,7 @@ import json
 import linecache
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from monoplan.inspect.verify import Subject
-from monoplan.inspect.walk import compared_type, roundings
+from monoplan.inspect.walk import compared_type, roundings, storable
 from monoplan.ir.errors import ArgumentError, MonoplanError, writing
-from monoplan.ir.graph import Graph, Op, definitions
+from monoplan.ir.graph import all_ops, definitions
 from monoplan.ir.printer import print_graph
 from monoplan.ir.tolerances import EPSILON, UNITS, compare
 from monoplan.ir.types import Array, as_dtype
@@ -203,7 +203,7 @@ class Golden:
             raise GoldenError(f"{path} is missing or damaged", why=str(error), fix=fix) from None
         new = print_graph(subject.final, locs=True).splitlines()
         texts = [[_LOC.sub("", line) for line in lines] for lines in (old, new)]
-        files = {str(op.loc.short.file): op.loc.file for op in _all_ops(subject.final)}
+        files = {str(op.loc.short.file): op.loc.file for op in all_ops(subject.final)}
         shown: list[str] = []
         for kind, a, b, c, d in difflib.SequenceMatcher(None, texts[0], texts[1], autojunk=False).get_opcodes():
             if kind != "equal":
@@ -295,14 +295,6 @@ def _moved(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _all_ops(graph: Graph) -> Iterator[Op]:
-    for op in (*graph.setup, *graph.ops):
-        yield op
-        for v in op.attrs.values():
-            if isinstance(v, Graph):
-                yield from _all_ops(v)
-
-
 def _place(line: str, prefix: str, files: Mapping[str, str] | None = None) -> str:
     """A line's place for the eye, below it; with `files` also the text that is there now."""
     match = _LOC.search(line)
@@ -339,11 +331,6 @@ def _code(source: str) -> str:
 def _save(path: Path, arrays: Sequence[Array]) -> None:
     named: dict[str, Any] = {str(i): storable(a) for i, a in enumerate(arrays)}
     np.savez_compressed(path, **named)
-
-
-def storable(a: Array) -> Array:
-    """Half floats as f32, which holds them exactly: npz knows no bf16."""
-    return a.astype(np.float32) if a.dtype.itemsize == 2 and a.dtype.kind not in "iu" else a
 
 
 @dataclass
@@ -387,4 +374,4 @@ class GoldenFixture:
             )
 
 
-__all__ = ["Golden", "GoldenError", "GoldenFixture", "storable"]
+__all__ = ["Golden", "GoldenError", "GoldenFixture"]

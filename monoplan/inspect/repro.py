@@ -14,7 +14,7 @@ from monoplan.codegen.plan import make_plan
 from monoplan.codegen.source import headers
 from monoplan.codegen.text import block_comment
 from monoplan.inspect.kernel_check import KernelFault, Recorder
-from monoplan.inspect.walk import Node, walk
+from monoplan.inspect.walk import Node, storable, walk
 from monoplan.ir.errors import MonoplanError
 from monoplan.ir.graph import Graph, Op, Param, Value, bodies
 from monoplan.ir.printer import print_graph
@@ -162,7 +162,7 @@ def write_kernel_folder(into: Path, subject: Subject, fault: KernelFault) -> Pat
     into.mkdir(parents=True, exist_ok=True)
     (into / "graph.ir").write_text(print_graph(part, locs=True), "utf-8")
     arrays = _actual(subject, fault.node, {*part.inputs, *(p.value for p in part.params)})
-    np.savez(into / "inputs.npz", **{v.name: _storable(a) for v, a in arrays.items()})  # type: ignore[arg-type]
+    np.savez(into / "inputs.npz", **{v.name: storable(a) for v, a in arrays.items()})  # type: ignore[arg-type]
     target = subject.target
     file = "plan.cu" if target == "cuda" else "plan.c"
     try:
@@ -244,11 +244,6 @@ def _actual(subject: Subject, node: Node, wanted: set[Value]) -> dict[Value, Arr
 
 class _Reached(Exception):
     pass
-
-
-def _storable(a: Array) -> Array:
-    """Half floats as f32, which holds them exactly: npz knows no bf16."""
-    return a.astype(np.float32) if a.dtype.itemsize == 2 and a.dtype.kind not in "iu" else a
 
 
 def _with_edits(source: Any, subject: Subject, fault: KernelFault) -> str:

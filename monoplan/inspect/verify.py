@@ -224,12 +224,8 @@ def _settle_ties(subject: Subject, rows: Sequence[Row]) -> tuple[list[Row], list
     wrong = [r for r in rows if not r.difference.ok]
     if not wrong or any(r.difference.dtype.is_float for r in wrong) or subject.kernel_fault is not None:
         return list(rows), []
-    settled = [Row(r.name, r.type, r.where, _accepted(r.difference)) if r in wrong else r for r in rows]
+    settled = [Row(r.name, r.type, r.where, replace(r.difference, bad=0)) if r in wrong else r for r in rows]
     return settled, [r.name for r in wrong]
-
-
-def _accepted(d: Difference) -> Difference:
-    return replace(d, bad=0)
 
 
 def _nodes(subject: Subject) -> list[Row]:

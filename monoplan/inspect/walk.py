@@ -331,6 +331,11 @@ def random_array(
         raise ArgumentError(f"there can be no random array of {t}", why=str(error), fix="give other sizes") from None
 
 
+def storable(a: Array) -> Array:
+    """Half floats as f32, which holds them exactly: npz knows no bf16."""
+    return a.astype(np.float32) if a.dtype.itemsize == 2 and a.dtype.kind not in "iu" else a
+
+
 def _limits(graph: Graph, sizes: Mapping[str, int]) -> dict[Value, int]:
     """Integers that are used as indices must lie inside what they index; views and casts in between are followed."""
     origin: dict[Value, Value] = {v: v for v in graph.inputs}

@@ -125,8 +125,9 @@ class Engine:
         counts = (config.num_hidden_layers, config.num_hidden_layers * (not config.latent))
         page_bytes = sum(counts) * int(np.prod(shape)) * dtype.itemsize
         if cache_tokens is None:
-            # Of the system's memory a quarter: it is given when it is written, so unused pages cost nothing.
-            room = _free_memory() // 4 if lm.target == "cpu" else self._device_room()
+            # Of the system's memory a quarter: it is given when it is written, so unused pages cost nothing. Of a GPU's
+            # most of what is free when the weights are there.
+            room = _free_memory() // 4 if lm.target == "cpu" else int(0.8 * self._executable.device.free())
             cache_tokens = min(streams * lm.max_length, max(lm.max_length, room // page_bytes * PAGE))
         if self._ranks is not None:  # pages have the same numbers on all of them
             cache_tokens = min(self._ranks.collect(cache_tokens))
@@ -471,10 +472,6 @@ class Engine:
     @property
     def _executable(self) -> Any:
         return self.lm.paged_plan().built[0][-1].executable
-
-    def _device_room(self) -> int:
-        """Bytes of a GPU's memory for the cache: most of what is free when the weights are there."""
-        return int(0.8 * self._executable.device.free())
 
     def _run_prompts(self, budget: int) -> None:
         """Pieces of prompts, in turns: a short prompt does not wait for the whole of a long one."""

@@ -62,8 +62,9 @@ def recall_file(name: str, *, used: bool = False) -> Any:
 
 def remember_file(name: str, value: Any) -> None:
     """Keeps a JSON value as facts/`name`; failing to write it is no error."""
-    with contextlib.suppress(OSError):
-        trusted.write_sealed(cache_places.cache_root(), f"facts/{name}", json.dumps(value).encode())
+    place = f"facts/{name}"
+    with contextlib.suppress(OSError), trusted.replacing(cache_places.cache_root(), place) as stream:
+        stream.write(trusted.seal(place, json.dumps(value).encode()))
 
 
 def _fact_name(name: str, key: str) -> str:

@@ -140,12 +140,6 @@ def _digest(name: str, body: bytes) -> bytes:
     return hashlib.sha256(name.encode("utf-8", "surrogatepass") + b"\0" + body).hexdigest().encode()
 
 
-def write_sealed(root: Path, name: str, body: bytes) -> None:
-    """Makes a sealed file: whole, by one rename, and readable by this user alone."""
-    with replacing(root, name) as stream:
-        stream.write(seal(name, body))
-
-
 @contextlib.contextmanager
 def replacing(root: Path, name: str) -> Iterator[BinaryIO]:
     """A stream whose bytes become the file at a relative path when the block ends; nothing, if it fails."""

@@ -34,8 +34,8 @@ def report(colour: bool | None = None) -> str:
     lines = []
     for label, value in rows:
         first, *rest = value.splitlines() or [""]
-        head = f"{label:<{width}}"
-        lines.append(f"{_bold(head) if bold else head}  {first}".rstrip())
+        head = f"\x1b[1m{label:<{width}}\x1b[0m" if bold else f"{label:<{width}}"
+        lines.append(f"{head}  {first}".rstrip())
         lines += [f"{'':<{width}}  {line}".rstrip() for line in rest]
     return "\n".join(lines) + "\n"
 
@@ -169,7 +169,3 @@ def _size(nbytes: float) -> str:
 
 def _wants_colour() -> bool:
     return sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-
-
-def _bold(text: str) -> str:
-    return f"\x1b[1m{text}\x1b[0m"

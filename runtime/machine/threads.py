@@ -119,10 +119,12 @@ def cgroup_quota(root: Path = Path("/")) -> float | None:
         if number == "0" and not controllers:
             # In a hybrid system version 2 is mounted one folder down.
             folders = [*_upwards(root, "unified", path), *_upwards(root, "", path)]
-            quotas += [_quota_v2(folder) for folder in folders]
+            texts = [_read(folder / "cpu.max").split() + ["", ""] for folder in folders]  # 200000 100000, max 100000
+            quotas += [_ratio(*text[:2]) for text in texts]
         elif "cpu" in controllers.split(","):
             for mount in dict.fromkeys((controllers, "cpu")):
-                quotas += [_quota_v1(folder) for folder in _upwards(root, mount, path)]
+                for folder in _upwards(root, mount, path):  # quota -1: none
+                    quotas.append(_ratio(_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")))
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
@@ -132,14 +134,6 @@ def _upwards(root: Path, mount: str, path: str) -> Iterator[Path]:
     parts = [part for part in path.split("/") if part not in ("", "..")]
     for length in range(len(parts), -1, -1):
         yield base.joinpath(*parts[:length])
-
-
-def _quota_v2(folder: Path) -> float | None:
-    return _ratio(*(_read(folder / "cpu.max").split() + ["", ""])[:2])  # "200000 100000" or "max 100000"
-
-
-def _quota_v1(folder: Path) -> float | None:
-    return _ratio(_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))  # quota -1: none
 
 
 def _ratio(quota: str, period: str) -> float | None:

@@ -13,8 +13,7 @@ import pytest
 
 import monoplan as mp
 from monoplan import nn
-from monoplan.inspect.report import render_report
-from monoplan.inspect.report_data import Data, report_data, separate_groups
+from monoplan.inspect.report import Data, render_report, report_data, separate_groups
 from monoplan.nn import functional as F
 from tests.browser import Page, browser_page
 from tests.needs import needs
