@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from monoplan.frontend import functional as F
@@ -73,6 +73,40 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     """Checks of PyTorch's: it made them when the example ran, and a plan checks sizes itself."""
 
 
+# Operators that are one expression here, by their names.
+_SHORT: dict[str, Function] = {
+    "type_as to.other": lambda x, other, *args, **kwargs: as_tensor(x).to(as_tensor(other).dtype),
+    "scalar_tensor": lambda value, *, dtype=None: F.full((), value, dtype=dtype or f32),
+    "new_zeros new_empty": lambda x, size, **kwargs: _new_full(x, size, 0, **kwargs),
+    "new_ones": lambda x, size, **kwargs: _new_full(x, size, 1, **kwargs),
+    "add add_": lambda a, b, *, alpha=1: F.add(a, b if alpha == 1 else F.mul(b, alpha)),
+    "sub subtract": lambda a, b, *, alpha=1: F.sub(a, b if alpha == 1 else F.mul(b, alpha)),
+    "rsub": lambda a, b, *, alpha=1: F.sub(b, a if alpha == 1 else F.mul(a, alpha)),
+    "pow.Scalar": lambda base, exponent: F.pow(as_tensor(base), exponent),
+    "addcmul": lambda x, a, b, *, value=1: F.add(x, F.mul(F.mul(a, b), value)),
+    "clamp_max": lambda x, most: F.clamp(x, None, most),
+    "embedding": lambda weight, ids, *args: F.embedding(ids, weight),
+    "einsum": lambda equation, operands, **kwargs: F.einsum(equation, *operands),
+    "repeat_interleave": lambda x, repeats, dim=None, *, output_size=None: F.repeat_interleave(x, repeats, dim),
+    "t numpy_T": lambda x: x if x.ndim < 2 else x.transpose(0, 1),
+    "transpose swapaxes": lambda x, a, b: x if x.ndim == 0 else x.transpose(a, b),
+    "expand": lambda x, size, *, implicit=False: x.expand(*size),
+    "expand_as": lambda x, other: x.expand(*other.shape),
+    "repeat": lambda x, sizes: x.repeat(*sizes),
+    "view_as reshape_as": lambda x, other: x.reshape(*other.shape),
+    "index _unsafe_index": lambda x, indices: x[tuple(slice(None) if i is None else i for i in indices)],
+    "copy": lambda x, source, *args: source.to(x.dtype).expand(*x.shape),
+    "constant_pad_nd": lambda x, pad, value=0: F.pad(x, pad, "constant", value),
+    "reflection_pad1d reflection_pad2d": lambda x, pad: F.pad(x, pad, "reflect"),
+    "replication_pad1d replication_pad2d": lambda x, pad: F.pad(x, pad, "replicate"),
+    "adaptive_max_pool2d": lambda x, size: F.adaptive_max_pool2d(x, size, return_indices=True),
+    "sym_size": lambda x, dim: x.shape[dim],
+    "sym_numel": lambda x: x.numel(),
+}
+for _names, _function in _SHORT.items():
+    aten(*_names.split())(_function)
+
+
 # -- element types and new tensors -----------------------------------------------------------------------
 
 
@@ -85,26 +119,6 @@ def _to_copy(x: Any, *, dtype: DType | None = None, **kwargs: Any) -> Any:
 def _to(x: Any, *args: Any, dtype: DType | None = None, **kwargs: Any) -> Any:
     dtype = next((a for a in args if isinstance(a, DType)), dtype)
     return x if dtype is None else as_tensor(x).to(dtype)
-
-
-@aten("type_as", "to.other")
-def _type_as(x: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
-    return as_tensor(x).to(as_tensor(other).dtype)
-
-
-@aten("scalar_tensor")
-def _scalar(value: Any, *, dtype: DType | None = None) -> Any:
-    return F.full((), value, dtype=dtype or f32)
-
-
-@aten("new_zeros", "new_empty")
-def _new_zeros(x: Any, size: Any, *, dtype: DType | None = None, **kwargs: Any) -> Any:
-    return F.full(tuple(size), 0, dtype=dtype or as_tensor(x).dtype)
-
-
-@aten("new_ones")
-def _new_ones(x: Any, size: Any, *, dtype: DType | None = None, **kwargs: Any) -> Any:
-    return F.full(tuple(size), 1, dtype=dtype or as_tensor(x).dtype)
 
 
 @aten("new_full")
@@ -126,26 +140,6 @@ def _arange(start: Any, end: Any = None, step: Any = 1, *, dtype: DType | None =
 # -- arithmetic -------------------------------------------------------------------------------------------
 
 
-@aten("add", "add_")
-def _add(a: Any, b: Any, *, alpha: Any = 1) -> Any:
-    return F.add(a, b if alpha == 1 else F.mul(b, alpha))
-
-
-@aten("sub", "subtract")
-def _sub(a: Any, b: Any, *, alpha: Any = 1) -> Any:
-    return F.sub(a, b if alpha == 1 else F.mul(b, alpha))
-
-
-@aten("rsub")
-def _rsub(a: Any, b: Any, *, alpha: Any = 1) -> Any:
-    return F.sub(b, a if alpha == 1 else F.mul(a, alpha))
-
-
-@aten("pow.Scalar")
-def _pow(base: Any, exponent: Any) -> Any:
-    return F.pow(as_tensor(base), exponent)
-
-
 @aten("addmm", "baddbmm")
 def _addmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     if as_tensor(a).dtype.is_integer:
@@ -154,35 +148,10 @@ def _addmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     return F.add(product, bias if beta == 1 else F.mul(bias, beta)).to(as_tensor(a).dtype)
 
 
-@aten("addcmul")
-def _addcmul(x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
-    return F.add(x, F.mul(F.mul(a, b), value))
-
-
-@aten("clamp_max")
-def _clamp_max(x: Any, most: Any) -> Any:
-    return F.clamp(x, None, most)
-
-
 @aten("elu")
 def _elu(x: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Any:
     y = F.elu(x if input_scale == 1 else F.mul(x, input_scale), alpha)
     return y if scale == 1 else F.mul(y, scale)
-
-
-@aten("embedding")
-def _embedding(weight: Any, ids: Any, *args: Any) -> Any:
-    return F.embedding(ids, weight)
-
-
-@aten("einsum")
-def _einsum(equation: str, operands: Sequence[Any], **kwargs: Any) -> Any:
-    return F.einsum(equation, *operands)
-
-
-@aten("repeat_interleave")
-def _repeat_interleave(x: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None) -> Any:
-    return F.repeat_interleave(x, repeats, dim)
 
 
 @aten("isin")
@@ -194,45 +163,10 @@ def _isin(x: Any, values: Any, **kwargs: Any) -> Any:
 # -- shapes and places ------------------------------------------------------------------------------------
 
 
-@aten("t", "numpy_T")
-def _t(x: Tensor) -> Any:
-    return x if x.ndim < 2 else x.transpose(0, 1)
-
-
-@aten("transpose", "swapaxes")
-def _transpose(x: Tensor, a: int, b: int) -> Any:
-    return x if x.ndim == 0 else x.transpose(a, b)
-
-
-@aten("expand")
-def _expand(x: Tensor, size: Sequence[Any], *, implicit: bool = False) -> Any:
-    return x.expand(*size)
-
-
-@aten("expand_as")
-def _expand_as(x: Tensor, other: Tensor) -> Any:
-    return x.expand(*other.shape)
-
-
-@aten("repeat")
-def _repeat(x: Tensor, sizes: Sequence[Any]) -> Any:
-    return x.repeat(*sizes)
-
-
-@aten("view_as", "reshape_as")
-def _view_as(x: Tensor, other: Tensor) -> Any:
-    return x.reshape(*other.shape)
-
-
 @aten("slice")
 def _slice(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     end = None if isinstance(end, int) and end >= _END else end
     return x[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)]
-
-
-@aten("index", "_unsafe_index")
-def _index(x: Tensor, indices: Sequence[Any]) -> Any:
-    return x[tuple(slice(None) if i is None else i for i in indices)]
 
 
 @aten("diff")
@@ -259,26 +193,6 @@ def _slice_scatter(x: Tensor, source: Tensor, dim: int = 0, start: Any = None, e
 def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Any:
     place = F.full((1,), index % int(x.shape[dim]), dtype=i64)
     return F.index_copy(x, dim, place, source.unsqueeze(dim).to(x.dtype))
-
-
-@aten("copy")
-def _copy(x: Tensor, source: Tensor, *args: Any) -> Any:
-    return source.to(x.dtype).expand(*x.shape)
-
-
-@aten("constant_pad_nd")
-def _pad_constant(x: Tensor, pad: Sequence[Any], value: Any = 0) -> Any:
-    return F.pad(x, pad, "constant", value)
-
-
-@aten("reflection_pad1d", "reflection_pad2d")
-def _pad_reflect(x: Tensor, pad: Sequence[Any]) -> Any:
-    return F.pad(x, pad, "reflect")
-
-
-@aten("replication_pad1d", "replication_pad2d")
-def _pad_replicate(x: Tensor, pad: Sequence[Any]) -> Any:
-    return F.pad(x, pad, "replicate")
 
 
 @aten("pixel_shuffle")
@@ -411,11 +325,6 @@ def _avg_pool2d(
     return F.avg_pool2d(x, size, stride or None, padding, ceil_mode, counted, divisor)
 
 
-@aten("adaptive_max_pool2d")
-def _adaptive_max_pool2d(x: Tensor, size: Any) -> Any:
-    return F.adaptive_max_pool2d(x, size, return_indices=True)
-
-
 @aten("upsample_nearest2d.vec", "upsample_nearest1d.vec")
 def _upsample_nearest(x: Tensor, size: Any, factors: Any) -> Any:
     return F.interpolate(x, size, None if size is not None else tuple(factors), "nearest")
@@ -439,19 +348,6 @@ def _attention(
     return F.scaled_dot_product_attention(
         q, k, v, mask, is_causal=is_causal, scale=scale, causal_alignment="upper_left"
     )
-
-
-# -- sizes ------------------------------------------------------------------------------------------------
-
-
-@aten("sym_size")
-def _size(x: Tensor, dim: int) -> Any:
-    return x.shape[dim]
-
-
-@aten("sym_numel")
-def _numel(x: Tensor) -> Any:
-    return x.numel()
 
 
 # Python's own functions, on sizes and on results that are several tensors.
