@@ -12,7 +12,7 @@ import keyword
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Union
 
 from monoplan.ir.errors import ParseError
@@ -411,6 +411,7 @@ def format_dim(d: Dim) -> str:
     return str(d)
 
 
+@lru_cache(4096)  # the types of a graph have few dims, many times
 def parse_dim(text: str) -> Dim:
     """A Dim from text such as `2*batch*seq+1` or `(seq+1)//2`."""
     scanner = Scanner(text, "a dimension")

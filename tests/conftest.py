@@ -23,6 +23,11 @@ settings.register_profile("monoplan", deadline=None, derandomize=True, print_blo
 settings.load_profile("monoplan")
 
 SLOW = Path(__file__).with_name("slow_tests.txt")  # over a second each, beside others of their matter
+QUICK = ("integration", "models", "monoplan", "serve", "test_bisect.py", "test_lower.py", "test_profiler.py",
+         "test_report.py", "test_verify.py")  # fmt: skip
+# Files of those folders that compare what only the usual flags make equal: rows of other batches, other programs.
+AS_BUILT = ("test_engine.py", "test_export.py", "test_export_chat.py", "test_generation.py", "test_host_generation.py",
+            "test_one_plan.py", "test_speculation.py", "test_window_cache.py")  # fmt: skip
 WORKERS = 8  # at most: each one imports and collects all tests before it runs the first
 
 
@@ -56,18 +61,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             check(name)
 
 
-@pytest.fixture(scope="module")
-def quick(pytestconfig: pytest.Config) -> Iterator[None]:
-    """Plans are built with -O1: half the time, for tests that are not about the compiler's optimizations.
+@pytest.fixture(scope="module", autouse=True)
+def quick(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Plans are built with -O1 in folders and files that are not about the compiler's optimizations: half the time.
 
     Those of the full run (`-m full`, or more) are built as a user's are.
     """
-    flags_for = cpu.flags_for
+    name = request.path.name
+    flags_for, level = cpu.flags_for, () if request.config.option.markexpr.startswith("full") else ("-O1",)
     with pytest.MonkeyPatch.context() as patch:
-        if pytestconfig.option.markexpr.startswith("full"):
-            yield
-            return
-        patch.setattr(cpu, "flags_for", lambda target: (*flags_for(target), "-O1"))
+        if not {request.path.parent.name, name}.isdisjoint(QUICK) and name not in AS_BUILT:
+            patch.setattr(cpu, "flags_for", lambda target: (*flags_for(target), *level))
         yield
 
 

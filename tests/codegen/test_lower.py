@@ -22,7 +22,6 @@ from tests.tolerances import check
 
 B, S = symbol("b"), symbol("s")
 TARGET = cpu_target("generic", 16)
-pytestmark = pytest.mark.usefixtures("quick")
 
 
 def op(name: str, *operands: Any, **attrs: Any) -> Any:

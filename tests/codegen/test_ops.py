@@ -36,7 +36,6 @@ KINDS = {
     "reduce": "reduce", "softmax": "reduce", "scan": "reduce", "norm": "reduce", "fused_norm": "reduce",
     "fused_reduce": "reduce", "pool": "reduce", "adaptive_pool": "reduce", "scatter": "reduce",
 }  # fmt: skip
-PRODUCTION = ("f32", "i64", "u8", "bool")  # built as plans are; for bf16 see test_half_floats_as_plans_are_built
 ALWAYS = ("f32", "bf16", "i64", "bool")
 PAIRS = [(d, name) for d in DTYPES for name in REGISTRY if any(c.op == name and c.accepts(DTYPES[d]) for c in CASES)]
 
@@ -78,9 +77,8 @@ Calls = list[tuple[Case, list[tuple[dict[str, int], list[Any], list[Any]]]]]
 def results(dtype: str) -> Calls | Exception:
     """For each case of an element type: the sizes, compiled and exact results of each call; or what went wrong."""
     flags_for = cpu.flags_for
-    with pytest.MonkeyPatch.context() as patch:
-        if dtype not in PRODUCTION:  # half the time
-            patch.setattr(cpu, "flags_for", lambda target: (*flags_for(target), "-O1"))
+    with pytest.MonkeyPatch.context() as patch:  # half the time; see test_ops_as_plans_are_built
+        patch.setattr(cpu, "flags_for", lambda target: (*flags_for(target), "-O1"))
         try:
             return run_all(dtype)
         except Exception as error:
@@ -120,11 +118,12 @@ def test_op(dtype: str, op: str) -> None:
 
 
 @pytest.mark.full
-def test_half_floats_as_plans_are_built() -> None:
-    for c, calls in run_all("bf16"):
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i64", "u8", "bool"])
+def test_ops_as_plans_are_built(dtype: str) -> None:
+    for c, calls in run_all(dtype):
         for sizes, got, want in calls:
             for a, b in zip(got, want, strict=True):
-                check_case(a, b, KINDS.get(REGISTRY[c.op].kind, "matmul"), c, "bf16", sizes)
+                check_case(a, b, KINDS.get(REGISTRY[c.op].kind, "matmul"), c, dtype, sizes)
 
 
 def check_case(got: Any, want: Any, kind: str, c: Case, dtype: str, sizes: dict[str, int]) -> None:

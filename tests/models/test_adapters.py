@@ -17,8 +17,6 @@ from monoplan.models.load.safetensors import save_checkpoint
 from tests.golden.weights import random_state_dict
 from tests.tolerances import check
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 GOLDEN = dict(np.load(Path(__file__).parents[1] / "golden" / "adapters.npz"))
 META = json.loads(str(GOLDEN["meta"]))
 IDS = GOLDEN["ids"][None]

@@ -17,8 +17,6 @@ from monoplan.models import LlamaConfig, LlamaForCausalLM
 from monoplan.serve.engine import Engine
 from monoplan.serve.request import Sampling
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 CONFIG = LlamaConfig(
     vocab_size=61,
     hidden_size=64,

@@ -15,8 +15,6 @@ from monoplan.models import LlamaForCausalLM
 from monoplan.models.generate.decoding import padded, pieces
 from tests.models.support import tiny_config
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 LENGTHS = (70, 1, 33)
 
 

@@ -22,8 +22,6 @@ from tests.golden.weights import fingerprint
 from tests.matrices import partly
 from tests.models.family_gguf import FILES, VOCABULARY, write
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 GOLDEN = Path(__file__).parents[1] / "golden"
 RANDOM = 20  # configurations of each family
 ALWAYS = (("gemma2", 0), ("phi3", 0), ("gpt2", 0))  # plans of the others are made by `full`

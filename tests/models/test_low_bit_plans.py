@@ -13,8 +13,6 @@ import monoplan as mp
 from monoplan.models.auto import AutoLlamaModel
 from tests.models.test_gguf import VOCAB, weights, write
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 IDS = np.array([[3, 1, 4, 1, 5, 9, 2, 6, 5]])
 
 

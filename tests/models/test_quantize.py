@@ -26,8 +26,6 @@ from tests.matrices import partly
 from tests.models.support import tiny_config, tiny_tokenizer_files
 from tests.models.vocabularies import byte_level, pieces
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 Array = NDArray[Any]
 FORMATS = {found.name: found for found in BLOCK_FORMATS}
 

@@ -25,8 +25,6 @@ from monoplan.models.families import family_of
 from monoplan.models.load.checkpoint import open_model, parameter_shapes
 from tests.matrices import partly
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 Array = NDArray[Any]
 Tensors = dict[str, Array]
 CONFIG = {

@@ -10,6 +10,7 @@ from monoplan.ir.verifier import verify
 from monoplan.passes.manager import Notes, run_passes
 from monoplan.passes.pipeline import PIPELINE, UNFUSED
 from monoplan.passes.rebuild import drop_dead
+from tests.matrices import partly
 from tests.passes.random_graphs import random_graph
 from tests.passes.support import same_numbers
 
@@ -25,7 +26,7 @@ def check(seed: int) -> None:
     same_numbers(graph, run_passes(graph, UNFUSED)[-1].graph, seed)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", partly(range(60), lambda seed: seed % 2 == 0))
 def test_random_graph(seed: int) -> None:
     check(seed)
 
@@ -36,7 +37,7 @@ def test_many_random_graphs(seed: int) -> None:
     check(seed)
 
 
-@pytest.mark.parametrize("seed", range(0, 60, 6))
+@pytest.mark.parametrize("seed", partly(range(0, 60, 6), lambda seed: seed % 12 == 0))
 def test_every_pass_alone_is_right_and_idempotent(seed: int) -> None:
     graph = drop_dead(random_graph(seed))  # a dead op counts as a reader
     for p in PIPELINE:
