@@ -6,7 +6,8 @@ import contextvars
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -14,7 +15,8 @@ from monoplan.ir.dims import Expr
 from monoplan.ir.errors import TypeRuleError
 from monoplan.ir.types import Array, DType, TensorType, as_dtype, bf16, f16, f32, promote
 
-# A rule gets operand types (None where absent) by position and attributes by name; it gives one type or more.
+# A rule gets operand types (None where absent) by position and attributes by name, or all of them as one `Given`; it
+# gives one type or more.
 TypeRule = Callable[..., "TensorType | tuple[TensorType, ...]"]
 # A pointwise op as C: a text; texts by element type; or a function of the operands' type and the attributes that gives
 # one. In a text, {0} and {1} stand for operands in their common type, {t} for the name of that type (f32, i8), {f} for
@@ -28,6 +30,14 @@ REQUIRED = inspect.Parameter.empty
 NESTED = ("repeat", "loop")  # kinds of ops that have a body: rolled layers, and scans
 
 
+class Given(SimpleNamespace):
+    """Types of operands and attributes by the names that an op's function gives them, for rules of many."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class OpDef:
     """All there is to know about an operator."""
@@ -39,6 +49,7 @@ class OpDef:
     attr_defaults: Mapping[str, Any]  # REQUIRED where there is no default
     attr_types: Mapping[str, str]  # annotations, see _ACCEPTED
     rule: TypeRule
+    by_name: bool  # the rule takes a Given
     reference: Callable[..., Any]
     doc: str
     kind: str  # the kernel family or "pointwise", "view", "reduce" …: what passes and lowering switch on
@@ -87,7 +98,7 @@ class OpDef:
             key, known = None, None
         if known is None:
             self._check_low_bits(types)
-            result = self.rule(*types, **attrs)
+            result = self.apply_rule(types, attrs)
             known = result if isinstance(result, tuple) else (result,)
             if key is not None and len(self._inferred) < 4096:
                 self._inferred[key] = known
@@ -95,6 +106,16 @@ class OpDef:
             if not _ACCEPTED[self.attr_types[name]](v):
                 raise TypeRuleError(f"{self.name}: {name}={v!r} is not of type {self.attr_types[name]}")
         return known
+
+    def apply_rule(
+        self, types: Sequence[TensorType | None], attrs: Mapping[str, Any]
+    ) -> TensorType | tuple[TensorType, ...]:
+        """What the type rule says of these operands and attributes."""
+        if not self.by_name:
+            return self.rule(*types, **attrs)
+        named = dict(zip(self.operand_names, types, strict=False))
+        more = {} if self.variadic is None else {self.variadic: tuple(types[len(named) :])}
+        return self.rule(Given(**named, **more, **attrs))
 
     def _check_low_bits(self, types: Sequence[TensorType | None]) -> None:
         for i, t in enumerate(types):
@@ -202,6 +223,7 @@ def op(
             attr_defaults={p.name: p.default for p in params if p.kind is p.KEYWORD_ONLY},
             attr_types={p.name: _annotation(p) for p in params if p.kind is p.KEYWORD_ONLY},
             rule=rule,
+            by_name=any(a in ("Given", Given) for a in inspect.get_annotations(rule).values()),
             reference=fn,
             doc=inspect.cleandoc(fn.__doc__ or ""),
             kind=kind,

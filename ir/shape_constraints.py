@@ -38,7 +38,7 @@ class ShapeConstraint:
         """Raises a SizeError with the op's line unless the rule holds for these values."""
         types = [None if t is None else t.with_shape(concrete(t.shape, symbols)) for t in self.types]
         try:
-            self.opdef.rule(*types, **{name: concrete(v, symbols) for name, v in self.attrs})
+            self.opdef.apply_rule(types, {name: concrete(v, symbols) for name, v in self.attrs})
         except TypeRuleError as error:
             names = sorted(set().union(*(symbols_of(d) for d in self._dims())))
             values = ", ".join(f"{n} = {symbols[n]}" for n in names)

@@ -280,7 +280,7 @@ def _binding(plan: Plan, constraints: Sequence[ShapeConstraint], p: str) -> Iter
 def _not_negative(c: ShapeConstraint) -> Iterator[Dim]:
     """What must not be negative for an op's type rule to hold, where all sizes of the inputs are at least 1."""
     attrs = dict(c.attrs)
-    results = c.opdef.rule(*c.types, **attrs)
+    results = c.opdef.apply_rule(c.types, attrs)
     for t in (*c.types, *(results if isinstance(results, tuple) else (results,))):
         yield from (d - 1 for d in t.shape) if t is not None else ()
     if c.opdef.name == "slice":

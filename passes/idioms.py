@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from monoplan.ir.dims import equal
+from monoplan.ir.dims import equal, same_dims
 from monoplan.ir.graph import Value
 from monoplan.ir.ops.conv import conv2d
 from monoplan.ir.ops.elementwise import add, div, mul, pow_, rsqrt, sigmoid, silu, sqrt, sub, swiglu
@@ -132,13 +132,9 @@ def _repeats(m: Match) -> tuple[int, int] | None:
         middle = (*x[: axis + 1], 1, *x[axis + 1 :])
         stretched = (*x[: axis + 1], n, *x[axis + 1 :])
         joined = (*x[:axis], x[axis] * n, *x[axis + 1 :])
-        if _same(m["middle"], middle) and _same(wide, stretched) and _same(out, joined):
+        if same_dims(m["middle"], middle) and same_dims(wide, stretched) and same_dims(out, joined):
             return axis, n
     return None
-
-
-def _same(a: Any, b: Any) -> bool:
-    return len(a) == len(b) and all(equal(p, q) for p, q in zip(a, b, strict=True))
 
 
 def _make_repeat(x: Value, match: Match) -> Any:
@@ -165,7 +161,7 @@ def _are_patches(m: Match) -> bool | str:
     if tuple(m["stride"]) != kernel or any(m["padding"]) or any(d != 1 for d in m["dilation"]) or m["groups"] != 1:
         return "the windows of the convolution do not lie side by side"
     whole = all(isinstance(n, int) and n % k == 0 for n, k in zip(sizes, kernel, strict=True))
-    joined = _same(m["out"], (x.shape[0], w.shape[0], product(sizes) // product(kernel))) if whole else False
+    joined = same_dims(m["out"], (x.shape[0], w.shape[0], product(sizes) // product(kernel))) if whole else False
     return joined or "the windows do not cover the image, or its size is a symbol"
 
 

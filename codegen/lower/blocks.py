@@ -6,10 +6,10 @@ from monoplan.codegen.cpu.schedule_linear import linear_layout
 from monoplan.codegen.expressions import compute_type
 from monoplan.codegen.formats import choose_format
 from monoplan.codegen.kernels import Gather, KVUpdate, Norm, Reduce, Rope, Sample, Scan, Scatter, Softmax, Sort
-from monoplan.codegen.lower.lowerer import Lowerer, lowers, rows_by_columns, single
+from monoplan.codegen.lower.lowerer import Lowerer, lowers, single
 from monoplan.codegen.operands import Body, Operand
 from monoplan.codegen.reductions import LONG_ROW, PART_OF_ROW, REDUCTIONS
-from monoplan.codegen.views import View, row_major
+from monoplan.codegen.views import View
 from monoplan.ir.dims import Dim
 from monoplan.ir.errors import CompileError
 from monoplan.ir.expr import Arg, parse_expr
@@ -392,6 +392,3 @@ def lower_sample(lo: Lowerer, op: Op) -> None:
             scratch=(Operand("heap", heap, written=True), Operand("weights", weights, written=True)),
         )
     )
-
-
-__all__ = ["row_major", "rows_by_columns"]

@@ -11,7 +11,7 @@ from monoplan.ir.dims import equal, same_dims
 from monoplan.ir.errors import VerifyError
 from monoplan.ir.expr import evaluate_expr, expr_dtype, parse_expr
 from monoplan.ir.graph import Graph
-from monoplan.ir.opdef import REGISTRY, op, require
+from monoplan.ir.opdef import REGISTRY, Given, op, require
 from monoplan.ir.ops.attention import _kv_type, _rope_type, kv_update, rope
 from monoplan.ir.ops.collective import all_reduce
 from monoplan.ir.ops.conv import conv2d, conv_type
@@ -55,26 +55,15 @@ def _norm_then(x: Array, weight: Array | None, bias: Array | None, norm: str, ep
     return layer_norm.reference(x, weight, bias, eps=eps) if norm == "layer" else x
 
 
-def _fused_linear_type(
-    x: TensorType,
-    weight: TensorType,
-    bias: TensorType | None,
-    norm_weight: TensorType | None,
-    norm_bias: TensorType | None,
-    *extras: TensorType,
-    norm: str,
-    eps: float,
-    gated: bool,
-    expr: str,
-) -> TensorType:
-    _check_norm(norm, "fused_linear")
-    norm_type(x, norm_weight, norm_bias, 1, "fused_linear")
-    full = linear_type(x, weight, bias, "fused_linear")
-    if gated:
+def _fused_linear_type(t: Given) -> TensorType:
+    _check_norm(t.norm, "fused_linear")
+    norm_type(t.x, t.norm_weight, t.norm_bias, 1, "fused_linear")
+    full = linear_type(t.x, t.weight, t.bias, "fused_linear")
+    if t.gated:
         n: Any = full.shape[-1]
-        require(isinstance(n, int) and n % 2 == 0, f"fused_linear: a gated weight needs an even size, got {weight}")
+        require(isinstance(n, int) and n % 2 == 0, f"fused_linear: a gated weight needs an even size, got {t.weight}")
         full = full.with_shape((*full.shape[:-1], n // 2))
-    return _with_expr([full] * (2 if gated else 1), extras, expr, "fused_linear")
+    return _with_expr([full] * (2 if t.gated else 1), t.extras, t.expr, "fused_linear")
 
 
 @op(_fused_linear_type, "fused_linear", low_bit=("weight",))
@@ -96,20 +85,10 @@ def fused_linear(
     return evaluate_expr(parse_expr(expr), [*parts, *extras])
 
 
-def _linear_norm_type(
-    x: TensorType,
-    weight: TensorType,
-    bias: TensorType | None,
-    norm_weight: TensorType | None,
-    norm_bias: TensorType | None,
-    *extras: TensorType,
-    norm: str,
-    eps: float,
-    expr: str,
-) -> TensorType:
-    require(norm in NORMS[1:], f"linear_norm: norm={norm!r} is not one of {', '.join(NORMS[1:])}")
-    full = linear_type(x, weight, bias, "linear_norm")
-    return _with_expr([norm_type(full, norm_weight, norm_bias, 1, "linear_norm")], extras, expr, "linear_norm")
+def _linear_norm_type(t: Given) -> TensorType:
+    require(t.norm in NORMS[1:], f"linear_norm: norm={t.norm!r} is not one of {', '.join(NORMS[1:])}")
+    full = linear_type(t.x, t.weight, t.bias, "linear_norm")
+    return _with_expr([norm_type(full, t.norm_weight, t.norm_bias, 1, "linear_norm")], t.extras, t.expr, "linear_norm")
 
 
 @op(_linear_norm_type, "linear_norm", low_bit=("weight",))
@@ -129,21 +108,10 @@ def linear_norm(
     return evaluate_expr(parse_expr(expr), [y, *extras])
 
 
-def _fused_experts_type(
-    x: TensorType,
-    weight: TensorType,
-    ids: TensorType,
-    up: TensorType | None,
-    bias: TensorType | None,
-    up_bias: TensorType | None,
-    norm_weight: TensorType | None,
-    *,
-    gate: str,
-    eps: float,
-) -> TensorType:
-    require(x.rank == 2, f"fused_experts: x must be [rows, in], got {x}")
-    norm_type(x, norm_weight, None, 1, "fused_experts")
-    return _expert_type(x, weight, ids, up, bias, up_bias, gate=gate)
+def _fused_experts_type(t: Given) -> TensorType:
+    require(t.x.rank == 2, f"fused_experts: x must be [rows, in], got {t.x}")
+    norm_type(t.x, t.norm_weight, None, 1, "fused_experts")
+    return _expert_type(t.x, t.weight, t.ids, t.up, t.bias, t.up_bias, gate=t.gate)
 
 
 @op(_fused_experts_type, "fused_experts", low_bit=("weight", "up"))
@@ -174,19 +142,9 @@ def fused_matmul(a: Array, b: Array, *extras: Array, expr: str) -> Array:
     return evaluate_expr(parse_expr(expr), [matmul.reference(a, b), *extras])
 
 
-def _fused_conv_type(
-    x: TensorType,
-    weight: TensorType,
-    bias: TensorType | None,
-    *extras: TensorType,
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    groups: int,
-    expr: str,
-) -> TensorType:
-    full = conv_type(x, weight, bias, stride, padding, dilation, groups, "fused_conv2d")
-    return _with_expr([full], extras, expr, "fused_conv2d")
+def _fused_conv_type(t: Given) -> TensorType:
+    full = conv_type(t.x, t.weight, t.bias, t.stride, t.padding, t.dilation, t.groups, "fused_conv2d")
+    return _with_expr([full], t.extras, t.expr, "fused_conv2d")
 
 
 @op(_fused_conv_type, "fused_conv", bounded=True)
@@ -206,18 +164,9 @@ def fused_conv2d(
     return evaluate_expr(parse_expr(expr), [y, *extras])
 
 
-def _fused_norm_type(
-    x: TensorType,
-    weight: TensorType | None,
-    bias: TensorType | None,
-    *extras: TensorType,
-    norm: str,
-    eps: float,
-    dims: int,
-    expr: str,
-) -> TensorType:
-    _check_norm(norm, "fused_norm")
-    return _with_expr([norm_type(x, weight, bias, dims, "fused_norm")], extras, expr, "fused_norm")
+def _fused_norm_type(t: Given) -> TensorType:
+    _check_norm(t.norm, "fused_norm")
+    return _with_expr([norm_type(t.x, t.weight, t.bias, t.dims, "fused_norm")], t.extras, t.expr, "fused_norm")
 
 
 @op(_fused_norm_type, "fused_norm")
@@ -285,21 +234,11 @@ def fused_reduce(
     return evaluate_expr(parse_expr(post), [np.asarray(reduced), *xs[inputs:]])
 
 
-def _argmax_type(
-    x: TensorType,
-    weight: TensorType,
-    bias: TensorType | None,
-    norm_weight: TensorType | None,
-    norm_bias: TensorType | None,
-    *,
-    norm: str,
-    eps: float,
-    keepdims: bool,
-) -> TensorType:
-    _check_norm(norm, "linear_argmax")
-    norm_type(x, norm_weight, norm_bias, 1, "linear_argmax")
-    full = linear_type(x, weight, bias, "linear_argmax")
-    return TensorType(i64, reduced_shape(full, normalized_axes(-1, full.rank, "linear_argmax"), keepdims))
+def _argmax_type(t: Given) -> TensorType:
+    _check_norm(t.norm, "linear_argmax")
+    norm_type(t.x, t.norm_weight, t.norm_bias, 1, "linear_argmax")
+    full = linear_type(t.x, t.weight, t.bias, "linear_argmax")
+    return TensorType(i64, reduced_shape(full, normalized_axes(-1, full.rank, "linear_argmax"), t.keepdims))
 
 
 @op(_argmax_type, "linear_argmax", low_bit=("weight",))
@@ -319,54 +258,30 @@ def linear_argmax(
     return np.argmax(y, axis=-1, keepdims=keepdims)
 
 
-def _qkv_type(
-    x: TensorType,
-    weight: TensorType,
-    positions: TensorType,
-    sin: TensorType,
-    cos: TensorType,
-    k_cache: TensorType,
-    v_cache: TensorType,
-    lengths: TensorType,
-    valid: TensorType | None,
-    bias: TensorType | None,
-    norm_weight: TensorType | None,
-    norm_bias: TensorType | None,
-    q_norm: TensorType | None,
-    k_norm: TensorType | None,
-    v_weight: TensorType | None,
-    table: TensorType | None,
-    *,
-    heads: int,
-    kv_heads: int,
-    algo: str,
-    norm: str,
-    eps: float,
-    qk_eps: float,
-) -> tuple[TensorType, TensorType, TensorType]:
-    require(x.rank == 3, f"qkv_rope_cache: x must be [batch, seq, features], got {x}")
-    _check_norm(norm, "qkv_rope_cache")
-    norm_type(x, norm_weight, norm_bias, 1, "qkv_rope_cache")
-    full = linear_type(x, weight, bias, "qkv_rope_cache")
-    dim: Any = row_numbers(k_cache.shape[-1], k_cache.dtype)
+def _qkv_type(t: Given) -> tuple[TensorType, TensorType, TensorType]:
+    require(t.x.rank == 3, f"qkv_rope_cache: x must be [batch, seq, features], got {t.x}")
+    _check_norm(t.norm, "qkv_rope_cache")
+    norm_type(t.x, t.norm_weight, t.norm_bias, 1, "qkv_rope_cache")
+    full = linear_type(t.x, t.weight, t.bias, "qkv_rope_cache")
+    dim: Any = row_numbers(t.k_cache.shape[-1], t.k_cache.dtype)
     columns: Any = full.shape[-1]
-    if v_weight is not None:
-        require(bias is None, "qkv_rope_cache: a weight of v by itself goes with no bias")
-        columns = columns + linear_type(x, v_weight, None, "qkv_rope_cache").shape[-1]
+    if t.v_weight is not None:
+        require(t.bias is None, "qkv_rope_cache: a weight of v by itself goes with no bias")
+        columns = columns + linear_type(t.x, t.v_weight, None, "qkv_rope_cache").shape[-1]
     require(
-        equal(columns, (heads + 2 * kv_heads) * dim),
-        f"qkv_rope_cache: the weight {weight} is not {heads} + 2 x {kv_heads} heads of {dim}",
+        equal(columns, (t.heads + 2 * t.kv_heads) * dim),
+        f"qkv_rope_cache: the weight {t.weight} is not {t.heads} + 2 x {t.kv_heads} heads of {dim}",
     )
-    batch, seq = x.shape[:2]
-    rows = full.with_shape((batch, seq, kv_heads, dim))
-    for cache in (k_cache, v_cache):
-        _kv_type(cache, rows, lengths, valid, table)
-    q = full.with_shape((batch, seq, heads, dim))
-    for part, weight_ in ((q, q_norm), (rows, k_norm)):
+    batch, seq = t.x.shape[:2]
+    rows = full.with_shape((batch, seq, t.kv_heads, dim))
+    for cache in (t.k_cache, t.v_cache):
+        _kv_type(cache, rows, t.lengths, t.valid, t.table)
+    q = full.with_shape((batch, seq, t.heads, dim))
+    for part, weight_ in ((q, t.q_norm), (rows, t.k_norm)):
         if weight_ is not None:
             norm_type(part, weight_, None, 1, "qkv_rope_cache")
-    _rope_type(q, positions, sin, cos, algo=algo)
-    return q.with_dtype(promote(q.dtype)), k_cache, v_cache
+    _rope_type(q, t.positions, t.sin, t.cos, algo=t.algo)
+    return q.with_dtype(promote(q.dtype)), t.k_cache, t.v_cache
 
 
 @op(_qkv_type, "qkv_rope_cache", inplace={1: "k_cache", 2: "v_cache"}, low_bit=("weight", "v_weight"))
@@ -412,41 +327,25 @@ def qkv_rope_cache(
     return q, k_cache, v_cache
 
 
-def _heads_type(
-    x: TensorType,
-    positions: TensorType,
-    sin: TensorType,
-    cos: TensorType,
-    k_cache: TensorType,
-    v_cache: TensorType,
-    lengths: TensorType,
-    q_norm: TensorType,
-    k_norm: TensorType,
-    valid: TensorType | None,
-    table: TensorType | None,
-    *,
-    heads: int,
-    kv_heads: int,
-    algo: str,
-    norm: str,
-    whole: bool,
-    eps: float,
-) -> tuple[TensorType, TensorType, TensorType]:
-    name, dim = "heads_rope_cache", k_cache.shape[-1]
-    require(norm in ("rms", "layer"), f"{name}: norm={norm!r} is not one of 'rms', 'layer'")
-    require(isinstance(dim, int), f"{name}: the length of a head is a constant, got {k_cache}")
+def _heads_type(t: Given) -> tuple[TensorType, TensorType, TensorType]:
+    name, dim = "heads_rope_cache", t.k_cache.shape[-1]
+    require(t.norm in ("rms", "layer"), f"{name}: norm={t.norm!r} is not one of 'rms', 'layer'")
+    require(isinstance(dim, int), f"{name}: the length of a head is a constant, got {t.k_cache}")
     assert isinstance(dim, int)
-    fits = x.rank == 3 and equal(x.shape[-1], (heads + 2 * kv_heads) * dim)
-    require(fits, f"{name}: {x} is not [batch, seq, {heads} + 2 x {kv_heads} heads of {dim}]")
-    require(all(t.dtype in (f32, bf16, f16) for t in (x, k_cache, v_cache)), f"{name} takes f32, bf16 and f16, got {x}")
-    for weight, count in ((q_norm, heads), (k_norm, kv_heads)):
+    fits = t.x.rank == 3 and equal(t.x.shape[-1], (t.heads + 2 * t.kv_heads) * dim)
+    require(fits, f"{name}: {t.x} is not [batch, seq, {t.heads} + 2 x {t.kv_heads} heads of {dim}]")
+    require(
+        all(v.dtype in (f32, bf16, f16) for v in (t.x, t.k_cache, t.v_cache)),
+        f"{name} takes f32, bf16 and f16, got {t.x}",
+    )
+    for weight, count in ((t.q_norm, t.heads), (t.k_norm, t.kv_heads)):
         good = weight.dtype.is_float and weight.shape in ((count * dim,), (count, dim))
         require(good, f"{name}: the weight of a norm must have {count * dim} numbers, got {weight}")
-    q, k = (x.with_shape((*x.shape[:2], n, dim)) for n in (heads, kv_heads))
-    for cache in (k_cache, v_cache):
-        _kv_type(cache, k, lengths, valid, table)
-    _rope_type(q, positions, sin, cos, algo=algo)
-    return q, k_cache, v_cache
+    q, k = (t.x.with_shape((*t.x.shape[:2], n, dim)) for n in (t.heads, t.kv_heads))
+    for cache in (t.k_cache, t.v_cache):
+        _kv_type(cache, k, t.lengths, t.valid, t.table)
+    _rope_type(q, t.positions, t.sin, t.cos, algo=t.algo)
+    return q, t.k_cache, t.v_cache
 
 
 @op(_heads_type, "heads_rope_cache", inplace={1: "k_cache", 2: "v_cache"})
@@ -489,37 +388,23 @@ def heads_rope_cache(
     return q, k_cache, v_cache
 
 
-def _latent_type(
-    latent: TensorType,
-    key: TensorType,
-    query: TensorType,
-    positions: TensorType,
-    sin: TensorType,
-    cos: TensorType,
-    cache: TensorType,
-    lengths: TensorType,
-    norm_weight: TensorType,
-    valid: TensorType | None,
-    table: TensorType | None,
-    *,
-    algo: str,
-    eps: float,
-) -> tuple[TensorType, TensorType]:
+def _latent_type(t: Given) -> tuple[TensorType, TensorType]:
     name = "latent_rope_cache"
-    fits = latent.rank == 3 and key.rank == 4 and equal(key.shape[2], 1) and query.rank == 4
-    require(fits, f"{name}: latent {latent}, key {key} and query {query} are not of one key head")
-    sizes = (latent.shape[-1], key.shape[-1], query.shape[-2], query.shape[-1])
+    fits = t.latent.rank == 3 and t.key.rank == 4 and equal(t.key.shape[2], 1) and t.query.rank == 4
+    require(fits, f"{name}: latent {t.latent}, key {t.key} and query {t.query} are not of one key head")
+    sizes = (t.latent.shape[-1], t.key.shape[-1], t.query.shape[-2], t.query.shape[-1])
     require(
-        all(isinstance(d, int) for d in sizes), f"{name}: features and heads are constants, got {latent} and {query}"
+        all(isinstance(d, int) for d in sizes),
+        f"{name}: features and heads are constants, got {t.latent} and {t.query}",
     )
-    kinds = all(t.dtype in (f32, bf16, f16) for t in (latent, key, query, cache))
-    require(kinds, f"{name} takes f32, bf16 and f16, got {latent} and {cache}")
-    norm_type(latent, norm_weight, None, 1, name)
-    for t in (key, query):
-        _rope_type(t, positions, sin, cos, algo=algo)
-    width: Any = latent.shape[-1] + key.shape[-1]
-    _kv_type(cache, key.with_shape((*key.shape[:3], width)), lengths, valid, table)
-    return query, cache
+    kinds = all(v.dtype in (f32, bf16, f16) for v in (t.latent, t.key, t.query, t.cache))
+    require(kinds, f"{name} takes f32, bf16 and f16, got {t.latent} and {t.cache}")
+    norm_type(t.latent, t.norm_weight, None, 1, name)
+    for v in (t.key, t.query):
+        _rope_type(v, t.positions, t.sin, t.cos, algo=t.algo)
+    width: Any = t.latent.shape[-1] + t.key.shape[-1]
+    _kv_type(t.cache, t.key.with_shape((*t.key.shape[:3], width)), t.lengths, t.valid, t.table)
+    return t.query, t.cache
 
 
 @op(_latent_type, "latent_rope_cache", inplace={1: "cache"})

@@ -11,6 +11,7 @@ import statistics
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -148,48 +149,36 @@ class MatrixSpec(NamedTuple):
     box: int
 
 
+@dataclass(slots=True, eq=False)
 class LaunchSpec:
     """A kernel launch with everything known."""
 
-    __slots__ = ("function", "grid", "block", "shared", "cluster", "overlap", "words")
-
-    def __init__(
-        self,
-        function: Any,
-        grid: tuple[int, int, int],
-        block: int,
-        shared: int,
-        cluster: int,
-        overlap: bool,
-        words: Sequence[int | MatrixSpec],
-    ) -> None:
-        self.function, self.grid, self.block, self.shared = function, grid, block, shared
-        self.cluster, self.overlap, self.words = cluster, overlap, words
+    function: Any
+    grid: tuple[int, int, int]
+    block: int
+    shared: int
+    cluster: int
+    overlap: bool
+    words: Sequence[int | MatrixSpec]
 
 
+@dataclass(slots=True, eq=False)
 class ProductSpec:
     """out[rows, columns] = x[rows, depth] · w[columns, depth]ᵀ at addresses.
 
     (+ what lies at `add`, + the row at `bias`, if they are not 0.)
     """
 
-    __slots__ = ("x", "w", "out", "rows", "columns", "depth", "dtype", "out_dtype", "add", "bias")
-
-    def __init__(
-        self,
-        x: int,
-        w: int,
-        out: int,
-        rows: int,
-        columns: int,
-        depth: int,
-        dtype: DType,
-        out_dtype: DType,
-        add: int,
-        bias: int,
-    ) -> None:
-        self.x, self.w, self.out, self.rows, self.columns, self.depth = x, w, out, rows, columns, depth
-        self.dtype, self.out_dtype, self.add, self.bias = dtype, out_dtype, add, bias
+    x: int
+    w: int
+    out: int
+    rows: int
+    columns: int
+    depth: int
+    dtype: DType
+    out_dtype: DType
+    add: int
+    bias: int
 
 
 def import_cupy() -> Any:
