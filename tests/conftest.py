@@ -14,6 +14,7 @@ from hypothesis import settings
 from monoplan.ir.dims import evaluate
 from monoplan.ir.types import TensorType
 from monoplan.runtime.cpu import executable as cpu
+from tests.codegen import cuda_emulator
 from tests.needs import check
 
 pytest_plugins = ["monoplan.pytest_plugin"]  # the golden fixture; an installed package brings it by itself
@@ -43,6 +44,12 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if cores > 1:
         option.numprocesses = min(cores, WORKERS)
         option.dist = "worksteal"  # a worker starts with a contiguous part: module fixtures are made once, mostly
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Runs of more than the quick tests have some whose emulated kernels run for long."""
+    if not config.option.markexpr.startswith("not full"):
+        cuda_emulator.LEVEL = "-O1"
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks

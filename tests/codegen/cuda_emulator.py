@@ -24,6 +24,7 @@ from monoplan.runtime.cuda.device import LaunchSpec, MatrixSpec, ProductSpec
 Array = np.ndarray[Any, Any]
 HEADER = Path(__file__).with_name("cuda_emulator.h")
 HEADERS = sorted(HEADER.parent.glob("cuda_emulator*.h"))  # the first one includes the others
+LEVEL = "-O0"  # g++ takes longer than the kernels of most tests run; conftest.py has another for the full run
 KERNEL = re.compile(r"__global__ void __launch_bounds__\(.*?\)\s*(\w+)\(")
 _memory = FFI()
 
@@ -101,10 +102,10 @@ class EmulatedDevice:
     name = "emulator"
 
     def __init__(
-        self, capability: int = 90, cores: int = 4, shared: int = 232448, library: bool = False, level: str = "-O1"
+        self, capability: int = 90, cores: int = 4, shared: int = 232448, library: bool = False, level: str = ""
     ) -> None:
         self.target: Target = cuda_target(capability, cores, shared, library)
-        self.flags = ("-std=c++17", level, "-fPIC", "-w", "-ffp-contract=off", "-pthread")
+        self.flags = ("-std=c++17", level or LEVEL, "-fPIC", "-w", "-ffp-contract=off", "-pthread")
         self.folder = Path(tempfile.gettempdir()) / f"monoplan-emulator-{os.getuid()}"
         self.launches: list[str] = []
         self.lock = threading.RLock()

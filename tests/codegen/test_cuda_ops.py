@@ -33,7 +33,7 @@ SHORT = [p for p in PAIRS if p[0] in EMULATED]
 
 def make_device(name: str) -> Any:
     if name.startswith("emulator"):
-        # Hundreds of kernels that run for moments: the compiler takes longer than they do.
+        # Hundreds of kernels that run for moments: the compiler takes longer than they do, in the full run, too.
         return cuda_emulator.EmulatedDevice(library="library" in name, level="-O0")
     from monoplan.runtime.cuda.device import gpu
 
