@@ -6,54 +6,17 @@ import contextlib
 import contextvars
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from monoplan.ir.graph import Loc, Value
-from monoplan.ir.opdef import OpDef
-from monoplan.ir.types import TensorType
+from monoplan.ir.graph import Loc
 
 if TYPE_CHECKING:
-    from monoplan.frontend.tensor import Tensor
+    from monoplan.frontend.tracer import Tracer
 
 
-class Tracing(Protocol):
-    """What tensors and modules need of a tracer."""
-
-    watch: Any  # frontend/guards.py: notes attributes that forward reads and sets
-
-    def is_graph_value(self, tensor: Tensor) -> bool: ...
-
-    def value_of(self, tensor: Tensor, where: Loc | None = None) -> Value: ...
-
-    def emit(
-        self, opdef: OpDef, operands: Sequence[Value | None], attrs: Mapping[str, Any]
-    ) -> Value | tuple[Value, ...]: ...
-
-    def emit_loop(
-        self,
-        op: str,
-        operands: Sequence[Value],
-        attrs: Mapping[str, Any],
-        types: Sequence[tuple[str, TensorType]],
-        run: Callable[[Sequence[Tensor]], Sequence[Tensor]],
-    ) -> tuple[Value, ...]: ...
-
-    def module_path(self) -> str: ...
-
-    def enter_module(self, module: object) -> None: ...
-
-    def leave_module(self) -> None: ...
-
-    def failed(self, error: Exception) -> None: ...
-
-    def note_read(self, tensor: Tensor) -> None: ...
-
-    def overwrite(self, tensor: Tensor) -> None: ...
-
-
-_tracing: contextvars.ContextVar[Tracing | None] = contextvars.ContextVar("tracing", default=None)
+_tracing: contextvars.ContextVar[Tracer | None] = contextvars.ContextVar("tracing", default=None)
 
 # Frames of these folders are ours, not the user's. Models and tests are written as a user would write them.
 _HERE = os.path.dirname(os.path.realpath(__file__))
@@ -63,16 +26,16 @@ _FACE = (os.path.join(_ROOT, "monoplan") + os.sep, os.path.join(_ROOT, "api.py")
 _real: dict[str, str] = {}
 
 
-def current() -> Tracing | None:
+def current() -> Tracer | None:
     """The tracer at work, or None in eager mode."""
     return _tracing.get()
 
 
-def activate(tracing: Tracing | None) -> contextvars.Token[Tracing | None]:
+def activate(tracing: Tracer | None) -> contextvars.Token[Tracer | None]:
     return _tracing.set(tracing)
 
 
-def deactivate(token: contextvars.Token[Tracing | None]) -> None:
+def deactivate(token: contextvars.Token[Tracer | None]) -> None:
     _tracing.reset(token)
 
 

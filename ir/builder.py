@@ -9,7 +9,7 @@ from typing import Any
 from monoplan.ir.dims import comparisons_raise
 from monoplan.ir.errors import MonoplanError
 from monoplan.ir.graph import Graph, Loc, Op, Param, Value
-from monoplan.ir.opdef import Emits, OpDef, current_builder
+from monoplan.ir.opdef import OpDef, current_builder
 from monoplan.ir.types import TensorType
 
 NOWHERE = Loc()
@@ -23,7 +23,7 @@ class Builder:
         self.loc = Loc()
         self._taken = set(taken)
         self._count: dict[str, int] = {}
-        self._tokens: list[contextvars.Token[Emits | None]] = []
+        self._tokens: list[contextvars.Token[Builder | None]] = []
 
     def __enter__(self) -> Builder:
         self._tokens.append(current_builder.set(self))

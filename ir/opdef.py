@@ -7,13 +7,16 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from monoplan.ir.dims import Expr
 from monoplan.ir.errors import TypeRuleError
 from monoplan.ir.types import Array, DType, TensorType, as_dtype, bf16, f16, f32, promote
+
+if TYPE_CHECKING:
+    from monoplan.ir.builder import Builder
 
 # A rule gets operand types (None where absent) by position and attributes by name, or all of them as one `Given`; it
 # gives one type or more.
@@ -180,13 +183,7 @@ class OpDef:
         return f"<op {self.name}{self.signature()}>"
 
 
-class Emits(Protocol):
-    """What an op needs of a builder."""
-
-    def emit(self, opdef: OpDef, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any: ...
-
-
-current_builder: contextvars.ContextVar[Emits | None] = contextvars.ContextVar("builder", default=None)
+current_builder: contextvars.ContextVar[Builder | None] = contextvars.ContextVar("builder", default=None)
 
 
 def op_name(fn: Callable[..., Any]) -> str:
