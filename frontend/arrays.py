@@ -333,14 +333,10 @@ def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> T
     """The last dimension as the diagonal of a new square one; zero elsewhere."""
     x = as_tensor(input)
     n = x.shape[-1] + abs(offset)
-    spread = _fill_around(x, max(offset, 0), max(-offset, 0))  # along the columns
+    spread = pad(x, (max(offset, 0), max(-offset, 0))) if offset else x  # along the columns
     here = arange(n).unsqueeze(1) + offset == arange(n)
     square = where(here, spread.unsqueeze(-2), zeros((), dtype=x.dtype))
     return movedim(square, (-2, -1), (dim1, dim2))
-
-
-def _fill_around(x: Tensor, before: int, after: int) -> Tensor:
-    return pad(x, (before, after)) if before or after else x
 
 
 def diag(input: Any, diagonal: int = 0) -> Tensor:

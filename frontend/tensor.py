@@ -620,7 +620,8 @@ def _plain(x: Any, asked: str) -> Any:
 def _take(x: Tensor, index: tuple[Any, ...]) -> Tensor:
     """x[index]: basic indexing, and lookups by tensors of integers, as numpy and PyTorch have them."""
     index = tuple(i.__index__() if isinstance(i, np.integer) else _table(i) for i in index)
-    index = tuple(j for i in index for j in (_places(i) if _is_mask(i) else (i,)))
+    masks = [isinstance(i, Tensor) and i.dtype == bool_ for i in index]
+    index = tuple(j for i, mask in zip(index, masks, strict=True) for j in (_places(i) if mask else (i,)))
     used = sum(1 for i in index if i is not None and i is not Ellipsis)
     if used > x.ndim:
         raise TypeRuleError(f"{used} indices for a tensor of rank {x.ndim}", where=user_location())
@@ -654,10 +655,6 @@ def _table(i: Any) -> Any:
     if isinstance(i, Tensor) and i.dtype.is_float:
         raise _wrong_index(f"an index must be integers, got {i.type}")
     return i
-
-
-def _is_mask(i: Any) -> bool:
-    return isinstance(i, Tensor) and i.dtype == bool_
 
 
 def _places(mask: Tensor) -> tuple[Tensor, ...]:

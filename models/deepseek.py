@@ -149,7 +149,9 @@ class LatentAttention(Module):
         assert rope is not None
         batch, seq, _ = hidden_states.shape
         rows, each = batch * seq, (batch, seq, self.heads)
-        q = self._queries(hidden_states).view(*each, sum(self.sizes))
+        low = self.is_low_rank
+        q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden_states))) if low else self.q_proj(hidden_states)
+        q = q.view(*each, sum(self.sizes))
         plain, turned = q.split(self.sizes, -1)
         latent, key = self.kv_a_proj_with_mqa(hidden_states).split((self.rank, self.sizes[1]), -1)
         positions, sin, cos = rope
@@ -172,9 +174,6 @@ class LatentAttention(Module):
         y = y.transpose(1, 2).reshape(rows, self.heads, self.rank)
         y = F.expert_linear(y, self.v_b_proj.weight, heads)
         return self.o_proj(y.reshape(batch, seq, self.heads * self.value_dim))
-
-    def _queries(self, x: Tensor) -> Tensor:
-        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))) if self.is_low_rank else self.q_proj(x)
 
 
 class DeepseekMoe(Module):

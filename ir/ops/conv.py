@@ -31,11 +31,6 @@ def _window(
         require(fits, f"{name}: the {what} must be numbers of at least {least}, got {tuple(numbers)}")
 
 
-def window_count(size: Dim, kernel: int, stride: int, before: int, after: int, dilation: int) -> Dim:
-    """How many windows fit along an axis."""
-    return (size + (before + after - dilation * (kernel - 1) - 1)) // stride + 1
-
-
 def _counts(
     name: str,
     x: TensorType,
@@ -51,7 +46,7 @@ def _counts(
         room = size + before + after - reach
         fits = isinstance(room, Expr) or room >= 0
         require(fits, f"{name}: a window of {reach} does not fit {size} + {before} + {after}, axis {axis - 2} of {x}")
-        found.append(window_count(size, kernel[axis], stride[axis], before, after, dilation[axis]))
+        found.append(room // stride[axis] + 1)
     return found[0], found[1]
 
 
