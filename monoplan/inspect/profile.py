@@ -12,7 +12,7 @@ import numpy as np
 
 from monoplan.codegen.kernels import Attention, Experts, Gather, Heads, Kernel, Latent, Linear, Rope
 from monoplan.codegen.operands import stored_bytes
-from monoplan.inspect.verify import Subject
+from monoplan.inspect.verify import Subject, aligned
 from monoplan.inspect.walk import rolled_layers
 from monoplan.ir.dims import Dim, evaluate
 from monoplan.ir.errors import ArgumentError, printable, writing
@@ -104,20 +104,7 @@ class Profile:
                     s.ir,
                 )
             )
-        widths = [max(len(r[i]) for r in rows) for i in range(len(head) - 1)]
-        right = {0, 1, 3, 4, 5, 6}
-        lines = [
-            "  ".join(
-                [
-                    *(
-                        c.rjust(w) if i in right else c.ljust(w)
-                        for i, (c, w) in enumerate(zip(r, widths, strict=False))
-                    ),
-                    r[-1],
-                ]
-            )
-            for r in rows
-        ]
+        lines = aligned(rows, right=(0, 1, 3, 4, 5, 6))
         about = f" at {self.sizes}" if self.sizes else ""
         return (
             "\n".join([f"profile of {self.name} on {self.target}, {self.threads} threads{about}", *lines, self.summary])

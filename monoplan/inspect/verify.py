@@ -171,8 +171,16 @@ def _table(rows: Sequence[Row]) -> list[str]:
         )
         verdict = "ok" if d.ok else f"{d.bad} of {d.size} wrong"
         cells.append((r.name, r.type, *figures, verdict, r.where))
-    widths = [max(len(c[i]) for c in cells) for i in range(len(head))]
-    return ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells]
+    return aligned(cells)
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Rows of cells as lines of columns, those in `right` with their ends below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = (
+        [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True))] for r in rows
+    )
+    return ["  ".join(line).rstrip() for line in cells]
 
 
 def verify(subject: Subject, *, nodes: bool = False) -> Verification:

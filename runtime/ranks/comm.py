@@ -51,18 +51,18 @@ class Communicator:
 
     def gather(self, x: Array) -> list[Array]:
         """x of every rank, in rank order; all have the same type."""
-        return [x] if self.exchange is None else self.exchange.gather(x)
+        return [np.asarray(x)] if self.exchange is None else self.exchange.gather(x)
 
     def all_reduce(self, x: Array) -> Array:
         """The sum over the ranks, in rank order: the same bits on each."""
-        first, *others = self.gather(np.asarray(x))
+        first, *others = self.gather(x)
         for part in others:
             first = first + part
         return first
 
     def all_gather(self, x: Array, axis: int = -1) -> Array:
         """The ranks' parts joined along an axis."""
-        return np.concatenate(self.gather(np.asarray(x)), axis=axis)
+        return np.concatenate(self.gather(x), axis=axis)
 
     # -- the group ----------------------------------------------------------------------------------------------
 

@@ -85,12 +85,6 @@ class NcclCommunicator(Communicator):
             rows = self.gather_on_device(self._cupy.asarray(raw.reshape(-1).view(np.uint8))).get()
             return [row.view(raw.dtype).reshape(raw.shape) for row in rows]
 
-    def all_reduce(self, x: Any) -> Any:
-        first, *others = self.gather(x)
-        for part in others:
-            first = first + part
-        return first
-
     def all_gather(self, x: Any, axis: int = -1) -> Any:
         parts = self.gather(x)
         return (np if isinstance(parts[0], np.ndarray) else self._cupy).concatenate(parts, axis=axis)
