@@ -115,6 +115,12 @@ class View:
         strides = _reshape_strides(self.shape, self.strides, shape)
         return None if strides is None else View(self.buffer, shape, strides, self.offset)
 
+    def shaped(self, shape: Sequence[Dim]) -> View:
+        """The same of a view that is dense: it can have any shape."""
+        found = self.reshaped(shape)
+        assert found is not None
+        return found
+
 
 def row_major(shape: Sequence[Dim]) -> tuple[Dim, ...]:
     """Strides of a dense row-major tensor."""

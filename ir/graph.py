@@ -92,6 +92,12 @@ class Op:
         """The operand of that name, as the op's definition calls it."""
         return self.operands[self.opdef.operand_names.index(name)]
 
+    def given(self, operand: str | int) -> Value:
+        """An operand that must be there, by its name or its place."""
+        v = self.operand(operand) if isinstance(operand, str) else self.operands[operand]
+        assert v is not None
+        return v
+
     def __repr__(self) -> str:
         return f"<{self.name} -> {', '.join(map(str, self.results))}>"
 

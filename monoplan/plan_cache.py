@@ -250,8 +250,7 @@ def classes() -> tuple[type, ...]:
     from monoplan.codegen.cpu import schedule_attention as attention
     from monoplan.codegen.cpu import schedule_conv as conv
     from monoplan.codegen.cpu import schedule_linear as linear
-    from monoplan.codegen.formats import Layout
-    from monoplan.codegen.lower import lowerer as lower
+    from monoplan.codegen.formats import Layout, ParamUse
     from monoplan.frontend.pytree import Tree
     from monoplan.ir import dims, expr, graph, shape_constraints, types
 
@@ -272,7 +271,7 @@ def classes() -> tuple[type, ...]:
         plan.Plan,
         plan.Step,
         plan.StepLoop,
-        lower.ParamUse,
+        ParamUse,
         memory.Arena,
         memory.Lifetime,
         views.Buffer,

@@ -69,8 +69,7 @@ def _refusal(
         return "the norm is not one of [batch, seq, features] with a weight"
     if query.operands[1:] != key.operands[1:] or dict(query.attrs) != dict(key.attrs):
         return "queries and keys are rotated by different tables or positions"
-    rows = write.operands[1]
-    assert rows is not None
+    rows = write.given(1)
     for v in (norm.result, key.result, rows, defs[rows].operands[0]):
         if v is not None and len(readers[v]) != 1:
             return too_many(v, readers)

@@ -180,8 +180,7 @@ def _fitting(members: list[Op], readers: Readers) -> tuple[list[Op], list[tuple[
     """The members that can be merged, and why the others can't."""
     fitting, refused = [], []
     for op in members:
-        w = op.operands[1]
-        assert w is not None
+        w = op.given(1)
         rows = w.type.shape[0]
         if len(readers[w]) > 1:
             refused.append((op, f"{w} is read elsewhere too: joining it would store it twice"))
@@ -195,7 +194,7 @@ def _fitting(members: list[Op], readers: Readers) -> tuple[list[Op], list[tuple[
 def _merge(members: list[Op], fresh: Any) -> tuple[list[Op], list[Op]]:
     """Setup that joins weights and biases, and the one linear with its split."""
     loc = members[0].loc
-    weights = [op.operands[1] for op in members]
+    weights = [op.given(1) for op in members]
     setup = [make_op(concat, weights, {"axis": 0}, loc=loc, fresh=fresh)]
     bias: Value | None = None
     if any(op.operands[2] is not None for op in members):
@@ -203,7 +202,6 @@ def _merge(members: list[Op], fresh: Any) -> tuple[list[Op], list[Op]]:
         for op, w in zip(members, weights, strict=True):
             part = op.operands[2]
             if part is None:
-                assert w is not None
                 attrs = {"shape": (w.type.shape[0],), "value": 0.0, "dtype": w.type.dtype}
                 zeros = make_op(full, [], attrs, loc=op.loc, fresh=fresh)
                 setup.append(zeros)

@@ -109,8 +109,7 @@ def _norm_before(source: Op, beside: Op, defs: Mapping[Value, Op], facts: _Facts
 
 def _fuse(cut: Op, source: Op, beside: Op | None, defs: Mapping[Value, Op], facts: _Facts) -> tuple[Op, Op]:
     """The last op of the group and the fused op that takes its place."""
-    x, weight = source.operands[:2]
-    assert x is not None and weight is not None
+    x, weight = source.given(0), source.given(1)
     before = None if beside is None else _norm_before(source, beside, defs, facts)
     if source.name == "fused_linear" and (source.attrs["gated"] or source.attrs["expr"] != "x0"):
         raise _Refused("the product has another epilogue already")

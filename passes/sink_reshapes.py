@@ -69,8 +69,7 @@ def _flattened(v: Value, defs: Mapping[Value, Op]) -> Value | None:
     op = defs.get(v)
     if op is None or op.name != "reshape":
         return None
-    x = op.operands[0]
-    assert x is not None
+    x = op.given(0)
     joins = x.type.rank > v.type.rank > 1
     return x if joins and equal(x.type.shape[-1], v.type.shape[-1]) else None
 

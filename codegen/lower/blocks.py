@@ -13,17 +13,10 @@ from monoplan.codegen.views import View
 from monoplan.ir.dims import Dim
 from monoplan.ir.errors import CompileError
 from monoplan.ir.expr import Arg, parse_expr
-from monoplan.ir.graph import Op, Value
+from monoplan.ir.graph import Op
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.rules import broadcast, normalized_axes
 from monoplan.ir.types import TensorType, f64, i64, product
-
-
-def given(op: Op, name: str) -> Value:
-    """An operand that must be there."""
-    v = op.operand(name)
-    assert v is not None
-    return v
 
 
 def outer_inner(view: View, axes: tuple[int, ...]) -> View:
@@ -98,25 +91,20 @@ def lower_norm(lo: Lowerer, op: Op) -> None:
     a = op.attrs
     fused = op.name == "fused_norm"
     kind = a["norm"] if fused else {"rms_norm": "rms", "layer_norm": "layer"}[op.name]
-    xv = given(op, "x")
+    xv = op.given("x")
     dims = a["dims"]
     lead, inner = xv.type.shape[: xv.type.rank - dims], product(xv.type.shape[xv.type.rank - dims :])
     shape = (*lead, inner)
 
     def rows(view: View) -> View:
         flat = None if view.is_virtual else view.reshaped(shape)
-        if flat is None:
-            flat = lo.copy(view).reshaped(shape)
-        assert flat is not None
-        return flat
+        return lo.copy(view).shaped(shape) if flat is None else flat
 
     operands = [Operand("x", rows(lo.read(xv)))]
     for name in ("weight", "bias"):
         v = op.operand(name) if name in op.opdef.operand_names else None
         if v is not None:
-            flat = lo.dense(lo.read(v)).reshaped((inner,))
-            assert flat is not None
-            operands.append(Operand(name, flat))
+            operands.append(Operand(name, lo.dense(lo.read(v)).shaped((inner,))))
     extras = [v for v in op.operands[len(op.opdef.operand_names) :] if v is not None]
     operands += [Operand(f"e{i}", rows(lo.read(v).expanded(xv.type.shape))) for i, v in enumerate(extras)]
     y = lo.destination(op.result)
@@ -139,7 +127,7 @@ def lower_norm(lo: Lowerer, op: Op) -> None:
 @lowers("softmax")
 def lower_softmax(lo: Lowerer, op: Op) -> None:
     """softmax along an axis, or causal_softmax along the last."""
-    x = lo.read(given(op, "x"))
+    x = lo.read(op.given("x"))
     axis = op.attrs.get("axis", -1) % len(x.shape)
     y = lo.destination(op.result)
     operands = (Operand("x", outer_inner(x, (axis,))), Operand("y", outer_inner(y, (axis,)), written=True))
@@ -158,7 +146,7 @@ def lower_softmax(lo: Lowerer, op: Op) -> None:
 @lowers("scan")
 def lower_scan(lo: Lowerer, op: Op) -> None:
     """Running sums and their kin along an axis."""
-    x = lo.read(given(op, "x"))
+    x = lo.read(op.given("x"))
     axis = op.attrs["axis"] % len(x.shape)
     y = lo.destination(op.result)
     operands = (Operand("x", outer_inner(x, (axis,))), Operand("y", outer_inner(y, (axis,)), written=True))
@@ -177,7 +165,7 @@ def lower_scan(lo: Lowerer, op: Op) -> None:
 @lowers("sort")
 def lower_sort(lo: Lowerer, op: Op) -> None:
     """sort and topk along an axis."""
-    x = lo.read(given(op, "x"))
+    x = lo.read(op.given("x"))
     axis = op.attrs["axis"] % len(x.shape)
     values, indices = (lo.destination(r) for r in op.results)
     arranged = outer_inner(x, (axis,))
@@ -208,10 +196,10 @@ def lower_gather(lo: Lowerer, op: Op) -> None:
     if op.name in ("embedding", "fused_gather"):
         _lower_embedding(lo, op)
         return
-    x = lo.read(given(op, "x"))
+    x = lo.read(op.given("x"))
     y = lo.destination(op.result)
     if op.name == "select_rows":
-        index = lo.read(given(op, "rows"))
+        index = lo.read(op.given("rows"))
         axis = 1
         outer: tuple[Dim, ...] = (x.shape[0],)
         inner = x.shape[2:]
@@ -219,7 +207,7 @@ def lower_gather(lo: Lowerer, op: Op) -> None:
         source = View(x.buffer, (*outer, x.shape[1], *inner), x.strides, x.offset)
         out = View(y.buffer, (*outer, *inner), (y.strides[0], *y.strides[2:]), y.offset)
     elif op.name == "take_along":
-        index = lo.read(given(op, "index"))
+        index = lo.read(op.given("index"))
         axis = op.attrs["axis"] % len(x.shape)
         outer, inner = y.shape, ()
         where = index
@@ -227,7 +215,7 @@ def lower_gather(lo: Lowerer, op: Op) -> None:
         source = View(x.buffer, (*outer, x.shape[axis]), (*strides, x.strides[axis]), x.offset)
         out = y
     else:
-        index = lo.read(given(op, "index"))
+        index = lo.read(op.given("index"))
         axis = op.attrs["axis"] % len(x.shape)
         lead, inner = x.shape[:axis], x.shape[axis + 1 :]
         outer = (*lead, *index.shape)
@@ -256,7 +244,7 @@ def lower_gather(lo: Lowerer, op: Op) -> None:
 
 def _lower_embedding(lo: Lowerer, op: Op) -> None:
     """Rows of a table. A table that is also a linear weight is read in its packed form, so it is stored once."""
-    weight, ids = given(op, "weight"), lo.read(given(op, "ids"))
+    weight, ids = op.given("weight"), lo.read(op.given("ids"))
     rows, depth = weight.type.shape
     y = lo.destination(op.result)
     outer = ids.shape
@@ -292,7 +280,7 @@ def _lower_embedding(lo: Lowerer, op: Op) -> None:
 @lowers("scatter")
 def lower_scatter(lo: Lowerer, op: Op) -> None:
     """A copy of x, then the elements that change. Half floats are summed in f32 and rounded once."""
-    x, index, source = (lo.read(given(op, n)) for n in ("x", "index", "source"))
+    x, index, source = (lo.read(op.given(n)) for n in ("x", "index", "source"))
     kind, axis = op.attrs["reduce"], op.attrs["axis"] % len(x.shape)
     y = lo.destination(op.result)
     half = kind != "set" and compute_type(y.dtype) != y.dtype
@@ -311,9 +299,9 @@ def lower_scatter(lo: Lowerer, op: Op) -> None:
 @lowers("rope")
 def lower_rope(lo: Lowerer, op: Op) -> None:
     """Rotary embedding by itself."""
-    x, y = lo.read(given(op, "x")), lo.destination(op.result)
-    positions = lo.read(given(op, "positions"))
-    sin, cos = (lo.dense(lo.read(given(op, n))) for n in ("sin", "cos"))
+    x, y = lo.read(op.given("x")), lo.destination(op.result)
+    positions = lo.read(op.given("positions"))
+    sin, cos = (lo.dense(lo.read(op.given(n))) for n in ("sin", "cos"))
     dim = x.shape[-1]
     half = sin.shape[1]
     assert isinstance(dim, int) and isinstance(half, int)
@@ -344,7 +332,7 @@ def lower_rope(lo: Lowerer, op: Op) -> None:
 def lower_kv_update(lo: Lowerer, op: Op) -> None:
     """New rows into the cache's own storage."""
     cache = lo.inplace_view(op, 0)
-    operands = [Operand("rows", lo.read(given(op, "rows"))), Operand("lengths", lo.read(given(op, "lengths")))]
+    operands = [Operand("rows", lo.read(op.given("rows"))), Operand("lengths", lo.read(op.given("lengths")))]
     valid = op.operand("valid")
     if valid is not None:
         operands.append(Operand("valid", lo.read(valid)))
@@ -359,16 +347,16 @@ def lower_kv_update(lo: Lowerer, op: Op) -> None:
 @lowers("sample")
 def lower_sample(lo: Lowerer, op: Op) -> None:
     """random_sample and repetition_penalty."""
-    x = lo.read(given(op, "logits"))
+    x = lo.read(op.given("logits"))
     vocabulary = x.shape[-1]
     y = lo.destination(op.result)
     if op.name == "repetition_penalty":
-        history = lo.read(given(op, "history"))
+        history = lo.read(op.given("history"))
         operands = [
             Operand("x", x),
             Operand("history", history),
-            Operand("counts", lo.read(given(op, "counts"))),
-            Operand("penalty", lo.read(given(op, "penalty"))),
+            Operand("counts", lo.read(op.given("counts"))),
+            Operand("penalty", lo.read(op.given("penalty"))),
             Operand("y", y, written=True),
         ]
         lo.emit(Sample(op=op, operands=tuple(operands), mode="penalty", rows=x.shape[:-1], vocabulary=vocabulary))

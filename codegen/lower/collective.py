@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from monoplan.codegen.kernels import Collective
 from monoplan.codegen.lower.lowerer import Lowerer, expanded_rows, lowers, rows_by_columns
 from monoplan.codegen.operands import Body, Operand
-from monoplan.codegen.views import View
-from monoplan.ir.dims import Dim
 from monoplan.ir.expr import Arg, Call, Node, parse_expr, substitute_args
 from monoplan.ir.graph import Op, Value
 from monoplan.ir.types import product
@@ -20,8 +18,7 @@ from monoplan.ir.types import product
 @lowers("collective", "fused_collective")
 def lower_collective(lo: Lowerer, op: Op) -> None:
     """One rank: the value itself. Several: every rank's part of it, summed or joined."""
-    x = op.operands[0]
-    assert x is not None
+    x = op.given(0)
     world, shape = op.attrs["world"], x.type.shape
     extras = [v for v in op.operands[1:] if v is not None]
     node = parse_expr(op.attrs["expr"]) if op.name == "fused_all_reduce" else Arg(0)
@@ -39,7 +36,7 @@ def lower_collective(lo: Lowerer, op: Op) -> None:
     rows, columns = product(shape[:axis]), product(shape[axis:])
     operands = [Operand("x", lo.dense(rows_by_columns(lo, lo.read(x), rows, columns)))]
     operands += [Operand(f"e{i}", expanded_rows(lo, lo.read(v), shape, rows, columns)) for i, v in enumerate(extras)]
-    y = _rows(lo.destination(op.result), (rows, world, columns) if gather else (rows, columns))
+    y = lo.destination(op.result).shaped((rows, world, columns) if gather else (rows, columns))
     operands.append(Operand("y", y, written=True))
     body = Body(node, (x.type.dtype, *(v.type.dtype for v in extras)))
     lo.emit(
@@ -62,7 +59,7 @@ def _sum_after(lo: Lowerer, op: Op, x: Value, extras: Sequence[Value], node: Nod
     size = product(x.type.shape)
     parts = lo.fresh(x.type.dtype, (world, *x.type.shape))
     given = Operand("x", lo.dense(rows_by_columns(lo, lo.read(x), 1, size)))
-    joined = Operand("y", _rows(parts, (1, world, size)), written=True)
+    joined = Operand("y", parts.shaped((1, world, size)), written=True)
     lo.emit(
         Collective(
             op=op,
@@ -80,7 +77,7 @@ def _sum_after(lo: Lowerer, op: Op, x: Value, extras: Sequence[Value], node: Nod
     for rank in range(1, world):
         total = Call("add", (total, Arg(rank)))
     tail = substitute_args(node, lambda i: total if i == 0 else Arg(i + world - 1))
-    ranks = [_rows(parts.sliced(0, rank, 1), x.type.shape) for rank in range(world)]
+    ranks = [parts.sliced(0, rank, 1).shaped(x.type.shape) for rank in range(world)]
     lo.pointwise(tail, [*ranks, *(lo.read(v) for v in extras)], lo.destination(op.result))
 
 
@@ -88,10 +85,3 @@ def _number(lo: Lowerer) -> int:
     """The next one among the plan's collectives."""
     number, lo.root.collectives = lo.root.collectives, lo.root.collectives + 1
     return number
-
-
-def _rows(y: View, shape: tuple[Dim, ...]) -> View:
-    """A destination, which is dense, in another shape."""
-    found = y.reshaped(shape)
-    assert found is not None
-    return found

@@ -11,12 +11,12 @@ from monoplan.codegen.formats import Layout, ParamUse
 from monoplan.codegen.kernels import Kernel, Pointwise
 from monoplan.codegen.operands import Body, Operand
 from monoplan.codegen.target import Target
-from monoplan.codegen.views import Buffer, View, row_major, table_buffer, whole
-from monoplan.ir.dims import Dim, equal
+from monoplan.codegen.views import Buffer, View, table_buffer, whole
+from monoplan.ir.dims import Dim
 from monoplan.ir.errors import CompileError
-from monoplan.ir.expr import Arg, Call, Const, Node, count_ops
+from monoplan.ir.expr import Arg, Call, Node, count_ops
 from monoplan.ir.graph import Graph, Op, Value, definitions
-from monoplan.ir.types import DType, f32, product
+from monoplan.ir.types import DType, product
 
 
 @dataclass(frozen=True)
@@ -234,9 +234,7 @@ class Lowerer:
 
     def inplace_view(self, op: Op, result: int) -> View:
         """Storage of an in-place result: the operand's own where that is allowed, else a copy of it."""
-        value = op.operand(op.opdef.inplace[result])
-        assert value is not None
-        view = self.read(value)
+        view = self.read(op.given(op.opdef.inplace[result]))
         kind = view.buffer.kind
         allowed = kind == "arena" or view.buffer in self.root.writable or view.buffer.table_kind == "input"
         allowed = allowed and view.buffer not in self.protected
@@ -273,7 +271,7 @@ def single(name: str, arity: int, attrs: dict[str, Any]) -> Node:
 def rows_by_columns(lowerer: Lowerer, view: View, rows: Dim, columns: Dim) -> View:
     """A view as [rows, columns], copied when its strides do not allow that."""
     flat = None if view.is_virtual else view.reshaped((rows, columns))
-    return flat if flat is not None else lowerer.copy(view).reshaped((rows, columns))  # type: ignore[return-value]
+    return flat if flat is not None else lowerer.copy(view).shaped((rows, columns))
 
 
 def expanded_rows(lowerer: Lowerer, view: View, shape: Sequence[Dim], rows: Dim, columns: Dim) -> View:
@@ -283,9 +281,6 @@ def expanded_rows(lowerer: Lowerer, view: View, shape: Sequence[Dim], rows: Dim,
     if all(isinstance(s, int) and s == 0 for s in lead):
         return View(wide.buffer, (rows, columns), (0, wide.strides[-1]), wide.offset)
     return rows_by_columns(lowerer, wide, rows, columns)
-
-
-__all__ = ["Const", "Loop", "Lowered", "Lowerer", "ParamUse", "equal", "f32", "lower", "lowers", "row_major"]
 
 
 # Which outputs of a graph are its inputs, updated in place: also through rolled layers.

@@ -58,8 +58,7 @@ def _prologue(lo: Lowerer, op: Op, x: Value) -> list[Operand]:
 @lowers("linear", "fused_linear", "linear_argmax", "linear_norm")
 def lower_linear(lo: Lowerer, op: Op) -> None:
     """A linear layer with constant weights becomes one packed kernel; otherwise a norm (if any) and a matmul."""
-    x, weight = op.operands[0], op.operands[1]
-    assert x is not None and weight is not None
+    x, weight = op.given(0), op.given(1)
     if not can_pack(lo, x, weight):
         _lower_general_linear(lo, op, x, weight)
         return
@@ -80,9 +79,7 @@ def lower_linear(lo: Lowerer, op: Op) -> None:
     extras = [v for v in op.operands[len(op.opdef.operand_names) :] if v is not None]
     for i, v in enumerate(extras):
         operands.append(Operand(f"e{i}", expanded_rows(lo, lo.read(v), op.result.type.shape, _rows(x), n)))
-    out = y.reshaped((_rows(x), n))
-    assert out is not None
-    operands.append(Operand("y", out, written=True))
+    operands.append(Operand("y", y.shaped((_rows(x), n)), written=True))
     node = parse_expr(a["expr"]) if op.name != "linear" else Arg(0)
     body = Body(node, (*([acc] * (2 if gated else 1)), *(v.type.dtype for v in extras)))
     more: list[Operand] = []
@@ -208,8 +205,7 @@ def _packed_product(lo: Lowerer, op: Op, x: Value, weight: Value) -> View:
     operands, common = _packed(lo, op, x, weight, "pointwise")
     acc = promote(x.type.dtype, weight.type.dtype)
     y = lo.fresh(compute_type(acc), (*x.type.shape[:-1], weight.type.shape[0]))
-    out = y.reshaped((_rows(x), weight.type.shape[0]))
-    assert out is not None
+    out = y.shaped((_rows(x), weight.type.shape[0]))
     operands, scratch = [*operands, Operand("y", out, written=True)], _scratch(lo, x, operands[1].view)
     lo.emit(Linear(**common, operands=tuple(operands), body=Body(Arg(0), (acc,)), scratch=scratch))
     return y
@@ -261,8 +257,7 @@ _NORM_OPERANDS = (("norm_weight", "weight"), ("norm_bias", "bias"))
 @lowers("matmul", "fused_matmul")
 def lower_matmul(lo: Lowerer, op: Op) -> None:
     """Batched product of two values."""
-    a, b = op.operands[0], op.operands[1]
-    assert a is not None and b is not None
+    a, b = op.given(0), op.given(1)
     acc = promote(a.type.dtype, b.type.dtype)
     extras = [v for v in op.operands[2:] if v is not None]
     node = parse_expr(op.attrs["expr"]) if op.name == "fused_matmul" else Arg(0)
@@ -302,8 +297,7 @@ def _emit_matmul(lo: Lowerer, op: Op, a: View, b: View, y: View, extras: list[Vi
 def lower_qkv(lo: Lowerer, op: Op) -> None:
     """The QKV product whose epilogue norms, rotates and writes heads to q and to the caches."""
     a = op.attrs
-    x, weight = op.operands[0], op.operands[1]
-    assert x is not None and weight is not None
+    x, weight = op.given(0), op.given(1)
     v_weight = op.operand("v_weight")
     normed = op.operand("q_norm") is not None or op.operand("k_norm") is not None
     k_cache = op.operand("k_cache")
@@ -324,9 +318,7 @@ def lower_qkv(lo: Lowerer, op: Op) -> None:
         operands.insert(2, Operand("v_w", View(packed, (rest, depth), (depth, 1))))
         columns += rest
     batch, seq = x.type.shape[:2]
-    positions = op.operand("positions")
-    assert positions is not None
-    operands.append(Operand("positions", lo.read(positions).expanded((batch, seq))))
+    operands.append(Operand("positions", lo.read(op.given("positions")).expanded((batch, seq))))
     for name in ("sin", "cos", "lengths", "valid", "q_norm", "k_norm", "table"):
         v = op.operand(name)
         if v is not None:
@@ -372,17 +364,13 @@ def _lower_general_qkv(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
     assert isinstance(dim, int)
     v_weight = op.operand("v_weight")
     joined = a["heads"] + (1 if v_weight is not None else 2) * a["kv_heads"]
-    cut = _product(lo, op, x, weight, None).reshaped((batch, seq, joined, dim))
-    assert cut is not None
+    cut = _product(lo, op, x, weight, None).shaped((batch, seq, joined, dim))
     q, k = cut.sliced(2, 0, a["heads"]), cut.sliced(2, a["heads"], a["kv_heads"])
     if v_weight is None:
         v = cut.sliced(2, a["heads"] + a["kv_heads"], a["kv_heads"])
     else:
-        own = _product(lo, op, x, v_weight, None).reshaped((batch, seq, a["kv_heads"], dim))
-        assert own is not None
-        v = own
-    positions, sin, cos, lengths = (op.operand(n) for n in ("positions", "sin", "cos", "lengths"))
-    assert positions is not None and sin is not None and cos is not None and lengths is not None
+        v = _product(lo, op, x, v_weight, None).shaped((batch, seq, a["kv_heads"], dim))
+    positions, sin, cos, lengths = (op.given(n) for n in ("positions", "sin", "cos", "lengths"))
     half = sin.type.shape[1]
     assert isinstance(half, int)
     tables = (
@@ -441,8 +429,7 @@ def _lower_general_qkv(lo: Lowerer, op: Op, x: Value, weight: Value) -> None:
 @lowers("heads_rope_cache")
 def lower_heads(lo: Lowerer, op: Op) -> None:
     """Norms and rotation of q and k, and the cache writes, of a product that stands by itself."""
-    x, positions, sin = (op.operand(n) for n in ("x", "positions", "sin"))
-    assert x is not None and positions is not None and sin is not None
+    x, positions, sin = (op.given(n) for n in ("x", "positions", "sin"))
     batch, seq = x.type.shape[:2]
     kc, vc, half = lo.inplace_view(op, 1), lo.inplace_view(op, 2), sin.type.shape[1]
     assert isinstance(kc.shape[3], int) and isinstance(half, int)
@@ -482,8 +469,7 @@ def lower_latent(lo: Lowerer, op: Op) -> None:
 @lowers("route")
 def lower_route(lo: Lowerer, op: Op) -> None:
     """The choice of experts; the probabilities of all of a row lie in scratch memory."""
-    x, bias = op.operands
-    assert x is not None
+    x, bias = op.given(0), op.operands[1]
     rows, columns = x.type.shape
     assert isinstance(columns, int)
     experts = columns - op.attrs["gates"]

@@ -10,16 +10,10 @@ from monoplan.ir.expr import Arg, Node, parse_expr
 from monoplan.ir.graph import Op, Value
 
 
-def _operand(op: Op, i: int) -> Value:
-    v = op.operands[i]
-    assert v is not None
-    return v
-
-
 @lowers("view")
 def lower_view(lo: Lowerer, op: Op) -> None:
     """Reshape, transpose, slice, expand and split move no data (a reshape may need a copy first)."""
-    x = lo.read(_operand(op, 0))
+    x = lo.read(op.given(0))
     a = op.attrs
     if op.name == "transpose":
         lo.views[op.result] = x.transposed(a["axes"])
@@ -30,10 +24,7 @@ def lower_view(lo: Lowerer, op: Op) -> None:
         lo.views[op.result] = x.expanded(a["shape"])
     elif op.name == "reshape":
         view = x.reshaped(a["shape"])
-        if view is None:
-            view = lo.copy(x).reshaped(a["shape"])
-        assert view is not None
-        lo.views[op.result] = view
+        lo.views[op.result] = lo.copy(x).shaped(a["shape"]) if view is None else view
     elif op.name == "split":
         axis = a["axis"] % len(x.shape)
         start: Dim = 0
@@ -70,7 +61,7 @@ def lower_copy(lo: Lowerer, op: Op) -> None:
                 lo.pointwise(node, [x], piece)
             start = start + x.shape[axis]
         return
-    x = lo.read(_operand(op, 0))
+    x = lo.read(op.given(0))
     n = op.attrs["repeats"]
     wide = View(
         x.buffer,
@@ -78,14 +69,12 @@ def lower_copy(lo: Lowerer, op: Op) -> None:
         (*x.strides[: axis + 1], 0, *x.strides[axis + 1 :]),
         x.offset,
     )
-    into = y.reshaped(wide.shape)
-    assert into is not None
-    lo.copy(wide, into)
+    lo.copy(wide, y.shaped(wide.shape))
 
 
 def _lower_pad(lo: Lowerer, op: Op, y: View) -> None:
     """Strips before and after each axis, which narrow what is left for the next one; then x in the middle."""
-    x = lo.read(_operand(op, 0))
+    x = lo.read(op.given(0))
     for axis, (before, after) in enumerate(zip(op.attrs["before"], op.attrs["after"], strict=True)):
         for start, length in ((0, before), (y.shape[axis] - after, after)):
             if not equal(length, 0):

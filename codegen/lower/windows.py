@@ -18,8 +18,7 @@ from monoplan.ir.types import f32, product, promote
 @lowers("conv", "fused_conv")
 def lower_conv(lo: Lowerer, op: Op) -> None:
     """Constant weights become a packed kernel on the CPU; others, and those of small groups, are read as they are."""
-    x, weight = op.operands[0], op.operands[1]
-    assert x is not None and weight is not None
+    x, weight = op.given(0), op.given(1)
     a = op.attrs
     extras = [v for v in op.operands[3:] if v is not None]
     node = parse_expr(a["expr"]) if op.name == "fused_conv2d" else Arg(0)
@@ -83,8 +82,7 @@ def _packed(lo: Lowerer, op: Op, x: Value, weight: Value, extras: list[Value], b
     operands += _bias(lo, op)
     for i, v in enumerate(extras):
         operands.append(Operand(f"e{i}", _positions(lo, lo.read(v).expanded(op.result.type.shape))))
-    y = lo.destination(op.result).reshaped((images, columns, product(out)))
-    assert y is not None
+    y = lo.destination(op.result).shaped((images, columns, product(out)))
     operands.append(Operand("y", y, written=True))
     schedule = choose_conv(lo.target, layout, weight.type, a["groups"])
     scratch = [
@@ -136,9 +134,8 @@ def lower_pool(lo: Lowerer, op: Op) -> None:
     """Pools over rows of images: batch and channels are one dimension."""
     (x,) = op.reads
     a, shape, out = op.attrs, x.type.shape, op.result.type.shape
-    flat = lo.dense(lo.read(x)).reshaped((product(shape[:-2]), 1, *shape[-2:]))
-    y = lo.destination(op.result).reshaped((product(out[:-2]), 1, *out[-2:]))
-    assert flat is not None and y is not None
+    flat = lo.dense(lo.read(x)).shaped((product(shape[:-2]), 1, *shape[-2:]))
+    y = lo.destination(op.result).shaped((product(out[:-2]), 1, *out[-2:]))
     even = op.name == "adaptive_pool2d"
     names = ("kernel", "stride", "padding", "dilation", "include_pad", "divisor")
     windows = {} if even else {name: a[name] for name in names}

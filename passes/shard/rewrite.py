@@ -259,17 +259,16 @@ class _Rebuild:
 
     def _lookup(self, op: Op, local: Local) -> Value:
         """Rows of a divided table."""
-        ids, table = op.operands
-        split = local.operands[1]
-        assert ids is not None and table is not None and split is not None
+        ids, table, split = op.given(0), op.given(1), local.operands[1]
+        assert split is not None
         part = self._as(table, split)
         mine, index = self._own(self._as(ids, None), *split.bounds(self.rank, table.type.shape[0]), table.type.shape[0])
         return self._sum(self._emit(embedding, [index, part], {})[0], mine)
 
     def _experts(self, op: Op, local: Local) -> Value:
         """Products by divided experts. What only the next product by the same experts reads is not summed."""
-        weight, ids, split = op.operands[1], op.operands[2], local.operands[1]
-        assert weight is not None and ids is not None and split is not None
+        weight, ids, split = op.given(1), op.given(2), local.operands[1]
+        assert split is not None
         operands = [None if v is None else self._as(v, lie) for v, lie in zip(op.operands, local.operands, strict=True)]
         key = (ids, split)
         if key not in self.chosen:

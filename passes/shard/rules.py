@@ -197,14 +197,11 @@ Rule = Callable[[Rules, Op, Sequence[Lie]], Local | None]
 
 
 def _rank(op: Op, operand: int = 0) -> int:
-    v = op.operands[operand]
-    assert v is not None
-    return v.type.rank
+    return op.given(operand).type.rank
 
 
 def _linear(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
-    x, weight, bias = lies[0], op.operands[1], op.operands[2]
-    assert weight is not None
+    x, weight, bias = lies[0], op.given(1), op.operands[2]
     style, last = rules.style(op), _rank(op) - 1
     if style in ("colwise", "colwise_gather", "vocab"):
         split = rules.family(op, 0, weight.type.shape[0], ceil=style != "colwise")
@@ -219,8 +216,7 @@ def _linear(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
 
 
 def _embedding(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
-    table = op.operands[1]
-    assert table is not None
+    table = op.given(1)
     if rules.style(op) not in ("vocab", "colwise", "colwise_gather", "rowwise"):
         return None
     return Local((None, rules.family(op, 0, table.type.shape[0], ceil=True)), (None,), "lookup")
@@ -309,8 +305,7 @@ def _reduce(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
 
 
 def _reshape(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
-    x, source = lies[0], op.operands[0]
-    assert source is not None
+    x, source = lies[0], op.given(0)
     if x is None:
         return None
     axis = reshaped_axis(source.type, op.result.type, x.axis)
@@ -383,8 +378,7 @@ def _kv_update(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
 
 def _attention(rules: Rules, op: Op, lies: Sequence[Lie]) -> Local | None:
     """Query heads with the key/value heads that they read; heads stay whole."""
-    q, k, v = op.operands[:3]
-    assert q is not None and k is not None and v is not None
+    q, k = op.given(0), op.given(1)
     at = q.type.rank - (3 if op.attrs["layout"] == "bhsd" else 2)
     at_kv = k.type.rank - 3
     parts = [
