@@ -16,7 +16,7 @@ from monoplan.ir.errors import CompileError
 from monoplan.ir.graph import Graph, Value
 from monoplan.ir.interpreter import interpret
 from monoplan.ir.opdef import REGISTRY
-from monoplan.ir.types import aligned, tensor_type
+from monoplan.ir.types import address, aligned, tensor_type
 from monoplan.runtime.cpu import executable as cpu_frame
 from tests.tolerances import check
 
@@ -215,14 +215,15 @@ def fenced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         fences.append(memory[size:])
         return memory[:size].view(kind).reshape(shape)
 
-    def outputs(layout: Any, inputs: Any) -> list[Any]:
-        found = made(layout, inputs)
-        for number, shape, dtype, _ in layout.fresh:
-            found[number] = allocate(shape, dtype)
-        return found
+    def maker(ffi: Any, number: int, shape: Any, dtype: Any, *_: Any) -> Any:
+        def make(table: Any) -> Any:
+            made = allocate(shape, dtype)
+            table[number] = ffi.cast("void *", address(made))
+            return made
 
-    made = cpu_frame.Layout.outputs
-    monkeypatch.setattr(cpu_frame.Layout, "outputs", outputs)
+        return make
+
+    monkeypatch.setattr(cpu_frame, "_maker", maker)
     monkeypatch.setattr(cpu_frame, "aligned", allocate)
     return fences
 
