@@ -99,7 +99,9 @@ def plan_of(name: str, isa: str, threads: int) -> Any:
 
 
 def product(name: str, isa: str, x: Any, threads: int = 1) -> Any:
-    return np.asarray(plan_of(name, isa, threads)(x, np.zeros(1, np.int64))[0])
+    """Any NaN is as good as another: which one a sum of two of them is, is up to the compiler's order."""
+    found = np.asarray(plan_of(name, isa, threads)(x, np.zeros(1, np.int64))[0])
+    return np.where(np.isnan(found), np.float32(np.nan), found)
 
 
 def test_every_low_bit_type_has_a_format() -> None:

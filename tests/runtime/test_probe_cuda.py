@@ -88,7 +88,7 @@ PLANTED = [
     "template", [pytest.param(t, marks=[pytest.mark.nightly] if i else []) for i, t in enumerate(PLANTED)]
 )
 def test_a_wrong_kernel_is_named(name: str, template: str, templates: dict[str, str], tmp_path: Path) -> None:
-    family, text = CASES["_norm_row" if template == "norm_short" else template]
+    family, text = CASES[{"norm_short": "_norm_row", "reduce": "_reduce_rows"}.get(template, template)]
     templates[f"cuda/{template}.cu.j2"] = mutated(template, (TEMPLATES / f"{template}.cu.j2").read_text())
     found = bisect(subject(text, name), tmp_path / "found")
     assert (found.kind, found.name) == ("kernel", family), found

@@ -39,7 +39,20 @@ typedef uint32_t mp_words __attribute__((vector_size(4 * MP_LANES), aligned(4), 
 typedef int32_t mp_ints __attribute__((vector_size(4 * MP_LANES), aligned(4), may_alias));
 MP_FN mp_vec mp_ints_to_floats(mp_ints i) { return __builtin_convertvector(i, mp_vec); }
 MP_FN mp_vec mp_bits_to_floats(mp_words w) { return (mp_vec)w; }
+/* One rounding, wherever the compiler would not see that: the bits of a row must not depend on how many rows there are. */
+#if MP_LANES == 16 && defined(__AVX512F__)
+MP_FN mp_vec mp_multiply_add(mp_vec a, mp_vec b, mp_vec sum)
+{
+    return (mp_vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+}
+#elif MP_LANES == 8 && defined(__FMA__)
+MP_FN mp_vec mp_multiply_add(mp_vec a, mp_vec b, mp_vec sum)
+{
+    return (mp_vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+}
+#else
 MP_FN mp_vec mp_multiply_add(mp_vec a, mp_vec b, mp_vec sum) { return a * b + sum; }
+#endif
 #else
 typedef uint32_t mp_words;
 typedef int32_t mp_ints;
