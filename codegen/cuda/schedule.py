@@ -510,6 +510,11 @@ def _row(k: Linear, target: Target) -> RowSchedule | None:
     return None
 
 
+# KB of an SM's shared memory that a block with weights in tiles takes at least, by its epilogue: blocks of later
+# kernels that come too early would take its turns.
+_TAKEN = {"heads": 144, "gated": 190, "argmax": 0}
+
+
 def _tile_row(k: Linear, target: Target) -> RowSchedule | None:
     """Few tiles for a warp: all that fits 200 KB of an SM is prefetched, two of each warp where it has many large ones.
 
@@ -538,10 +543,9 @@ def _tile_row(k: Linear, target: Target) -> RowSchedule | None:
             calm = ring > 1 and hopper and not (large and wide and k.depth < 4096 and units <= 16)
             late = ring if calm and not large and k.epilogue == "gated" else 0
             made = replace(one, ring=ring, early=ring, gentle=int(calm), late=late)
-            if hopper:  # what its kind takes of an SM at least, so that blocks of later kernels come in their turn
-                kinds = {"heads": 144, "gated": 190, "argmax": 0}
-                least = min(kinds.get(k.epilogue, 120 if k.depth > k.columns else 76) << 10, target.shared - 1024)
-                made = replace(made, pad=max(0, least - row_shared(k, made)))
+            if hopper:
+                least = _TAKEN.get(k.epilogue, 120 if k.depth > k.columns else 76) << 10
+                made = replace(made, pad=max(0, min(least, target.shared - 1024) - row_shared(k, made)))
             if ring > 1 or units == 1:
                 return made
             alone = alone or made

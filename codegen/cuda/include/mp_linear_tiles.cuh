@@ -8,7 +8,7 @@
 #include "mp_tiles.cuh"
 #include "mp_vec.cuh"
 
-/* They in two parts of bf16: their upper bits, and what those leave over. */
+/* Eight neighbours of a row of x in two parts of bf16: their upper bits, and what those leave over. */
 MP_FN void mp_put_brains(unsigned char *group, const float (&f)[8], const int lane)
 {
     uint32_t high[4], low[4];
@@ -35,7 +35,7 @@ template <typename F> MP_FN float mp_group_most(const float (&f)[8])
     return most;
 }
 
-/* They in two parts of f16, times a power of two of the group, which is among the scales of x. */
+/* The same in two parts of f16, times a power of two of the group, which is among the scales of x. */
 template <typename F> MP_FN void mp_put_halves(unsigned char *group, float *scales, const float (&f)[8], const int lane)
 {
     const float most = mp_group_most<F>(f);
