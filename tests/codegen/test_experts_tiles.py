@@ -64,13 +64,14 @@ def test_pairs_of_one_matrix(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class FewExperts(nn.Module):
-    """A gated product, whose choices share a row, and one that has a row for each of them."""
+    """A gated product, whose choices share a row, and one that has a row for each of them. Columns are whole panels
+    of every instruction set."""
 
     def __init__(self) -> None:
         super().__init__()
         rng = np.random.default_rng(0)
-        self.gate, self.up = (Parameter(rng.standard_normal((9, 144, 48), np.float32)) for _ in range(2))
-        self.down = Parameter(rng.standard_normal((9, 80, 144), np.float32))
+        self.gate, self.up = (Parameter(rng.standard_normal((9, 288, 48), np.float32)) for _ in range(2))
+        self.down = Parameter(rng.standard_normal((9, 160, 288), np.float32))
 
     def forward(self, x: Tensor, ids: Tensor) -> Tensor:
         return F.expert_linear(F.expert_linear(x, self.gate, ids, self.up, gate="silu"), self.down, ids)

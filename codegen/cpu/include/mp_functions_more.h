@@ -272,7 +272,7 @@ MP_FN float mp_erfcf(float x)
 MP_FN float mp_gelu_nonef(float x)
 {
     const double a = fabs((double)x), b = a > 15.0 ? 15.0 : a, y = b * (0.5 * mp_erfc_wide(b * 0.70710678118654752));
-    return (float)(x < 0.0f ? -y : a - y);
+    return x == 0.0f ? x : (float)(x < 0.0f ? -y : a - y); /* -0 stays */
 }
 MP_FN float mp_erff(float x)
 {
