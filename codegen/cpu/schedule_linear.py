@@ -28,6 +28,11 @@ BLOCK_PANELS = 4  # panels of such blocks that are finished at once: small piece
 BLOCK_TILED = 40  # tile units: rows of low-bit blocks from which on expanding them pays: measured
 THIRDS_ROWS, THIRDS_BLOCK = 48, 32  # tile units: rows of f32 from which on they pay, in blocks of so many
 BLOCK_CHUNK, BLOCK_STRIP = 512, 1024  # tile units: rows that share expanded weights, and k of them in L2, 1 MB
+PAIR_ISAS = ("avx2", "avx512", "amx")  # multiply pairs of 16-bit integers fast: mp_blocks_pairs.h
+PAIR_CHUNK, BLOCK_SLICE = (
+    384,
+    256,
+)  # rows that share expanded pairs, and k of them: 245 KB of x, half of the sums, in L2
 TILE_FEW = (1, 4, 8)  # rows whose three parts are rows of one or two tiles
 TILE_SOME = 2  # rows of heads that are finished at a time between tile steps
 TILE_EVERY = 4  # steps after which the rows of all of them are finished, of other products: in pauses, not in each step
@@ -157,11 +162,15 @@ def blocking(target: Target, layout: Layout, depth: int) -> Blocking:
         return _tile_blocking(depth, panels if layout.order == "heads" else 1)
     if format_of(layout).blocks:
         rows = few_rows(target, layout)[-1]
+        pairs = target.isa in PAIR_ISAS and not format_of(layout).floats
+        width = -(-layout.panels // 2) * 2 * panel  # panels by twos: mp_blocks_width
         if target.has_tiles:
-            sums = BLOCK_CHUNK * layout.width
-            return Blocking(rows, PART, 1, BLOCK_CHUNK, 0, BLOCK_STRIP, 1, sums, tiled_from=BLOCK_TILED)
+            sums, slice_ = BLOCK_CHUNK * width, BLOCK_SLICE if pairs else 0
+            return Blocking(rows, PART, 1, BLOCK_CHUNK, slice_, BLOCK_STRIP, 1, sums, tiled_from=BLOCK_TILED)
+        if pairs:
+            return Blocking(rows, PART, 1, PAIR_CHUNK, BLOCK_SLICE, depth, 1, PAIR_CHUNK * width)
         chunk = max(1, STRIP_BYTES // (depth * 5 // 2) // rows) * rows
-        return Blocking(rows, PART, 1, min(CHUNK, chunk), depth, depth, 1, 0)
+        return Blocking(rows, PART, 1, min(CHUNK, chunk), 0, depth, 1, 0)
     vectors = panel // target.lanes
     fitting = [n for n in range(1, panels + 1) if panels % n == 0 and n * vectors <= max(target.abreast, vectors)]
     abreast = min(fitting, key=lambda n: (abs(4 - n * vectors), -n))  # about as many as rows

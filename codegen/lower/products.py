@@ -126,8 +126,7 @@ def _scratch(lo: Lowerer, x: Value, weight: View, *others: View) -> tuple[Operan
     b, few = blocking(lo.target, layout, depth), few_rows(lo.target, layout)[-1]
     packed = format_of(layout)
     if packed.blocks:  # rows as integers, and a block of them for each thread when they are few
-        block = TILE_ROWS if b.sums else b.block
-        rows = (_rows(x) + (block - 1)) // block * block + lo_threads() * few
+        rows = _rows(x) + (TILE_ROWS - 1) + lo_threads() * few  # up to whole blocks, of whatever loop
         layouts = [layout, *(o.buffer.layout for o in others)]
         floats = sum(format_of(each).x_floats(depth) for each in layouts if each is not None)
         found = [Operand("xt", lo.fresh(f32, (rows, floats), "scratch"), written=True)]

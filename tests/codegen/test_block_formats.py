@@ -12,7 +12,7 @@ import pytest
 import monoplan as mp
 from monoplan import nn
 from monoplan.codegen.cpu.render import render_cpu
-from monoplan.codegen.cpu.schedule_linear import BLOCK_TILED
+from monoplan.codegen.cpu.schedule_linear import BLOCK_TILED, PAIR_CHUNK
 from monoplan.codegen.formats import Layout
 from monoplan.codegen.formats.blocks import BLOCK_FORMATS
 from monoplan.codegen.plan import make_plan
@@ -88,11 +88,11 @@ class Table(nn.Module):
 
 
 @functools.cache
-def plan_of(name: str, isa: str, threads: int) -> Any:
+def plan_of(name: str, isa: str, threads: int, columns: int = USUAL + WILD) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MONOPLAN_ISA", isa)
         sizes = mp.spec("rows", depth_of(name)), mp.spec("ids", dtype="i64")
-        fast = mp.compile(Table(name, blocks_of(name)), *sizes, options={"threads": threads})
+        fast = mp.compile(Table(name, blocks_of(name)[:columns]), *sizes, options={"threads": threads})
         fast(np.zeros((1, depth_of(name)), np.float32), np.zeros(1, np.int64))  # it is built here
         assert f"mp_group_{name}" in fast.source()
         return fast
@@ -148,6 +148,17 @@ def test_a_product_is_close_and_its_bits_depend_on_nothing_else(name: str, isa: 
             assert difference.ok, difference
         assert product(name, isa, x, threads=2).tobytes() == got.tobytes()
         assert np.concatenate([product(name, isa, row[None]) for row in x]).tobytes() == got.tobytes()
+
+
+@pytest.mark.parametrize(("name", "isa"), MATRIX)
+def test_rows_in_chunks_have_the_bits_of_single_ones(name: str, isa: str) -> None:
+    """More rows than share expanded weights, and three panels, of which the last is alone in its slice."""
+    x = np.random.default_rng(3).standard_normal((PAIR_CHUNK + 17, depth_of(name))).astype(np.float32)
+    one, three = (plan_of(name, isa, threads, USUAL) for threads in (1, 3))
+    got, ids = np.asarray(one(x, np.zeros(1, np.int64))[0]), np.zeros(1, np.int64)
+    assert np.asarray(three(x, ids)[0]).tobytes() == got.tobytes()
+    for r in (0, 5, 200, PAIR_CHUNK - 1, PAIR_CHUNK, len(x) - 1):
+        assert np.asarray(one(x[r : r + 1], ids)[0]).tobytes() == got[r : r + 1].tobytes(), r
 
 
 @pytest.mark.parametrize(("name", "isa"), MATRIX)

@@ -242,11 +242,10 @@ MP_FN void mp_block_column(float *to, const void *w, const int64_t c, const int6
 
 /* A group of 32 numbers of x as integers of 15 bits: x = scale * number. Rounding is to 1 / 32512 of the largest. */
 typedef struct {
-#if defined(__ARM_FEATURE_DOTPROD) || defined(__AVX512VNNI__)
-    int8_t high[MP_GROUP], low[MP_GROUP]; /* number = 128 * high + low */
-#else
-    int16_t numbers[MP_GROUP]; /* of four neighbours the first and the third, then the others: see mp_block_dots */
-#endif
+    union {
+        int8_t planes[2][MP_GROUP]; /* number = 128 * planes[0] + planes[1] */
+        int16_t pairs[MP_GROUP];    /* of four neighbours the first and the third, then the others: see mp_even_bytes */
+    };
     float scale;
     int32_t unused;
     union { /* of each half of the group; of all of it in the first place where halves have the same scale */
@@ -255,9 +254,41 @@ typedef struct {
     };
 } mp_x_group;
 
+/* Whether sums of a few rows are made of planes: there are dot products of bytes. */
+#if defined(__ARM_FEATURE_DOTPROD) || defined(__AVX512VNNI__)
+#define MP_X_PLANES 1
+#else
+#define MP_X_PLANES 0
+#endif
+
 enum { MP_X_LARGEST = 127 * 128 };
 
-MP_FN void mp_x_group_make(mp_x_group *to, const float *x, const int zero, const int halves, const int offsets, const int zeros)
+/* Numbers of 16 bits in the order of mp_x_group. */
+MP_FN void mp_store_pairs(int16_t *to, const int32_t *numbers)
+{
+#if MP_LANES == 16 && defined(__AVX512BW__)
+    MP_FULLY
+    for (int i = 0; i < MP_GROUP; i += 16) {
+        const __m256i shorts = _mm512_cvtepi32_epi16(_mm512_loadu_si512(numbers + i));
+        const __m256i halfway = _mm256_shufflelo_epi16(shorts, 0xd8);
+        _mm256_storeu_si256((__m256i_u *)(to + i), _mm256_shufflehi_epi16(halfway, 0xd8));
+    }
+#elif MP_LANES == 8 && defined(__AVX2__)
+    MP_FULLY
+    for (int i = 0; i < MP_GROUP; i += 16) {
+        const __m256i first = _mm256_loadu_si256((const __m256i_u *)(numbers + i));
+        const __m256i last = _mm256_loadu_si256((const __m256i_u *)(numbers + i + 8));
+        const __m256i shorts = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, last), 0xd8);
+        const __m256i halfway = _mm256_shufflelo_epi16(shorts, 0xd8);
+        _mm256_storeu_si256((__m256i_u *)(to + i), _mm256_shufflehi_epi16(halfway, 0xd8));
+    }
+#else
+    for (int i = 0; i < MP_GROUP; ++i) to[i / 4 * 4 + i % 2 * 2 + i % 4 / 2] = (int16_t)numbers[i];
+#endif
+}
+
+MP_FN void mp_x_group_make(mp_x_group *to, const float *x, const int zero, const int halves, const int offsets, const int zeros,
+                           const int planes)
 {
     uint32_t top = 0; /* bits of the largest: those of positive floats have their order, and NaN is above infinity */
     _Pragma("omp simd reduction(max : top)")
@@ -284,15 +315,15 @@ MP_FN void mp_x_group_make(mp_x_group *to, const float *x, const int zero, const
         if (offsets || zeros) to->weighted[h] = (zeros ? 1.0f : to->scale) * (float)sums[h];
         else to->start[h] = -zero * sums[h];
     }
-#if defined(__ARM_FEATURE_DOTPROD) || defined(__AVX512VNNI__)
+    if (!planes) {
+        mp_store_pairs(to->pairs, numbers);
+        return;
+    }
     _Pragma("omp simd")
     for (int i = 0; i < MP_GROUP; ++i) {
-        to->high[i] = (int8_t)((numbers[i] + 64) >> 7);
-        to->low[i] = (int8_t)(numbers[i] - 128 * ((numbers[i] + 64) >> 7));
+        to->planes[0][i] = (int8_t)((numbers[i] + 64) >> 7);
+        to->planes[1][i] = (int8_t)(numbers[i] - 128 * ((numbers[i] + 64) >> 7));
     }
-#else
-    for (int i = 0; i < MP_GROUP; ++i) to->numbers[i / 4 * 4 + i % 2 * 2 + i % 4 / 2] = (int16_t)numbers[i];
-#endif
 }
 
 /* The same for weights that are floats: x = scale * number / MP_FLOAT8_TIMES, where scale is a power of two, so that nothing is
@@ -325,6 +356,25 @@ typedef struct {
     const char *near, *far;
     int count;
 } mp_ahead;
+
+/* Bytes 1 and 3 of each word as pairs of 16 bits. */
+MP_FN mp_words mp_odd_bytes(const mp_words w, const int is_signed)
+{
+#if MP_LANES > 1
+    typedef int16_t shorts __attribute__((vector_size(4 * MP_LANES), aligned(4), may_alias));
+    typedef uint16_t unsigned_shorts __attribute__((vector_size(4 * MP_LANES), aligned(4), may_alias));
+    return is_signed ? (mp_words)((shorts)w >> 8) : (mp_words)((unsigned_shorts)w >> 8);
+#else
+    mp_words pairs = w >> 8 & 0x00ff00ffu;
+    if (is_signed) pairs |= (pairs & 0x00800080u) * 510u; /* the sign fills the byte above */
+    return pairs;
+#endif
+}
+MP_FN mp_words mp_even_bytes(const mp_words w, const int is_signed)
+{
+    const mp_words pairs = w & 0x00ff00ffu;
+    return is_signed ? mp_odd_bytes(w << 8, 1) : pairs;
+}
 
 /* sums[r] = codes * numbers over part h of a group, of `parts`, of every column and of R rows, which take turns so that no sum
  * waits for itself. They begin with x.start, if `begun`. VNNI takes unsigned codes: signed ones are moved by 128, which
@@ -378,8 +428,8 @@ MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *su
         int8x16_t upper[MP_BLOCK_ROWS], lower[MP_BLOCK_ROWS];
         MP_BLOCK_UNROLL
         for (int r = 0; r < R; ++r) {
-            upper[r] = mp_bytes_here(x[r].high + 4 * i);
-            lower[r] = mp_bytes_here(x[r].low + 4 * i);
+            upper[r] = mp_bytes_here(x[r].planes[0] + 4 * i);
+            lower[r] = mp_bytes_here(x[r].planes[1] + 4 * i);
         }
         MP_BLOCK_UNROLL
         for (int q = 0; q < 4; ++q) {
@@ -414,8 +464,8 @@ MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *su
         MP_BLOCK_UNROLL
         for (int r = 0; r < R; ++r) {
             int32_t upper, lower;
-            memcpy(&upper, x[r].high + 4 * i, sizeof upper);
-            memcpy(&lower, x[r].low + 4 * i, sizeof lower);
+            memcpy(&upper, x[r].planes[0] + 4 * i, sizeof upper);
+            memcpy(&lower, x[r].planes[1] + 4 * i, sizeof lower);
             high[r] = _mm512_dpbusd_epi32(high[r], q, _mm512_set1_epi32(upper));
             low[r] = _mm512_dpbusd_epi32(low[r], q, _mm512_set1_epi32(lower));
         }
@@ -437,25 +487,6 @@ MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *su
 #define MP_PAIRS(a, b) (((mp_ints)((a) << 16) >> 16) * (int16_t)(b) + ((mp_ints)(a) >> 16) * ((b) >> 16))
 #endif
 
-/* Bytes 1 and 3 of each word as pairs of 16 bits. */
-MP_FN mp_words mp_odd_bytes(const mp_words w, const int is_signed)
-{
-#if MP_LANES > 1
-    typedef int16_t shorts __attribute__((vector_size(4 * MP_LANES), aligned(4), may_alias));
-    typedef uint16_t unsigned_shorts __attribute__((vector_size(4 * MP_LANES), aligned(4), may_alias));
-    return is_signed ? (mp_words)((shorts)w >> 8) : (mp_words)((unsigned_shorts)w >> 8);
-#else
-    mp_words pairs = w >> 8 & 0x00ff00ffu;
-    if (is_signed) pairs |= (pairs & 0x00800080u) * 510u; /* the sign fills the byte above */
-    return pairs;
-#endif
-}
-MP_FN mp_words mp_even_bytes(const mp_words w, const int is_signed)
-{
-    const mp_words pairs = w & 0x00ff00ffu;
-    return is_signed ? mp_odd_bytes(w << 8, 1) : pairs;
-}
-
 MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int R, const int h,
                          const int parts, const int is_signed, const int begun, const mp_ahead ahead)
 {
@@ -469,7 +500,7 @@ MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *su
         MP_BLOCK_UNROLL
         for (int r = 0; r < R; ++r) {
             int32_t b[2];
-            memcpy(b, x[r].numbers + 4 * i, sizeof b);
+            memcpy(b, x[r].pairs + 4 * i, sizeof b);
             sums[r] += MP_PAIRS(even, b[0]) + MP_PAIRS(odd, b[1]);
         }
     }

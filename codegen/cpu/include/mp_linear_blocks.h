@@ -24,6 +24,10 @@ typedef struct {
 typedef void (*mp_block_panel)(const void *x, const char *panel, float *sums, int64_t groups, int64_t width, int64_t near,
                          int64_t far);
 
+/* Many rows times 256 k of some columns: see MP_BLOCK_SLICE. */
+typedef void (*mp_slice)(const char *units, int64_t panel_bytes, int groups, const char *x, int64_t apart, int64_t blocks,
+                         float *sums, int64_t width);
+
 /* Up to 8 groups of a panel as planes of tiles: see mp_blocks_expand. */
 typedef void (*mp_expand)(const char *units, int groups, mp_words *high, mp_words *low, mp_vec *factor);
 
@@ -39,6 +43,7 @@ typedef struct mp_linear_blocks {
     int strip;             /* tile units: k of a chunk of x that stay in L2 */
     const mp_block_format *format;
     mp_block_panel one, four, many; /* for 1, 4 and MP_BLOCK_ROWS rows; fewer are padded */
+    mp_slice slice;        /* for more of them, or 0 */
     mp_expand expand;
     mp_read_row row;
     mp_finish finish;
@@ -50,14 +55,17 @@ MP_INLINE int64_t mp_blocks_groups(const mp_linear_blocks *s)
     return (all + unit - 1) / unit * unit;
 }
 
+/* Columns whose sums are kept for a row: pairs of panels, if one alone does not fill two vectors. */
+MP_INLINE int64_t mp_blocks_width(const mp_linear_blocks *s) { return (s->panels + 1) / 2 * 2 * MP_PANEL; }
+
 /* Groups of all columns. */
 MP_INLINE int64_t mp_blocks_all(const mp_linear_blocks *s) { return s->groups + (s->more ? s->more->groups : 0); }
 
 /* What is taken off the codes as mp_block_dots takes them. */
 MP_INLINE int mp_blocks_zero(const mp_block_format *f) { return f->zero + (f->kind == MP_SIGNED ? MP_BLOCK_MOVED : 0); }
 
-/* Row `row` of x, normed, as every R-th of the groups `to`. Zeros follow its end. */
-static void mp_blocks_pack(const mp_linear_blocks *s, const void *c, const int64_t row, const int R, char *to)
+/* Row `row` of x, normed, as every R-th of the groups `to`, in planes or in pairs. Zeros follow its end. */
+static void mp_blocks_pack(const mp_linear_blocks *s, const void *c, const int64_t row, const int R, char *to, const int planes)
 {
     const mp_block_format *const f = s->format;
     const int64_t groups = mp_blocks_groups(s);
@@ -70,7 +78,7 @@ static void mp_blocks_pack(const mp_linear_blocks *s, const void *c, const int64
         for (int i = 0; i < MP_SOME_COLUMNS / MP_GROUP && n < groups; ++i, ++n) {
             void *const group = to + n * R * f->x_bytes;
             if (f->kind == MP_FLOATS) mp_x_floats_make((mp_x_floats *)group, values + i * MP_GROUP);
-            else mp_x_group_make((mp_x_group *)group, values + i * MP_GROUP, mp_blocks_zero(f), f->halves, f->offsets, f->zeros);
+            else mp_x_group_make((mp_x_group *)group, values + i * MP_GROUP, mp_blocks_zero(f), f->halves, f->offsets, f->zeros, planes);
         }
     }
 }
@@ -83,6 +91,18 @@ MP_INLINE void mp_blocks_prefetch(const mp_ahead ahead)
         __builtin_prefetch(ahead.far + line * 64, 0, 2);
         __builtin_prefetch(ahead.near + line * 64, 0, 3);
     }
+}
+
+/* acc + `dot`, the sum of part h of a group of x times one of columns, scaled. There is one product for each addition, so that
+ * every compiler makes the same multiply-adds of them. */
+MP_INLINE mp_vec mp_block_add(const mp_block_format *f, const mp_x_group *x, const int h, const mp_vec scale, const mp_vec offset,
+                              const mp_ints sum, const mp_vec acc)
+{
+    const mp_vec weighted = mp_splat(x->weighted[h]);
+    mp_vec dot = mp_ints_to_floats(sum);
+    if (f->zeros) dot = mp_multiply_add(mp_splat(-(float)mp_blocks_zero(f)) - offset, weighted, dot);
+    const mp_vec added = mp_multiply_add(mp_splat(x->scale), scale * dot, acc);
+    return f->offsets ? mp_multiply_add(offset, weighted, added) : added;
 }
 
 /* acc[r] += group g of x, of R rows, times the same group of a vector of columns. */
@@ -101,14 +121,7 @@ MP_INLINE void mp_blocks_step(const mp_block_format *f, const mp_x_group *x, con
         mp_ints dots[MP_BLOCK_ROWS];
         mp_block_dots(codes, x, dots, R, h, parts, f->kind == MP_SIGNED, begun, some);
         MP_BLOCK_UNROLL
-        for (int r = 0; r < R; ++r) {
-            mp_vec dot = mp_ints_to_floats(dots[r]);
-            /* One product for each addition, so that every compiler makes the same multiply-adds of them. */
-            if (f->zeros)
-                dot = mp_multiply_add(mp_splat(-(float)mp_blocks_zero(f)) - offset[h], mp_splat(x[r].weighted[h]), dot);
-            acc[r] = mp_multiply_add(mp_splat(x[r].scale), scale[h] * dot, acc[r]);
-            if (f->offsets) acc[r] = mp_multiply_add(offset[h], mp_splat(x[r].weighted[h]), acc[r]);
-        }
+        for (int r = 0; r < R; ++r) acc[r] = mp_block_add(f, x + r, h, scale[h], offset[h], dots[r], acc[r]);
     }
 }
 
@@ -235,6 +248,8 @@ MP_INLINE void mp_floats_panel(const mp_block_format *f, const mp_x_floats *x, c
     MP_BLOCK_UNROLL
     for (int i = 0; i < R * V; ++i) mp_vstore(sums + i / V * width + i % V * MP_LANES, acc[i]);
 }
+
+#include "mp_blocks_pairs.h"
 
 /* Functions by themselves: all products of a plan with weights of this format share them, and the compiler sees them
  * once. */
@@ -430,6 +445,70 @@ static void mp_blocks_tiles(const mp_linear_blocks *s, mp_run *run, const int t,
 }
 #endif
 
+/* Rows of x for s and for the columns in another format behind it. */
+typedef struct {
+    const char *first, *more;
+} mp_packed_rows;
+
+/* Packs all rows in blocks of R, by all threads. */
+MP_INLINE mp_packed_rows mp_blocks_pack_all(const mp_linear_blocks *s, mp_run *run, const int t, const int T, const int64_t rows,
+                                            const int R, char *x, const void *c, const int planes)
+{
+    const int64_t blocks = (rows + R - 1) / R, each = s->format->x_bytes, row = mp_blocks_groups(s) * each;
+    const int64_t more_each = s->more ? s->more->format->x_bytes : 0, more_row = s->more ? mp_blocks_groups(s->more) * more_each : 0;
+    char *const other = x + blocks * R * row;
+    for (int64_t b = mp_share(blocks, t, T); b < mp_share(blocks, t + 1, T); ++b)
+        for (int r = 0; r < R; ++r) {
+            /* Rows behind the last one repeat it: nobody reads their sums. */
+            const int64_t number = mp_min(b * R + r, rows - 1);
+            mp_blocks_pack(s, c, number, R, x + b * R * row + r * each, planes);
+            if (s->more) mp_blocks_pack(s->more, c, number, R, other + b * R * more_row + r * more_each, planes);
+        }
+    mp_barrier(run, T);
+    return (mp_packed_rows){x, other};
+}
+
+#if MP_PAIR_ROWS
+/* Group g of the columns for `count` rows from row `first` on, which begin with a block: 256 k after 256 k of all columns,
+ * so that these k of the rows stay in L2. */
+static void mp_blocks_slice_group(const mp_linear_blocks *s, const char *x, const char *w, const int64_t g, const int64_t first,
+                                  const int64_t count, float *partial, const void *c)
+{
+    enum { PANELS = MP_SLICE_VECTORS * MP_LANES / MP_PANEL };
+    const mp_block_format *const f = s->format;
+    const int64_t groups = mp_blocks_groups(s), panel_bytes = groups / f->unit * f->unit_bytes;
+    const int64_t blocks = (count + MP_PAIR_ROWS - 1) / MP_PAIR_ROWS, width = mp_blocks_width(s);
+    const int64_t slices = (groups + MP_SLICE_GROUPS - 1) / MP_SLICE_GROUPS; /* nearly equal ones */
+    const int64_t each = (groups / f->unit + slices - 1) / slices * f->unit;
+    for (int64_t i = 0; i < blocks * MP_PAIR_ROWS * width; ++i) partial[i] = 0.0f;
+    for (int64_t n = 0; n < groups; n += each)
+        for (int p = 0; p < s->panels; p += PANELS)
+            s->slice(w + (g * s->panels + p) * panel_bytes + n / f->unit * f->unit_bytes, p + PANELS > s->panels ? 0 : panel_bytes,
+                     (int)mp_min(each, groups - n), x + n * MP_PAIR_ROWS * f->x_bytes, groups * MP_PAIR_ROWS * f->x_bytes, blocks,
+                     partial + p * MP_PANEL, width);
+    for (int64_t r = 0; r < count; ++r) s->finish(c, s->before + g, first + r, partial + r * width);
+}
+
+/* Many rows: all threads make pairs of them, then take groups of columns and chunks of rows one by one. */
+static void mp_blocks_slices(const mp_linear_blocks *s, mp_run *run, const int t, const int T, const int64_t rows, const char *w,
+                             const char *more, char *xt, float *partial, const void *c)
+{
+    const mp_packed_rows x = mp_blocks_pack_all(s, run, t, T, rows, MP_PAIR_ROWS, xt, c, 0);
+    const int64_t row = mp_blocks_groups(s) * s->format->x_bytes;
+    const int64_t more_row = s->more ? mp_blocks_groups(s->more) * s->more->format->x_bytes : 0;
+    const int64_t all = mp_blocks_all(s), least = 8 * MP_PAIR_ROWS;
+    int64_t chunks = (rows + s->chunk - 1) / s->chunk; /* equal ones, and enough pieces for all threads */
+    while (T > 1 && chunks * all < 4 * T && rows / (2 * chunks) >= least) chunks *= 2;
+    const int64_t chunk = ((rows + chunks - 1) / chunks + MP_PAIR_ROWS - 1) / MP_PAIR_ROWS * MP_PAIR_ROWS;
+    const int64_t pieces = (rows + chunk - 1) / chunk * all;
+    for (int64_t piece; (piece = mp_take(run)) < pieces;) {
+        const int64_t first = piece / all * chunk, count = mp_min(chunk, rows - first), g = piece % all;
+        if (g < s->groups) mp_blocks_slice_group(s, x.first + first * row, w, g, first, count, partial, c);
+        else mp_blocks_slice_group(s->more, x.more + first * more_row, more, g - s->groups, first, count, partial, c);
+    }
+}
+#endif
+
 /* Few rows: the weights stream past them. Each thread has a share of the groups; the last ones go to whoever is done
  * first. Many rows: chunks of them, whose groups of columns are taken one by one. `more_weights` are those of s->more. */
 MP_SHARED mp_linear_blocks_run(const mp_linear_blocks *s, mp_run *run, const int t, const int T, const int64_t rows,
@@ -442,7 +521,7 @@ MP_SHARED mp_linear_blocks_run(const mp_linear_blocks *s, mp_run *run, const int
     if (rows == 0) return;
 #if defined(MP_TILE_BYTES)
     if (s->tiled_from && rows >= s->tiled_from) {
-        mp_blocks_tiles(s, run, t, T, rows, w, more, (char *)xt, partial + t * s->chunk * s->panels * MP_PANEL, c);
+        mp_blocks_tiles(s, run, t, T, rows, w, more, (char *)xt, partial + t * s->chunk * mp_blocks_width(s), c);
         return;
     }
 #else
@@ -452,8 +531,8 @@ MP_SHARED mp_linear_blocks_run(const mp_linear_blocks *s, mp_run *run, const int
         /* Each thread packs the rows for itself, which is cheaper than waiting for another. */
         const int R = rows == 1 ? 1 : rows <= 4 ? 4 : MP_BLOCK_ROWS;
         char *const own = (char *)xt + t * (row + more_row) * MP_BLOCK_ROWS, *const other = own + row * MP_BLOCK_ROWS;
-        for (int r = 0; r < R; ++r) mp_blocks_pack(s, c, mp_min(r, rows - 1), R, own + r * each);
-        for (int r = 0; s->more && r < R; ++r) mp_blocks_pack(s->more, c, mp_min(r, rows - 1), R, other + r * more_each);
+        for (int r = 0; r < R; ++r) mp_blocks_pack(s, c, mp_min(r, rows - 1), R, own + r * each, MP_X_PLANES);
+        for (int r = 0; s->more && r < R; ++r) mp_blocks_pack(s->more, c, mp_min(r, rows - 1), R, other + r * more_each, MP_X_PLANES);
         const int64_t assigned = T == 1 ? all : all - s->tail;
         int64_t g = mp_share(assigned, t, T), end = mp_share(assigned, t + 1, T);
         for (;; ++g) {
@@ -462,21 +541,18 @@ MP_SHARED mp_linear_blocks_run(const mp_linear_blocks *s, mp_run *run, const int
             else mp_blocks_group(s->more, other, more, g - s->groups, 0, rows, R, sums, c);
         }
     }
-    const int64_t blocks = (rows + MP_BLOCK_ROWS - 1) / MP_BLOCK_ROWS;
-    char *const x = (char *)xt, *const other = x + blocks * MP_BLOCK_ROWS * row;
-    for (int64_t b = mp_share(blocks, t, T); b < mp_share(blocks, t + 1, T); ++b)
-        for (int r = 0; r < MP_BLOCK_ROWS; ++r) {
-            /* Rows behind the last one repeat it: nobody reads their sums. */
-            const int64_t number = mp_min(b * MP_BLOCK_ROWS + r, rows - 1), block = b * MP_BLOCK_ROWS;
-            mp_blocks_pack(s, c, number, MP_BLOCK_ROWS, x + block * row + r * each);
-            if (s->more) mp_blocks_pack(s->more, c, number, MP_BLOCK_ROWS, other + block * more_row + r * more_each);
-        }
-    mp_barrier(run, T);
+#if MP_PAIR_ROWS
+    if (s->slice && (!s->more || s->more->slice)) {
+        mp_blocks_slices(s, run, t, T, rows, w, more, (char *)xt, partial + t * s->chunk * mp_blocks_width(s), c);
+        return;
+    }
+#endif
+    const mp_packed_rows x = mp_blocks_pack_all(s, run, t, T, rows, MP_BLOCK_ROWS, (char *)xt, c, MP_X_PLANES);
     const int64_t chunks = (rows + s->chunk - 1) / s->chunk, pieces = chunks * all;
     for (int64_t piece; (piece = mp_take(run)) < pieces;) {
         const int64_t first = piece / all * s->chunk, count = mp_min(s->chunk, rows - first), g = piece % all;
-        if (g < s->groups) mp_blocks_group(s, x + first * row, w, g, first, count, MP_BLOCK_ROWS, sums, c);
-        else mp_blocks_group(s->more, other + first * more_row, more, g - s->groups, first, count, MP_BLOCK_ROWS, sums, c);
+        if (g < s->groups) mp_blocks_group(s, x.first + first * row, w, g, first, count, MP_BLOCK_ROWS, sums, c);
+        else mp_blocks_group(s->more, x.more + first * more_row, more, g - s->groups, first, count, MP_BLOCK_ROWS, sums, c);
     }
 }
 
