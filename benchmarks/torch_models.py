@@ -2,11 +2,15 @@
 
     python benchmarks/torch_models.py [bert vit whisper resnet] [--batch 1 8] [--dtype f32 bf16] [--threads 2]
                                       [--repeats 5] [--peers inductor openvino eager] [--where]
+    python benchmarks/torch_models.py bert vit --gpu --batch 1 32 --dtype bf16 [--peers reduce-overhead max-autotune]
 
 Needs torch; transformers, torchvision and openvino for what is asked of them. Calls alternate; times are medians in
 milliseconds. The last column is the fastest peer's time over monoplan's. `first` is what the first call took, with its
 compilation: give both compilers empty caches (MONOPLAN_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR) where that matters.
 `--where` shows what each kernel takes.
+
+`--gpu`: arguments and results stay on the GPU. Two rows for each case: `call`, where the host waits for the results of
+each call, and `queued`, the time of one of 20 calls that are enqueued behind each other.
 """
 
 from __future__ import annotations
@@ -90,8 +94,9 @@ class Compiled:
     """monoplan's call."""
 
     def __init__(self, model: Any, inputs: dict[str, Any]) -> None:
-        self.arrays = {name: as_array(value) for name, value in inputs.items()}
-        self.fast: Any = mp.compile(mp.from_torch(model, **inputs))
+        on_gpu = any(value.is_cuda for value in inputs.values())
+        self.arrays = inputs if on_gpu else {name: as_array(value) for name, value in inputs.items()}
+        self.fast: Any = mp.compile(mp.from_torch(model, **inputs), target="cuda" if on_gpu else "cpu")
 
     def __call__(self) -> Any:
         return self.fast(**self.arrays)
@@ -135,47 +140,84 @@ def eager(model: Any, inputs: dict[str, Any], dtype: str, threads: int) -> tuple
     return lambda: model(**inputs), dtype
 
 
+def in_mode(mode: str) -> Callable[..., tuple[Call, str]]:
+    """torch.compile with CUDA graphs."""
+
+    def peer(model: Any, inputs: dict[str, Any], dtype: str, threads: int) -> tuple[Call, str]:
+        torch._dynamo.reset()
+        compiled = torch.compile(model, mode=mode)
+
+        def call() -> Any:
+            torch.compiler.cudagraph_mark_step_begin()
+            return compiled(**inputs)
+
+        call(), call()  # the second one records the graph
+        return call, dtype
+
+    return peer
+
+
 PEERS = {"inductor": inductor, "openvino": openvino, "eager": eager}
+GPU_PEERS = {mode: in_mode(mode) for mode in ("reduce-overhead", "max-autotune")} | {"eager": eager}
+QUEUED = 20
 
 
-def measure(calls: dict[str, Call], repeats: int) -> dict[str, float]:
-    """Median seconds of each, which take turns."""
+def measure(calls: dict[str, Call], repeats: int, count: int = 1) -> dict[str, float]:
+    """Median seconds of a call of each; they take turns, `count` calls at a time."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
+            wait()
             start = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - start)
+            for _ in range(count):
+                call()
+            wait()
+            times[name].append((time.perf_counter() - start) / count)
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 
+def wait() -> None:
+    """For the GPU, if there is one: the current streams of torch and CuPy wait for plans."""
+    if torch.cuda.is_available():
+        torch.cuda.current_stream().synchronize()
+        importlib.import_module("cupy").cuda.get_current_stream().synchronize()
+
+
+def floats(value: Any) -> Any:
+    """A result of numpy, torch or CuPy as numbers on the host."""
+    if isinstance(value, np.ndarray):
+        return value.astype(np.float32)
+    return (value if isinstance(value, torch.Tensor) else torch.from_dlpack(value)).float().cpu().numpy()
+
+
 def difference(found: Any, wanted: Any) -> float:
-    found, wanted = (
-        v.float().numpy() if isinstance(v, torch.Tensor) else np.asarray(v, np.float32) for v in (found, wanted)
-    )
-    return float(np.abs(found - wanted).max())
+    return float(np.abs(floats(found) - floats(wanted)).max())
 
 
-def row(name: str, batch: int, dtype: str, peers: Iterable[str], threads: int, repeats: int, where: bool) -> None:
+def row(name: str, batch: int, dtype: str, peers: Iterable[str], args: argparse.Namespace) -> None:
     torch.manual_seed(0)
     model, inputs = MODELS[name]()
-    model = model.eval()
-    x = inputs(batch)
+    model, x = model.eval(), inputs(batch)
+    if args.gpu:
+        model, x = model.cuda(), {n: v.cuda() for n, v in x.items()}
     wanted = first(model(**x))
     model, x = model.to(TYPES[dtype]), {n: v.to(TYPES[dtype]) if v.is_floating_point() else v for n, v in x.items()}
     calls: dict[str, Any] = {}
     about: dict[str, str] = {}
+    known = GPU_PEERS if args.gpu else PEERS
     for peer in ("monoplan", *peers):
         start = time.perf_counter()
-        calls[peer], kind = (PEERS.get(peer) or monoplan)(model, x, dtype, threads)
+        calls[peer], kind = (known.get(peer) or monoplan)(model, x, dtype, args.threads)
         off = difference(first(calls[peer]()), wanted)
         about[peer] = f"{peer} {kind}, first {time.perf_counter() - start:.1f} s, off by {off:.1g}"
-    times = measure(calls, repeats)
-    cells = " ".join(f"{times[n] * 1e3:9.1f}" if n in times else f"{'-':>9}" for n in ("monoplan", *PEERS))
-    others = [t for n, t in times.items() if n != "monoplan"]
-    ratio = f"{min(others) / times['monoplan']:6.2f} x" if others else ""
-    print(f"{name:8} {batch:5} {dtype:5} {cells} {ratio}   ({'; '.join(about.values())})", flush=True)
-    if where:
+    details, digits = "; ".join(about.values()), 3 if args.gpu else 1
+    for kind, count in (("call", 1), ("queued", QUEUED)) if args.gpu else (("", 1),):
+        times = measure(calls, args.repeats, count)
+        cells = (f"{times[n] * 1e3:9.{digits}f}" if n in times else f"{'-':>9}" for n in ("monoplan", *known))
+        others = [t for n, t in times.items() if n != "monoplan"]
+        ratio = f"{min(others) / times['monoplan']:6.2f} x" if others else ""
+        print(f"{name:8} {batch:5} {dtype:5} {' '.join(cells)} {ratio}   {kind} ({details})", flush=True)
+    if args.where:
         print(calls["monoplan"].profile())
 
 
@@ -184,7 +226,8 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=list(MODELS), choices=[*MODELS, []])
     parser.add_argument("--batch", nargs="*", type=int, default=[1, 8])
     parser.add_argument("--dtype", nargs="*", choices=list(TYPES), default=list(TYPES))
-    parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS))
+    parser.add_argument("--peers", nargs="*", choices=list(PEERS | GPU_PEERS))
+    parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--where", action="store_true")
@@ -193,11 +236,13 @@ def main() -> None:
     import_torchvision()
     os.environ["MONOPLAN_NUM_THREADS"] = str(args.threads)
     torch.set_num_threads(args.threads)
-    print(f"{'':8} batch dtype {'monoplan':>9} {' '.join(f'{n:>9}' for n in PEERS)} fastest peer / monoplan")
+    known = GPU_PEERS if args.gpu else PEERS
+    peers = list(known) if args.peers is None else args.peers
+    print(f"{'':8} batch dtype {'monoplan':>9} {' '.join(f'{n[:9]:>9}' for n in known)} fastest peer / monoplan")
     for name in args.models:
         for dtype in args.dtype:
             for batch in args.batch:
-                row(name, batch, dtype, args.peers, args.threads, args.repeats, args.where)
+                row(name, batch, dtype, peers, args)
                 gc.collect()
 
 

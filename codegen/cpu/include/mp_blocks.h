@@ -507,4 +507,29 @@ MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *su
 }
 #endif
 
+/* What a format is to these loops. */
+typedef struct {
+    int unit_bytes, unit; /* of a unit of all columns of a panel; groups of 32 k in it */
+    int zero, kind;       /* what is taken off the codes; MP_UNSIGNED, MP_SIGNED or MP_FLOATS */
+    int halves, offsets;  /* whether both halves of a group have scales of their own; whether there are offsets */
+    int zeros;            /* whether groups have zero points of their own */
+    int x_bytes;          /* of a group of x: an mp_x_group or an mp_x_floats */
+    mp_group group;
+} mp_block_format;
+
+/* What is taken off the codes as mp_block_dots takes them. */
+MP_FN int mp_blocks_zero(const mp_block_format *f) { return f->zero + (f->kind == MP_SIGNED ? MP_BLOCK_MOVED : 0); }
+
+/* acc + `sum`, of part h of a group of x times one of columns, scaled. There is one product for each addition, so that
+ * every compiler makes the same multiply-adds of them. */
+MP_FN mp_vec mp_block_add(const mp_block_format *f, const mp_x_group *x, const int h, const mp_vec scale, const mp_vec offset,
+                          const mp_ints sum, const mp_vec acc)
+{
+    const mp_vec weighted = mp_splat(x->weighted[h]);
+    mp_vec dot = mp_ints_to_floats(sum);
+    if (f->zeros) dot = mp_multiply_add(mp_splat(-(float)mp_blocks_zero(f)) - offset, weighted, dot);
+    const mp_vec added = mp_multiply_add(mp_splat(x->scale), scale * dot, acc);
+    return f->offsets ? mp_multiply_add(offset, weighted, added) : added;
+}
+
 #endif

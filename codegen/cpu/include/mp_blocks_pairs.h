@@ -2,10 +2,11 @@
  *
  * A slice of the weights, 256 k of two vectors of columns, becomes numbers of 16 bits, which stay in L1 while the rows
  * pass. Registers hold the sums of some rows and both vectors. A group of 32 k is the same exact sum of integers as for few
- * rows, and goes through the same floats (mp_block_add), so that the bits of a row do not depend on how many there are.
- * Included by mp_linear_blocks.h. */
+ * rows, and goes through the same floats (mp_block_add), so that the bits of a row do not depend on how many there are. */
 #ifndef MP_BLOCKS_PAIRS_H
 #define MP_BLOCKS_PAIRS_H
+
+#include "mp_blocks.h"
 
 #if MP_LANES == 16 && defined(__AVX512BW__)
 #define MP_PAIR_ROWS 6 /* by two vectors: twelve sums of integers and twelve of floats */
@@ -26,7 +27,7 @@ typedef struct {
 
 /* Vector v of the columns of a panel as vector `place` of a slice. Zeros that all groups share are taken off here; where groups
  * have their own, codes are those that mp_block_dots multiplies. */
-MP_INLINE void mp_slice_expand(const mp_block_format *f, const char *unit, const int groups, const int v, const int place,
+MP_FN void mp_slice_expand(const mp_block_format *f, const char *unit, const int groups, const int v, const int place,
                                mp_block_slice *to)
 {
     typedef int16_t shorts __attribute__((vector_size(4 * MP_LANES), aligned(4), may_alias));
@@ -63,7 +64,7 @@ MP_FN mp_ints mp_add_pairs(const mp_ints sum, const mp_words a, const int32_t b)
 }
 
 /* sums[row][two vectors] += a block of rows times a slice. */
-MP_INLINE void mp_slice_rows(const mp_block_format *f, const mp_x_group *x, const mp_block_slice *w, const int groups,
+MP_FN void mp_slice_rows(const mp_block_format *f, const mp_x_group *x, const mp_block_slice *w, const int groups,
                              float *sums, const int64_t width)
 {
     enum { R = MP_PAIR_ROWS, V = MP_SLICE_VECTORS };

@@ -7,26 +7,17 @@
 #ifndef MP_LINEAR_BLOCKS_H
 #define MP_LINEAR_BLOCKS_H
 
+#include "mp_blocks_pairs.h"
 #include "mp_blocks_tiles.h"
 #include "mp_linear_row.h"
-
-/* What a format is to these loops. */
-typedef struct {
-    int unit_bytes, unit; /* of a unit of all columns of a panel; groups of 32 k in it */
-    int zero, kind;       /* what is taken off the codes; MP_UNSIGNED, MP_SIGNED or MP_FLOATS */
-    int halves, offsets;  /* whether both halves of a group have scales of their own; whether there are offsets */
-    int zeros;            /* whether groups have zero points of their own */
-    int x_bytes;          /* of a group of x: an mp_x_group or an mp_x_floats */
-    mp_group group;
-} mp_block_format;
 
 /* sums[R][width] = R rows of `groups` groups times a panel. */
 typedef void (*mp_block_panel)(const void *x, const char *panel, float *sums, int64_t groups, int64_t width, int64_t near,
                          int64_t far);
 
 /* Many rows times 256 k of some columns: see MP_BLOCK_SLICE. */
-typedef void (*mp_slice)(const char *units, int64_t panel_bytes, int groups, const char *x, int64_t apart, int64_t blocks,
-                         float *sums, int64_t width);
+typedef void (*mp_times_slice)(const char *units, int64_t panel_bytes, int groups, const char *x, int64_t apart, int64_t blocks,
+                               float *sums, int64_t width);
 
 /* Up to 8 groups of a panel as planes of tiles: see mp_blocks_expand. */
 typedef void (*mp_expand)(const char *units, int groups, mp_words *high, mp_words *low, mp_vec *factor);
@@ -43,7 +34,7 @@ typedef struct mp_linear_blocks {
     int strip;             /* tile units: k of a chunk of x that stay in L2 */
     const mp_block_format *format;
     mp_block_panel one, four, many; /* for 1, 4 and MP_BLOCK_ROWS rows; fewer are padded */
-    mp_slice slice;        /* for more of them, or 0 */
+    mp_times_slice slice;  /* for more of them, or 0 */
     mp_expand expand;
     mp_read_row row;
     mp_finish finish;
@@ -60,9 +51,6 @@ MP_INLINE int64_t mp_blocks_width(const mp_linear_blocks *s) { return (s->panels
 
 /* Groups of all columns. */
 MP_INLINE int64_t mp_blocks_all(const mp_linear_blocks *s) { return s->groups + (s->more ? s->more->groups : 0); }
-
-/* What is taken off the codes as mp_block_dots takes them. */
-MP_INLINE int mp_blocks_zero(const mp_block_format *f) { return f->zero + (f->kind == MP_SIGNED ? MP_BLOCK_MOVED : 0); }
 
 /* Row `row` of x, normed, as every R-th of the groups `to`, in planes or in pairs. Zeros follow its end. */
 static void mp_blocks_pack(const mp_linear_blocks *s, const void *c, const int64_t row, const int R, char *to, const int planes)
@@ -91,18 +79,6 @@ MP_INLINE void mp_blocks_prefetch(const mp_ahead ahead)
         __builtin_prefetch(ahead.far + line * 64, 0, 2);
         __builtin_prefetch(ahead.near + line * 64, 0, 3);
     }
-}
-
-/* acc + `dot`, the sum of part h of a group of x times one of columns, scaled. There is one product for each addition, so that
- * every compiler makes the same multiply-adds of them. */
-MP_INLINE mp_vec mp_block_add(const mp_block_format *f, const mp_x_group *x, const int h, const mp_vec scale, const mp_vec offset,
-                              const mp_ints sum, const mp_vec acc)
-{
-    const mp_vec weighted = mp_splat(x->weighted[h]);
-    mp_vec dot = mp_ints_to_floats(sum);
-    if (f->zeros) dot = mp_multiply_add(mp_splat(-(float)mp_blocks_zero(f)) - offset, weighted, dot);
-    const mp_vec added = mp_multiply_add(mp_splat(x->scale), scale * dot, acc);
-    return f->offsets ? mp_multiply_add(offset, weighted, added) : added;
 }
 
 /* acc[r] += group g of x, of R rows, times the same group of a vector of columns. */
@@ -248,8 +224,6 @@ MP_INLINE void mp_floats_panel(const mp_block_format *f, const mp_x_floats *x, c
     MP_BLOCK_UNROLL
     for (int i = 0; i < R * V; ++i) mp_vstore(sums + i / V * width + i % V * MP_LANES, acc[i]);
 }
-
-#include "mp_blocks_pairs.h"
 
 /* Functions by themselves: all products of a plan with weights of this format share them, and the compiler sees them
  * once. */
