@@ -25,14 +25,11 @@ TILE_LEAST = 4  # panels that a thread takes at a time in the end where x passes
 BLOCK_ROWS, WIDE_BLOCK_ROWS = 4, 8  # rows that a pass over low-bit blocks serves at most; with vectors of 512 bits
 BLOCK_NEAR_BYTES, BLOCK_FAR_BYTES = 2048, 8192  # the same of low-bit blocks
 BLOCK_PANELS = 4  # panels of such blocks that are finished at once: small pieces of work for many threads
-BLOCK_TILED = 40  # tile units: rows of low-bit blocks from which on expanding them pays: measured
+BLOCK_TILED = 40  # tile units: rows of low-bit blocks from which on they pay: measured beside passes of 8 rows
 THIRDS_ROWS, THIRDS_BLOCK = 48, 32  # tile units: rows of f32 from which on they pay, in blocks of so many
 BLOCK_CHUNK, BLOCK_STRIP = 512, 1024  # tile units: rows that share expanded weights, and k of them in L2, 1 MB
 PAIR_ISAS = ("avx2", "avx512", "amx")  # multiply pairs of 16-bit integers fast: mp_blocks_pairs.h
-PAIR_CHUNK, BLOCK_SLICE = (
-    384,
-    256,
-)  # rows that share expanded pairs, and k of them: 245 KB of x, half of the sums, in L2
+PAIR_CHUNK = 384  # rows that share codes as pairs: with 256 k of x and the sums of four panels 340 KB, in L2
 TILE_FEW = (1, 4, 8)  # rows whose three parts are rows of one or two tiles
 TILE_SOME = 2  # rows of heads that are finished at a time between tile steps
 TILE_EVERY = 4  # steps after which the rows of all of them are finished, of other products: in pauses, not in each step
@@ -56,6 +53,7 @@ class Blocking:
     least: int = 1  # and in the end
     every: int = 0  # tile units: steps after which some rows are finished, of heads TILE_SOME
     tiled_from: int = 0  # rows from which on tile units multiply panels of floats or of low-bit blocks; 0: never
+    pairs: bool = False  # many rows times low-bit blocks go by pairs of 16 bits: mp_blocks_pairs.h
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -165,10 +163,10 @@ def blocking(target: Target, layout: Layout, depth: int) -> Blocking:
         pairs = target.isa in PAIR_ISAS and not format_of(layout).floats
         width = -(-layout.panels // 2) * 2 * panel  # panels by twos: mp_blocks_width
         if target.has_tiles:
-            sums, slice_ = BLOCK_CHUNK * width, BLOCK_SLICE if pairs else 0
-            return Blocking(rows, PART, 1, BLOCK_CHUNK, slice_, BLOCK_STRIP, 1, sums, tiled_from=BLOCK_TILED)
+            sums = BLOCK_CHUNK * width
+            return Blocking(rows, PART, 1, BLOCK_CHUNK, 0, BLOCK_STRIP, 1, sums, tiled_from=BLOCK_TILED, pairs=pairs)
         if pairs:
-            return Blocking(rows, PART, 1, PAIR_CHUNK, BLOCK_SLICE, depth, 1, PAIR_CHUNK * width)
+            return Blocking(rows, PART, 1, PAIR_CHUNK, 0, depth, 1, PAIR_CHUNK * width, pairs=True)
         chunk = max(1, STRIP_BYTES // (depth * 5 // 2) // rows) * rows
         return Blocking(rows, PART, 1, min(CHUNK, chunk), 0, depth, 1, 0)
     vectors = panel // target.lanes

@@ -716,7 +716,8 @@ def linear(k: Linear, s: LinearSchedule) -> Variables:
         found["shared"] += _SHARED
     if s.loop == "blocks":
         found["shared"] += [f"MP_BLOCK_FORMAT({f.name}, {f.c_fields(s.panel, s.vectors)})" for f in formats]
-        found["shared"] += [f"MP_BLOCK_SLICE({f.name})" for f in formats if s.blocking.slice and not f.floats]
+        found["sliced"] = [f for f in formats if s.blocking.pairs and not f.floats]
+        found["shared"] += [f"MP_BLOCK_SLICE({f.name})" for f in found["sliced"]]
     elif not s.tiles:
         panels = _panel_functions(s)
         found["shared"] += panels.pop("shared")

@@ -152,8 +152,8 @@ def test_a_product_is_close_and_its_bits_depend_on_nothing_else(name: str, isa: 
 
 @pytest.mark.parametrize(("name", "isa"), MATRIX)
 def test_rows_in_chunks_have_the_bits_of_single_ones(name: str, isa: str) -> None:
-    """More rows than share expanded weights, and three panels, of which the last is alone in its slice."""
-    x = np.random.default_rng(3).standard_normal((PAIR_CHUNK + 17, depth_of(name))).astype(np.float32)
+    """Two full chunks of rows that share expanded weights; three panels, of which the last is alone in its slice."""
+    x = np.random.default_rng(3).standard_normal((2 * PAIR_CHUNK, depth_of(name))).astype(np.float32)
     one, three = (plan_of(name, isa, threads, USUAL) for threads in (1, 3))
     got, ids = np.asarray(one(x, np.zeros(1, np.int64))[0]), np.zeros(1, np.int64)
     assert np.asarray(three(x, ids)[0]).tobytes() == got.tobytes()

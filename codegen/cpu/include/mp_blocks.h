@@ -24,8 +24,8 @@
 #define MP_BLOCK_UNROLL
 #endif
 
-/* Rows that a pass over a panel serves when they are many. With 8 the groups of a unit are unrolled for several rows, too:
- * elsewhere registers do not suffice. */
+/* Rows that a pass over a panel serves at most; more of them go by slices on x86 (mp_blocks_pairs.h). With 8 the groups of a
+ * unit are unrolled for several rows, too: elsewhere registers do not suffice. */
 #if defined(__AVX512VNNI__) && MP_LANES == 16
 #define MP_BLOCK_ROWS 8
 #else
@@ -254,13 +254,6 @@ typedef struct {
     };
 } mp_x_group;
 
-/* Whether sums of a few rows are made of planes: there are dot products of bytes. */
-#if defined(__ARM_FEATURE_DOTPROD) || defined(__AVX512VNNI__)
-#define MP_X_PLANES 1
-#else
-#define MP_X_PLANES 0
-#endif
-
 enum { MP_X_LARGEST = 127 * 128 };
 
 /* Numbers of 16 bits in the order of mp_x_group. */
@@ -376,11 +369,25 @@ MP_FN mp_words mp_even_bytes(const mp_words w, const int is_signed)
     return is_signed ? mp_odd_bytes(w << 8, 1) : pairs;
 }
 
+/* Products of pairs of 16 bits, each pair added, with b for every column. */
+#if defined(__AVX512BW__) && MP_LANES == 16
+#define MP_PAIRS(a, b) (mp_ints)_mm512_madd_epi16((__m512i)(a), _mm512_set1_epi32(b))
+#elif defined(__AVX2__) && MP_LANES == 8
+#define MP_PAIRS(a, b) (mp_ints)_mm256_madd_epi16((__m256i)(a), _mm256_set1_epi32(b))
+#elif defined(__SSE2__) && MP_LANES == 4
+#include <emmintrin.h>
+#define MP_PAIRS(a, b) (mp_ints)_mm_madd_epi16((__m128i)(a), _mm_set1_epi32(b))
+#else
+#define MP_PAIRS(a, b) (((mp_ints)((a) << 16) >> 16) * (int16_t)(b) + ((mp_ints)(a) >> 16) * ((b) >> 16))
+#endif
+
 /* sums[r] = codes * numbers over part h of a group, of `parts`, of every column and of R rows, which take turns so that no sum
  * waits for itself. They begin with x.start, if `begun`. VNNI takes unsigned codes: signed ones are moved by 128, which
- * MP_BLOCK_MOVED says. Where MP_DOTS_IN_ORDER is set, the lines `ahead` are prefetched meanwhile. */
+ * MP_BLOCK_MOVED says. MP_X_PLANES: numbers are planes of bytes, not pairs. Where MP_DOTS_IN_ORDER is set, the lines `ahead`
+ * are prefetched meanwhile. */
 #if defined(__ARM_FEATURE_DOTPROD)
 #define MP_BLOCK_MOVED 0
+#define MP_X_PLANES 1
 /* Instructions stay in the order of the text, as in mp_tile.h: the two sums of a row take turns, and prefetches keep apart,
  * which makes a tenth of the speed of Neoverse-N1 cores. */
 #define MP_DOTS_IN_ORDER 1
@@ -446,6 +453,7 @@ MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *su
 }
 #elif defined(__AVX512VNNI__) && MP_LANES == 16
 #define MP_BLOCK_MOVED 128
+#define MP_X_PLANES 1
 #define MP_DOTS_IN_ORDER 0
 MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int R, const int h,
                          const int parts, const int is_signed, const int begun, const mp_ahead ahead)
@@ -475,18 +483,8 @@ MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *su
 }
 #else
 #define MP_BLOCK_MOVED 0
+#define MP_X_PLANES 0
 #define MP_DOTS_IN_ORDER 0
-#if defined(__AVX512BW__) && MP_LANES == 16
-#define MP_PAIRS(a, b) (mp_ints)_mm512_madd_epi16((__m512i)(a), _mm512_set1_epi32(b))
-#elif defined(__AVX2__) && MP_LANES == 8
-#define MP_PAIRS(a, b) (mp_ints)_mm256_madd_epi16((__m256i)(a), _mm256_set1_epi32(b))
-#elif defined(__SSE2__) && MP_LANES == 4
-#include <emmintrin.h>
-#define MP_PAIRS(a, b) (mp_ints)_mm_madd_epi16((__m128i)(a), _mm_set1_epi32(b))
-#else
-#define MP_PAIRS(a, b) (((mp_ints)((a) << 16) >> 16) * (int16_t)(b) + ((mp_ints)(a) >> 16) * ((b) >> 16))
-#endif
-
 MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int R, const int h,
                          const int parts, const int is_signed, const int begun, const mp_ahead ahead)
 {
@@ -510,10 +508,11 @@ MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *su
 /* What a format is to these loops. */
 typedef struct {
     int unit_bytes, unit; /* of a unit of all columns of a panel; groups of 32 k in it */
-    int zero, kind;       /* what is taken off the codes; MP_UNSIGNED, MP_SIGNED or MP_FLOATS */
+    int zero;             /* what is taken off the codes */
     int halves, offsets;  /* whether both halves of a group have scales of their own; whether there are offsets */
     int zeros;            /* whether groups have zero points of their own */
     int x_bytes;          /* of a group of x: an mp_x_group or an mp_x_floats */
+    int kind;             /* MP_UNSIGNED, MP_SIGNED or MP_FLOATS */
     mp_group group;
 } mp_block_format;
 

@@ -28,7 +28,7 @@ typedef struct {
 /* Vector v of the columns of a panel as vector `place` of a slice. Zeros that all groups share are taken off here; where groups
  * have their own, codes are those that mp_block_dots multiplies. */
 MP_FN void mp_slice_expand(const mp_block_format *f, const char *unit, const int groups, const int v, const int place,
-                               mp_block_slice *to)
+                           mp_block_slice *to)
 {
     typedef int16_t shorts __attribute__((vector_size(4 * MP_LANES), aligned(4), may_alias));
     const int is_signed = f->kind == MP_SIGNED;
@@ -56,16 +56,14 @@ MP_FN mp_ints mp_add_pairs(const mp_ints sum, const mp_words a, const int32_t b)
 {
 #if MP_LANES == 16 && defined(__AVX512VNNI__)
     return (mp_ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, _mm512_set1_epi32(b));
-#elif MP_LANES == 16
-    return sum + (mp_ints)_mm512_madd_epi16((__m512i)a, _mm512_set1_epi32(b));
 #else
-    return sum + (mp_ints)_mm256_madd_epi16((__m256i)a, _mm256_set1_epi32(b));
+    return sum + MP_PAIRS(a, b);
 #endif
 }
 
 /* sums[row][two vectors] += a block of rows times a slice. */
 MP_FN void mp_slice_rows(const mp_block_format *f, const mp_x_group *x, const mp_block_slice *w, const int groups,
-                             float *sums, const int64_t width)
+                         float *sums, const int64_t width)
 {
     enum { R = MP_PAIR_ROWS, V = MP_SLICE_VECTORS };
     const int parts = f->halves ? 2 : 1, steps = MP_PAIRS_OF_GROUP / parts;
@@ -98,15 +96,16 @@ MP_FN void mp_slice_rows(const mp_block_format *f, const mp_x_group *x, const mp
     for (int i = 0; i < R * V; ++i) mp_vstore(sums + i / V * width + i % V * MP_LANES, acc[i]);
 }
 
-/* sums[row][two vectors] += blocks of rows, which are `apart` bytes, times up to 256 k of two vectors of columns: of two panels,
- * `panel_bytes` apart, or of one where vectors are shorter. Of a last panel that is alone the second vector is the first. */
+/* sums[row][two vectors] += blocks of rows, `apart` bytes from each other, times up to 256 k of two vectors of columns: of two
+ * panels, `panel_bytes` apart, or of one where vectors are shorter. Of a last panel that is alone the second vector is the
+ * first. */
 #define MP_BLOCK_SLICE(format) \
     MP_SHARED mp_slice_##format(const char *units, const int64_t panel_bytes, const int groups, const char *x, \
                                 const int64_t apart, const int64_t blocks, float *sums, const int64_t width) \
     { \
         enum { EACH = MP_PANEL / MP_LANES }; \
         const mp_block_format *const f = &mp_block_##format; \
-        mp_block_slice w; \
+        _Alignas(64) mp_block_slice w; \
         MP_ONCE \
         for (int v = 0; v < MP_SLICE_VECTORS; ++v) mp_slice_expand(f, units + v / EACH * panel_bytes, groups, v % EACH, v, &w); \
         for (int64_t b = 0; b < blocks; ++b) \

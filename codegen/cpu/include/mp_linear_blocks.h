@@ -34,7 +34,7 @@ typedef struct mp_linear_blocks {
     int strip;             /* tile units: k of a chunk of x that stay in L2 */
     const mp_block_format *format;
     mp_block_panel one, four, many; /* for 1, 4 and MP_BLOCK_ROWS rows; fewer are padded */
-    mp_times_slice slice;  /* for more of them, or 0 */
+    mp_times_slice slice;  /* for more rows than `many`; 0: they go by `many` */
     mp_expand expand;
     mp_read_row row;
     mp_finish finish;
@@ -46,7 +46,7 @@ MP_INLINE int64_t mp_blocks_groups(const mp_linear_blocks *s)
     return (all + unit - 1) / unit * unit;
 }
 
-/* Columns whose sums are kept for a row: pairs of panels, if one alone does not fill two vectors. */
+/* Columns whose sums are kept for a row: an even number of panels, as a slice may have two. */
 MP_INLINE int64_t mp_blocks_width(const mp_linear_blocks *s) { return (s->panels + 1) / 2 * 2 * MP_PANEL; }
 
 /* Groups of all columns. */
@@ -443,8 +443,8 @@ MP_INLINE mp_packed_rows mp_blocks_pack_all(const mp_linear_blocks *s, mp_run *r
 }
 
 #if MP_PAIR_ROWS
-/* Group g of the columns for `count` rows from row `first` on, which begin with a block: 256 k after 256 k of all columns,
- * so that these k of the rows stay in L2. */
+/* Group g of the columns for `count` rows from row `first` on, which begin with a block: one slice of k, up to 256 of
+ * them, after the other for all columns, so that these k of the rows stay in L2. */
 static void mp_blocks_slice_group(const mp_linear_blocks *s, const char *x, const char *w, const int64_t g, const int64_t first,
                                   const int64_t count, float *partial, const void *c)
 {
@@ -471,7 +471,8 @@ static void mp_blocks_slices(const mp_linear_blocks *s, mp_run *run, const int t
     const int64_t row = mp_blocks_groups(s) * s->format->x_bytes;
     const int64_t more_row = s->more ? mp_blocks_groups(s->more) * s->more->format->x_bytes : 0;
     const int64_t all = mp_blocks_all(s), least = 8 * MP_PAIR_ROWS;
-    int64_t chunks = (rows + s->chunk - 1) / s->chunk; /* equal ones, and enough pieces for all threads */
+    const int64_t most = s->chunk / MP_PAIR_ROWS * MP_PAIR_ROWS; /* rows whose sums there is room for */
+    int64_t chunks = (rows + most - 1) / most; /* equal ones, and enough pieces for all threads */
     while (T > 1 && chunks * all < 4 * T && rows / (2 * chunks) >= least) chunks *= 2;
     const int64_t chunk = ((rows + chunks - 1) / chunks + MP_PAIR_ROWS - 1) / MP_PAIR_ROWS * MP_PAIR_ROWS;
     const int64_t pieces = (rows + chunk - 1) / chunk * all;
@@ -484,7 +485,8 @@ static void mp_blocks_slices(const mp_linear_blocks *s, mp_run *run, const int t
 #endif
 
 /* Few rows: the weights stream past them. Each thread has a share of the groups; the last ones go to whoever is done
- * first. Many rows: chunks of them, whose groups of columns are taken one by one. `more_weights` are those of s->more. */
+ * first. Many rows, by tile units, slices or blocks of rows: chunks of them, whose groups of columns are taken one by one.
+ * `more_weights` are those of s->more. */
 MP_SHARED mp_linear_blocks_run(const mp_linear_blocks *s, mp_run *run, const int t, const int T, const int64_t rows,
                                const void *weights, const void *more_weights, float *xt, float *partial, float *sums,
                                const void *c)

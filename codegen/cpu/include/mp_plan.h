@@ -43,8 +43,8 @@
 #define MP_PRAGMA(text) _Pragma(#text)
 #define MP_SIMD MP_PRAGMA(omp simd)
 #define MP_SIMD_SUM(v) MP_PRAGMA(omp simd reduction(+ : v))
-/* A loop over functions whose steps wait for each other: four vectors abreast. A count in bytes makes gcc take 16 elements (64)
- * at a time, step by step; one vector after the other fills the queues with steps that wait. AVX2 has too few registers. */
+/* A loop over functions whose steps wait for each other: four vectors abreast. A count in bytes makes gcc take 16 elements,
+ * with AVX-512 64, at a time, step by step; one vector after the other fills the queues with steps that wait. AVX2 has too few registers. */
 #if (defined(__aarch64__) || defined(__AVX512F__)) && defined(__GNUC__) && !defined(__clang__)
 #define MP_SIMD_ABREAST uint8_t mp_abreast = 0, mp_place = 0; MP_PRAGMA(omp simd reduction(| : mp_abreast) linear(mp_place))
 #define MP_ABREAST mp_abreast |= mp_place++
