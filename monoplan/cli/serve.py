@@ -86,8 +86,12 @@ def serve(args: argparse.Namespace) -> int:
         print(f"monoplan: {name} at http://{shown}:{port}  (chat at /, OpenAI protocol at /v1)", flush=True)
         if key is None and not _is_local(args.host):
             print("monoplan: anybody who reaches this address can use it; --api-key asks for a key", file=sys.stderr)
+        server = GracefulServer(config, app.state.server, fails=comm is not None)
+        if comm is not None:  # uvicorn gives these handlers back: mpirun's signal, late, doesn't end what says why
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, server.handle_exit)
         try:
-            GracefulServer(config, app.state.server, fails=comm is not None).run(sockets=[listener])
+            server.run(sockets=[listener])
         finally:
             engine.close(finish=False)  # nothing runs any more, unless somebody was in a hurry
     if comm is not None and (failure := engine.stats.failure) is not None:
@@ -108,6 +112,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener = socket.socket(found[0], found[1])
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(found[4])
+        listener.listen(2048)  # before its address is printed: whoever reads it may connect at once
     except OSError as error:
         raise ArgumentError(
             f"can't listen on {host}, port {port}",

@@ -70,6 +70,10 @@ class Communicator:
         """What went wrong in an exchange, in words."""
         return self.exchange.failure() if self.exchange is not None else ""
 
+    def told_elsewhere(self) -> bool:
+        """Whether it is the error of another rank, which tells of it itself."""
+        return self.exchange is not None and self.exchange.told_elsewhere()
+
     def fail(self, message: str) -> None:
         """Tells the other ranks that this one has failed, so that they don't wait for it."""
         if self.exchange is not None:

@@ -126,10 +126,7 @@ class Exchange:
         """What went wrong, in words; empty if nothing did."""
         if not self.context:
             return "the communicator was closed"
-        ffi, library = _library()
-        facts = ffi.new("int64_t[7]")
-        library.mp_comm_failure(self._handle, facts)
-        code, rank, process, their_bytes, their_step, bytes_, step = (int(n) for n in facts)
+        code, rank, process, their_bytes, their_step, bytes_, step = self._facts()
         texts = {
             _DEAD: f"rank {rank} has ended (process {process})",
             _MISMATCH: f"the ranks do not do the same: rank {rank} sends {their_bytes} bytes at collective "
@@ -139,12 +136,25 @@ class Exchange:
         }
         return texts.get(code) or self._words(code, rank)
 
+    def told_elsewhere(self) -> bool:
+        """Whether what went wrong is the error of another rank, which tells of it: one that died doesn't."""
+        return bool(self.context) and (self._facts()[0] or self._absent()[0]) in (_FAILED, _MPI)
+
     def absent(self) -> str:
         """Whether a rank has failed, left or died, in words; empty if all are there, as far as it can be seen."""
+        return self._words(*self._absent())
+
+    def _facts(self) -> list[int]:
+        ffi, library = _library()
+        facts = ffi.new("int64_t[7]")
+        library.mp_comm_failure(self._handle, facts)
+        return [int(n) for n in facts]
+
+    def _absent(self) -> tuple[int, int]:
         ffi, library = _library()
         rank = ffi.new("int32_t *")
         code = library.mp_comm_absent(self._handle, rank) if self.context else 0
-        return self._words(code, int(rank[0]))
+        return code, int(rank[0])
 
     def _words(self, code: int, rank: int) -> str:
         if code == _FAILED:

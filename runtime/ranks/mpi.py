@@ -233,7 +233,7 @@ def _hook(comm: MpiCommunicator) -> None:
 def report(comm: Communicator, error: BaseException, show: Callable[[], Any] | None = None) -> None:
     """Tells of an error and ends all ranks. Who only fails because another rank did leaves the word to that one, and
     ranks other than 0 leave it to rank 0, since they often have the same error."""
-    follows = bool(comm.failure())
+    follows = bool(comm.failure()) and comm.told_elsewhere()
     comm.fail(f"{type(error).__name__}: {error}")
     time.sleep(3 * _GRACE if follows else _GRACE if comm.rank > 0 else 0.0)
     print(f"monoplan: rank {comm.rank} of {comm.size} failed", file=sys.stderr, flush=True)

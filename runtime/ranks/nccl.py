@@ -52,6 +52,9 @@ class NcclCommunicator(Communicator):
     def failure(self) -> str:
         return self.control.failure()
 
+    def told_elsewhere(self) -> bool:
+        return self.control.told_elsewhere()
+
     def fail(self, message: str) -> None:
         self.control.fail(message)
 

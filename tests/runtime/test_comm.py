@@ -115,6 +115,7 @@ def test_an_error_of_one_rank_reaches_the_others() -> None:
             c.all_reduce(np.zeros(4))
         except PlanError as error:
             said.append(str(error))
+            assert c.told_elsewhere()
             raise
 
     with pytest.raises(ValueError, match="no disk left"):
@@ -140,6 +141,7 @@ def test_a_rank_that_left_is_not_waited_for() -> None:
         first.all_reduce(np.zeros(4))
     with pytest.raises(PlanError, match="rank 1 has left"):  # and again, at once
         first.all_reduce(np.zeros(4))
+    assert not first.told_elsewhere()
     assert time.perf_counter() - begin < 5
 
 
@@ -190,6 +192,7 @@ def test_a_process_that_was_killed(tmp_path: Path) -> None:
         begin = time.perf_counter()
         with pytest.raises(PlanError, match=rf"rank 1 has ended \(process {peer.pid}\)"):
             end.gather(np.array([1.0]))
+        assert not end.told_elsewhere()  # so rank 0 says it at once: the launcher ends it soon
         assert time.perf_counter() - begin < 5
 
 

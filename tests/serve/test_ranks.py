@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,7 +91,6 @@ def served(checkpoint: Path) -> Iterator[tuple[subprocess.Popen[str], str, list[
     """mpirun with two ranks of the command, its address, and what it prints."""
     own = [sys.executable, "-m", "monoplan", "serve", str(checkpoint), "--dtype", "float32", "--port", "0"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "MONOPLAN_NUM_THREADS": "1"}
-    environment["OMPI_MCA_odls_base_sigkill_timeout"] = "6"  # what Open MPI leaves ranks to end when one has died
     process = subprocess.Popen(
         [str(launcher()), *options(), "-n", "2", *own],
         stdout=subprocess.PIPE,
@@ -133,8 +133,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kill", [False, True])
 def test_the_command_under_mpirun(checkpoint: Path, kill: bool) -> None:
     lm: CompiledLM = mp.compile(AutoModel.from_pretrained(checkpoint, dtype="float32"))
-    again = httpx.HTTPTransport(retries=5)  # the address is printed a moment before the socket listens
-    with served(checkpoint) as (process, url, _), httpx.Client(base_url=url, timeout=60, transport=again) as client:
+    with served(checkpoint) as (process, url, lines), httpx.Client(base_url=url, timeout=60) as client:
         answer = client.post("/v1/completions", json={**BODY, "max_tokens": 30})
         expected = lm.generate_batch([BODY["prompt"]], 30, eos_token_id=())[0].text  # type: ignore[list-item]
         assert answer.json()["choices"][0]["text"] == expected
@@ -151,3 +150,7 @@ def test_the_command_under_mpirun(checkpoint: Path, kill: bool) -> None:
         else:
             assert json.loads(last[6:])["choices"][0]["finish_reason"] == "length"
             assert process.wait(60) == 0
+        end = time.monotonic() + 30
+        while kill and not any("rank 1 has ended" in line for line in lines):
+            assert time.monotonic() < end, "".join(lines)
+            time.sleep(0.05)
