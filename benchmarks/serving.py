@@ -203,6 +203,8 @@ def commands(args: argparse.Namespace) -> dict[str, tuple[list[str], str]]:
         str(args.threads),
         "--streams",
         str(args.streams),
+        "--dtype",
+        args.dtype,
     ]
     peer = [
         __file__,
@@ -261,6 +263,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--repeats", type=int, default=3, help="turns of each server (default: 3)")
     add("--threads", type=int, default=default_threads().count)
     add("--context", type=int, default=2048, help="tokens that a stream of llama-server has room for")
+    add("--dtype", default="auto", help="of monoplan's weights (default: auto, the file's own low-bit types)")
     add("--seed", type=int, default=0)
     add("--json", type=Path, help="write every turn to this file")
     add("--as-llama-server", action="store_true", help=argparse.SUPPRESS)
