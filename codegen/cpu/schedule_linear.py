@@ -24,6 +24,7 @@ TILE_PIECE = 8  # panels that a thread takes at a time, so that it knows which o
 TILE_LEAST = 4  # panels that a thread takes at a time in the end where x passes in strips, which come from far away
 BLOCK_ROWS, WIDE_BLOCK_ROWS = 4, 8  # rows that a pass over low-bit blocks serves at most; with vectors of 512 bits
 BLOCK_NEAR_BYTES, BLOCK_FAR_BYTES = 2048, 8192  # the same of low-bit blocks
+WIDE_NEAR_BYTES, WIDE_FAR_BYTES = 4096, 16384  # of them on AVX-512 without tile units
 BLOCK_PANELS = 4  # panels of such blocks that are finished at once: small pieces of work for many threads
 BLOCK_TILED = 40  # tile units: rows of low-bit blocks from which on they pay: measured beside passes of 8 rows
 THIRDS_ROWS, THIRDS_BLOCK = 48, 32  # tile units: rows of f32 from which on they pay, in blocks of so many
@@ -255,7 +256,8 @@ def _streaming(target: Target, layout: Layout) -> tuple[int, int, int, int]:
     row = 1 if packed.blocks else layout.panel * packed.bits // 8
     near, far = (NEON_NEAR_BYTES, NEON_FAR_BYTES) if target.isa == "neon" else (NEAR_BYTES, FAR_BYTES)
     if packed.blocks:
-        near, far = BLOCK_NEAR_BYTES, BLOCK_FAR_BYTES
+        wide = target.isa == "avx512"
+        near, far = (WIDE_NEAR_BYTES, WIDE_FAR_BYTES) if wide else (BLOCK_NEAR_BYTES, BLOCK_FAR_BYTES)
     ahead = 1 if packed.for_tiles else row
     return layout.panel // target.lanes, max(1, 64 // row), near // ahead, far // ahead
 

@@ -90,6 +90,7 @@ class Blocks(WeightFormat):
     def c_fields(self, panel: int, vectors: int) -> str:
         flags = {"halves": self.half_scales, "offsets": self.offsets, "zeros": self.zeros, "x_bytes": self.x_bytes}
         unit = {"unit_bytes": self.unit_bytes, "unit": self.unit * self.dtype.block // GROUP, "zero": self.zero}
+        unit["largest"] = 0 if self.signed or self.floats else (1 << TILES[self.name].code_bits) - 1
         return (
             ", ".join(f".{name} = {int(value)}" for name, value in (unit | flags).items()) + f", .kind = {self._kind}"
         )

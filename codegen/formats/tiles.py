@@ -50,10 +50,14 @@ class Tile:
         return (8, 0) if self.codes in ("mp_codes_bytes", "mp_codes_float8") else (4, -1)
 
     @property
+    def code_bits(self) -> int:
+        low, high = self.bits
+        return low + max(high, 0)
+
+    @property
     def bytes(self) -> int:
         """Of one tile."""
-        low, high = self.bits
-        return (low + max(high, 0)) * 512 + (self.scale_bytes or _SCALE_BYTES[self.scales])
+        return self.code_bits * 512 + (self.scale_bytes or _SCALE_BYTES[self.scales])
 
     def pack(self, blocks: Array) -> Array:
         """The tiles of rows of blocks, one behind the other."""

@@ -55,10 +55,12 @@ def depth_of(name: str) -> int:
 
 
 def blocks_of(name: str, seed: int = 0) -> Any:
-    """Random blocks: rows of usual scales, then rows of random bits, with scales that are infinite or no numbers."""
+    """Random blocks: rows of usual scales, then rows of random bits, with scales that are infinite or no numbers. The
+    last of the usual rows has codes whose bits are all set."""
     f, rng = FORMATS[name], np.random.default_rng(seed)
     shape = USUAL + WILD, depth_of(name) // f.dtype.block
     raw = rng.integers(0, 256, (*shape, f.dtype.block_bytes), np.uint8)
+    raw[USUAL - 1] = 254 if f.floats else 255  # 255 is no number
     for place, dtype in f.scales:
         scales = rng.standard_normal((USUAL, shape[1], 1)).astype(dtype).view(np.uint8)
         raw[:USUAL, :, place : place + scales.shape[2]] = scales
@@ -140,7 +142,7 @@ def test_a_lookup_gives_the_values_of_the_file(name: str, isa: str) -> None:
 def test_a_product_is_close_and_its_bits_depend_on_nothing_else(name: str, isa: str) -> None:
     rng = np.random.default_rng(1)
     exact = FORMATS[name].values(blocks_of(name))[:USUAL].astype(np.float64)
-    for rows in (1, 3, 9):
+    for rows in (1, 3, 7, 9):
         x = (rng.standard_normal((rows, depth_of(name))) * np.geomspace(1e-3, 1e3, rows)[:, None]).astype(np.float32)
         got = product(name, isa, x)
         for one, row in zip(got[:, :USUAL], x.astype(np.float64) @ exact.T, strict=True):
@@ -148,6 +150,20 @@ def test_a_product_is_close_and_its_bits_depend_on_nothing_else(name: str, isa: 
             assert difference.ok, difference
         assert product(name, isa, x, threads=2).tobytes() == got.tobytes()
         assert np.concatenate([product(name, isa, row[None]) for row in x]).tobytes() == got.tobytes()
+
+
+@pytest.mark.parametrize(("name", "isa"), MATRIX)
+def test_the_largest_codes_and_numbers_overflow_no_sum(name: str, isa: str) -> None:
+    """Numbers whose planes of bytes are 127 and 0, 127 and -64, 126 and 63, and the same with the other sign."""
+    numbers = np.array([127 * 128, 127 * 128 - 64, 126 * 128 + 63])
+    x = np.repeat(np.concatenate([numbers, -numbers])[:, None], depth_of(name), axis=1).astype(np.float32)
+    x[:, ::32] = 127 * 128  # by which the numbers of a group are scaled
+    exact = x.astype(np.float64) @ FORMATS[name].values(blocks_of(name))[:USUAL].astype(np.float64).T
+    got = product(name, isa, np.concatenate([x, x]))[: len(x)]
+    for row, many, want in zip(x, got, exact, strict=True):
+        difference = compare(many[:USUAL], want, "f32", "matmul", epsilon=LOW_BIT_EPSILON)
+        assert difference.ok, difference
+        assert product(name, isa, row[None])[0].tobytes() == many.tobytes()
 
 
 @pytest.mark.parametrize(("name", "isa"), MATRIX)

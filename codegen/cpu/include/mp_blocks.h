@@ -26,7 +26,7 @@
 
 /* Rows that a pass over a panel serves at most; more of them go by slices on x86 (mp_blocks_pairs.h). With 8 the groups of a
  * unit are unrolled for several rows, too: elsewhere registers do not suffice. */
-#if defined(__AVX512VNNI__) && MP_LANES == 16
+#if MP_LANES == 16
 #define MP_BLOCK_ROWS 8
 #else
 #define MP_BLOCK_ROWS 4
@@ -103,13 +103,14 @@ MP_FN mp_words mp_high_nibbles(const mp_words w)
 #endif
 }
 
-/* The same as codes that may be MP_UPPER_TIMES times as large, which saves a shift; NEON has signed bytes and shifts them. */
-#if defined(__ARM_NEON)
-#define MP_UPPER_TIMES 1.0f
-MP_FN mp_words mp_upper_nibbles(const mp_words w) { return mp_high_nibbles(w); }
-#else
+/* The same as codes that may be MP_UPPER_TIMES times as large, which saves a shift: dot products of VNNI take any bytes that have
+ * no sign. */
+#if defined(__AVX512VNNI__) && MP_LANES == 16
 #define MP_UPPER_TIMES 16.0f
 MP_FN mp_words mp_upper_nibbles(const mp_words w) { return w & 0xf0f0f0f0u; }
+#else
+#define MP_UPPER_TIMES 1.0f
+MP_FN mp_words mp_upper_nibbles(const mp_words w) { return mp_high_nibbles(w); }
 #endif
 
 MP_FN mp_words mp_byte_row(const char *unit, const int words, const int halves, const int i, const int v)
@@ -344,10 +345,10 @@ MP_FN void mp_x_floats_make(mp_x_floats *to, const float *x)
     memset(to->unused, 0, sizeof to->unused);
 }
 
-/* Cache lines that are read later: `count` of them from both places on, into L1 and into L2. */
+/* Cache lines that are read later: lines `first` to `first + count` of a unit, which begin at both places, into L1 and into L2. */
 typedef struct {
     const char *near, *far;
-    int count;
+    int first, count;
 } mp_ahead;
 
 /* Bytes 1 and 3 of each word as pairs of 16 bits. */
@@ -381,13 +382,30 @@ MP_FN mp_words mp_even_bytes(const mp_words w, const int is_signed)
 #define MP_PAIRS(a, b) (((mp_ints)((a) << 16) >> 16) * (int16_t)(b) + ((mp_ints)(a) >> 16) * ((b) >> 16))
 #endif
 
+/* sum + codes * two numbers, the same ones for every column. The three instructions stay together: gcc loads two pairs at once
+ * and moves each through a port that the products need, and makes all products before it adds them, in more registers than
+ * there are. */
+MP_FN mp_ints mp_add_pair_of(mp_ints sum, const mp_words codes, const int16_t *numbers)
+{
+    typedef int32_t word __attribute__((may_alias, aligned(2)));
+#if (defined(__AVX512BW__) && MP_LANES == 16) || (defined(__AVX2__) && MP_LANES == 8)
+    mp_ints pair;
+    __asm__("vpbroadcastd %2, %1\n\tvpmaddwd %3, %1, %1\n\tvpaddd %1, %0, %0"
+            : "+v"(sum), "=&v"(pair)
+            : "m"(*(const word *)(const void *)numbers), "v"(codes));
+    return sum;
+#else
+    return sum + MP_PAIRS(codes, *(const word *)(const void *)numbers);
+#endif
+}
+
 /* sums[r] = codes * numbers over part h of a group, of `parts`, of every column and of R rows, which take turns so that no sum
  * waits for itself. They begin with x.start, if `begun`. VNNI takes unsigned codes: signed ones are moved by 128, which
  * MP_BLOCK_MOVED says. MP_X_PLANES: numbers are planes of bytes, not pairs. Where MP_DOTS_IN_ORDER is set, the lines `ahead`
  * are prefetched meanwhile. */
 #if defined(__ARM_FEATURE_DOTPROD)
 #define MP_BLOCK_MOVED 0
-#define MP_X_PLANES 1
+#define MP_X_PLANES(R, largest) 1
 /* Instructions stay in the order of the text, as in mp_tile.h: the two sums of a row take turns, and prefetches keep apart,
  * which makes a tenth of the speed of Neoverse-N1 cores. */
 #define MP_DOTS_IN_ORDER 1
@@ -419,12 +437,12 @@ MP_FN void mp_prefetch_here(const mp_ahead ahead, const int line)
     /* Into L1 alone: into L2 as well, Q8_0 has 4 % less of the memory's speed. */
     __asm__ volatile("prfm pldl1keep, %0" : : "m"(*(const word *)(const void *)(ahead.near + line * 64)));
 }
-MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int R, const int h,
-                         const int parts, const int is_signed, const int begun, const mp_ahead ahead)
+MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int R, const int h, const int parts,
+                         const int is_signed, const int largest, const int begun, const mp_ahead ahead)
 {
     const int first = h * MP_QUADS / 2, end = first + MP_QUADS / parts;
     int32x4_t high[MP_BLOCK_ROWS], low[MP_BLOCK_ROWS];
-    (void)is_signed;
+    (void)is_signed, (void)largest;
     MP_BLOCK_UNROLL
     for (int r = 0; r < R; ++r) {
         high[r] = mp_no_sum();
@@ -453,7 +471,7 @@ MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *su
 }
 #elif defined(__AVX512VNNI__) && MP_LANES == 16
 #define MP_BLOCK_MOVED 128
-#define MP_X_PLANES 1
+#define MP_X_PLANES(R, largest) 1
 #define MP_DOTS_IN_ORDER 0
 /* sum + codes * four numbers, the same ones for every column. gcc would load them by an instruction of its own, and the loops
  * are bound by how many instructions begin in a cycle: 8 rows of Q4_K took 1.4 times as long. */
@@ -463,12 +481,12 @@ MP_FN __m512i mp_dot_with(__m512i sum, const __m512i codes, const int8_t *number
     __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*(const word *)(const void *)numbers));
     return sum;
 }
-MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int R, const int h,
-                         const int parts, const int is_signed, const int begun, const mp_ahead ahead)
+MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int R, const int h, const int parts,
+                         const int is_signed, const int largest, const int begun, const mp_ahead ahead)
 {
     const int first = h * MP_QUADS / 2, end = first + MP_QUADS / parts;
     __m512i high[MP_BLOCK_ROWS], low[MP_BLOCK_ROWS];
-    (void)ahead;
+    (void)ahead, (void)largest;
     MP_BLOCK_UNROLL
     for (int r = 0; r < R; ++r) {
         high[r] = _mm512_setzero_si512();
@@ -488,23 +506,59 @@ MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *su
 }
 #else
 #define MP_BLOCK_MOVED 0
-#define MP_X_PLANES 0
 #define MP_DOTS_IN_ORDER 0
-MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int R, const int h,
-                         const int parts, const int is_signed, const int begun, const mp_ahead ahead)
+#if (defined(__AVX512BW__) && MP_LANES == 16) || (defined(__AVX2__) && MP_LANES == 8)
+/* One row of x goes by bytes: codes need not become 16 bits. Products of two neighbours are added to one number of 16 bits, and some
+ * of those, as many as the largest codes allow, before they become one of 32. */
+#define MP_X_PLANES(R, largest) ((R) == 1 && (largest) > 0 && (largest) < 64)
+#if MP_LANES == 16
+#define MP_BYTE_PAIRS(a, b) (mp_words)_mm512_maddubs_epi16((__m512i)(a), _mm512_set1_epi32(b))
+#else
+#define MP_BYTE_PAIRS(a, b) (mp_words)_mm256_maddubs_epi16((__m256i)(a), _mm256_set1_epi32(b))
+#endif
+typedef int16_t mp_shorts __attribute__((vector_size(4 * MP_LANES), aligned(4), may_alias));
+/* sum + times * codes * plane; the numbers of the plane are at most `most`. */
+MP_FN mp_ints mp_plane_dots(const mp_words *codes, const int8_t *plane, mp_ints sum, const int first, const int end,
+                            const int largest, const int most, const int times)
+{
+    const int together = INT16_MAX / (2 * largest * most);
+    MP_BLOCK_UNROLL
+    for (int i = first; i < end; i += together) {
+        mp_shorts some = {0};
+        MP_BLOCK_UNROLL
+        for (int j = i; j < end && j < i + together; ++j) {
+            int32_t quad;
+            memcpy(&quad, plane + 4 * j, sizeof quad);
+            some += (mp_shorts)MP_BYTE_PAIRS(codes[j], quad);
+        }
+        sum += MP_PAIRS((mp_words)some, times * 0x00010001);
+    }
+    return sum;
+}
+#else
+#define MP_X_PLANES(R, largest) 0
+#endif
+MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int R, const int h, const int parts,
+                         const int is_signed, const int largest, const int begun, const mp_ahead ahead)
 {
     const int first = h * MP_QUADS / 2, end = first + MP_QUADS / parts;
-    (void)ahead;
+    (void)ahead, (void)largest;
     MP_BLOCK_UNROLL
     for (int r = 0; r < R; ++r) sums[r] = (mp_ints)(codes[0] ^ codes[0]) + (begun ? x[r].start[h] : 0);
+#if defined(MP_BYTE_PAIRS)
+    if (MP_X_PLANES(R, largest)) {
+        sums[0] = mp_plane_dots(codes, x->planes[0], sums[0], first, end, largest, 127, 128);
+        sums[0] = mp_plane_dots(codes, x->planes[1], sums[0], first, end, largest, 64, 1);
+        return;
+    }
+#endif
     MP_BLOCK_UNROLL
     for (int i = first; i < end; ++i) {
         const mp_words even = mp_even_bytes(codes[i], is_signed), odd = mp_odd_bytes(codes[i], is_signed);
         MP_BLOCK_UNROLL
         for (int r = 0; r < R; ++r) {
-            int32_t b[2];
-            memcpy(b, x[r].pairs + 4 * i, sizeof b);
-            sums[r] += MP_PAIRS(even, b[0]) + MP_PAIRS(odd, b[1]);
+            sums[r] = mp_add_pair_of(sums[r], even, x[r].pairs + 4 * i);
+            sums[r] = mp_add_pair_of(sums[r], odd, x[r].pairs + 4 * i + 2);
         }
     }
 }
@@ -514,12 +568,20 @@ MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *su
 typedef struct {
     int unit_bytes, unit; /* of a unit of all columns of a panel; groups of 32 k in it */
     int zero;             /* what is taken off the codes */
+    int largest;          /* of the codes, if they have no sign; 0 where it does not matter */
     int halves, offsets;  /* whether both halves of a group have scales of their own; whether there are offsets */
     int zeros;            /* whether groups have zero points of their own */
     int x_bytes;          /* of a group of x: an mp_x_group or an mp_x_floats */
     int kind;             /* MP_UNSIGNED, MP_SIGNED or MP_FLOATS */
     mp_group group;
 } mp_block_format;
+
+/* Whether R rows of x are planes of bytes, not pairs. */
+MP_FN int mp_blocks_planes(const mp_block_format *f, const int R)
+{
+    (void)f, (void)R;
+    return MP_X_PLANES(R, f->largest);
+}
 
 /* What is taken off the codes as mp_block_dots takes them. */
 MP_FN int mp_blocks_zero(const mp_block_format *f) { return f->zero + (f->kind == MP_SIGNED ? MP_BLOCK_MOVED : 0); }

@@ -7,7 +7,8 @@
 
 static inline void mp_experts_blocks_pack(const void *product, const void *c, const int64_t pair, const int R, char *to)
 {
-    mp_blocks_pack((const mp_linear_blocks *)product, c, pair, R, to, MP_X_PLANES);
+    const mp_linear_blocks *const s = (const mp_linear_blocks *)product;
+    mp_blocks_pack(s, c, pair, R, to, mp_blocks_planes(s->format, R));
 }
 
 static inline void mp_experts_blocks_multiply(const void *product, const char *x, const char *panel, float *sums,

@@ -119,13 +119,13 @@ MP_INLINE void mp_linear_step(const mp_panel_format *f, const float *x, const ch
         for (int v = 0; v < f->vectors; ++v) acc[r * f->vectors + v] += mp_splat(x[r]) * wide[v];
 }
 
-/* The rows of a panel that lie in one cache line; prefetches those that come later. */
-MP_INLINE void mp_linear_line(const mp_panel_format *f, const float *xt, const char *w, mp_vec *acc, const int R)
+/* The rows of a panel that lie in line `n`; prefetches those that come later. */
+MP_INLINE void mp_linear_line(const mp_panel_format *f, const float *xt, const char *w, mp_vec *acc, const int R, const int n)
 {
-    if (f->far) mp_prefetch_l2(w + f->far * f->bytes, f->line * f->bytes);
+    if (f->far && n % MP_LINES_INTO_L2 == 0) mp_prefetch_l2(w + f->far * f->bytes, f->line * f->bytes);
     mp_prefetch_l1(w + f->near * f->bytes, f->line * f->bytes);
     MP_FULLY
-    for (int n = 0; n < f->line; ++n) mp_linear_step(f, xt + n * R, w + n * f->bytes, acc, R);
+    for (int i = 0; i < f->line; ++i) mp_linear_step(f, xt + i * R, w + i * f->bytes, acc, R);
 }
 
 /* How often the loop over a panel is unrolled. Neoverse-N1 cores are 8 % slower where prefetches lie close together. */
@@ -147,12 +147,19 @@ MP_INLINE void mp_linear_panel(const mp_panel_format *f, const float *xt, const 
     mp_vec acc[MP_MOST_SUMS];
     MP_FULLY
     for (int i = 0; i < R * V; ++i) acc[i] = mp_splat(0.0f);
+    int64_t i = 0;
     if (R == 1) {
+#if MP_LINES_INTO_L2 > 1
+        for (const int64_t some = f->line * MP_LINES_INTO_L2; i + some <= lines; i += some)
+            MP_FULLY
+            for (int n = 0; n < MP_LINES_INTO_L2; ++n)
+                mp_linear_line(f, xt + i + n * f->line, w + (i + n * f->line) * f->bytes, acc, R, n);
+#endif
         MP_LINES_OF_ONE
-        for (int64_t i = 0; i < lines; i += f->line) mp_linear_line(f, xt + i * R, w + i * f->bytes, acc, R);
+        for (; i < lines; i += f->line) mp_linear_line(f, xt + i, w + i * f->bytes, acc, R, 0);
     } else {
         MP_LINES
-        for (int64_t i = 0; i < lines; i += f->line) mp_linear_line(f, xt + i * R, w + i * f->bytes, acc, R);
+        for (; i < lines; i += f->line) mp_linear_line(f, xt + i * R, w + i * f->bytes, acc, R, 0);
     }
     for (int64_t n = lines; n < K; ++n) mp_linear_step(f, xt + n * R, w + n * f->bytes, acc, R);
     MP_FULLY

@@ -76,7 +76,7 @@ MP_INLINE void mp_blocks_prefetch(const mp_ahead ahead)
 {
     MP_BLOCK_UNROLL
     for (int line = 0; line < ahead.count; ++line) {
-        __builtin_prefetch(ahead.far + line * 64, 0, 2);
+        if ((ahead.first + line) % MP_LINES_INTO_L2 == 0) __builtin_prefetch(ahead.far + line * 64, 0, 2);
         __builtin_prefetch(ahead.near + line * 64, 0, 3);
     }
 }
@@ -93,9 +93,9 @@ MP_INLINE void mp_blocks_step(const mp_block_format *f, const mp_x_group *x, con
     MP_BLOCK_UNROLL
     for (int h = 0; h < parts; ++h) {
         const int line = ahead.count * h / parts;
-        const mp_ahead some = {ahead.near + line * 64, ahead.far + line * 64, ahead.count * (h + 1) / parts - line};
+        const mp_ahead some = {ahead.near + line * 64, ahead.far + line * 64, ahead.first + line, ahead.count * (h + 1) / parts - line};
         mp_ints dots[MP_BLOCK_ROWS];
-        mp_block_dots(codes, x, dots, R, h, parts, f->kind == MP_SIGNED, begun, some);
+        mp_block_dots(codes, x, dots, R, h, parts, f->kind == MP_SIGNED, f->largest, begun, some);
         MP_BLOCK_UNROLL
         for (int r = 0; r < R; ++r) acc[r] = mp_block_add(f, x + r, h, scale[h], offset[h], dots[r], acc[r]);
     }
@@ -128,12 +128,12 @@ MP_INLINE void mp_blocks_unit(const mp_block_format *f, const mp_x_group *x, con
         for (int g = 0; g < f->unit; ++g) {
             const int first = lines * g / f->unit, end = lines * (g + 1) / f->unit;
             const char *const from = ahead + first * 64;
-            mp_blocks_step(f, rows + g * R, unit, g, v, own, R, (mp_ahead){from + near, from + far, end - first});
+            mp_blocks_step(f, rows + g * R, unit, g, v, own, R, (mp_ahead){from + near, from + far, first, end - first});
         }
     } else {
-        mp_blocks_prefetch((mp_ahead){ahead + near, ahead + far, lines});
+        mp_blocks_prefetch((mp_ahead){ahead + near, ahead + far, 0, lines});
         MP_ONCE
-        for (int g = 0; g < f->unit; ++g) mp_blocks_step(f, rows + g * R, unit, g, v, own, R, (mp_ahead){0, 0, 0});
+        for (int g = 0; g < f->unit; ++g) mp_blocks_step(f, rows + g * R, unit, g, v, own, R, (mp_ahead){0, 0, 0, 0});
     }
     MP_BLOCK_UNROLL
     for (int r = 0; r < R; ++r) acc[v * R + r] = own[r];
@@ -507,8 +507,9 @@ MP_SHARED mp_linear_blocks_run(const mp_linear_blocks *s, mp_run *run, const int
         /* Each thread packs the rows for itself, which is cheaper than waiting for another. */
         const int R = rows == 1 ? 1 : rows <= 4 ? 4 : MP_BLOCK_ROWS;
         char *const own = (char *)xt + t * (row + more_row) * MP_BLOCK_ROWS, *const other = own + row * MP_BLOCK_ROWS;
-        for (int r = 0; r < R; ++r) mp_blocks_pack(s, c, mp_min(r, rows - 1), R, own + r * each, MP_X_PLANES);
-        for (int r = 0; s->more && r < R; ++r) mp_blocks_pack(s->more, c, mp_min(r, rows - 1), R, other + r * more_each, MP_X_PLANES);
+        for (int r = 0; r < R; ++r) mp_blocks_pack(s, c, mp_min(r, rows - 1), R, own + r * each, mp_blocks_planes(s->format, R));
+        for (int r = 0; s->more && r < R; ++r) 
+            mp_blocks_pack(s->more, c, mp_min(r, rows - 1), R, other + r * more_each, mp_blocks_planes(s->more->format, R));
         const int64_t assigned = T == 1 ? all : all - s->tail;
         int64_t g = mp_share(assigned, t, T), end = mp_share(assigned, t + 1, T);
         for (;; ++g) {
@@ -523,7 +524,7 @@ MP_SHARED mp_linear_blocks_run(const mp_linear_blocks *s, mp_run *run, const int
         return;
     }
 #endif
-    const mp_packed_rows x = mp_blocks_pack_all(s, run, t, T, rows, MP_BLOCK_ROWS, (char *)xt, c, MP_X_PLANES);
+    const mp_packed_rows x = mp_blocks_pack_all(s, run, t, T, rows, MP_BLOCK_ROWS, (char *)xt, c, mp_blocks_planes(s->format, MP_BLOCK_ROWS));
     const int64_t chunks = (rows + s->chunk - 1) / s->chunk, pieces = chunks * all;
     for (int64_t piece; (piece = mp_take(run)) < pieces;) {
         const int64_t first = piece / all * s->chunk, count = mp_min(s->chunk, rows - first), g = piece % all;
