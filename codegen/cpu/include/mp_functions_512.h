@@ -22,29 +22,36 @@ MP_FN __mmask16 mp_vis_odd(mp_vec bits) { return _mm512_test_epi32_mask((__m512i
 #define MP_BLOCK_FROM(v) MP_LATER MP_EACH(v[j] = mp_vload_f32(x + i + j * MP_LANES))
 #define MP_BLOCK_TO(v) MP_EACH(mp_vstore(y + i + j * MP_LANES, v[j]))
 
-/* e^x = 2^n e^r, |r| <= ln(2) / 2. */
+/* e^x = 2^n e^r, |r| <= ln(2) / 2; so few numbers at a time that there are registers for twice as many vectors. */
+#define MP_EXP_STEPS \
+    { \
+        mp_vec r[MP_BLOCK], whole[MP_BLOCK], p[MP_BLOCK]; \
+        MP_BLOCK_FROM(r) \
+        MP_EACH(r[j] = mp_vfloor(r[j], mp_splat(-104.0f))) \
+        MP_EACH(r[j] = mp_vceiling(r[j], mp_splat(89.0f))) \
+        MP_EACH(whole[j] = r[j] * 1.44269504f + magic) \
+        MP_EACH(whole[j] = whole[j] - magic) \
+        MP_EACH(r[j] = r[j] + whole[j] * -0.693359375f) \
+        MP_EACH(r[j] = r[j] + whole[j] * 2.12194440e-4f) \
+        MP_EACH(p[j] = r[j] * 0.00138979522f + 0.00836896803f) \
+        MP_EACH(p[j] = p[j] * r[j] + 0.0416671485f) \
+        MP_EACH(p[j] = p[j] * r[j] + 0.166665182f) \
+        MP_EACH(p[j] = p[j] * r[j] + 0.499999970f) \
+        MP_EACH(p[j] = p[j] * r[j] + 1.0f) \
+        MP_EACH(p[j] = p[j] * r[j] + 1.0f) \
+        MP_EACH(p[j] = mp_vscale(p[j], whole[j])) \
+        MP_BLOCK_TO(p) \
+    }
 MP_SHARED mp_exp_blocks(float *y, const float *x, const int64_t n)
 {
     const mp_vec magic = mp_splat(12582912.0f); /* 1.5 * 2^23 */
-    MP_ONCE
-    for (int64_t i = 0; i < n; i += MP_BLOCK_FLOATS) {
-        mp_vec r[MP_BLOCK], whole[MP_BLOCK], p[MP_BLOCK];
-        MP_BLOCK_FROM(r)
-        MP_EACH(r[j] = mp_vfloor(r[j], mp_splat(-104.0f)))
-        MP_EACH(r[j] = mp_vceiling(r[j], mp_splat(89.0f)))
-        MP_EACH(whole[j] = r[j] * 1.44269504f + magic)
-        MP_EACH(whole[j] = whole[j] - magic)
-        MP_EACH(r[j] = r[j] + whole[j] * -0.693359375f)
-        MP_EACH(r[j] = r[j] + whole[j] * 2.12194440e-4f)
-        MP_EACH(p[j] = r[j] * 0.00138979522f + 0.00836896803f)
-        MP_EACH(p[j] = p[j] * r[j] + 0.0416671485f)
-        MP_EACH(p[j] = p[j] * r[j] + 0.166665182f)
-        MP_EACH(p[j] = p[j] * r[j] + 0.499999970f)
-        MP_EACH(p[j] = p[j] * r[j] + 1.0f)
-        MP_EACH(p[j] = p[j] * r[j] + 1.0f)
-        MP_EACH(p[j] = mp_vscale(p[j], whole[j]))
-        MP_BLOCK_TO(p)
+    int64_t i = 0;
+    {
+        enum { MP_BLOCK = 8 };
+        MP_ONCE
+        for (; i + MP_BLOCK * MP_LANES <= n; i += MP_BLOCK * MP_LANES) MP_EXP_STEPS
     }
+    if (i < n) MP_EXP_STEPS
 }
 
 /* x = 2^k (1 + z), 3/4 <= 1 + z < 3/2. Of 0, infinity, NaN and negative numbers k or z is what the logarithm is. */
