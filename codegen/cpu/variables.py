@@ -82,16 +82,20 @@ class Loop:
     @property
     def blocks(self) -> str:
         """The function of arrays that it is nothing but a call of, if there is one."""
-        found = re.fullmatch(r"y\[i\] = (\w+)f\(x0\[i\]\);", self.statement)
-        return f"{found[1]}_blocks" if self.flat and found and found[1] in _BLOCKS.values() else ""
+        found = re.fullmatch(r"y\[i\] = (?:mp_)?(\w+)f\(x0\[i\]\);", self.statement)
+        return f"mp_{found[1]}_blocks" if self.flat and found and f"mp_{found[1]}" in _OF_ARRAYS else ""
 
 
-# Functions of mp_functions_vec.h, by the expression that they are.
+# Functions of mp_functions_vec.h that linear layers end with, by the expression that they are; and all of them.
 _BLOCKS: dict[Node, str] = {
     Call("gelu", (Arg(0),), (("approximate", "none"),)): "mp_gelu_none",
     Call("gelu", (Arg(0),), (("approximate", "tanh"),)): "mp_gelu_tanh",
     Call("erf", (Arg(0),)): "mp_erf",
 }
+_OF_ARRAYS = {
+    *_BLOCKS.values(), "mp_exp", "mp_log", "mp_log2", "mp_log10", "mp_tanh", "mp_sin", "mp_cos", "mp_tan", "mp_atan",
+    "mp_sqrt", "mp_rsqrt",
+}  # fmt: skip
 _SHARED = ('#include "mp_functions_vec.h"',)
 _LONG = re.compile(r"\bmp_(exp\w*|log\w*|tanh|sigmoid|silu|softplus|erfc?|gelu_\w+|sinh|cosh|cbrt|a\w+h)f\(")
 

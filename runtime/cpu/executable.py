@@ -44,8 +44,14 @@ Array = np.ndarray[Any, Any]
 ALIGNED_FROM = 16 << 10
 REUSED_UP_TO = 1 << 20  # bytes of a result whose memory is kept for the next one
 LONG = 50_000_000  # operations and bytes: below, a run ends in milliseconds; above, two system calls are nothing
-_block = (np.empty(0),)
-_UNSHARED = getrefcount(_block[0])  # references to an array that only a tuple has
+
+
+def _and_view(memory: Array) -> tuple[Array, Array]:
+    return memory, memory[:]
+
+
+_block = _and_view(np.empty(0))
+_UNSHARED = getrefcount(_block[0])  # references to memory that only a tuple has, and one array that is in the tuple too
 
 
 class _Nothing:
@@ -57,15 +63,17 @@ _no_array: weakref.ref[Any] = weakref.ref(_Nothing())
 
 Maker = Callable[[Any], Array]
 # Memory of the last two results of one output: `y = f(x)` in a loop has one of them while the next is made.
-Spare = deque[tuple[Array, Any, int]]  # each with where the result begins in it, as a pointer and in bytes
+# Each with where the result begins in it, as a pointer, an array there, and that array's shape.
+Block = tuple[Array, Any, Array, tuple[int, ...]]
+Spare = deque[Block]
 
 
-def _unused(spare: Spare, nbytes: int) -> tuple[Array, Any, int] | None:
+def _unused(spare: Spare, shape: tuple[int, ...]) -> Block | None:
     """Memory that nobody has, and that no other thread gets; what was used last is in the caches, and comes first."""
     try:
         for _ in range(len(spare)):
             block = spare.pop()
-            if getrefcount(block[0]) == _UNSHARED and block[0].nbytes == nbytes:
+            if getrefcount(block[0]) == _UNSHARED and block[3] == shape:
                 return block
             spare.appendleft(block)
     except IndexError:  # another thread took it meanwhile
@@ -84,22 +92,26 @@ def _maker(ffi: Any, number: int, shape: tuple[int, ...], dtype: Any, wide: bool
             return made
 
         return plain
-    nbytes, view = product(shape) * dtype.itemsize + 64, np.ndarray
+    nbytes = product(shape) * dtype.itemsize + 64
+
+    def new() -> Block:
+        memory = empty(nbytes, np.uint8)
+        start = from_buffer(memory)
+        skipped = -int(ffi.cast("intptr_t", start)) % 64
+        return memory, ffi.cast("void *", start + skipped), np.ndarray(shape, dtype, memory, skipped), shape
 
     def placed(table: Any) -> Array:
-        block = _unused(spare, nbytes)
-        if block is None:
-            memory = empty(nbytes, np.uint8)
-            start = from_buffer(memory)
-            skipped = -int(ffi.cast("intptr_t", start)) % 64
-            block = memory, ffi.cast("void *", start + skipped), skipped
-        table[number] = block[1]
-        made = view(shape, dtype, block[0], block[2])
-        if nbytes <= REUSED_UP_TO:
-            spare.append(block)  # only now: another thread that takes it sees that it is shared
+        _, table[number], made, _ = new()
         return made
 
-    return placed
+    def placed_again(table: Any) -> Array:
+        block = _unused(spare, shape) or new()
+        table[number] = block[1]
+        made: Array = block[2].view()  # of the same memory, and quicker than a new array of it
+        spare.append(block)  # only now: another thread that takes it sees that it is shared
+        return made
+
+    return placed_again if nbytes <= REUSED_UP_TO else placed
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ UNARY: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in (
         "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh",
         "cosh", "tanh", "asinh", "acosh", "atanh", "cbrt", "sigmoid", "erf", "erfc", "silu", "softplus",
+        "sqrt", "rsqrt",
     )),
     *(("gelu", {"approximate": kind}) for kind in ("none", "tanh", "fast", "fast_tanh")),
 ]  # fmt: skip
@@ -167,6 +168,21 @@ def test_zeros_keep_their_sign(isa: str) -> None:
     for name in ("erf", "gelu_none", "gelu_tanh", "tanh", "silu"):
         assert np.signbit(got[name][:2]).tolist() == [False, True], name
         assert np.isnan(got[name]).tolist() == [False, False, True, True], name
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_roots_are_rounded_as_ieee_754_wants_it(isa: str) -> None:
+    """Every mantissa of two exponents; then 0, subnormal, tiny and huge numbers, alone and among others."""
+    mantissas = np.arange(0x3F800000, 0x40800000, dtype=np.uint32).view(np.float32)
+    some = np.array([0.0, -0.0, 1e-45, 1e-39, 2e-38, 7.8e-31, 7.9e-31, 3.4e38, np.inf], np.float32)
+    spread = np.full(64 * len(some), 2.0, np.float32)
+    spread[:: 64 - 1][: len(some)] = some
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MONOPLAN_ISA", isa)
+        t = tensor_type("f32", "n")
+        run = build_graph_executable(build_graph("roots", lambda x: [REGISTRY["sqrt"](x)], {"x": t}))
+    for x in (mantissas, some, spread):
+        assert run([x])[0].tobytes() == np.sqrt(x).tobytes()
 
 
 @pytest.mark.nightly
