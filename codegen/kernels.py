@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from monoplan.codegen.formats import Layout, WeightFormat, format_of
@@ -200,9 +200,32 @@ class Linear(Kernel, family="linear"):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Latent(Kernel, family="latent"):
+    """Of latent attention: query [b, s, h, d] rotated to turned; the norm of latent [b, s, rank] and key [b, s, 1, d],
+    rotated, one behind the other to the cache."""
+
+    batch: Dim
+    seq: Dim
+    heads: int
+    rank: int
+    head_dim: int
+    rotary: int
+    algo: str
+    eps: float
+
+    NAMES: ClassVar[tuple[str, ...]] = (
+        "latent", "key", "query", "positions", "sin", "cos", "lengths", "valid", "latent_weight", "table", "k_cache",
+        "turned",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Experts(Kernel, family="experts"):
     """y[r, j, n] = body(sum over k of w[ids[r, j], n, k] * x[r, j, k], the same of up, b[ids[r, j], n], up_b[…]), with
-    a norm of x in front."""
+    a norm of x in front.
+
+    `beside`: what the same workers do beside the products; its operands are among the kernel's.
+    """
 
     norm: str  # none, rms
     eps: float
@@ -212,6 +235,14 @@ class Experts(Kernel, family="experts"):
     columns: int
     depth: int
     body: Body
+    beside: Latent | None = None
+
+    @property
+    def latent(self) -> Latent | None:
+        """What stands beside the products, with this kernel's operands."""
+        if self.beside is None:
+            return None
+        return replace(self.beside, step=self.step, operands=tuple(o for o in self.operands if o.name in Latent.NAMES))
 
     @property
     def layout(self) -> Layout | None:
@@ -344,21 +375,6 @@ class Heads(Kernel, family="heads"):
     algo: str
     norm: str
     whole: bool
-    eps: float
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Latent(Kernel, family="latent"):
-    """Of latent attention: query [b, s, h, d] rotated to y; the norm of latent [b, s, rank] and key [b, s, 1, d],
-    rotated, one behind the other to the cache."""
-
-    batch: Dim
-    seq: Dim
-    heads: int
-    rank: int
-    head_dim: int
-    rotary: int
-    algo: str
     eps: float
 
 

@@ -334,7 +334,7 @@ def heads(k: Heads) -> Variables:
 
 
 def latent(k: Latent) -> Variables:
-    cache, y = k.operand("k_cache"), k.operand("y")
+    cache, y = k.operand("k_cache"), k.operand("turned")
     first, second = ("2 * i", "2 * i + 1") if k.algo == "gpt_j" else ("i", "(i + HALF)")
 
     def store_row(value: str, column: str) -> str:
@@ -344,7 +344,7 @@ def latent(k: Latent) -> Variables:
         **_new_rows(k, cache),
         "eps": c_literal(k.eps, f32),
         "latent": k.operand("latent").at("b0", "s0", "i"),
-        "weight": k.operand("norm_weight").at("i"),
+        "weight": k.operand("latent_weight").at("i"),
         "store_latent": store_row("v", "i"),
         "key_rest": store_row(k.operand("key").at("b0", "s0", "0", "i"), "RANK + i"),
         "query_rest": y.store(k.operand("query").at("b0", "s0", "head", "i"), f32, "b0", "s0", "head", "i"),
@@ -414,6 +414,7 @@ def scan(k: Scan) -> Variables:
 
 def experts(k: Experts, s: ExpertsSchedule | None = None, total: str = "sums[{}][i][n - first]") -> Variables:
     """`total`: where the sum of matrix number {} is found; the schedule is that of a CPU."""
+    beside = {} if k.latent is None else latent(k.latent)
     x = k.operand("x")
     matrices = [k.operand(n) for n in ("w", "up") if k.has(n)]
     totals = [total.format(i) for i in range(len(matrices))]
@@ -444,6 +445,7 @@ def experts(k: Experts, s: ExpertsSchedule | None = None, total: str = "sums[{}]
             product = f".K = {k.depth}, .by_panel = {{{', '.join(functions['by_panel'])}}}"
             floats, apart = k.depth, "sizeof(float)"
         return {
+            **beside,
             "moe": {
                 "id": k.operand("ids").at("r", "j"),
                 "matrices": matrices,
@@ -474,6 +476,7 @@ def experts(k: Experts, s: ExpertsSchedule | None = None, total: str = "sums[{}]
             "m": {"shared": [f'#include "mp_experts_{loop}.h"', *shared]},
         }
     return {
+        **beside,
         "moe": {
             "panels": None,
             "id": k.operand("ids").at("r", "j"),

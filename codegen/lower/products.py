@@ -19,7 +19,7 @@ from monoplan.codegen.formats import choose_format, format_of
 from monoplan.codegen.kernels import Experts, Heads, KVUpdate, Latent, Linear, Matmul, Norm, Reduce, Rope, Route
 from monoplan.codegen.lower.lowerer import Lowerer, expanded_rows, lowers, rows_by_columns
 from monoplan.codegen.operands import Body, Operand
-from monoplan.codegen.views import View, whole
+from monoplan.codegen.views import Buffer, View, whole
 from monoplan.ir.cache_rows import row_numbers
 from monoplan.ir.dims import Dim
 from monoplan.ir.errors import CompileError
@@ -446,9 +446,9 @@ def lower_heads(lo: Lowerer, op: Op) -> None:
 
 @lowers("latent_rope_cache")
 def lower_latent(lo: Lowerer, op: Op) -> None:
-    """Norm, rotations and cache write of latent attention."""
+    """Norm, rotations and cache write of latent attention, beside the products of the queries if they have them."""
     names = ("latent", "key", "query", "positions", "sin")
-    latent, key, query, positions, sin = (lo.read(v) for n in names if (v := op.operand(n)) is not None)
+    latent, key, query, positions, sin = (lo.read(op.given(n)) for n in names)
     batch, seq, heads, dim = query.shape
     cache, rank, half = lo.inplace_view(op, 1), latent.shape[-1], sin.shape[1]
     assert isinstance(heads, int) and isinstance(dim, int) and isinstance(rank, int) and isinstance(half, int)
@@ -456,13 +456,30 @@ def lower_latent(lo: Lowerer, op: Op) -> None:
     operands.append(Operand("positions", positions.expanded((batch, seq))))
     for name in ("sin", "cos", "lengths", "valid", "norm_weight", "table"):
         if (v := op.operand(name)) is not None:
-            operands.append(Operand(name, lo.dense(lo.read(v))))
+            operands.append(Operand("latent_weight" if name == "norm_weight" else name, lo.dense(lo.read(v))))
     if operands[-1].name == "table":
         cache = cache.paged(operands[-1].view)
     operands.append(Operand("k_cache", cache, written=True))
-    operands.append(Operand("y", lo.destination(op.results[0]), written=True))
+    y = lo.destination(op.results[0])
+    turned = y.sliced(3, y.shape[3] - dim, dim)  # type: ignore[operator]
+    operands.append(Operand("turned", turned, written=True))
     sizes = {"batch": batch, "seq": seq, "heads": heads, "rank": rank, "head_dim": dim, "rotary": 2 * half}
-    lo.emit(Latent(op=op, operands=tuple(operands), **sizes, **op.attrs))  # type: ignore[arg-type]
+    kernel = Latent(op=op, operands=tuple(operands), **sizes, **op.attrs)  # type: ignore[arg-type]
+    plain, matrices = op.operand("plain"), op.operand("matrices")
+    if plain is None or matrices is None:
+        lo.emit(kernel)
+        return
+    rows, ids = batch * seq, View(Buffer("heads", i64, heads, "iota", start=0), (batch * seq, heads), (0, 1))
+    x = lo.read(plain).reshaped((rows, heads, plain.type.shape[3]))
+    x = x if x is not None and x.strides[-1] == 1 else lo.copy(lo.read(plain)).shaped((rows, heads, plain.type.shape[3]))
+    into = y.sliced(3, 0, rank).reshaped((rows, heads, rank))
+    made = into if into is not None else lo.fresh(y.dtype, (rows, heads, rank))
+    body = Body(Arg(0), (promote(x.dtype, matrices.type.dtype),))
+    operands = [Operand("x", x), Operand("w", _expert_matrices(lo, [matrices])[0])]
+    operands += [Operand("ids", ids), Operand("y", made, written=True), *kernel.operands]
+    _emit_experts(lo, op, operands, body, beside=kernel)
+    if into is None:
+        lo.copy(made.shaped((batch, seq, heads, rank)), y.sliced(3, 0, rank))
 
 
 @lowers("route")
@@ -495,13 +512,11 @@ def _expert_matrices(lo: Lowerer, weights: list[Value]) -> list[View]:
 
 @lowers("experts", "fused_experts")
 def lower_experts(lo: Lowerer, op: Op) -> None:
-    """Products by chosen matrices; on CPUs every thread sorts the choices for itself."""
+    """Products by chosen matrices."""
     x, weight, ids, up, *biases = op.operands[:6]
     assert x is not None and weight is not None and ids is not None
     rows, choices = ids.type.shape
-    experts, columns, depth = weight.type.shape
-    assert isinstance(choices, int) and isinstance(experts, int)
-    assert isinstance(columns, int) and isinstance(depth, int)
+    depth = weight.type.shape[2]
     found = _expert_matrices(lo, [v for v in (weight, up) if v is not None])
     norm = "rms" if op.name == "fused_experts" else "none"
     if norm == "rms" and found[0].buffer.layout is None:  # the kernel for such matrices reads x as it is
@@ -522,12 +537,24 @@ def lower_experts(lo: Lowerer, op: Op) -> None:
     expr = gate_expr(op.attrs["gate"]) if up is not None else Arg(0)
     if added:
         expr = substitute_args(expr, lambda i: Call("add", (Arg(i), Arg(matrices + i))))
-    body = Body(expr, (*[acc] * matrices, *added))
+    _emit_experts(lo, op, operands, Body(expr, (*[acc] * matrices, *added)), norm)
+
+
+def _emit_experts(
+    lo: Lowerer, op: Op, operands: list[Operand], body: Body, norm: str = "none", beside: Latent | None = None
+) -> None:
+    """The kernel with its scratch memory: on CPUs every thread sorts the choices for itself."""
+    weight, ids = next(o.view for o in operands if o.name == "w"), next(o.view for o in operands if o.name == "ids")
+    rows, choices = ids.shape
+    experts, columns, depth = weight.shape
+    assert isinstance(choices, int) and isinstance(experts, int)
+    assert isinstance(columns, int) and isinstance(depth, int)
+    matrices = sum(o.name in ("w", "up") for o in operands)
     scratch: tuple[Operand, ...] = ()
     if lo.target.is_cpu:
         sorted_ = lo.fresh(i64, (lo_threads(), 2 * rows * choices + experts + 1), "scratch")
         scratch = (Operand("sorted", sorted_, written=True),)
-        layout = found[0].buffer.layout
+        layout = weight.buffer.layout
         if layout is not None:  # rows as a pass takes them, of each matrix in blocks
             floats = format_of(layout).x_floats(depth) if format_of(layout).blocks else depth
             block = 16 if experts_tiled(lo.target, layout) else few_rows(lo.target, layout)[1]
@@ -539,13 +566,14 @@ def lower_experts(lo: Lowerer, op: Op) -> None:
             operands=tuple(operands),
             scratch=scratch,
             norm=norm,
-            eps=op.attrs.get("eps", 0.0),
+            eps=op.attrs["eps"] if norm != "none" else 0.0,
             rows=rows,
             choices=choices,
             experts=experts,
             columns=columns,
             depth=depth,
             body=body,
+            beside=beside,
             flops=rows * choices * (2 * columns * depth * matrices),
         )
     )

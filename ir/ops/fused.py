@@ -404,10 +404,19 @@ def _latent_type(t: Given) -> tuple[TensorType, TensorType]:
         _rope_type(v, t.positions, t.sin, t.cos, algo=t.algo)
     width: Any = t.latent.shape[-1] + t.key.shape[-1]
     _kv_type(t.cache, t.key.with_shape((*t.key.shape[:3], width)), t.lengths, t.valid, t.table)
-    return t.query, t.cache
+    require((t.plain is None) == (t.matrices is None), f"{name}: plain queries and their matrices belong together")
+    if t.plain is None:
+        return t.query, t.cache
+    batch, seq, heads, dim = t.query.shape
+    fits = t.matrices.rank == 3 and t.plain.rank == 4 and same_dims(t.plain.shape[:3], (batch, seq, heads))
+    fits = fits and same_dims(t.matrices.shape, (heads, t.latent.shape[-1], t.plain.shape[-1]))
+    require(fits, f"{name}: {t.matrices} are no matrices of the latent for each head of {t.plain}")
+    made = promote(t.plain.dtype, t.matrices.dtype)
+    require(made == t.query.dtype, f"{name}: {t.plain} times {t.matrices} is {made}, the other queries are {t.query}")
+    return t.query.with_shape((batch, seq, heads, t.latent.shape[-1] + dim)), t.cache
 
 
-@op(_latent_type, "latent_rope_cache", inplace={1: "cache"})
+@op(_latent_type, "latent_rope_cache", inplace={1: "cache"}, low_bit=("matrices",))
 def latent_rope_cache(
     latent: Array,
     key: Array,
@@ -420,14 +429,24 @@ def latent_rope_cache(
     norm_weight: Array,
     valid: Array | None = None,
     table: Array | None = None,
+    plain: Array | None = None,
+    matrices: Array | None = None,
     *,
     algo: str,
     eps: float,
 ) -> tuple[Array, Array]:
-    """The rotated queries, and the cache with rms_norm(latent) and the rotated key behind it as new rows."""
+    """The rotated queries, and the cache with rms_norm(latent) and the rotated key behind it as new rows.
+
+    With plain queries [batch, seq, heads, in] and a matrix for each head [heads, rank, in], their products stand in
+    front of the rotated ones: queries as long as a row of the cache.
+    """
     key, query = (rope.reference(t, positions, sin, cos, algo=algo) for t in (key, query))
     normed = rms_norm.reference(latent, norm_weight, eps=eps)
     rows = np.concatenate([normed[:, :, None], key], -1)
+    if plain is not None and matrices is not None:
+        heads = np.broadcast_to(np.arange(query.shape[2]), (query.shape[0] * query.shape[1], query.shape[2]))
+        made = expert_linear.reference(plain.reshape(*heads.shape, -1), matrices, heads)
+        query = np.concatenate([made.reshape(*query.shape[:3], -1), query], -1)
     return query, kv_update.reference(cache, rows, lengths, valid, table)
 
 

@@ -510,6 +510,11 @@ case("latent_rope_cache", *_LATENT, _POSITIONS, _TABLE, _TABLE, "T[b, 1, 13, 20]
      arg("i64[b]", values=[1, 0, 1]), algo="gpt_neox", **_TURNED)  # fmt: skip
 case("latent_rope_cache", *_LATENT, arg("i32[s]", 0, 15), *[arg("f32[16, 2]", -1, 1)] * 2, "f32[b, 1, 13, 20]",
      _LENGTHS, "T[12]", algo="gpt_j", **_TURNED)  # fmt: skip
+case("latent_rope_cache", *_LATENT, _POSITIONS, _TABLE, _TABLE, "T[b, 1, 13, 20]", _LENGTHS, arg("T[12]", param=True),
+     None, None, "T[b, s, 3, 5]", arg("T[3, 12, 5]", param=True), algo="gpt_neox", **_TURNED)  # fmt: skip
+case("latent_rope_cache", "T[b, s, 32]", "T[b, s, 1, 8]", "T[b, s, 3, 8]", _POSITIONS, _TABLE, _TABLE, "T[b, 1, 13, 40]",
+     _LENGTHS, "T[32]", arg("i64[b]", values=[1, 0, 1]), None, "T[b, s, 3, 64]", arg("T[3, 32, 64]", param=True),
+     algo="gpt_j", **_TURNED)  # fmt: skip
 case("qkv_rope_cache", _X, arg("T[64, 24]", param=True), _POSITIONS, _TABLE, _TABLE, *_CACHES, algo="gpt_neox", **_QKV)
 case(
     "qkv_rope_cache",

@@ -208,7 +208,7 @@ CASES = {
         "linear",
         LINEAR.format('%y = linear_argmax(%x, %w, _, _, _) {norm="none", eps=0.0, keepdims=False} : i64[5]'),
     ),
-    "latent": (
+    "_latent": (
         "latent",
         "graph g(%l: f32[2, 3, 6], %k: f32[2, 3, 1, 4], %q: f32[2, 3, 2, 4], %p: i64[2, 3], %n: i32[2], "
         "%c: f32[2, 1, 16, 10]) {\n"
@@ -328,6 +328,7 @@ ELSEWHERE = {
     "collective": "does nothing on one rank",
     "window": "the frame of its two ways",
     "experts": "the frame of its two ways",
+    "latent": "the frame of _latent",
     "_linear_fits": "computes nothing",
     "_heads_fit": "computes nothing",
     "_linear_blocks": "takes weights as blocks, which a graph by itself does not have: test_block_formats.py",

@@ -283,6 +283,21 @@ def test_latent_rope_cache_is_a_norm_rotations_and_an_update(rng: np.random.Gene
         check(a, b, "f32", "matmul", scale=8)
 
 
+def test_latent_rope_cache_with_matrices_makes_whole_queries(rng: np.random.Generator) -> None:
+    latent, key, query, cache, plain = (
+        normal(rng, FLOATS[1], *s) for s in ((2, 3, 6), (2, 3, 1, 4), (2, 3, 5, 4), (2, 1, 8, 10), (2, 3, 5, 7))
+    )
+    lengths, weight, matrices = np.array([0, 4], np.int32), normal(rng, FLOATS[1], 6), normal(rng, FLOATS[1], 5, 6, 7)
+    given = (latent, key, query, lengths[:, None] + np.arange(3), *[normal(rng, FLOATS[1], 8, 2)] * 2, cache, lengths)
+    name, attrs = "latent_rope_cache", {"algo": "gpt_j", "eps": 1e-4}
+    (got, new), (turned, wanted) = (
+        run(name, *given, weight, None, None, *more, **attrs) for more in ((plain, matrices), (None, None))
+    )
+    check(got[..., :6], np.einsum("bshi,hoi->bsho", plain, matrices), "f32", "matmul", scale=8)
+    np.testing.assert_array_equal(got[..., 6:], turned)
+    np.testing.assert_array_equal(new, wanted)
+
+
 def test_latent_rope_cache_types() -> None:
     def t(*shape: Any, dtype: str = "f32") -> Any:
         return tensor_type(dtype, *shape)
@@ -293,6 +308,12 @@ def test_latent_rope_cache_types() -> None:
     assert infer(name, *given, **attrs) == (given[2], given[6])
     refuses("are not of one key head", name, given[0], t("b", "s", 2, 4), *given[2:], **attrs)
     refuses("do not fit the cache", name, *given[:6], t("b", 1, "c", 11), *given[7:], **attrs)
+    plain, matrices = t("b", "s", 5, 7), t(5, 6, 7)
+    assert infer(name, *given, None, None, plain, matrices, **attrs) == (t("b", "s", 5, 10), given[6])
+    refuses("belong together", name, *given, None, None, plain, **attrs)
+    refuses("no matrices of the latent", name, *given, None, None, plain, t(4, 6, 7), **attrs)
+    refuses("no matrices of the latent", name, *given, None, None, t("b", "s", 5, 8), matrices, **attrs)
+    refuses("the other queries are", name, *given, None, None, t("b", "s", 5, 7, dtype="f64"), matrices, **attrs)
     refuses("takes f32, bf16 and f16", name, *given[:6], t("b", 1, "c", 16, dtype="i8"), *given[7:], **attrs)
 
 
