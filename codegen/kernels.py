@@ -137,7 +137,8 @@ class Linear(Kernel, family="linear"):
 
     epilogue: "pointwise" (body over the columns), "gated" (body over pairs of columns n and n + N),
     "heads" (q|k|v heads: optional norm, rotation, q to y, k and v into their caches), "argmax" (only the best column),
-    "normed" (rows of sums are normed when they are whole: see `tail`).
+    "normed" (rows of sums are normed when they are whole: see `tail`), "routed" (as gated, but the last columns are
+    scores, by which experts are chosen when a row of them is whole: see `choice`).
     """
 
     norm: str  # none, rms, layer
@@ -159,6 +160,25 @@ class Linear(Kernel, family="linear"):
     tail_norm: str = ""  # rms, layer: `eps` is its
     batch: Dim = 1
     seq: Dim = 1
+    # routed epilogue
+    scores: int = 0  # half of them behind the gates, half behind what those multiply
+
+    @property
+    def gated(self) -> bool:
+        """Whether columns n and n + N / 2 are finished together."""
+        return self.epilogue in ("gated", "routed")
+
+    @property
+    def width(self) -> int:
+        """Columns of the result."""
+        return (self.columns - self.scores) // 2 if self.gated else self.columns
+
+    @property
+    def choice(self) -> Route:
+        """The choice behind the product."""
+        a, named = self.op.attrs, [o for o in self.operands if o.name in ("share", "ids")]
+        experts = self.scores - a["gates"]
+        return Route(op=self.op, operands=tuple(named), rows=self.rows, experts=experts, choices=a["k"])
 
     @property
     def reports(self) -> bool:

@@ -92,6 +92,35 @@ def lower_linear(lo: Lowerer, op: Op) -> None:
     lo.emit(Linear(**common, operands=tuple(operands), body=body, scratch=scratch))
 
 
+@lowers("linear_route")
+def lower_linear_route(lo: Lowerer, op: Op) -> None:
+    """A gated product whose last columns are the scores of a choice."""
+    a, x, weight = op.attrs, op.given(0), op.given(1)
+    rows, scores, body = _rows(x), a["scores"], parse_expr(a["expr"])
+    chosen = [
+        Operand(n, lo.destination(r), written=True) for n, r in zip(("share", "ids"), op.results[1:], strict=True)
+    ]
+    if not can_pack(lo, x, weight):
+        made = _product(lo, op, x, weight, None)
+        half, last = made.shape[-1] // 2, len(made.shape) - 1  # type: ignore[operator]
+        parts = [made.sliced(last, i * half, half - scores // 2) for i in range(2)]
+        lo.pointwise(body, parts, lo.destination(op.results[0]))
+        found, flat = lo.fresh(f32, (rows, scores)), made.shaped((rows, 2 * half))
+        for i in range(2):
+            part = flat.sliced(1, (i + 1) * half - scores // 2, scores // 2)
+            lo.copy(part, found.sliced(1, i * (scores // 2), scores // 2))
+        _emit_route(lo, op, [Operand("x", found), *chosen], rows, scores - a["gates"], a["k"])
+        return
+    operands, common = _packed(lo, op, x, weight, "gated")
+    y = lo.destination(op.results[0]).shaped((rows, (common["columns"] - scores) // 2))
+    operands += [Operand("y", y, written=True), *chosen]
+    kept = Operand("scores", lo.fresh(f32, (rows, scores), "scratch"), written=True)
+    common |= {"epilogue": "routed", "scores": scores}
+    acc = promote(x.type.dtype, weight.type.dtype)
+    scratch = (*_scratch(lo, x, operands[1].view), kept)
+    lo.emit(Linear(**common, operands=tuple(operands), body=Body(body, (acc, acc)), scratch=scratch))
+
+
 def _packed(lo: Lowerer, op: Op, x: Value, weight: Value, epilogue: str) -> tuple[list[Operand], dict[str, Any]]:
     """What a product reads, with its packed weight, and what its kernel has whatever stands behind it."""
     columns, depth = weight.type.shape
@@ -240,7 +269,7 @@ def _product(lo: Lowerer, op: Op, x: Value, weight: Value, into: View | None) ->
         return _packed_product(lo, op, x, weight)
     xs = lo.read(x) if _in_front(op) == "none" else _normed(lo, op, x)
     acc = promote(x.type.dtype, weight.type.dtype)
-    bias = op.operand("bias")
+    bias = op.operand("bias") if "bias" in op.opdef.operand_names else None
     y = into if into is not None else lo.fresh(compute_type(acc), (*x.type.shape[:-1], weight.type.shape[0]))
     body = Body(Arg(0), (acc,))
     if bias is not None:
@@ -470,8 +499,10 @@ def lower_latent(lo: Lowerer, op: Op) -> None:
         lo.emit(kernel)
         return
     rows, ids = batch * seq, View(Buffer("heads", i64, heads, "iota", start=0), (batch * seq, heads), (0, 1))
-    x = lo.read(plain).reshaped((rows, heads, plain.type.shape[3]))
-    x = x if x is not None and x.strides[-1] == 1 else lo.copy(lo.read(plain)).shaped((rows, heads, plain.type.shape[3]))
+    given, shape = lo.read(plain), (rows, heads, plain.type.shape[3])
+    x = given.reshaped(shape)
+    if x is None or x.strides[-1] != 1:
+        x = lo.copy(given).shaped(shape)
     into = y.sliced(3, 0, rank).reshaped((rows, heads, rank))
     made = into if into is not None else lo.fresh(y.dtype, (rows, heads, rank))
     body = Body(Arg(0), (promote(x.dtype, matrices.type.dtype),))
@@ -491,10 +522,12 @@ def lower_route(lo: Lowerer, op: Op) -> None:
     experts = columns - op.attrs["gates"]
     operands = [Operand("x", lo.read(x))] + ([] if bias is None else [Operand("bias", lo.dense(lo.read(bias)))])
     operands += [Operand(n, lo.destination(r), written=True) for n, r in zip(("share", "ids"), op.results, strict=True)]
+    _emit_route(lo, op, operands, rows, experts, op.attrs["k"])
+
+
+def _emit_route(lo: Lowerer, op: Op, operands: list[Operand], rows: Dim, experts: int, choices: int) -> None:
     chances = Operand("chances", lo.fresh(f32, (rows, experts), "scratch"), written=True)
-    lo.emit(
-        Route(op=op, operands=tuple(operands), scratch=(chances,), rows=rows, experts=experts, choices=op.attrs["k"])
-    )
+    lo.emit(Route(op=op, operands=tuple(operands), scratch=(chances,), rows=rows, experts=experts, choices=choices))
 
 
 def _expert_matrices(lo: Lowerer, weights: list[Value]) -> list[View]:

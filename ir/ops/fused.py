@@ -16,10 +16,10 @@ from monoplan.ir.ops.attention import _kv_type, _rope_type, kv_update, rope
 from monoplan.ir.ops.collective import all_reduce
 from monoplan.ir.ops.conv import conv2d, conv_type
 from monoplan.ir.ops.index import _embedding_type, embedding
-from monoplan.ir.ops.linear import _expert_type, _matmul_type, expert_linear, linear, matmul
+from monoplan.ir.ops.linear import _expert_type, _matmul_type, _route_type, expert_linear, linear, matmul, route
 from monoplan.ir.ops.reduce import layer_norm, rms_norm
 from monoplan.ir.rules import broadcast, linear_type, norm_type, normalized_axes, reduced_shape
-from monoplan.ir.types import Array, TensorType, bf16, f16, f32, i64, promote
+from monoplan.ir.types import Array, TensorType, bf16, f16, f32, f64, i64, product, promote
 
 NORMS = ("none", "rms", "layer")
 
@@ -106,6 +106,54 @@ def linear_norm(
     """expr(norm(linear(x, weight, bias)), extras…): the norm is behind the product, over its whole rows."""
     y = _norm_then(linear.reference(x, weight, bias), norm_weight, norm_bias, norm, eps)
     return evaluate_expr(parse_expr(expr), [y, *extras])
+
+
+def _linear_route_type(t: Given) -> tuple[TensorType, TensorType, TensorType]:
+    name = "linear_route"
+    require(t.norm in NORMS[:2], f"{name}: norm={t.norm!r} is not one of {', '.join(NORMS[:2])}")
+    norm_type(t.x, t.norm_weight, None, 1, name)
+    full = linear_type(t.x, t.weight, None, name)
+    columns: Any = full.shape[-1]
+    whole = isinstance(columns, int) and columns % 2 == 0 and t.scores % 2 == 0 and 0 < t.scores < columns
+    require(whole, f"{name}: {t.weight} has no {t.scores} rows of scores and two equal halves of others")
+    half = full.with_shape((*full.shape[:-1], (columns - t.scores) // 2))
+    rows = TensorType(f32, (product(full.shape[:-1]), t.scores))
+    attrs = {key: getattr(t, key) for key in ("k", "score", "normalize", "groups", "kept_groups", "scale", "gates")}
+    return _with_expr([half, half], (), t.expr, name), *_route_type(rows, None, **attrs)
+
+
+@op(_linear_route_type, "linear_route")
+def linear_route(
+    x: Array,
+    weight: Array,
+    norm_weight: Array | None = None,
+    *,
+    scores: int,
+    k: int,
+    norm: str = "none",
+    eps: float = 0.0,
+    expr: str = "mul(silu(x0), x1)",
+    score: str = "softmax",
+    normalize: bool = True,
+    groups: int = 1,
+    kept_groups: int = 1,
+    scale: float = 1.0,
+    gates: int = 0,
+) -> tuple[Array, Array, Array]:
+    """A gated product and a router's choice, of the same rows: expr(gate, up), and route(scores).
+
+    The weight is gate | first half of the scores' rows | up | second half of them.
+    """
+    y = linear.reference(_norm_then(x, norm_weight, None, norm, eps), weight)
+    first, second = np.split(y, 2, axis=-1)
+    size = first.shape[-1] - scores // 2
+    made = evaluate_expr(parse_expr(expr), [first[..., :size], second[..., :size]])
+    found = np.concatenate([first[..., size:], second[..., size:]], -1).reshape(-1, scores)
+    found = found if found.dtype == f64.numpy else found.astype(np.float32)
+    share, ids = route.reference(
+        found, k=k, score=score, normalize=normalize, groups=groups, kept_groups=kept_groups, scale=scale, gates=gates
+    )
+    return made, share, ids
 
 
 def _fused_experts_type(t: Given) -> TensorType:

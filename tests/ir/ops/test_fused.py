@@ -133,6 +133,33 @@ def test_linear_norm(norm: str, rng: np.random.Generator) -> None:
     )
 
 
+@pytest.mark.parametrize("norm", ["none", "rms"])
+def test_linear_route_is_a_gated_product_and_a_choice(norm: str, rng: np.random.Generator) -> None:
+    x, scale = normal(rng, FLOATS[1], 2, 3, 5), normal(rng, FLOATS[1], 5) if norm == "rms" else None
+    gate, up, router = (normal(rng, FLOATS[1], n, 5) for n in (4, 4, 6))
+    weight = np.concatenate([gate, router[:3], up, router[3:]])
+    choice = {"k": 2, "score": "sigmoid", "normalize": True, "scale": 2.0, "gates": 1}
+    made = run("linear_route", x, weight, scale, scores=6, norm=norm, eps=0.1, expr="swiglu(x0, x1)", **choice)
+    front = {"norm": norm, "eps": 0.1}
+    both = np.concatenate([gate, up])
+    gated = run("fused_linear", x, both, None, scale, None, gated=True, expr="swiglu(x0, x1)", **front)
+    scores = run("fused_linear", x, router, None, scale, None, **front).reshape(6, 6)
+    for got, wanted in zip(made, (gated, *run("route", scores, **choice)), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+
+def test_linear_route_types() -> None:
+    x, weight = tensor_type("f32", "b", "s", 5), tensor_type("f32", 14, 5)
+    name, attrs = "linear_route", {"scores": 6, "k": 2}
+    found = infer(name, x, weight, **attrs)
+    assert [str(t) for t in found] == ["f32[b, s, 4]", "f32[b*s, 2]", "i64[b*s, 2]"]
+    refuses("has no 5 rows of scores", name, x, weight, **{**attrs, "scores": 5})
+    refuses("has no 14 rows of scores", name, x, weight, **{**attrs, "scores": 14})
+    refuses("has no 6 rows of scores", name, x, tensor_type("f32", 13, 5), **attrs)
+    refuses("7 of 6 experts can't be chosen", name, x, weight, **{**attrs, "k": 7})
+    refuses("norm='layer' is not one of", name, x, weight, norm="layer", **attrs)
+
+
 def test_fused_gather(rng: np.random.Generator) -> None:
     ids, table, place = np.array([[2, 0, 1]]), normal(rng, FLOATS[1], 3, 4), normal(rng, FLOATS[1], 3, 4)
     got = run("fused_gather", ids, table, place, expr="add(mul(x0, 2.0), x1)")
