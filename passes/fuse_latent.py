@@ -35,15 +35,18 @@ def fuse_latent(graph: Graph, notes: Notes) -> Graph:
         reason = _refusal(write, norm, key, query, defs, readers, place)
         reason = reason or overwrites.refusal([norm, key, query], place[write])
         made = None if reason else _make(write, norm, key, query)
-        if made is None:
-            notes.missed(NAME, write, reason or "the fused op would have other types")
+        reason = reason or ("the fused op would have other types" if made is None else _late(made, write, defs, place))
+        if made is None or reason:
+            notes.missed(NAME, write, reason)
             continue
         product, why = _product(write, joined, query, defs, readers, place)
         if product is not None:
             why = overwrites.refusal([product], place[write])
-            whole = None if why else _with_product(made, product, joined, defs)
-            why = why or ("" if whole else "queries with their product would have other types")
-            made = whole or made
+            whole = _with_product(made, product, joined, defs)
+            if whole is None:
+                why = why or "queries with their product would have other types"
+            elif not (why := why or _late(whole, write, defs, place)):
+                made = whole
         if why:
             notes.missed(NAME, joined, why)
         replaced[write] = made
@@ -67,6 +70,14 @@ def _parts(write: Op, defs: Mapping[Value, Op]) -> tuple[Op, Op, Op, Op] | None:
             if norm is not None and key is not None and joined is not None and len(turned) == 1:
                 return norm, key, turned[0], joined
     return None
+
+
+def _late(made: Op, write: Op, defs: Mapping[Value, Op], place: Mapping[Op, int]) -> str:
+    """Why an op can't stand where the cache is written, or ""."""
+    for v in made.reads:
+        if v in defs and place.get(defs[v], -1) > place[write]:
+            return f"{v} is made after the cache is written"
+    return ""
 
 
 def _product(

@@ -50,6 +50,12 @@ def test_parts_that_others_read() -> None:
     refuses(FUSE_LATENT, graph(*early), "%query is read before the cache is written")
 
 
+def test_queries_that_are_made_late() -> None:
+    late = "%late = tanh(%q) : f32[b, s, 2, 4]"
+    lines = (*LINES[:3], *LINES[4:6], late, LINES[3].replace("rope(%q", "rope(%late"), *LINES[6:])
+    refuses(FUSE_LATENT, graph(*lines), "%late is made after the cache is written")
+
+
 WHOLE = (
     "%ramp = arange() {length=2, start=0, dtype=i64} : i64[2]",
     "%flat = reshape(%ramp) {shape=(1, 2)} : i64[1, 2]",
@@ -83,6 +89,15 @@ def test_a_product_that_stays_by_itself(old: str, new: str, reason: str) -> None
     after, notes = run(FUSE_LATENT, parse(with_product(*lines)))
     assert "expert_linear" in [op.name for op in after.ops]
     assert notes.rewrites == 1 and [miss.reason for miss in notes.misses if reason in miss.reason]
+
+
+def test_a_product_of_what_is_made_late() -> None:
+    at = next(i for i, line in enumerate(WHOLE) if "kv_update" in line)
+    late = "%late = tanh(%x) : f32[b, s, 2, 3]"
+    lines = [*WHOLE[6 : at + 1], late, *(line.replace("(%x)", "(%late)") for line in WHOLE[:6]), *WHOLE[at + 1 :]]
+    after, notes = run(FUSE_LATENT, parse(with_product(*lines)))
+    assert "expert_linear" in [op.name for op in after.ops] and notes.rewrites == 1
+    assert [miss.reason for miss in notes.misses] == ["%late is made after the cache is written"]
 
 
 def test_a_product_that_others_read() -> None:
