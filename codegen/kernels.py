@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from monoplan.codegen.formats import Layout, WeightFormat, format_of
@@ -137,7 +137,8 @@ class Linear(Kernel, family="linear"):
 
     epilogue: "pointwise" (body over the columns), "gated" (body over pairs of columns n and n + N),
     "heads" (q|k|v heads: optional norm, rotation, q to y, k and v into their caches), "argmax" (only the best column),
-    "normed" (rows of sums are normed when they are whole: see `tail`).
+    "normed" (rows of sums are normed when they are whole: see `tail`), "routed" (as gated, but the last columns are
+    scores, by which experts are chosen when a row of them is whole: see `choice`).
     """
 
     norm: str  # none, rms, layer
@@ -159,6 +160,25 @@ class Linear(Kernel, family="linear"):
     tail_norm: str = ""  # rms, layer: `eps` is its
     batch: Dim = 1
     seq: Dim = 1
+    # routed epilogue
+    scores: int = 0  # half of them behind the gates, half behind what those multiply
+
+    @property
+    def gated(self) -> bool:
+        """Whether columns n and n + N / 2 are finished together."""
+        return self.epilogue in ("gated", "routed")
+
+    @property
+    def width(self) -> int:
+        """Columns of the result."""
+        return (self.columns - self.scores) // 2 if self.gated else self.columns
+
+    @property
+    def choice(self) -> Route:
+        """The choice behind the product."""
+        a, named = self.op.attrs, [o for o in self.operands if o.name in ("share", "ids")]
+        experts = self.scores - a["gates"]
+        return Route(op=self.op, operands=tuple(named), rows=self.rows, experts=experts, choices=a["k"])
 
     @property
     def reports(self) -> bool:
@@ -200,9 +220,32 @@ class Linear(Kernel, family="linear"):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Latent(Kernel, family="latent"):
+    """Of latent attention: query [b, s, h, d] rotated to turned; the norm of latent [b, s, rank] and key [b, s, 1, d],
+    rotated, one behind the other to the cache."""
+
+    batch: Dim
+    seq: Dim
+    heads: int
+    rank: int
+    head_dim: int
+    rotary: int
+    algo: str
+    eps: float
+
+    NAMES: ClassVar[tuple[str, ...]] = (
+        "latent", "key", "query", "positions", "sin", "cos", "lengths", "valid", "latent_weight", "table", "k_cache",
+        "turned",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Experts(Kernel, family="experts"):
     """y[r, j, n] = body(sum over k of w[ids[r, j], n, k] * x[r, j, k], the same of up, b[ids[r, j], n], up_b[…]), with
-    a norm of x in front."""
+    a norm of x in front.
+
+    `beside`: what the same workers do beside the products; its operands are among the kernel's.
+    """
 
     norm: str  # none, rms
     eps: float
@@ -212,6 +255,14 @@ class Experts(Kernel, family="experts"):
     columns: int
     depth: int
     body: Body
+    beside: Latent | None = None
+
+    @property
+    def latent(self) -> Latent | None:
+        """What stands beside the products, with this kernel's operands."""
+        if self.beside is None:
+            return None
+        return replace(self.beside, step=self.step, operands=tuple(o for o in self.operands if o.name in Latent.NAMES))
 
     @property
     def layout(self) -> Layout | None:
@@ -344,21 +395,6 @@ class Heads(Kernel, family="heads"):
     algo: str
     norm: str
     whole: bool
-    eps: float
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Latent(Kernel, family="latent"):
-    """Of latent attention: query [b, s, h, d] rotated to y; the norm of latent [b, s, rank] and key [b, s, 1, d],
-    rotated, one behind the other to the cache."""
-
-    batch: Dim
-    seq: Dim
-    heads: int
-    rank: int
-    head_dim: int
-    rotary: int
-    algo: str
     eps: float
 
 

@@ -195,9 +195,9 @@ def _given(k: Kernel, o: Operand, target: Target) -> Matrix | None:
     """The result that its kernel can write as tiles."""
     if o.name != "y" or not o.view.is_whole:
         return None
-    if isinstance(k, Linear) and k.epilogue in ("pointwise", "gated") and _packed(k):
-        columns = k.columns // (2 if k.epilogue == "gated" else 1)
-        return Matrix(k.rows, columns) if columns % 32 == 0 and k.body is not None and k.body.dtype == f32 else None
+    if isinstance(k, Linear) and (k.gated or k.epilogue == "pointwise") and _packed(k):
+        fits = k.width % 32 == 0 and k.body is not None and k.body.dtype == f32
+        return Matrix(k.rows, k.width) if fits else None
     if isinstance(k, Linear) and k.epilogue == "heads" and k.head_dim % 32 == 0 and _packed(k):
         return Matrix(k.rows, k.heads * k.head_dim, k.seq)
     if isinstance(k, Attention) and on_tiles(k, target):

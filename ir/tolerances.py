@@ -38,7 +38,7 @@ _KINDS = {
     "matmul": (
         "linear", "matmul", "attention", "fused_linear", "fused_matmul", "linear_argmax", "qkv_rope_cache", "conv",
         "fused_conv", "linear_norm", "heads_rope_cache", "latent_rope_cache", "experts",
-        "fused_experts",
+        "fused_experts", "linear_route",
     ),
     "reduce": (
         "reduce", "norm", "softmax", "scan", "fused_norm", "fused_reduce", "sample", "fused_gather", "rope", "pool",

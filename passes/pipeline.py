@@ -16,6 +16,7 @@ from monoplan.passes.fuse_linear import (
 from monoplan.passes.fuse_norm_experts import FUSE_NORM_EXPERTS
 from monoplan.passes.fuse_pointwise import FUSE_GATED, FUSE_INTO_PRODUCER, FUSE_INTO_REDUCE, FUSE_POINTWISE
 from monoplan.passes.fuse_qkv import FUSE_QKV
+from monoplan.passes.fuse_route import FUSE_ROUTE
 from monoplan.passes.hoist_from_scans import HOIST_FROM_SCANS
 from monoplan.passes.idioms import IDIOMS, LINEAR_BIAS
 from monoplan.passes.manager import Pass
@@ -51,6 +52,7 @@ PIPELINE: tuple[Pass, ...] = (
     FUSE_LINEAR_NORM,  # behind norm + linear and the tails: takes what has neither, and a norm with its residual
     FUSE_INTO_REDUCE,
     FUSE_HEAD_ARGMAX,
+    FUSE_ROUTE,  # behind gates and norms: takes a gated product whole, with its norm
     DCE,
     ROLL_LAYERS,  # last: layers must have their final form to be equal
 )

@@ -268,7 +268,7 @@ def choose_linear(k: Linear, target: Target) -> LinearSchedule:
     panel, panels = layout.panel, layout.panels
     if k.epilogue == "heads":
         groups = k.heads + 2 * k.kv_heads
-    elif k.epilogue == "gated":
+    elif k.gated:
         groups = -(-(k.columns // 2) // (panel // 2 * panels))
     else:
         groups = -(-k.columns // (panel * panels))

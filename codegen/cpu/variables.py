@@ -338,7 +338,7 @@ def heads(k: Heads) -> Variables:
 
 
 def latent(k: Latent) -> Variables:
-    cache, y = k.operand("k_cache"), k.operand("y")
+    cache, y = k.operand("k_cache"), k.operand("turned")
     first, second = ("2 * i", "2 * i + 1") if k.algo == "gpt_j" else ("i", "(i + HALF)")
 
     def store_row(value: str, column: str) -> str:
@@ -348,7 +348,7 @@ def latent(k: Latent) -> Variables:
         **_new_rows(k, cache),
         "eps": c_literal(k.eps, f32),
         "latent": k.operand("latent").at("b0", "s0", "i"),
-        "weight": k.operand("norm_weight").at("i"),
+        "weight": k.operand("latent_weight").at("i"),
         "store_latent": store_row("v", "i"),
         "key_rest": store_row(k.operand("key").at("b0", "s0", "0", "i"), "RANK + i"),
         "query_rest": y.store(k.operand("query").at("b0", "s0", "head", "i"), f32, "b0", "s0", "head", "i"),
@@ -418,6 +418,7 @@ def scan(k: Scan) -> Variables:
 
 def experts(k: Experts, s: ExpertsSchedule | None = None, total: str = "sums[{}][i][n - first]") -> Variables:
     """`total`: where the sum of matrix number {} is found; the schedule is that of a CPU."""
+    beside = {} if k.latent is None else latent(k.latent)
     x = k.operand("x")
     matrices = [k.operand(n) for n in ("w", "up") if k.has(n)]
     totals = [total.format(i) for i in range(len(matrices))]
@@ -448,6 +449,7 @@ def experts(k: Experts, s: ExpertsSchedule | None = None, total: str = "sums[{}]
             product = f".K = {k.depth}, .by_panel = {{{', '.join(functions['by_panel'])}}}"
             floats, apart = k.depth, "sizeof(float)"
         return {
+            **beside,
             "moe": {
                 "id": k.operand("ids").at("r", "j"),
                 "matrices": matrices,
@@ -478,6 +480,7 @@ def experts(k: Experts, s: ExpertsSchedule | None = None, total: str = "sums[{}]
             "m": {"shared": [f'#include "mp_experts_{loop}.h"', *shared]},
         }
     return {
+        **beside,
         "moe": {
             "panels": None,
             "id": k.operand("ids").at("r", "j"),
@@ -497,11 +500,12 @@ def experts(k: Experts, s: ExpertsSchedule | None = None, total: str = "sums[{}]
             "statement": k.operand("y").store(
                 k.body.c([*totals, *(o.at("e", "n") for o in biases)]), k.body.dtype, "r", "j", "n"
             ),
-        }
+        },
     }
 
 
-def route(k: Route) -> Variables:
+def route(k: Route, x: str = "") -> Variables:
+    """`x`: a score, where the scores are no operand."""
     a = k.op.attrs
     sizes = {
         "experts": k.experts,
@@ -511,7 +515,7 @@ def route(k: Route) -> Variables:
     }
     return {
         "routing": {
-            "x": k.operand("x").at("r", "e"),
+            "x": x or k.operand("x").at("r", "e"),
             "bias": k.operand("bias").pointer("0") if k.has("bias") else "(const float *)0",
             "fields": ", ".join(f".{name} = {value}" for name, value in sizes.items()),
             "in_order": ", ".join(map(str, sizes.values())),
@@ -707,7 +711,7 @@ def linear(k: Linear, s: LinearSchedule) -> Variables:
         "norm_symbols": _symbols(k, {name for o in norm for name in o.symbols}),
         "eps": c_literal(k.eps, f32),
         "norm": _NORMS[k.norm],
-        "columns": k.columns // 2 if k.epilogue == "gated" else k.columns,
+        "columns": k.width,
         "kernel_params": ", ".join(f"{'' if o.written else 'const '}{o.ctype} *{o.name}" for o in k.pointers),
         "sums": s.row_blocks[-1] * s.width,
         "epilogues": _epilogues(k, s, a),
@@ -736,6 +740,9 @@ def linear(k: Linear, s: LinearSchedule) -> Variables:
         }
     if k.epilogue == "normed":
         found |= tail(k)
+    if k.epilogue == "routed":
+        found |= route(k.choice, f"scores[r * {k.scores} + e]")
+        found["shared"].append('#include "mp_route.h"')
     if k.epilogue == "argmax":
         found["store_best"] = k.operand("y").store("best", i64, "r")
     return found
@@ -787,13 +794,14 @@ def _epilogues(k: Linear, s: LinearSchedule, a: Mapping[str, Operand]) -> list[V
     if not s.gives_tiles:
         return [found]
     by_block = "const int64_t block, const int64_t r"  # rows of a block of 32 lie together in tiles
-    return [{**found, "name": "finish_few"}, {**found, "template": "tiles", "row": by_block, "short": _short(k)}]
+    many = "routed_tiles" if k.epilogue == "routed" else "tiles"
+    return [{**found, "name": "finish_few"}, {**found, "template": many, "row": by_block, "short": _short(k)}]
 
 
 def _epilogue(k: Linear, s: LinearSchedule, a: Mapping[str, Operand], panels: int) -> Variables:
     """What becomes of the sums of one row and so many panels."""
     width = s.panel * panels
-    gated = k.epilogue == "gated"
+    gated = k.gated
     columns, each = (k.columns // 2, s.panel // 2) if gated else (k.columns, width)
     bias = a["bias"] if k.has("bias") else None
 
@@ -830,7 +838,7 @@ def _blocks(k: Linear) -> str:
 def _short(k: Linear) -> str:
     """The function by vectors that makes what becomes bf16, where there is one."""
     node = None if k.body is None else k.body.node
-    if k.epilogue == "gated":
+    if k.gated:
         return "mp_vswiglu_short" if node == Call("swiglu", (Arg(0), Arg(1))) and not k.has("bias") else ""
     return "mp_vgelu_short" if node == Call("gelu", (Arg(0),), (("approximate", "none"),)) else ""
 

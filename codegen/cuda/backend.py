@@ -113,8 +113,9 @@ def _prepare(lowered: Lowered, target: Target) -> Lowered:
 
 
 def _without_scratch(k: Kernel) -> Iterator[Kernel]:
-    """Products need no scratch of the arena: their variants have a workspace. Routes have registers."""
-    yield replace(k, scratch=()) if isinstance(k, Linear | Route) else k
+    """Products need no scratch of the arena but for scores: their variants have a workspace. Routes have registers."""
+    kept = tuple(o for o in k.scratch if o.name == "scores")
+    yield replace(k, scratch=kept) if isinstance(k, Linear | Route) else k
 
 
 def _split_norm(k: Kernel) -> Iterator[Kernel]:

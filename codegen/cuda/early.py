@@ -35,10 +35,8 @@ def stable_past(plan: Plan, k: Attention) -> bool:
             if _overlap(b, past):
                 return False
             if (b.table_kind or b.kind, b.table or b.index) in caches:
-                if (
-                    not isinstance(other, Linear | KVUpdate | Heads | Latent)
-                    or other.operand("lengths").view.buffer is not past
-                ):
+                writes_rows = isinstance(other, Linear | KVUpdate | Heads | Latent | Experts)
+                if not writes_rows or other.operand("lengths").view.buffer is not past:
                     return False
     return all(kind == "input" for kind, _ in caches)
 

@@ -20,9 +20,9 @@ from monoplan.codegen.cuda.schedule import (
 )
 from monoplan.codegen.cuda.variables import few_weights, gamma_kind
 from monoplan.codegen.expressions import C_TYPES, c_literal, convert
-from monoplan.codegen.kernels import Experts
+from monoplan.codegen.kernels import Experts, Latent
 from monoplan.codegen.operands import Operand
-from monoplan.ir.dims import equal
+from monoplan.ir.dims import Dim, equal
 from monoplan.ir.types import f32
 
 if TYPE_CHECKING:
@@ -68,9 +68,14 @@ def expert_variants(renderer: Renderer, k: Experts, s: CudaExperts) -> tuple[Var
     if s.few is not None:
         return (*found, _many(renderer, k, s.few, names))
     plain = CudaSchedule()
-    function, given = renderer.function(k, "experts", words, s=plain, **names)
-    blocks = ceil_div(k.experts * k.columns * 32, plain.threads)
-    return (*found, Variant("experts", (Launch(function, (blocks, 1, 1), plain.threads, given),)))
+    blocks = -(-k.experts * k.columns * 32 // plain.threads)
+    function, given = renderer.function(k, "experts", words, s=plain, blocks=blocks, **names)
+    return (*found, Variant("experts", (Launch(function, (blocks + _beside(k), 1, 1), plain.threads, given),)))
+
+
+def _beside(k: Experts, side: int = 1) -> Dim:
+    """Rows of `side` blocks for what stands beside the products: a block for each token."""
+    return 0 if k.latent is None else ceil_div(k.rows, side)
 
 
 def _row(
@@ -78,14 +83,16 @@ def _row(
 ) -> Launch:
     """Few pairs, each by blocks of its own. Weights of choices that are known early are prefetched."""
     if isinstance(s, ExpertRowSchedule):
-        function, given = renderer.function(k, "experts_tiles_row", words, s=s, **names)
-        grid = (-(-k.columns // s.columns), k.rows * k.choices, 1)
+        function, given = renderer.function(k, "experts_tiles_row", words, s=s, threads=s.warps * 32, **names)
+        across = -(-k.columns // s.columns)
+        grid = (across, k.rows * k.choices + _beside(k, across), 1)
         return Launch(function, grid, s.warps * 32, given, s.shared)
     if chosen_early(renderer.plan, k):
         s = replace(s, early=s.ring, gentle=1)
     s = tuned(s, renderer.tuning.get(str(k.step), {}))
-    function, given = renderer.function(k, "experts_row", words, s=s, **names)
-    return Launch(function, (s.grid, k.rows * k.choices, 1), s.warps * 32, given, expert_shared(k, s))
+    function, given = renderer.function(k, "experts_row", words, s=s, threads=s.warps * 32, **names)
+    grid = (s.grid, k.rows * k.choices + _beside(k, s.grid), 1)
+    return Launch(function, grid, s.warps * 32, given, expert_shared(k, s))
 
 
 def _many(renderer: Renderer, k: Experts, s: FewSchedule, names: Variables) -> Variant:
@@ -107,8 +114,8 @@ def _many(renderer: Renderer, k: Experts, s: FewSchedule, names: Variables) -> V
         parts = [pointer_word(own), *words("ids"), (f"const {C_TYPES[half.name]} *xs", xs), ("float *sums", sums)]
         function, given = renderer.function(k, "experts_few", parts, s=s, **names)
         actions.append(Launch(function, (s.grid, s.splits, k.experts), s.warps * 32, given, few_shared(k, s)))
-    parts = [*words("b", "up_b", "ids", "y"), ("const float *totals", Word("workspace", offset=size))]
-    function, given = renderer.function(k, "experts_finish", parts, s=s, **names)
-    actions.append(Launch(function, (ceil_div(pairs * k.columns, 256), 1, 1), 256, given))
+    parts = [*words("b", "up_b", "ids", "y", *Latent.NAMES), ("const float *totals", Word("workspace", offset=size))]
+    function, given = renderer.function(k, "experts_finish", parts, s=s, threads=256, **names)
+    actions.append(Launch(function, (ceil_div(pairs * k.columns, 256) + _beside(k), 1, 1), 256, given))
     room = size + pairs * (4 * k.columns * s.splits * len(matrices))
     return Variant("many", tuple(actions), (), room)

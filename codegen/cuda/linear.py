@@ -6,7 +6,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from monoplan.codegen.cuda.early import settled
-from monoplan.codegen.cuda.launches import Action, Between, Boxes, Launch, Product, Variant, Word, pointer_word
+from monoplan.codegen.cuda.launches import (
+    Action,
+    Between,
+    Boxes,
+    Launch,
+    Product,
+    Variant,
+    Word,
+    ceil_div,
+    pointer_word,
+)
 from monoplan.codegen.cuda.schedule import (
     CudaLinear,
     FewSchedule,
@@ -65,7 +75,7 @@ class LinearVariants:
 
     @property
     def _others(self) -> list[tuple[str, Word]]:
-        return self._words(tuple(o for o in self.k.operands if o.name not in _INPUTS))
+        return self._words(tuple(o for o in (*self.k.operands, *self.k.scratch) if o.name not in _INPUTS))
 
     @property
     def _only_w(self) -> list[tuple[str, Word]]:
@@ -76,7 +86,7 @@ class LinearVariants:
         k = self.k
         assert self.s.row is not None
         row = tuned(self.s.row, self.renderer.tuning.get(str(k.step), {}))
-        words, epilogue = self._words(k.operands), k.epilogue
+        words, epilogue = self._words((*k.operands, *k.scratch)), k.epilogue
         template = "linear_tiles_row" if k.format.tile else "linear_row"
         ahead = [k.operand(name) for name in _HEADS if k.has(name)] if k.epilogue == "heads" else []
         early = bool(ahead) and all(settled(self.renderer.plan, k, o, k.rows) for o in ahead)
@@ -86,6 +96,8 @@ class LinearVariants:
             words.append(("uint64_t *candidates", Word("workspace")))
         elif k.epilogue == "normed":
             words += [("float *made", Word("workspace")), ("uint32_t *tickets", Word("tickets"))]
+        elif k.epilogue == "routed":
+            words.append(("uint32_t *tickets", Word("tickets")))
         found = {"ahead": early, "epilogue": epilogue, **self.names}
         function, all_words = self.renderer.function(k, template, words, s=row, **found)
         actions: list[Action] = [Launch(function, (row.grid, 1, 1), row.warps * 32, all_words, row_shared(k, row))]
@@ -149,7 +161,18 @@ class LinearVariants:
             words.append(("uint64_t *candidates", candidates))
         function, all_words = self.renderer.function(k, "linear_finish", words, s=s, ahead=ahead, **self.names)
         launch = Launch(function, s.grid(k.rows), 256, all_words)
-        return [launch, self._best(s.blocks, candidates, k.rows)] if k.epilogue == "argmax" else [launch]
+        return (
+            [launch, self._best(s.blocks, candidates, k.rows)] if k.epilogue == "argmax" else [launch, *self._choose()]
+        )
+
+    def _choose(self) -> list[Launch]:
+        """The choice by scores that lie in memory, if there is one: a warp for each row."""
+        k, threads = self.k, 256
+        if k.epilogue != "routed":
+            return []
+        words = self._words(tuple(o for o in (*k.operands, *k.scratch) if o.name in ("scores", "share", "ids")))
+        function, all_words = self.renderer.function(k, "linear_choose", words, threads=threads, **self.names)
+        return [Launch(function, (ceil_div(k.rows * 32, threads), 1, 1), threads, all_words)]
 
     def _room(self, sums: Dim) -> Dim:
         """Bytes of workspace up to the end of the sums, and of candidates behind them."""
@@ -184,7 +207,7 @@ class LinearVariants:
                 bias = Word("operand", b, offset=b.view.offset * b.dtype.itemsize)
             actions.append(Product(k.rows, k.columns, k.depth, xs, w, out, self.half, y.dtype, add, bias))
             return Variant("library", tuple(actions), (Between(k.rows, low),), used)
-        kept = f32 if k.epilogue in ("argmax", "normed") else self.half
+        kept = f32 if k.epilogue in ("argmax", "normed", "routed") else self.half
         sums = Word("workspace", offset=used)
         actions.append(Product(k.rows, k.columns, k.depth, xs, w, sums, self.half, kept))
         end = used + k.rows * (k.columns * kept.itemsize)
@@ -207,7 +230,8 @@ class LinearVariants:
         function, all_words = self.renderer.function(k, "linear_wgmma", words, s=s, ahead=ahead, **self.names)
         grid = (s.grid(k.rows, k.columns, self.renderer.plan.target.cores), 1, 1)
         launch = Launch(function, grid, s.threads, all_words, s.shared, s.splits)
-        return Variant("many", (*actions, *expansion, launch), (Between(k.rows, max(low, s.least)),), used)
+        actions += [*expansion, launch, *self._choose()]
+        return Variant("many", tuple(actions), (Between(k.rows, max(low, s.least)),), used)
 
     def tile(self) -> Variant:
         """Any number of rows, any type."""

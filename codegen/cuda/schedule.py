@@ -440,7 +440,7 @@ def _finish(k: Linear, half: bool) -> FinishSchedule:
     if half and k.epilogue == "heads" and _wide_heads(k):
         return FinishSchedule("heads")
     rows = 4 if half else 1
-    if half and k.epilogue == "gated" and _wide_gated(k):
+    if half and k.epilogue == "gated" and _wide_gated(k):  # scores are not kept in half precision
         return FinishSchedule("gated", -(-pairs // 1024), rows=rows)
     each = 1 if not half else 2 if k.epilogue == "heads" else 4
     return FinishSchedule("pairs", -(-pairs // (256 * each)), each, rows)
@@ -512,7 +512,7 @@ def _row(k: Linear, target: Target) -> RowSchedule | None:
 
 # KB of an SM's shared memory that a block with weights in tiles takes at least, by its epilogue: blocks of later
 # kernels that come too early would take its turns.
-_TAKEN = {"heads": 144, "gated": 190, "argmax": 0}
+_TAKEN = {"heads": 144, "gated": 190, "routed": 190, "argmax": 0}
 
 
 def _tile_row(k: Linear, target: Target) -> RowSchedule | None:
@@ -541,7 +541,7 @@ def _tile_row(k: Linear, target: Target) -> RowSchedule | None:
         ring = max(1, min(8, units, room // each, 2 if wide and units > 16 else 8))
         if -(-tiles // slices) <= 8 and rest + (ring - 1) * each <= target.shared - 1024:
             calm = ring > 1 and hopper and not (large and wide and k.depth < 4096 and units <= 16)
-            late = ring if calm and not large and k.epilogue == "gated" else 0
+            late = ring if calm and not large and k.gated else 0
             made = replace(one, ring=ring, early=ring, gentle=int(calm), late=late)
             if hopper:
                 least = _TAKEN.get(k.epilogue, 120 if k.depth > k.columns else 76) << 10
@@ -646,8 +646,8 @@ def _wgmma_loop(k: Linear) -> str | None:
         return None
     if k.epilogue == "heads":
         return "heads" if not whole_heads(k) and _wide_heads(k) and k.head_dim % 32 == 0 else None
-    if k.epilogue == "gated":
-        return "gated" if _wide_gated(k) else "pairs"
+    if k.gated:
+        return "gated" if _wide_gated(k) and k.width % 4 == 0 else "pairs"
     if k.epilogue != "pointwise":
         return None
     return "words" if y.dtype in HALF and rows_aligned(y, 8) else "pairs"

@@ -106,6 +106,7 @@ def linear(k: Linear) -> Variables:
         normed = f"({normed}) * {gamma.at('i')}"
     found: Variables = {
         "header": k.format.cuda_header,
+        "choice_header": "mp_route.cuh" if k.epilogue == "routed" else "",
         "rms": int(k.norm == "rms"),
         "eps": c_literal(k.eps, f32),
         "gamma": "(const float *)0" if gamma is None else gamma.pointer("0"),
@@ -194,6 +195,10 @@ def _gated(k: Linear) -> Variables:
     }
 
 
+def _routed(k: Linear) -> Variables:
+    return {**_gated(k), **shared.route(k.choice, f"__ldcg(&scores[r * {k.scores} + e])")}
+
+
 def _fast(text: str) -> str:
     """An expression whose result is rounded to half precision: silu by the hardware's own exponential."""
     return text.replace("mp_swigluf(", "mp_fast_swiglu(").replace("mp_siluf(", "mp_fast_silu(")
@@ -263,4 +268,5 @@ _EPILOGUES: dict[str, Any] = {
     "heads": _heads,
     "argmax": _argmax,
     "normed": _normed,
+    "routed": _routed,
 }

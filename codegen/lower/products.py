@@ -19,7 +19,7 @@ from monoplan.codegen.formats import choose_format, format_of
 from monoplan.codegen.kernels import Experts, Heads, KVUpdate, Latent, Linear, Matmul, Norm, Reduce, Rope, Route
 from monoplan.codegen.lower.lowerer import Lowerer, expanded_rows, lowers, rows_by_columns
 from monoplan.codegen.operands import Body, Operand
-from monoplan.codegen.views import View, whole
+from monoplan.codegen.views import Buffer, View, whole
 from monoplan.ir.cache_rows import row_numbers
 from monoplan.ir.dims import Dim
 from monoplan.ir.errors import CompileError
@@ -90,6 +90,35 @@ def lower_linear(lo: Lowerer, op: Op) -> None:
         common |= {"epilogue": "normed", "tail_norm": a["norm"]}
     scratch = (*_scratch(lo, x, operands[1].view), *more)
     lo.emit(Linear(**common, operands=tuple(operands), body=body, scratch=scratch))
+
+
+@lowers("linear_route")
+def lower_linear_route(lo: Lowerer, op: Op) -> None:
+    """A gated product whose last columns are the scores of a choice."""
+    a, x, weight = op.attrs, op.given(0), op.given(1)
+    rows, scores, body = _rows(x), a["scores"], parse_expr(a["expr"])
+    chosen = [
+        Operand(n, lo.destination(r), written=True) for n, r in zip(("share", "ids"), op.results[1:], strict=True)
+    ]
+    if not can_pack(lo, x, weight):
+        made = _product(lo, op, x, weight, None)
+        half, last = made.shape[-1] // 2, len(made.shape) - 1  # type: ignore[operator]
+        parts = [made.sliced(last, i * half, half - scores // 2) for i in range(2)]
+        lo.pointwise(body, parts, lo.destination(op.results[0]))
+        found, flat = lo.fresh(f32, (rows, scores)), made.shaped((rows, 2 * half))
+        for i in range(2):
+            part = flat.sliced(1, (i + 1) * half - scores // 2, scores // 2)
+            lo.copy(part, found.sliced(1, i * (scores // 2), scores // 2))
+        _emit_route(lo, op, [Operand("x", found), *chosen], rows, scores - a["gates"], a["k"])
+        return
+    operands, common = _packed(lo, op, x, weight, "gated")
+    y = lo.destination(op.results[0]).shaped((rows, (common["columns"] - scores) // 2))
+    operands += [Operand("y", y, written=True), *chosen]
+    kept = Operand("scores", lo.fresh(f32, (rows, scores), "scratch"), written=True)
+    common |= {"epilogue": "routed", "scores": scores}
+    acc = promote(x.type.dtype, weight.type.dtype)
+    scratch = (*_scratch(lo, x, operands[1].view), kept)
+    lo.emit(Linear(**common, operands=tuple(operands), body=Body(body, (acc, acc)), scratch=scratch))
 
 
 def _packed(lo: Lowerer, op: Op, x: Value, weight: Value, epilogue: str) -> tuple[list[Operand], dict[str, Any]]:
@@ -240,7 +269,7 @@ def _product(lo: Lowerer, op: Op, x: Value, weight: Value, into: View | None) ->
         return _packed_product(lo, op, x, weight)
     xs = lo.read(x) if _in_front(op) == "none" else _normed(lo, op, x)
     acc = promote(x.type.dtype, weight.type.dtype)
-    bias = op.operand("bias")
+    bias = op.operand("bias") if "bias" in op.opdef.operand_names else None
     y = into if into is not None else lo.fresh(compute_type(acc), (*x.type.shape[:-1], weight.type.shape[0]))
     body = Body(Arg(0), (acc,))
     if bias is not None:
@@ -446,9 +475,9 @@ def lower_heads(lo: Lowerer, op: Op) -> None:
 
 @lowers("latent_rope_cache")
 def lower_latent(lo: Lowerer, op: Op) -> None:
-    """Norm, rotations and cache write of latent attention."""
+    """Norm, rotations and cache write of latent attention, beside the products of the queries if they have them."""
     names = ("latent", "key", "query", "positions", "sin")
-    latent, key, query, positions, sin = (lo.read(v) for n in names if (v := op.operand(n)) is not None)
+    latent, key, query, positions, sin = (lo.read(op.given(n)) for n in names)
     batch, seq, heads, dim = query.shape
     cache, rank, half = lo.inplace_view(op, 1), latent.shape[-1], sin.shape[1]
     assert isinstance(heads, int) and isinstance(dim, int) and isinstance(rank, int) and isinstance(half, int)
@@ -456,13 +485,32 @@ def lower_latent(lo: Lowerer, op: Op) -> None:
     operands.append(Operand("positions", positions.expanded((batch, seq))))
     for name in ("sin", "cos", "lengths", "valid", "norm_weight", "table"):
         if (v := op.operand(name)) is not None:
-            operands.append(Operand(name, lo.dense(lo.read(v))))
+            operands.append(Operand("latent_weight" if name == "norm_weight" else name, lo.dense(lo.read(v))))
     if operands[-1].name == "table":
         cache = cache.paged(operands[-1].view)
     operands.append(Operand("k_cache", cache, written=True))
-    operands.append(Operand("y", lo.destination(op.results[0]), written=True))
+    y = lo.destination(op.results[0])
+    turned = y.sliced(3, y.shape[3] - dim, dim)  # type: ignore[operator]
+    operands.append(Operand("turned", turned, written=True))
     sizes = {"batch": batch, "seq": seq, "heads": heads, "rank": rank, "head_dim": dim, "rotary": 2 * half}
-    lo.emit(Latent(op=op, operands=tuple(operands), **sizes, **op.attrs))  # type: ignore[arg-type]
+    kernel = Latent(op=op, operands=tuple(operands), **sizes, **op.attrs)  # type: ignore[arg-type]
+    plain, matrices = op.operand("plain"), op.operand("matrices")
+    if plain is None or matrices is None:
+        lo.emit(kernel)
+        return
+    rows, ids = batch * seq, View(Buffer("heads", i64, heads, "iota", start=0), (batch * seq, heads), (0, 1))
+    given, shape = lo.read(plain), (rows, heads, plain.type.shape[3])
+    x = given.reshaped(shape)
+    if x is None or x.strides[-1] != 1:
+        x = lo.copy(given).shaped(shape)
+    into = y.sliced(3, 0, rank).reshaped((rows, heads, rank))
+    made = into if into is not None else lo.fresh(y.dtype, (rows, heads, rank))
+    body = Body(Arg(0), (promote(x.dtype, matrices.type.dtype),))
+    operands = [Operand("x", x), Operand("w", _expert_matrices(lo, [matrices])[0])]
+    operands += [Operand("ids", ids), Operand("y", made, written=True), *kernel.operands]
+    _emit_experts(lo, op, operands, body, beside=kernel)
+    if into is None:
+        lo.copy(made.shaped((batch, seq, heads, rank)), y.sliced(3, 0, rank))
 
 
 @lowers("route")
@@ -474,10 +522,12 @@ def lower_route(lo: Lowerer, op: Op) -> None:
     experts = columns - op.attrs["gates"]
     operands = [Operand("x", lo.read(x))] + ([] if bias is None else [Operand("bias", lo.dense(lo.read(bias)))])
     operands += [Operand(n, lo.destination(r), written=True) for n, r in zip(("share", "ids"), op.results, strict=True)]
+    _emit_route(lo, op, operands, rows, experts, op.attrs["k"])
+
+
+def _emit_route(lo: Lowerer, op: Op, operands: list[Operand], rows: Dim, experts: int, choices: int) -> None:
     chances = Operand("chances", lo.fresh(f32, (rows, experts), "scratch"), written=True)
-    lo.emit(
-        Route(op=op, operands=tuple(operands), scratch=(chances,), rows=rows, experts=experts, choices=op.attrs["k"])
-    )
+    lo.emit(Route(op=op, operands=tuple(operands), scratch=(chances,), rows=rows, experts=experts, choices=choices))
 
 
 def _expert_matrices(lo: Lowerer, weights: list[Value]) -> list[View]:
@@ -495,13 +545,11 @@ def _expert_matrices(lo: Lowerer, weights: list[Value]) -> list[View]:
 
 @lowers("experts", "fused_experts")
 def lower_experts(lo: Lowerer, op: Op) -> None:
-    """Products by chosen matrices; on CPUs every thread sorts the choices for itself."""
+    """Products by chosen matrices."""
     x, weight, ids, up, *biases = op.operands[:6]
     assert x is not None and weight is not None and ids is not None
     rows, choices = ids.type.shape
-    experts, columns, depth = weight.type.shape
-    assert isinstance(choices, int) and isinstance(experts, int)
-    assert isinstance(columns, int) and isinstance(depth, int)
+    depth = weight.type.shape[2]
     found = _expert_matrices(lo, [v for v in (weight, up) if v is not None])
     norm = "rms" if op.name == "fused_experts" else "none"
     if norm == "rms" and found[0].buffer.layout is None:  # the kernel for such matrices reads x as it is
@@ -522,12 +570,24 @@ def lower_experts(lo: Lowerer, op: Op) -> None:
     expr = gate_expr(op.attrs["gate"]) if up is not None else Arg(0)
     if added:
         expr = substitute_args(expr, lambda i: Call("add", (Arg(i), Arg(matrices + i))))
-    body = Body(expr, (*[acc] * matrices, *added))
+    _emit_experts(lo, op, operands, Body(expr, (*[acc] * matrices, *added)), norm)
+
+
+def _emit_experts(
+    lo: Lowerer, op: Op, operands: list[Operand], body: Body, norm: str = "none", beside: Latent | None = None
+) -> None:
+    """The kernel with its scratch memory: on CPUs every thread sorts the choices for itself."""
+    weight, ids = next(o.view for o in operands if o.name == "w"), next(o.view for o in operands if o.name == "ids")
+    rows, choices = ids.shape
+    experts, columns, depth = weight.shape
+    assert isinstance(choices, int) and isinstance(experts, int)
+    assert isinstance(columns, int) and isinstance(depth, int)
+    matrices = sum(o.name in ("w", "up") for o in operands)
     scratch: tuple[Operand, ...] = ()
     if lo.target.is_cpu:
         sorted_ = lo.fresh(i64, (lo_threads(), 2 * rows * choices + experts + 1), "scratch")
         scratch = (Operand("sorted", sorted_, written=True),)
-        layout = found[0].buffer.layout
+        layout = weight.buffer.layout
         if layout is not None:  # rows as a pass takes them, of each matrix in blocks
             floats = format_of(layout).x_floats(depth) if format_of(layout).blocks else depth
             block = 16 if experts_tiled(lo.target, layout) else few_rows(lo.target, layout)[1]
@@ -539,13 +599,14 @@ def lower_experts(lo: Lowerer, op: Op) -> None:
             operands=tuple(operands),
             scratch=scratch,
             norm=norm,
-            eps=op.attrs.get("eps", 0.0),
+            eps=op.attrs["eps"] if norm != "none" else 0.0,
             rows=rows,
             choices=choices,
             experts=experts,
             columns=columns,
             depth=depth,
             body=body,
+            beside=beside,
             flops=rows * choices * (2 * columns * depth * matrices),
         )
     )

@@ -16,10 +16,10 @@ from monoplan.ir.ops.attention import _kv_type, _rope_type, kv_update, rope
 from monoplan.ir.ops.collective import all_reduce
 from monoplan.ir.ops.conv import conv2d, conv_type
 from monoplan.ir.ops.index import _embedding_type, embedding
-from monoplan.ir.ops.linear import _expert_type, _matmul_type, expert_linear, linear, matmul
+from monoplan.ir.ops.linear import _expert_type, _matmul_type, _route_type, expert_linear, linear, matmul, route
 from monoplan.ir.ops.reduce import layer_norm, rms_norm
 from monoplan.ir.rules import broadcast, linear_type, norm_type, normalized_axes, reduced_shape
-from monoplan.ir.types import Array, TensorType, bf16, f16, f32, i64, promote
+from monoplan.ir.types import Array, TensorType, bf16, f16, f32, f64, i64, product, promote
 
 NORMS = ("none", "rms", "layer")
 
@@ -106,6 +106,54 @@ def linear_norm(
     """expr(norm(linear(x, weight, bias)), extras…): the norm is behind the product, over its whole rows."""
     y = _norm_then(linear.reference(x, weight, bias), norm_weight, norm_bias, norm, eps)
     return evaluate_expr(parse_expr(expr), [y, *extras])
+
+
+def _linear_route_type(t: Given) -> tuple[TensorType, TensorType, TensorType]:
+    name = "linear_route"
+    require(t.norm in NORMS[:2], f"{name}: norm={t.norm!r} is not one of {', '.join(NORMS[:2])}")
+    norm_type(t.x, t.norm_weight, None, 1, name)
+    full = linear_type(t.x, t.weight, None, name)
+    columns: Any = full.shape[-1]
+    whole = isinstance(columns, int) and columns % 2 == 0 and t.scores % 2 == 0 and 0 < t.scores < columns
+    require(whole, f"{name}: {t.weight} has no {t.scores} rows of scores and two equal halves of others")
+    half = full.with_shape((*full.shape[:-1], (columns - t.scores) // 2))
+    rows = TensorType(f32, (product(full.shape[:-1]), t.scores))
+    attrs = {key: getattr(t, key) for key in ("k", "score", "normalize", "groups", "kept_groups", "scale", "gates")}
+    return _with_expr([half, half], (), t.expr, name), *_route_type(rows, None, **attrs)
+
+
+@op(_linear_route_type, "linear_route")
+def linear_route(
+    x: Array,
+    weight: Array,
+    norm_weight: Array | None = None,
+    *,
+    scores: int,
+    k: int,
+    norm: str = "none",
+    eps: float = 0.0,
+    expr: str = "mul(silu(x0), x1)",
+    score: str = "softmax",
+    normalize: bool = True,
+    groups: int = 1,
+    kept_groups: int = 1,
+    scale: float = 1.0,
+    gates: int = 0,
+) -> tuple[Array, Array, Array]:
+    """A gated product and a router's choice, of the same rows: expr(gate, up), and route(scores).
+
+    The weight is gate | first half of the scores' rows | up | second half of them.
+    """
+    y = linear.reference(_norm_then(x, norm_weight, None, norm, eps), weight)
+    first, second = np.split(y, 2, axis=-1)
+    size = first.shape[-1] - scores // 2
+    made = evaluate_expr(parse_expr(expr), [first[..., :size], second[..., :size]])
+    found = np.concatenate([first[..., size:], second[..., size:]], -1).reshape(-1, scores)
+    found = found if found.dtype == f64.numpy else found.astype(np.float32)
+    share, ids = route.reference(
+        found, k=k, score=score, normalize=normalize, groups=groups, kept_groups=kept_groups, scale=scale, gates=gates
+    )
+    return made, share, ids
 
 
 def _fused_experts_type(t: Given) -> TensorType:
@@ -404,10 +452,19 @@ def _latent_type(t: Given) -> tuple[TensorType, TensorType]:
         _rope_type(v, t.positions, t.sin, t.cos, algo=t.algo)
     width: Any = t.latent.shape[-1] + t.key.shape[-1]
     _kv_type(t.cache, t.key.with_shape((*t.key.shape[:3], width)), t.lengths, t.valid, t.table)
-    return t.query, t.cache
+    require((t.plain is None) == (t.matrices is None), f"{name}: plain queries and their matrices belong together")
+    if t.plain is None:
+        return t.query, t.cache
+    batch, seq, heads, dim = t.query.shape
+    fits = t.matrices.rank == 3 and t.plain.rank == 4 and same_dims(t.plain.shape[:3], (batch, seq, heads))
+    fits = fits and same_dims(t.matrices.shape, (heads, t.latent.shape[-1], t.plain.shape[-1]))
+    require(fits, f"{name}: {t.matrices} are no matrices of the latent for each head of {t.plain}")
+    made = promote(t.plain.dtype, t.matrices.dtype)
+    require(made == t.query.dtype, f"{name}: {t.plain} times {t.matrices} is {made}, the other queries are {t.query}")
+    return t.query.with_shape((batch, seq, heads, t.latent.shape[-1] + dim)), t.cache
 
 
-@op(_latent_type, "latent_rope_cache", inplace={1: "cache"})
+@op(_latent_type, "latent_rope_cache", inplace={1: "cache"}, low_bit=("matrices",))
 def latent_rope_cache(
     latent: Array,
     key: Array,
@@ -420,14 +477,24 @@ def latent_rope_cache(
     norm_weight: Array,
     valid: Array | None = None,
     table: Array | None = None,
+    plain: Array | None = None,
+    matrices: Array | None = None,
     *,
     algo: str,
     eps: float,
 ) -> tuple[Array, Array]:
-    """The rotated queries, and the cache with rms_norm(latent) and the rotated key behind it as new rows."""
+    """The rotated queries, and the cache with rms_norm(latent) and the rotated key behind it as new rows.
+
+    With plain queries [batch, seq, heads, in] and a matrix for each head [heads, rank, in], their products stand in
+    front of the rotated ones: queries as long as a row of the cache.
+    """
     key, query = (rope.reference(t, positions, sin, cos, algo=algo) for t in (key, query))
     normed = rms_norm.reference(latent, norm_weight, eps=eps)
     rows = np.concatenate([normed[:, :, None], key], -1)
+    if plain is not None and matrices is not None:
+        heads = np.broadcast_to(np.arange(query.shape[2]), (query.shape[0] * query.shape[1], query.shape[2]))
+        made = expert_linear.reference(plain.reshape(*heads.shape, -1), matrices, heads)
+        query = np.concatenate([made.reshape(*query.shape[:3], -1), query], -1)
     return query, kv_update.reference(cache, rows, lengths, valid, table)
 
 

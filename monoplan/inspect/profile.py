@@ -252,6 +252,8 @@ def kernel_cost(k: Kernel, sizes: Mapping[str, int], inputs: Sequence[Array]) ->
             cache = sum(_elements(k.operand(n), sizes) * k.operand(n).dtype.itemsize for n in ("k", "v"))
             moved -= cache * (keys - held) // keys
             flops = flops * held // keys
+    if isinstance(k, Experts) and k.latent is not None:
+        k = k.latent  # what its products move is counted
     writes = isinstance(k, Heads | Latent) or (isinstance(k, Linear) and k.epilogue == "heads")
     if isinstance(k, Rope) or writes:  # the angles of the positions only
         used = _elements(k.operand("positions"), sizes)

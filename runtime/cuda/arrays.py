@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from monoplan.codegen.kernels import Heads, KVUpdate, Latent, Linear
+from monoplan.codegen.kernels import Experts, Heads, KVUpdate, Latent, Linear
 from monoplan.codegen.plan import Plan
 from monoplan.codegen.views import Buffer
 from monoplan.ir.dims import Dim, evaluate
@@ -301,11 +301,12 @@ def _cache_lengths(plan: Plan, written: set[int]) -> dict[int, tuple[int, Dim]]:
             if b.kind != "input" and b.table_kind != "input":
                 continue
             for number in b.table or (b.index,):
-                if not isinstance(k, Linear | KVUpdate | Heads | Latent) or number not in written:
+                writer = k.latent if isinstance(k, Experts) else k
+                if not isinstance(writer, Linear | KVUpdate | Heads | Latent) or number not in written:
                     spoiled.add(number)
                     continue
-                lengths = k.operand("lengths").view.buffer
-                seq = k.operand("rows").shape[1] if isinstance(k, KVUpdate) else k.seq
+                lengths = writer.operand("lengths").view.buffer
+                seq = writer.operand("rows").shape[1] if isinstance(writer, KVUpdate) else writer.seq
                 if lengths.kind == "input":
                     found[number] = (lengths.index, seq)
                 else:

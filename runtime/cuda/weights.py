@@ -111,9 +111,9 @@ def row_orders(plan: Plan) -> dict[int, Array]:
     found: dict[int, Array] = {}
     for step, _ in plan.steps():
         k = step.kernel
-        if not isinstance(k, Linear) or k.epilogue not in ("gated", "heads"):
+        if not isinstance(k, Linear) or not (k.gated or k.epilogue == "heads"):
             continue
-        order = gated_rows(k.columns) if k.epilogue == "gated" else head_rows(k)
+        order = gated_rows(k.columns) if k.gated else head_rows(k)
         b = k.operand("w").view.buffer
         for number in b.table or (b.index,):
             if number in found and not np.array_equal(found[number], order):

@@ -472,6 +472,13 @@ case("linear_norm", "T[b, s, 24]", *_ROWS, _ROWS[2], norm="layer", eps=1e-3, exp
 case("linear_norm", "T[24]", *_ROWS, norm="layer", eps=1e-3, scale=24)
 case("linear_norm", "T[b, 24]", "T[50, 24]", None, "T[50]", None, "T[b, 1]", norm="rms", eps=1e-3, expr="mul(x0, x1)",
      scale=24)  # fmt: skip
+_ROUTED = {"k": 2, "expr": "swiglu(x0, x1)", "only": "f32 bf16 f16", "scale": 24}
+case("linear_route", "T[b, s, 24]", arg("T[46, 24]", param=True), arg("T[24]", param=True), scores=8, norm="rms",
+     eps=1e-3, **_ROUTED)  # fmt: skip
+case("linear_route", "T[b, 64]", arg("T[140, 64]", param=True), scores=12, normalize=False, gates=1,
+     **_ROUTED)  # fmt: skip
+case("linear_route", "T[b, 24]", "T[46, 24]", "T[24]", scores=8, norm="rms", eps=1e-3, groups=2, kept_groups=1,
+     **_ROUTED)  # fmt: skip
 _CACHES = ("T[b, 2, 13, 8]", "f32[b, 2, 13, 8]", _LENGTHS)
 _LATENT = ("T[b, s, 12]", "T[b, s, 1, 8]", "T[b, s, 3, 8]")
 _TURNED = {"eps": 1e-3, "only": "f32 bf16 f16", "scale": 12}
@@ -510,6 +517,11 @@ case("latent_rope_cache", *_LATENT, _POSITIONS, _TABLE, _TABLE, "T[b, 1, 13, 20]
      arg("i64[b]", values=[1, 0, 1]), algo="gpt_neox", **_TURNED)  # fmt: skip
 case("latent_rope_cache", *_LATENT, arg("i32[s]", 0, 15), *[arg("f32[16, 2]", -1, 1)] * 2, "f32[b, 1, 13, 20]",
      _LENGTHS, "T[12]", algo="gpt_j", **_TURNED)  # fmt: skip
+case("latent_rope_cache", *_LATENT, _POSITIONS, _TABLE, _TABLE, "T[b, 1, 13, 20]", _LENGTHS, arg("T[12]", param=True),
+     None, None, "T[b, s, 3, 5]", arg("T[3, 12, 5]", param=True), algo="gpt_neox", **_TURNED)  # fmt: skip
+case("latent_rope_cache", "T[b, s, 32]", "T[b, s, 1, 8]", "T[b, s, 3, 8]", _POSITIONS, _TABLE, _TABLE,
+     "T[b, 1, 13, 40]", _LENGTHS, "T[32]", arg("i64[b]", values=[1, 0, 1]), None, "T[b, s, 3, 64]",
+     arg("T[3, 32, 64]", param=True), algo="gpt_j", **_TURNED)  # fmt: skip
 case("qkv_rope_cache", _X, arg("T[64, 24]", param=True), _POSITIONS, _TABLE, _TABLE, *_CACHES, algo="gpt_neox", **_QKV)
 case(
     "qkv_rope_cache",

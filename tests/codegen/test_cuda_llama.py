@@ -11,7 +11,8 @@ import pytest
 
 from monoplan.api import Compiled
 from monoplan.codegen.cuda.render import render_cuda
-from monoplan.codegen.plan import make_plan
+from monoplan.codegen.kernels import Experts, Linear
+from monoplan.codegen.plan import StepLoop, make_plan
 from monoplan.ir.cache_rows import packed_rows, unpacked_rows
 from monoplan.ir.errors import ArgumentError, CompileError
 from monoplan.ir.graph import Graph
@@ -63,7 +64,7 @@ MODELS: dict[str, tuple[str, int, int, int, dict[str, Any]]] = {
         "bfloat16", 2, 2, 32,
         {
             "model_type": "deepseek_v2", "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32,
-            "v_head_dim": 32, "attention_bias": False, "num_experts": 3, "moe_intermediate_size": 64,
+            "v_head_dim": 32, "attention_bias": False, "num_experts": 4, "moe_intermediate_size": 64,
         },
     ),
     "gpt_oss": (
@@ -232,6 +233,21 @@ def test_variants_are_used() -> None:
             values = {"batch": batch, "seq": seq, "capacity": capacity, "hist": 3}
             used |= {choose_variant(v, values).name for v in source.variants.values()}
     assert {"row", "few8", "few32", "library", "decode", "decode_some", "decode_many", "decode_long", "prefill"} <= used
+
+
+def test_kernels_of_a_layer_with_latents_and_experts() -> None:
+    """Nine in all; of one token, a launch for each."""
+    graph, _ = model("deepseek")
+    device = cuda_emulator.EmulatedDevice()
+    plan = make_plan(graph, device.target)
+    source = render_cuda(plan, "test")
+    (layers,) = (item for item in plan.items if isinstance(item, StepLoop))
+    assert len(layers.steps) == 9
+    sizes = {"batch": 1, "seq": 1, "capacity": CAPACITY, "hist": 3}
+    used = [choose_variant(source.variants[step.number], sizes) for step in layers.steps]
+    assert [len(v.actions) for v in used] == [1] * 9
+    assert sum(isinstance(step.kernel, Experts) and step.kernel.latent is not None for step in layers.steps) == 1
+    assert sum(isinstance(step.kernel, Linear) and step.kernel.epilogue == "routed" for step in layers.steps) == 1
 
 
 def test_tokens_read_a_cache_in_8_bits_by_tensor_cores() -> None:

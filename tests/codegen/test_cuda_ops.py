@@ -26,7 +26,7 @@ from tests.codegen.test_ops import KINDS, PAIRS, arrays_of, check_case, graph_of
 from tests.matrices import partly
 from tests.needs import needs
 
-PRODUCTS = ("linear", "fused_linear", "linear_argmax", "linear_norm", "qkv_rope_cache", "attention")
+PRODUCTS = ("linear", "fused_linear", "linear_argmax", "linear_norm", "linear_route", "qkv_rope_cache", "attention")
 EMULATED = ("f32", "bf16")  # those that models use; a GPU takes them all
 SHORT = [p for p in PAIRS if p[0] in EMULATED]
 

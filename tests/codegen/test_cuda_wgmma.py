@@ -80,6 +80,30 @@ def test_products(device: str, name: str) -> None:
     assert (np.abs(got.astype(np.float64) - want) <= 0.01 * np.abs(want) + 0.002 * np.abs(want).max()).all()
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("width", "scores", "loop"), [(132, 8, "gated"), (130, 12, "pairs")])
+def test_scores_behind_a_gated_product(width: int, scores: int, loop: str, device: str) -> None:
+    """The choice is a launch of its own; results go four at a time where they are whole fours."""
+    rows, depth, columns = 140, 136, 2 * width + scores
+    rng = np.random.default_rng(0)
+    graph = parse_graph(f"""graph g(%x: bf16[{rows}, {depth}]) {{
+      param %w: bf16[{columns}, {depth}] = "w"
+      %y, %s, %i = linear_route(%x, %w) {{scores={scores}, k=3, norm="none", eps=0.0, expr="swiglu(x0, x1)", \
+score="softmax", normalize=True, groups=1, kept_groups=1, scale=1.0, gates=0}} : bf16[{rows}, {width}], \
+f32[{rows}, 3], i64[{rows}, 3]
+      return %y, %s, %i
+    }}""")
+    params = {"w": rng.normal(size=(columns, depth)).astype(bf16.numpy)}
+    inputs = [rng.normal(size=(rows, depth)).astype(bf16.numpy)]
+    made = executable(graph, params, make_device(device), constants(1, 96, 2), loop)
+    y, share, ids = made.run(inputs, {})
+    wanted = interpret(graph, inputs, params, exact=True)
+    np.testing.assert_array_equal(ids, wanted[2])
+    np.testing.assert_allclose(share, wanted[1].astype(np.float64), rtol=1e-3)
+    want = wanted[0].astype(np.float64)
+    assert (np.abs(y.astype(np.float64) - want) <= 0.01 * np.abs(want) + 0.002 * np.abs(want).max()).all()
+
+
 HEADS = """graph g(%x: bf16[2, 70, 72], %p: i64[2, 70], %k: bf16[2, 2, 128, 64], %v: bf16[2, 2, 128, 64], \
 %n: i64[2], %t: i32[2]) {
   param %w: bf16[384, 72] = "w"

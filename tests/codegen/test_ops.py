@@ -170,5 +170,6 @@ def test_every_op_is_documented(op: str) -> None:
     tested = [d for d, name in PAIRS if name == op]
     floats = {"f64", "f32", "f16", "bf16"}
     no_floats = op.startswith(("logical_", "bitwise_")) or op in ("left_shift", "right_shift", "integer_pow")
-    some = ("repeat_layers", "scan", "expert_linear", "fused_experts", "route", "heads_rope_cache", "latent_rope_cache")
+    some = ("repeat_layers", "scan", "expert_linear", "fused_experts", "route", "linear_route", "heads_rope_cache",
+            "latent_rope_cache")  # fmt: skip
     assert op in some or floats <= set(tested) or no_floats, f"{op} is tested in {tested} only"

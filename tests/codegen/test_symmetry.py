@@ -30,6 +30,7 @@ ONLY_CUDA = {
     "linear_finish",
     "linear_best",
     "linear_wgmma",
+    "linear_choose",
     "norm_short",
     "attention_decode",
     "attention_hopper",

@@ -165,7 +165,14 @@ class Maker:
         chosen = self.inputs.get("rows") or self.input("rows", i64, BATCH, SEQ)
         ids, flat = views.reshape(chosen, shape=(BATCH * SEQ, 1)), views.reshape(n, shape=(BATCH * SEQ, width))
         y = products.expert_linear(flat, self.param(5, 8, width), ids, self.param(5, 8, width), gate="silu")
-        self.keep(products.linear(n, self.param(5, width)), views.reshape(y, shape=(BATCH, SEQ, 8)))
+        self.keep(views.reshape(y, shape=(BATCH, SEQ, 8)))
+        if self.dtype != f32 or self.chance(0.5):
+            self.keep(products.linear(n, self.param(5, width)))
+            return
+        scores = views.reshape(products.linear(n, self.param(6, width)), shape=(BATCH * SEQ, 6))
+        share, _ = products.route(scores, k=2)  # whose choice beside an expert of all rows
+        gate, up = (products.linear(n, self.param(8, width)) for _ in range(2))
+        self.keep(views.reshape(share, shape=(BATCH, SEQ, 2)), pw.mul(pw.silu(gate), up))
 
     def norm_behind(self) -> None:
         """A norm of what a product gives, and the residual."""
@@ -187,10 +194,18 @@ class Maker:
 
         latent = views.reshape(norms.rms_norm(product(6), self.param(6), eps=1e-6), shape=(BATCH, SEQ, 1, 6))
         q, k = (attn.rope(product(n, DIM), positions, sin, cos, algo="gpt_j") for n in (HEADS, 1))
+        first = product(HEADS, 6)
+        if self.chance(0.5):  # by a matrix for each head
+            shape = (BATCH * SEQ, HEADS)
+            ids = views.expand(views.reshape(views.arange(length=HEADS), shape=(1, HEADS)), shape=shape)
+            part = views.slice_(product(HEADS, DIM + 2), axis=3, start=0, length=DIM, step=1)
+            plain = views.reshape(part, shape=(*shape, DIM))
+            made = products.expert_linear(plain, self.param(HEADS, 6, DIM), ids)
+            first = views.reshape(made, shape=(BATCH, SEQ, HEADS, 6))
         new = attn.kv_update(cache, views.concat(latent, k, axis=-1), self.lengths)
         self.writes.append((cache, new))
         values = views.slice_(new, axis=3, start=0, length=6, step=1)
-        joined = views.concat(product(HEADS, 6), q, axis=-1)
+        joined = views.concat(first, q, axis=-1)
         y = attn.attention(joined, new, values, None, self.lengths, causal=True, layout="bshd")
         self.keep(views.reshape(y, shape=(BATCH, SEQ, HEADS * 6)))
 

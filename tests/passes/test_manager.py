@@ -115,6 +115,7 @@ def test_names_of_passes_are_stable() -> None:
         "fuse-linear-norm",
         "fuse-into-reduce",
         "fuse-head-argmax",
+        "fuse-route",
         "dce",
         "roll-layers",
     ]

@@ -181,6 +181,12 @@ EXPERTS_IN_PANELS = """graph g(%x: f32[3, 9], %i: i64[3, 2]) {
   %y = expert_linear(%x, %w, %i, _) {gate=""} : f32[3, 2, 64]
   return %y
 }"""
+ROUTED = """graph g(%x: f32[5, 24]) {
+  param %w: f32[44, 24] = "w"
+  %y, %s, %i = linear_route(%x, %w) {scores=4, k=2, norm="none", eps=0.0, expr="swiglu(x0, x1)", score="softmax", \
+normalize=True, groups=1, kept_groups=1, scale=1.0, gates=0} : f32[5, 20], f32[5, 2], i64[5, 2]
+  return %y, %s, %i
+}"""
 SUM = """graph g(%x: f32[{shape}]) {{
   %y = sum(%x) {{axes=({axis},), keepdims=False}} : f32[{result}]
   return %y
@@ -208,7 +214,7 @@ CASES = {
         "linear",
         LINEAR.format('%y = linear_argmax(%x, %w, _, _, _) {norm="none", eps=0.0, keepdims=False} : i64[5]'),
     ),
-    "latent": (
+    "_latent": (
         "latent",
         "graph g(%l: f32[2, 3, 6], %k: f32[2, 3, 1, 4], %q: f32[2, 3, 2, 4], %p: i64[2, 3], %n: i32[2], "
         "%c: f32[2, 1, 16, 10]) {\n"
@@ -281,7 +287,9 @@ CASES = {
         'graph g(%x: f32[1, 3, 8, 8]) {\n  %y = adaptive_pool2d(%x) {kind="avg", size=(3, 3)} : f32[1, 3, 3, 3]\n'
         "  return %y\n}",
     ),
-    "route": (
+    "_linear_end_routed": ("linear", ROUTED),
+    "_epilogue_routed": ("linear", ROUTED),
+    "_route_row": (
         "route",
         'graph g(%x: f32[3, 9]) {\n  %y, %i = route(%x) {k=2, score="softmax", normalize=True, groups=1, '
         "kept_groups=1, scale=1.0} : f32[3, 2], i64[3, 2]\n  return %y, %i\n}",
@@ -319,6 +327,14 @@ TILES = {
         '  %z = fused_linear(%x, %w, _, _, _) {norm="none", eps=0.0, gated=True, expr="swiglu(x0, x1)"} : f32[50, 32]\n'
         "  %y = linear(%z, %d, _) : f32[50, 40]\n  return %y\n}",
     ),
+    "_epilogue_routed_tiles": (
+        "linear",
+        'graph g(%h: bf16[50, 64]) {\n  param %w: bf16[76, 64] = "w"\n  param %d: bf16[40, 32] = "d"\n'
+        "  %x = cast(%h) {dtype=f32} : f32[50, 64]\n"  # nothing that tile units would round
+        '  %z, %s, %i = linear_route(%x, %w) {scores=12, k=2, norm="none", eps=0.0, expr="swiglu(x0, x1)", '
+        'score="softmax", normalize=True, groups=1, kept_groups=1, scale=1.0, gates=0} : f32[50, 32], f32[50, 2], '
+        "i64[50, 2]\n  %y = linear(%z, %d, _) : f32[50, 40]\n  return %y, %s, %i\n}",
+    ),
 }
 ELSEWHERE = {
     "plan": "the frame of every plan",
@@ -328,6 +344,8 @@ ELSEWHERE = {
     "collective": "does nothing on one rank",
     "window": "the frame of its two ways",
     "experts": "the frame of its two ways",
+    "latent": "the frame of _latent",
+    "route": "the frame of _route_row",
     "_linear_fits": "computes nothing",
     "_heads_fit": "computes nothing",
     "_linear_blocks": "takes weights as blocks, which a graph by itself does not have: test_block_formats.py",
@@ -341,6 +359,8 @@ _OTHER = {
     "_experts_panels": (".row_bytes = ", ".row_bytes = 0 * "),
     "_linear_tiles": (".units = ", ".units = -1 + "),
     "_linear_end_normed": ("{% include", "    if (o0) continue;\n{% include"),
+    "_linear_end_routed": ("{% include", "    if (r) continue;\n{% include"),
+    "_epilogue_routed_tiles": ("to[j] = sums[j]", "to[j] = 3 + 2 * sums[j]"),
     "_linear_waiting": ("sums + r *", "sums + 0 * r *"),
     "_epilogue_tiles": ("mp_vstore(made, ", "mp_vstore(made, 3.0f + 2.0f * "),
     "_reduce_ordered": ("top ? v : top", "top ? top : v"),

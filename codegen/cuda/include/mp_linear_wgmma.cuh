@@ -211,10 +211,11 @@ template <typename Y> MP_FN uint2 mp_quad_gather(const float (&v)[4], const int 
 }
 
 /* Gates and what they multiply are neighbours: `body(gate, up)` is one result in half precision; eight bytes of a row are written
- * at a time. N is a multiple of 8. */
-template <int N, typename Y, int BLOCKS, typename Body, typename Rows>
+ * at a time. N is a multiple of 8. There are WIDTH results, a multiple of 4; `keep(row, pair, first, second)` takes the sums
+ * behind them. */
+template <int N, typename Y, int WIDTH, int BLOCKS, typename Body, typename Rows, typename Keep>
 MP_FN void mp_wgmma_gated(const float (&c)[BLOCKS][4], const int64_t rows, const int64_t row, const int n, const Body &body,
-    const Rows &row_of)
+    const Rows &row_of, const Keep &keep)
 {
     const int t = threadIdx.x % 4;
     MP_UNROLL
@@ -226,7 +227,15 @@ MP_FN void mp_wgmma_gated(const float (&c)[BLOCKS][4], const int64_t rows, const
             for (int j = 0; j < 4; ++j) v[j] = body(c[i + j][2 * r], c[i + j][2 * r + 1]);
             const uint2 four = mp_quad_gather<Y>(v, t);
             const int to = (n - 2 * t) / 2 + (i + t) * 4;
-            if (2 * to < N && row + 8 * r < rows) *(uint2 *)(row_of(row + 8 * r) + to) = four;
+            if (to < WIDTH && row + 8 * r < rows) *(uint2 *)(row_of(row + 8 * r) + to) = four;
+            if constexpr (WIDTH < N / 2) {
+                MP_UNROLL
+                for (int j = 0; j < 4; ++j) {
+                    const int pair = n / 2 + (i + j) * 4;
+                    if (pair >= WIDTH && pair < N / 2 && row + 8 * r < rows)
+                        keep(row + 8 * r, pair, c[i + j][2 * r], c[i + j][2 * r + 1]);
+                }
+            }
         }
 }
 

@@ -133,6 +133,33 @@ def test_linear_norm(norm: str, rng: np.random.Generator) -> None:
     )
 
 
+@pytest.mark.parametrize("norm", ["none", "rms"])
+def test_linear_route_is_a_gated_product_and_a_choice(norm: str, rng: np.random.Generator) -> None:
+    x, scale = normal(rng, FLOATS[1], 2, 3, 5), normal(rng, FLOATS[1], 5) if norm == "rms" else None
+    gate, up, router = (normal(rng, FLOATS[1], n, 5) for n in (4, 4, 6))
+    weight = np.concatenate([gate, router[:3], up, router[3:]])
+    choice = {"k": 2, "score": "sigmoid", "normalize": True, "scale": 2.0, "gates": 1}
+    made = run("linear_route", x, weight, scale, scores=6, norm=norm, eps=0.1, expr="swiglu(x0, x1)", **choice)
+    front = {"norm": norm, "eps": 0.1}
+    both = np.concatenate([gate, up])
+    gated = run("fused_linear", x, both, None, scale, None, gated=True, expr="swiglu(x0, x1)", **front)
+    scores = run("fused_linear", x, router, None, scale, None, **front).reshape(6, 6)
+    for got, wanted in zip(made, (gated, *run("route", scores, **choice)), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+
+def test_linear_route_types() -> None:
+    x, weight = tensor_type("f32", "b", "s", 5), tensor_type("f32", 14, 5)
+    name, attrs = "linear_route", {"scores": 6, "k": 2}
+    found = infer(name, x, weight, **attrs)
+    assert [str(t) for t in found] == ["f32[b, s, 4]", "f32[b*s, 2]", "i64[b*s, 2]"]
+    refuses("has no 5 rows of scores", name, x, weight, **{**attrs, "scores": 5})
+    refuses("has no 14 rows of scores", name, x, weight, **{**attrs, "scores": 14})
+    refuses("has no 6 rows of scores", name, x, tensor_type("f32", 13, 5), **attrs)
+    refuses("7 of 6 experts can't be chosen", name, x, weight, **{**attrs, "k": 7})
+    refuses("norm='layer' is not one of", name, x, weight, norm="layer", **attrs)
+
+
 def test_fused_gather(rng: np.random.Generator) -> None:
     ids, table, place = np.array([[2, 0, 1]]), normal(rng, FLOATS[1], 3, 4), normal(rng, FLOATS[1], 3, 4)
     got = run("fused_gather", ids, table, place, expr="add(mul(x0, 2.0), x1)")
@@ -283,6 +310,21 @@ def test_latent_rope_cache_is_a_norm_rotations_and_an_update(rng: np.random.Gene
         check(a, b, "f32", "matmul", scale=8)
 
 
+def test_latent_rope_cache_with_matrices_makes_whole_queries(rng: np.random.Generator) -> None:
+    latent, key, query, cache, plain = (
+        normal(rng, FLOATS[1], *s) for s in ((2, 3, 6), (2, 3, 1, 4), (2, 3, 5, 4), (2, 1, 8, 10), (2, 3, 5, 7))
+    )
+    lengths, weight, matrices = np.array([0, 4], np.int32), normal(rng, FLOATS[1], 6), normal(rng, FLOATS[1], 5, 6, 7)
+    given = (latent, key, query, lengths[:, None] + np.arange(3), *[normal(rng, FLOATS[1], 8, 2)] * 2, cache, lengths)
+    name, attrs = "latent_rope_cache", {"algo": "gpt_j", "eps": 1e-4}
+    (got, new), (turned, wanted) = (
+        run(name, *given, weight, None, None, *more, **attrs) for more in ((plain, matrices), (None, None))
+    )
+    check(got[..., :6], np.einsum("bshi,hoi->bsho", plain, matrices), "f32", "matmul", scale=8)
+    np.testing.assert_array_equal(got[..., 6:], turned)
+    np.testing.assert_array_equal(new, wanted)
+
+
 def test_latent_rope_cache_types() -> None:
     def t(*shape: Any, dtype: str = "f32") -> Any:
         return tensor_type(dtype, *shape)
@@ -293,6 +335,12 @@ def test_latent_rope_cache_types() -> None:
     assert infer(name, *given, **attrs) == (given[2], given[6])
     refuses("are not of one key head", name, given[0], t("b", "s", 2, 4), *given[2:], **attrs)
     refuses("do not fit the cache", name, *given[:6], t("b", 1, "c", 11), *given[7:], **attrs)
+    plain, matrices = t("b", "s", 5, 7), t(5, 6, 7)
+    assert infer(name, *given, None, None, plain, matrices, **attrs) == (t("b", "s", 5, 10), given[6])
+    refuses("belong together", name, *given, None, None, plain, **attrs)
+    refuses("no matrices of the latent", name, *given, None, None, plain, t(4, 6, 7), **attrs)
+    refuses("no matrices of the latent", name, *given, None, None, t("b", "s", 5, 8), matrices, **attrs)
+    refuses("the other queries are", name, *given, None, None, t("b", "s", 5, 7, dtype="f64"), matrices, **attrs)
     refuses("takes f32, bf16 and f16", name, *given[:6], t("b", 1, "c", 16, dtype="i8"), *given[7:], **attrs)
 
 
