@@ -37,8 +37,8 @@ def attention_variants(renderer: Renderer, k: Attention, s: CudaAttention) -> tu
         found.append(Variant("prefill", (launch,), (Between(k.seq, 2),)))
     if decode is not None and prefill is not None:
         return tuple(found)
-    function, all_words = renderer.function(k, "attention", words, **names)
-    launch = Launch(function, (k.batch * k.seq * k.heads, 1, 1), 128, all_words)
+    function, all_words = renderer.function(k, "attention", words, threads=s.threads, **names)
+    launch = Launch(function, (k.batch * k.seq * k.heads, 1, 1), s.threads, all_words)
     return (*found, Variant("attention", (launch,)))
 
 

@@ -310,6 +310,7 @@ class CudaAttention:
     decode: DecodeSchedule | None
     prefill: PrefillSchedule | None
     hopper: HopperSchedule | None = None
+    threads: int = 256  # of a block of the general one
 
 
 Tuning = Mapping[str, Mapping[str, int]]  # constants by the name of a kernel, see tuned()
@@ -367,7 +368,8 @@ def experts(k: Experts, target: Target) -> CudaExperts:
 
 def attention(k: Attention, target: Target) -> CudaAttention:
     """The ways attention may run."""
-    return CudaAttention(_decode(k, target), _prefill(k, target), _hopper(k, target))
+    threads = 512 if k.value_dim > 256 else 256  # a dimension of the values each, as far as it goes
+    return CudaAttention(_decode(k, target), _prefill(k, target), _hopper(k, target), threads)
 
 
 def _library_takes(k: Linear, target: Target) -> bool:

@@ -99,9 +99,9 @@ def check_op(device_name: str, dtype: str, op: str) -> None:
 
 
 def mixed(c: Case, dtype: str) -> bool:
-    """Whether a product has half-precision weights and other operands in f32."""
-    texts = [a.text for a in c.operands if a is not None]
-    return dtype in ("bf16", "f16") and c.op in PRODUCTS and any(t.startswith("f32") for t in texts)
+    """Whether a product has half-precision weights and other operands or results in f32."""
+    f32 = c.op == "linear_route" or any(a is not None and a.text.startswith("f32") for a in c.operands)
+    return dtype in ("bf16", "f16") and c.op in PRODUCTS and f32
 
 
 @needs("g++")

@@ -11,7 +11,7 @@
  *     n_batch * n_seq >= 2: library product n_batch * n_seq x 192 x 64
  * 2: %transpose_3 = attention(%reshape_1, %transpose_1, %transpose_2) {causal=True, scale=None, softcap=None,
  *     window=None, layout="bshd"} : f32[batch, seq, 4, 16]  (tests/modules.py:0)
- *     attention_2<<<(n_batch * n_seq * 4), 128>>>
+ *     attention_2<<<(n_batch * n_seq * 4), 256>>>
  * 3: %add = fused_linear(%reshape_4, %c_proj.weight, %c_proj.bias, _, _, %x) {norm="none", eps=0.0, gated=False,
  *     expr="add(x0, x1)"} : f32[batch, seq, 64]  (tests/modules.py:0)
  *     n_batch * n_seq = 1: fused_linear_3_row<<<(32), 256>>>
@@ -105,11 +105,14 @@ fused_linear_1_row(const float *x, const float *w, const float *bias, float *y, 
 /* %transpose_3 = attention(%reshape_1, %transpose_1, %transpose_2) {causal=True, scale=None, softcap=None,
  *     window=None, layout="bshd"} : f32[batch, seq, 4, 16]
  * tests/modules.py:0 */
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(256)
 attention_2(const float *q, const float *k, const float *v, float *y, const int64_t n_batch, const int64_t n_seq,
     mp_error *error, const int64_t step)
 {
-    struct S { enum { HEADS = 4, GROUP = 1, DIM = 16, VALUE = 16 }; };
+    struct S {
+        enum { THREADS = 256, HEADS = 4, GROUP = 1 };
+        enum { DIM = 16, VALUE = 16 };
+    };
     typedef float real;
     mp_wait();
     const int64_t queries = n_seq, keys = n_seq;

@@ -19,7 +19,7 @@
  * 3: %transpose_1 = attention(%rope, %kv_update, %kv_update_1, _, %past_key_values.lengths) {causal=True,
  *     scale=0.3535533905932738, softcap=None, window=None, layout="bshd"} : f32[batch, seq, 4, 8]
  *     (monoplan/models/llama.py:0 in model.layers.0.self_attn)
- *     attention_3<<<(n_batch * n_seq * 4), 128>>>
+ *     attention_3<<<(n_batch * n_seq * 4), 256>>>
  * 4: %add_2 = fused_linear(%reshape_6, %model.layers.0.self_attn.o_proj.weight, _, _, _, %embedding) {norm="none",
  *     eps=0.0, gated=False, expr="add(x0, x1)"} : f32[batch, seq, 32]  (monoplan/models/llama.py:0 in
  *     model.layers.0)
@@ -46,7 +46,7 @@
  * 8: %transpose_3 = attention(%rope_2, %kv_update_2, %kv_update_3, _, %past_key_values.lengths) {causal=True,
  *     scale=0.3535533905932738, softcap=None, window=None, layout="bshd"} : f32[batch, seq, 4, 8]
  *     (monoplan/models/llama.py:0 in model.layers.1.self_attn)
- *     attention_3<<<(n_batch * n_seq * 4), 128>>>
+ *     attention_3<<<(n_batch * n_seq * 4), 256>>>
  * 9: %add_4 = fused_linear(%reshape_10, %model.layers.1.self_attn.o_proj.weight, _, _, _, %add_3) {norm="none",
  *     eps=0.0, gated=False, expr="add(x0, x1)"} : f32[batch, seq, 32]  (monoplan/models/llama.py:0 in
  *     model.layers.1)
@@ -328,11 +328,14 @@ qkv_rope_cache_2_finish(const int64_t *positions, const float *sin, const float 
 /* %transpose_1 = attention(%rope, %kv_update, %kv_update_1, _, %past_key_values.lengths) {causal=True,
  *     scale=0.3535533905932738, softcap=None, window=None, layout="bshd"} : f32[batch, seq, 4, 8]
  * monoplan/models/llama.py:0 in model.layers.0.self_attn */
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(256)
 attention_3(const float *q, const float *k, const float *v, const int32_t *past, float *y, const int64_t n_batch,
     const int64_t n_capacity, const int64_t n_seq, mp_error *error, const int64_t step)
 {
-    struct S { enum { HEADS = 4, GROUP = 2, DIM = 8, VALUE = 8 }; };
+    struct S {
+        enum { THREADS = 256, HEADS = 4, GROUP = 2 };
+        enum { DIM = 8, VALUE = 8 };
+    };
     typedef float real;
     mp_wait();
     const int64_t queries = n_seq, keys = n_capacity;
