@@ -522,16 +522,16 @@ MP_FN mp_ints mp_plane_dots(const mp_words *codes, const int8_t *plane, mp_ints 
                             const int largest, const int most, const int times)
 {
     const int together = INT16_MAX / (2 * largest * most);
+    mp_shorts some = {0};
     MP_BLOCK_UNROLL
-    for (int i = first; i < end; i += together) {
-        mp_shorts some = {0};
-        MP_BLOCK_UNROLL
-        for (int j = i; j < end && j < i + together; ++j) {
-            int32_t quad;
-            memcpy(&quad, plane + 4 * j, sizeof quad);
-            some += (mp_shorts)MP_BYTE_PAIRS(codes[j], quad);
+    for (int i = first; i < end; ++i) {
+        int32_t quad;
+        memcpy(&quad, plane + 4 * i, sizeof quad);
+        some += (mp_shorts)MP_BYTE_PAIRS(codes[i], quad);
+        if ((i - first) % together == together - 1 || i == end - 1) {
+            sum += MP_PAIRS((mp_words)some, times * 0x00010001);
+            some = (mp_shorts){0};
         }
-        sum += MP_PAIRS((mp_words)some, times * 0x00010001);
     }
     return sum;
 }
