@@ -401,8 +401,8 @@ MP_FN mp_ints mp_add_pair_of(mp_ints sum, const mp_words codes, const int16_t *n
 
 /* sums[r] = codes * numbers over part h of a group, of `parts`, of every column and of R rows, which take turns so that no sum
  * waits for itself. They begin with x.start, if `begun`. VNNI takes unsigned codes: signed ones are moved by 128, which
- * MP_BLOCK_MOVED says. MP_X_PLANES: numbers are planes of bytes, not pairs. Where MP_DOTS_IN_ORDER is set, the lines `ahead`
- * are prefetched meanwhile. */
+ * MP_BLOCK_MOVED says. MP_X_PLANES(R, largest): the numbers of R rows are planes of bytes, not pairs, if `largest` is the largest
+ * of the codes. Where MP_DOTS_IN_ORDER is set, the lines `ahead` are prefetched meanwhile. */
 #if defined(__ARM_FEATURE_DOTPROD)
 #define MP_BLOCK_MOVED 0
 #define MP_X_PLANES(R, largest) 1
