@@ -44,7 +44,7 @@ from monoplan.codegen.moves import c_as_tiles
 from monoplan.codegen.operands import Body, Operand
 from monoplan.codegen.reductions import PART_OF_ROW, SCANS, reduction_variables
 from monoplan.codegen.views import View, merge_dims
-from monoplan.ir.dims import Dim
+from monoplan.ir.dims import Dim, Expr
 from monoplan.ir.expr import Arg, Call, Node
 from monoplan.ir.types import DType, bf16, f32, f64, i8, i64, product
 
@@ -603,7 +603,7 @@ def window(k: Window) -> Variables:
         w = k.operand("w")
         depth = w.shape[1]  # type: ignore[assignment]
         columns = y.shape[1] // k.groups
-        channel = f"o / {columns} * {depth} + c"
+        channel = f"o / {columns} * ({c_dim(depth)}) + c" if isinstance(depth, Expr) else f"o / {columns} * {depth} + c"
         weight, step = f"({kind}){w.at('o', 'c', 'a', 'b')}", f"{{}} + weight * ({kind}){value}"
     elif k.mode == "max":
         lowest = -math.inf if acc.is_float else -(1 << (acc.bits - 1)) if acc.name.startswith("i") else 0

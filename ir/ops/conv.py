@@ -5,6 +5,7 @@ Sequences are images of height 1. Padding is (top, bottom, left, right).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -112,10 +113,11 @@ def conv2d(
     columns, depth, *kernel = weight.shape
     patches = _patches(_padded(x, padding, 0), kernel, stride, dilation)
     images, _, height, width = patches.shape[:4]
-    rows = patches.reshape(images, groups, depth, height, width, -1).transpose(1, 0, 3, 4, 2, 5)
-    rows = rows.reshape(groups, images * height * width, -1)
-    y = np.matmul(rows, weight.reshape(groups, columns // groups, -1).swapaxes(1, 2))
-    y = y.reshape(groups, images, height, width, -1).transpose(1, 0, 4, 2, 3).reshape(images, columns, height, width)
+    taps, each = math.prod(kernel), columns // groups  # no -1: an empty batch does not say how many
+    rows = patches.reshape(images, groups, depth, height, width, taps).transpose(1, 0, 3, 4, 2, 5)
+    rows = rows.reshape(groups, images * height * width, depth * taps)
+    y = np.matmul(rows, weight.reshape(groups, each, depth * taps).swapaxes(1, 2))
+    y = y.reshape(groups, images, height, width, each).transpose(1, 0, 4, 2, 3).reshape(images, columns, height, width)
     return y if bias is None else y + bias[:, None, None]
 
 

@@ -93,3 +93,26 @@ def test_schedules(isa: str, size: int) -> None:
         assert s.patch_floats >= s.chunk * s.strip * WIDE * s.lanes + s.lanes
     assert conv_layout(target, tensor_type("f32", 8, 1, 3, 3), 8) is None  # depthwise
     assert conv_layout(target, tensor_type("f64", 8, 8, 3, 3), 1) is None
+
+
+class Given(nn.Module):
+    """Convolutions by a weight that is an argument."""
+
+    def forward(self, x: Any, weight: Any) -> Any:
+        twice = F.cat([x, x], 1)
+        return F.conv1d(x, weight), F.conv1d(twice, F.cat([weight, weight], 1)), F.conv1d(twice, weight, groups=2)
+
+
+def test_channels_of_symbolic_size(rng: np.random.Generator) -> None:
+    fast = mp.compile(Given(), mp.spec("b", "c", "n"), mp.spec(4, "c", 2))  # c: the loop's own name
+    for b, c in ((2, 3), (1, 1), (3, 5), (0, 4)):
+        x, weight = rng.standard_normal((b, c, 5), np.float32), rng.standard_normal((4, c, 2), np.float32)
+        windows = np.lib.stride_tricks.sliding_window_view(x.astype(np.float64), 2, 2)
+        once = np.einsum("bcnk,ock->bon", windows, weight)
+        for got, expected in zip(fast(x, weight), (once, 2 * once, once), strict=True):
+            check(got, expected, "f32", "matmul")
+
+
+def test_an_empty_batch_without_a_plan() -> None:
+    y = F.conv2d(mp.Tensor(np.zeros((0, 4, 6, 5), np.float32)), mp.Tensor(np.ones((6, 2, 3, 3), np.float32)), groups=2)
+    assert y.shape == (0, 6, 4, 3)
