@@ -14,6 +14,7 @@ from monoplan.codegen.target import Target
 from monoplan.codegen.views import View
 from monoplan.ir.cache_rows import row_numbers
 from monoplan.ir.dims import Dim
+from monoplan.ir.errors import CompileError
 from monoplan.ir.graph import Op
 from monoplan.ir.types import DType, f32, u32
 
@@ -37,7 +38,16 @@ def lower_attention(lo: Lowerer, op: Op) -> None:
         k, v = k.paged(pages), v.paged(pages)
     batch, seq, heads, dim = q.shape
     kv_heads, keys, value_dim = k.shape[1], k.shape[2], row_numbers(v.shape[3], v.dtype)
-    assert all(isinstance(d, int) for d in (heads, dim, kv_heads, value_dim))
+    for name, size in (
+        ("heads", heads),
+        ("key/value heads", kv_heads),
+        ("values in a head", dim),
+        ("values", value_dim),
+    ):
+        if not isinstance(size, int):
+            what = f"attention: the number of {name} is {size}, a size that is known only at the call"
+            why = "the kernel keeps a head's sums in registers"
+            raise CompileError(what, where=op.loc, why=why, fix="give a plain number in the spec")
     operands = [Operand("q", q), Operand("k", k), Operand("v", v)]
     mask, past = op.operand("mask"), op.operand("past")
     if mask is not None:

@@ -7,11 +7,16 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import monoplan as mp
+import monoplan.nn.functional as F
+from monoplan import nn
 from monoplan.driver import build_graph_executable
+from monoplan.ir.errors import CompileError
 from monoplan.ir.interpreter import interpret
 from monoplan.ir.parser import parse_graph
 from monoplan.ir.types import bf16
@@ -120,3 +125,13 @@ def test_a_nan_before_the_window_reaches_nobody() -> None:
 
 def test_one_query_has_the_same_bits_beside_another() -> None:
     check_neighbours(CASES["long"])
+
+
+@pytest.mark.parametrize(("dim", "value_dim", "named"), [("d", "d", "values in a head is d"), (4, "e", "values is e")])
+def test_a_head_of_symbolic_size_is_refused(dim: Any, value_dim: Any, named: str) -> None:
+    class Attends(nn.Module):
+        def forward(self, x: Any, v: Any) -> Any:
+            return F.scaled_dot_product_attention(x, x, v)
+
+    with pytest.raises(CompileError, match=named):
+        mp.compile(Attends(), mp.spec("b", 2, "s", dim), mp.spec("b", 2, "s", value_dim))
