@@ -30,11 +30,12 @@ For each function call, return a json object with function name and arguments wi
 
 def message_of(message: Any, place: str) -> dict[str, Any]:
     """One message of a request, checked, as templates want it."""
-    if not isinstance(message, dict) or message.get("role") not in ROLES:
+    role = message.get("role") if isinstance(message, dict) else None
+    if not isinstance(role, str) or role not in ROLES:
         raise ArgumentError(
             f"{place} must be an object with a role of {', '.join(ROLES)}", why=f"it is {message!r:.80}"
         )
-    made: dict[str, Any] = {"role": ROLES[message["role"]], "content": _content(message.get("content"), place)}
+    made: dict[str, Any] = {"role": ROLES[role], "content": _content(message.get("content"), place)}
     made |= {name: message[name] for name in ("name", "tool_call_id") if isinstance(message.get(name), str)}
     calls = message.get("tool_calls")
     if calls is not None and calls != []:

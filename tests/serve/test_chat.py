@@ -114,6 +114,7 @@ def test_messages_are_made_for_templates() -> None:
     [
         ("x", "a role of"),
         ({"role": "king", "content": "x"}, "a role of"),
+        ({"role": ["user"], "content": "x"}, "a role of"),
         ({"role": "user"}, "has no content"),
         ({"role": "user", "content": 5}, "a text or a list of parts"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}, "text only"),
