@@ -53,7 +53,9 @@ class _Plan:
             if isinstance(x, torch.Tensor):
                 continue
             if str(x) not in spots:
-                raise ArgumentError(f"an argument {x!r} of type {type(x).__name__} in a torch graph is not covered")
+                what = f"an argument {x!r} of type {type(x).__name__} in a torch graph is not covered"
+                why = "a number that changes from call to call would be part of the plan"
+                raise ArgumentError(what, why=why, fix="pass a tensor; with dynamic=False each number has its own plan")
             self.sizes[i] = spots[str(x)]
         self.versions: list[tuple[int, int]] = []
         self.plan: Any = None  # made by the first call: torch.export can't run while Dynamo does

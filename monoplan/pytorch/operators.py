@@ -54,6 +54,8 @@ _OTHER_NAMES = {
     "arctan2": "atan2", "clamp_min.Tensor": "maximum", "clamp_max.Tensor": "minimum", "multiply": "mul", "less": "lt",
     "greater": "gt", "less_equal": "le", "greater_equal": "ge", "not_equal": "ne", "special_erf": "erf",
     "min.other": "minimum", "max.other": "maximum", "special_expit": "sigmoid", "log_sigmoid": "logsigmoid",
+    "__lshift__": "left_shift", "__rshift__": "right_shift", "bitwise_left_shift": "left_shift",
+    "bitwise_right_shift": "right_shift",
 }  # fmt: skip
 OPERATORS.update({f"aten.{name}": getattr(F, here) for name, here in _OTHER_NAMES.items()})
 
@@ -99,7 +101,8 @@ _SHORT: dict[str, Function] = {
     "constant_pad_nd": lambda x, pad, value=0: F.pad(x, pad, "constant", value),
     "reflection_pad1d reflection_pad2d": lambda x, pad: F.pad(x, pad, "reflect"),
     "replication_pad1d replication_pad2d": lambda x, pad: F.pad(x, pad, "replicate"),
-    "adaptive_max_pool2d": lambda x, size: F.adaptive_max_pool2d(x, size, return_indices=True),
+    "adaptive_max_pool1d": lambda x, size: (F.adaptive_max_pool1d(x, size), None),
+    "adaptive_max_pool2d": lambda x, size: (F.adaptive_max_pool2d(x, size), None),
     "sym_size": lambda x, dim: x.shape[dim],
     "sym_numel": lambda x: x.numel(),
 }
@@ -193,6 +196,14 @@ def _slice_scatter(x: Tensor, source: Tensor, dim: int = 0, start: Any = None, e
 def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Any:
     place = F.full((1,), index % int(x.shape[dim]), dtype=i64)
     return F.index_copy(x, dim, place, source.unsqueeze(dim).to(x.dtype))
+
+
+@aten("unfold")
+def _unfold(x: Tensor, dim: int, size: int, step: int) -> Any:
+    dim %= x.ndim
+    count = (x.shape[dim] - size) // step + 1
+    places = F.arange(count).unsqueeze(1) * step + F.arange(size)
+    return x.movedim(dim, -1)[..., places].movedim(-2, dim)
 
 
 @aten("pixel_shuffle")
@@ -306,7 +317,7 @@ def _conv_transpose(
 
 @aten("max_pool2d_with_indices")
 def _max_pool_indices(*args: Any) -> Any:
-    return _max_pool(*args), None  # nobody asks for the indices in inference
+    return _max_pool(*args), None  # there are no indices: who uses them gets an error
 
 
 @aten("max_pool1d", "max_pool2d")

@@ -6,8 +6,10 @@ knows the line of the user's file that it comes from.
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from monoplan.frontend import functional as F
 from monoplan.frontend.context import located
 from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import Parameter
@@ -56,6 +59,7 @@ class Program:
     inputs: tuple[str, ...]  # the names of the steps that stand for the caller's tensors
     state: Mapping[str, str]  # names in the graph of parameters and buffers, with their paths
     outputs: Any  # their structure, of Refs and constants
+    guards: tuple[str, ...] = ()  # what was decided by sizes that change when it was captured: see _check_guard
 
     @property
     def missing(self) -> dict[str, list[Loc]]:
@@ -70,9 +74,9 @@ class Program:
         """Runs all steps; `values` has the inputs and the state."""
         for step in self.steps:
             assert step.function is not None
-            args, kwargs = _filled(step.args, values), _filled(dict(step.kwargs), values)
             with located(step.loc):
                 try:
+                    args, kwargs = _filled(step.args, values), _filled(dict(step.kwargs), values)
                     values[step.name] = step.function(*args, **kwargs)
                 except MonoplanError as error:
                     if error.where is not None:
@@ -87,6 +91,8 @@ class Program:
 def _filled(value: Any, values: Mapping[str, Any]) -> Any:
     """Arguments with results in place of Refs."""
     if isinstance(value, Ref):
+        if values[value.name] is None:
+            raise TraceError(f"the result {value.name} is not covered", why="of this operator there are values only")
         return values[value.name]
     if isinstance(value, tuple | list):
         return type(value)(_filled(v, values) for v in value)
@@ -113,6 +119,8 @@ class TorchModule(Module):
             if len(leaves) != len(program.inputs):
                 what = f"{name} takes {len(program.inputs)} tensors as it was captured, got {len(leaves)}"
                 raise ArgumentError(what, fix="give the arguments that from_torch was given")
+            for guard in program.guards:
+                _check_guard(guard, bound)
             return program.run({**tensors, **dict(zip(program.inputs, leaves, strict=True))})
 
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -143,6 +151,87 @@ def _tensors(value: Any) -> Iterator[Any]:
             yield from _tensors(v)
     elif value is not None and not isinstance(value, bool | int | float | str):
         yield value
+
+
+# -- what was decided by sizes -----------------------------------------------------------------------------
+
+_ORDER = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
+_ARITHMETIC: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}  # fmt: skip
+
+
+def _guards(code: Sequence[str]) -> tuple[str, ...]:
+    """The comparisons of sizes in the guards of an exported program: `L['x'].size()[0] > 4`.
+
+    Others are on constants, which compile() compares, and on strides, which results do not depend on.
+    """
+    return tuple(text for text in code if ".size()" in text and ".stride()" not in text)
+
+
+def _check_guard(text: str, arguments: Mapping[str, Any]) -> None:
+    """Raises unless sizes are such as a guard says; where they are symbols, each call of the plan is checked.
+
+    forward went another way for other sizes, which the captured program does not have.
+    """
+    shown = re.sub(r"L\['(\w+)'\]", r"\1", text)
+    try:
+        differences = list(_differences(ast.parse(text, mode="eval").body, arguments))
+    except (NotImplementedError, TypeError, ZeroDivisionError, MonoplanError) as error:
+        why = f"it decides by sizes that change: {shown}; {in_words(error)}"
+        raise ArgumentError(
+            "forward can't be captured for all sizes", why=why, fix="leave one of the sizes out of `dynamic`"
+        ) from None
+    for difference in differences:
+        if not isinstance(difference, int):
+            with located(Loc(f"forward, captured where {shown}")):
+                F.zeros((difference,))  # an error unless it is 0 or more
+        elif difference < 0:
+            why = "it decides by these sizes, and goes another way for others"
+            raise ArgumentError(f"forward was captured where {shown}", why=why, fix="give sizes that fit")
+
+
+def _differences(node: Any, arguments: Mapping[str, Any]) -> Iterator[Any]:
+    """What must not be negative for a guard to hold."""
+    if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
+        for part in node.values:
+            yield from _differences(part, arguments)
+        return
+    if not isinstance(node, ast.Compare) or any(type(op) not in _ORDER for op in node.ops):
+        raise NotImplementedError("it is no comparison of sizes")
+    sides = [_size(side, arguments) for side in (node.left, *node.comparators)]
+    for sign, a, b in zip((_ORDER[type(op)] for op in node.ops), sides[:-1], sides[1:], strict=True):
+        if sign in (">", ">=", "=="):
+            yield a - b - (sign == ">")
+        if sign in ("<", "<=", "=="):
+            yield b - a - (sign == "<")
+        if sign == "!=":
+            yield (a - b) * (a - b) - 1
+
+
+def _size(node: Any, arguments: Mapping[str, Any]) -> Any:
+    """A number that a guard computes from the sizes of arguments."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        return _ARITHMETIC[type(node.op)](_size(node.left, arguments), _size(node.right, arguments))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_size(node.operand, arguments)
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call) and not node.value.args:
+        called = node.value.func
+        if isinstance(called, ast.Attribute) and called.attr == "size":
+            return _argument(called.value, arguments).shape[ast.literal_eval(node.slice)]
+    raise NotImplementedError(f"{ast.unparse(node)} is not covered")
+
+
+def _argument(node: Any, arguments: Mapping[str, Any]) -> Any:
+    """What `L['x']` or `L['x'][0]` is."""
+    if isinstance(node, ast.Subscript):
+        return _argument(node.value, arguments)[ast.literal_eval(node.slice)]
+    if isinstance(node, ast.Name) and node.id == "L":
+        return arguments
+    raise NotImplementedError(f"{ast.unparse(node)} is not covered")
 
 
 # -- reading torch.export's programs -----------------------------------------------------------------------
@@ -203,13 +292,14 @@ def _capture(
     try:
         with torch.no_grad():
             exported = torch.export.export(module, (), arguments, dynamic_shapes=shapes, strict=False)
-            exported = exported if _is_plain(exported) else exported.run_decompositions({})
+            guards = _guards(exported._guards_code)
+            exported = exported if _is_plain(exported) else _decomposed(torch, exported)
     except MonoplanError:
         raise
     except Exception as error:  # torch.export raises whatever the module does
         what = f"torch.export could not capture {type(module).__name__} as one graph"
         raise ArgumentError(what, where=_where(error), why=_first_words(error), fix=_advice(error)) from error
-    program, state = _Reader(torch, exported).read()
+    program, state = _Reader(torch, exported, guards).read()
     specs = _specs(torch, arguments, dynamic)
     return program, state, arguments, specs
 
@@ -222,6 +312,35 @@ def _is_plain(exported: Any) -> bool:
             if node.op != "call_function" or changes or _function(_operator_name(node.target)) is None:
                 return False
     return True
+
+
+def _decomposed(torch: Any, exported: Any) -> Any:
+    """The program without changes in place; operators that are not covered are others, as far as PyTorch says how."""
+    known = torch.export.default_decompositions()
+
+    def without(program: Any, operators: set[Any]) -> Any:
+        tried: set[Any] = set()
+        while rules := {op: known[op] for op in operators - tried if op in known}:
+            before, tried = _missing(program), tried | rules.keys()
+            program = program.run_decompositions(rules)
+            operators = _missing(program) - before
+        return program
+
+    exported = exported.run_decompositions({})
+    missing = _missing(exported)
+    whole = without(exported, missing)
+    if not _missing(whole):
+        return whole
+    for op in sorted(missing, key=str):  # those that are made of others that are missing stay, for the error
+        one = without(exported, {op})
+        exported = one if _missing(one) == _missing(exported) - {op} else exported
+    return exported
+
+
+def _missing(exported: Any) -> set[Any]:
+    """The operators of an exported program that are not covered."""
+    calls = {node.target for node in exported.graph.nodes if node.op == "call_function"}
+    return {op for op in calls if _function(_operator_name(op)) is None}
 
 
 def _function(name: str) -> Function | None:
@@ -344,8 +463,8 @@ def exact_outputs(module: Any, arguments: Mapping[str, Any]) -> list[Any]:
 class _Reader:
     """Turns the graph of an exported program into steps."""
 
-    def __init__(self, torch: Any, exported: Any) -> None:
-        self.torch, self.exported = torch, exported
+    def __init__(self, torch: Any, exported: Any, guards: tuple[str, ...]) -> None:
+        self.torch, self.exported, self.guards = torch, exported, guards
         self.steps: list[Step] = []
         self.state: dict[str, str] = {}
 
@@ -372,7 +491,7 @@ class _Reader:
                 outputs = self._outputs(node)
             else:
                 self._step(node, "")
-        program = Program(tuple(self.steps), tuple(inputs), self.state, outputs)
+        program = Program(tuple(self.steps), tuple(inputs), self.state, outputs, self.guards)
         return program, self._tensors(signature)
 
     def _tensors(self, signature: Any) -> dict[str, Any]:

@@ -213,10 +213,76 @@ def test_sizes_that_change() -> None:
     assert fast.stats.compiles == 1
 
 
+def decide(x: Any, y: Any) -> Any:
+    """It goes several ways, by sizes."""
+    z = x * 2 if x.shape[0] > 4 else x * 3
+    z = z + 1 if x.shape[0] % 2 == 0 else z
+    z = z - 1 if x.shape[0] <= 2 * y.shape[0] else z
+    return z * 5 if x.shape[0] != y.shape[0] + 6 else z
+
+
+def test_sizes_that_forward_decides_by() -> None:
+    """A plan of one way refuses sizes for which forward goes another, symbols and numbers alike."""
+    module = Two(decide).eval()
+    dynamic = {"x": {0: "n"}, "y": {0: "m"}}
+    captured = mp.from_torch(module, torch.randn(8, 3), torch.randn(6, 3), dynamic=dynamic)
+    fast = mp.compile(captured)
+    for n, m in ((8, 6), (6, 3), (20, 10)):
+        x, y = torch.randn(n, 3), torch.randn(m, 3)
+        np.testing.assert_allclose(fast(x, y), module(x, y).numpy(), rtol=1e-6)
+    for n, m in ((4, 6), (9, 6), (14, 6), (12, 6)):
+        x, y = np.ones((n, 3), np.float32), np.ones((m, 3), np.float32)
+        with pytest.raises(ArgumentError, match="captured where"):
+            fast(x, y)
+        with pytest.raises(ArgumentError, match="captured where"):
+            captured(mp.Tensor(x), mp.Tensor(y))
+    inside = One(lambda x: x["a"][0] if x["a"][0].shape[1] > 2 else x["a"][0] + 1).eval()
+    fast = mp.compile(mp.from_torch(inside, {"a": [torch.ones(3, 5)]}))
+    assert np.array_equal(fast({"a": [np.ones((3, 5), np.float32)]}), np.ones((3, 5)))
+
+
+def test_decisions_that_no_plan_can_check_are_refused() -> None:
+    module = One(lambda x: x[: 20 % x.shape[0]] * 2).eval()
+    with pytest.raises(ArgumentError, match="leave one of the sizes out of `dynamic`"):
+        mp.compile(mp.from_torch(module, torch.ones(8, 3), dynamic={"x": {0: "n"}}))
+
+
+def test_operators_by_pytorchs_rules() -> None:
+    """What is not covered itself, but is made of what is."""
+
+    def products(x: Any) -> Any:
+        v = x[0, 0]
+        return torch.mv(x[0], v), torch.dot(v, v), torch.kron(x[0], x[1]), torch.addcdiv(v, v, v), torch.trace(x[0])
+
+    def changed(x: Any) -> Any:
+        y = x.clone()
+        y[:, ::2] = 0
+        y[0, 0] = 5.0
+        return y.mul_(2), torch.empty(3).fill_(2), torch.rot90(x[0]), x.unfold(2, 3, 2).sum(-1)
+
+    def resized(x: Any) -> Any:
+        return F.interpolate(x, 7, mode="linear"), F.interpolate(x[None], (7, 9), mode="bicubic"), F.unfold(x[None], 2)
+
+    for function in (products, changed, resized):
+        matches(One(function), torch.randn(2, 3, 5))
+    numbers = torch.arange(12).reshape(3, 4)
+    matches(One(lambda x: (x << 2, x >> 1, 2 << x)), numbers)
+    matches(One(lambda x: (F.adaptive_max_pool1d(x, 2), F.adaptive_max_pool2d(x, 3))), torch.randn(2, 6, 8))
+
+
+def test_indices_of_pools_are_refused() -> None:
+    def pooled(x: Any) -> Any:
+        return F.max_pool2d(x, 2, return_indices=True)
+
+    for module in (One(pooled), One(lambda x: pooled(x)[1] + 1)):
+        with pytest.raises(MonoplanError, match="is not covered"):
+            mp.compile(mp.from_torch(module.eval(), torch.ones(1, 2, 4, 4)))
+
+
 def test_operators_that_are_not_covered_are_all_named() -> None:
     def strange(x: Any) -> Any:
         y = torch.special.bessel_j0(x)
-        return torch.linalg.inv(y) + torch.special.i0(x)
+        return torch.linalg.inv(y) + torch.special.i0(x) + torch.mv(x, x[0])
 
     with pytest.raises(ArgumentError) as caught:
         mp.from_torch(One(strange).eval(), torch.eye(3))
@@ -224,7 +290,8 @@ def test_operators_that_are_not_covered_are_all_named() -> None:
     for name in ("special_bessel_j0", "linalg_inv", "special_i0"):
         assert re.search(rf"aten\.{name}\w*\.default at .*test_from_torch\.py:\d+", text)
     table = mp.coverage(One(strange).eval(), torch.eye(3))
-    assert "1 of 4 operators are covered" in table and re.search(r"aten\.add\.Tensor +1 +yes", table)
+    assert "4 of 7 operators are covered" in table and re.search(r"aten\.add\.Tensor +2 +yes", table)
+    assert "aten.mv" not in text and "aten.mv" not in table  # it is made of others
 
 
 def test_refusals() -> None:
