@@ -54,7 +54,7 @@ ROPE_KEYS = (
 _READ = {"rope_parameters", "original_max_position_embeddings", "use_sliding_window", "max_window_layers"}
 # A key that is not read here is let through unless its name says that it may change the numbers.
 _SUSPICIOUS = re.compile(
-    r"scal|cap|multipl|expert|moe|quant|compress|rope|rotary|window|norm|bias|alibi|residual|parallel", re.I
+    r"scal|cap|multipl|expert|moe|quant|compress|rope|rotary|window|norm|bias|alibi|clip|clamp|residual|parallel", re.I
 )
 
 

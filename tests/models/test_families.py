@@ -129,7 +129,8 @@ def test_a_saved_model_is_the_same(kind: str, tmp_path: Path) -> None:
 def test_keys_that_change_numbers_are_refused(kind: str, tmp_path: Path) -> None:
     golden_checkpoint(kind, 0, tmp_path)
     data = json.loads((tmp_path / "config.json").read_text())
-    for key, value in (("moe_num_experts", 8), ("value_residual_scale", 0.3), *REFUSED.get(kind, {}).items()):
+    unread = {"moe_num_experts": 8, "value_residual_scale": 0.3, "clip_qkv": 8.0, **REFUSED.get(kind, {})}
+    for key, value in unread.items():
         (tmp_path / "config.json").write_text(json.dumps({**data, key: value}))
         with pytest.raises(LoadError, match=key):
             AutoModel.from_pretrained(tmp_path)
