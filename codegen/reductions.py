@@ -53,6 +53,7 @@ SCANS = {
     "cummax": "mp_maximum_{t}({a}, {b})",
     "cummin": "mp_minimum_{t}({a}, {b})",
 }
+WIDE_SCANS = ("cumsum", "cumprod")  # of floats in double, as sums are: errors of all steps add up
 
 
 def reduction_variables(k: Reduce, first: str) -> dict[str, Any]:

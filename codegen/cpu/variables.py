@@ -42,7 +42,7 @@ from monoplan.codegen.kernels import (
 )
 from monoplan.codegen.moves import c_as_tiles
 from monoplan.codegen.operands import Body, Operand
-from monoplan.codegen.reductions import PART_OF_ROW, SCANS, reduction_variables
+from monoplan.codegen.reductions import PART_OF_ROW, SCANS, WIDE_SCANS, reduction_variables
 from monoplan.codegen.views import View, merge_dims
 from monoplan.ir.dims import Dim, Expr
 from monoplan.ir.expr import Arg, Call, Node
@@ -397,10 +397,11 @@ def kv_update(k: KVUpdate) -> Variables:
 def scan(k: Scan) -> Variables:
     index = [*names("o", k.outer), "i"]
     x = k.operand("x")
-    ctype = C_TYPES[x.compute.name]
+    acc = f64 if k.kind in WIDE_SCANS and x.compute.is_float else x.compute
+    ctype = C_TYPES[acc.name]
 
     def join(a: str, b: str) -> str:
-        return SCANS[k.kind].format(a=a, b=b, t=x.compute.name, type=ctype)
+        return SCANS[k.kind].format(a=a, b=b, t=acc.name, type=ctype)
 
     return {
         "running": {
@@ -411,7 +412,7 @@ def scan(k: Scan) -> Variables:
             "behind": join("before", "v"),
             "carried": join("before", "sums[31]"),
             "x": x.at(*index),
-            "statement": k.operand("y").store("v", x.compute, *index),
+            "statement": k.operand("y").store("v", acc, *index),
         }
     }
 

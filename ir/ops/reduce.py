@@ -126,16 +126,20 @@ def _running_type(name: str) -> Any:
     return rule
 
 
+def _running(x: Array) -> Any:
+    return np.float64 if x.dtype.kind == "f" else x.dtype
+
+
 @op(_running_type("cumsum"), "scan")
 def cumsum(x: Array, *, axis: int = -1) -> Array:
-    """Running sums along an axis, in the element type (half floats in f32)."""
-    return np.cumsum(x, axis=axis, dtype=x.dtype)
+    """Running sums along an axis; of floats in f64, rounded once each."""
+    return np.cumsum(x, axis=axis, dtype=_running(x)).astype(x.dtype, copy=False)
 
 
 @op(_running_type("cumprod"), "scan")
 def cumprod(x: Array, *, axis: int = -1) -> Array:
-    """Running products along an axis, in the element type (half floats in f32)."""
-    return np.cumprod(x, axis=axis, dtype=x.dtype)
+    """Running products along an axis; of floats in f64, rounded once each."""
+    return np.cumprod(x, axis=axis, dtype=_running(x)).astype(x.dtype, copy=False)
 
 
 @op(_running_type("cummax"), "scan")

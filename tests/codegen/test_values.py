@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 from cffi import FFI
 
+import monoplan as mp
+import monoplan.nn.functional as F
+from monoplan import nn
 from monoplan.codegen.source import headers
 from monoplan.driver import build_graph_executable
 from monoplan.ir.builder import build_graph
@@ -262,3 +265,19 @@ def test_largest_and_smallest(width: int) -> None:
         x[row + 4, :] = value
     for kind, got in zip(kinds, run([x]), strict=True):
         np.testing.assert_array_equal(got, getattr(np, kind)(x, axis=1))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_errors_of_long_running_sums_do_not_add_up(axis: int, rng: np.random.Generator) -> None:
+    """In f32 the steps of this one round the same way: the last sums would be off by a hundredth."""
+
+    class Running(nn.Module):
+        def forward(self, x: Any, factors: Any) -> Any:
+            return F.cumsum(x, axis), F.cumprod(factors, axis)
+
+    x = (rng.standard_normal(2**20, np.float32) + 1000).reshape((-1, 1) if axis == 0 else (1, -1))
+    factors = 1 + x * np.float32(1e-9)
+    wanted = x.astype(np.float64).cumsum(axis), factors.astype(np.float64).cumprod(axis)
+    for found in (mp.compile(Running())(x, factors), Running()(mp.Tensor(x), mp.Tensor(factors))):
+        for a, b in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(np.asarray(a), b, rtol=1e-6)
