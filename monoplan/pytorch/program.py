@@ -292,7 +292,7 @@ def _capture(
     try:
         with torch.no_grad():
             exported = torch.export.export(module, (), arguments, dynamic_shapes=shapes, strict=False)
-            guards = _guards(exported._guards_code)
+            guards = _guards(getattr(exported, "_guards_code", ()))  # older releases note none
             exported = exported if _is_plain(exported) else _decomposed(torch, exported)
     except MonoplanError:
         raise
