@@ -1,7 +1,8 @@
 """The benchmark's weights as an OpenVINO model: the plain torch LLaMA through OpenVINO's own converter.
 
 The result is what its users get from the usual export: keys and values are state inside of the model, 16-bit weights
-are stored as f16 under an f32 graph, and the precision of the arithmetic is chosen when it is compiled.
+are stored as f16 under an f32 graph, and the precision of the arithmetic is chosen when it is compiled. For a low-bit
+format the weights are others, in the nearest format that its compressor has: times can be compared, tokens can't.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import shutil
 from typing import Any
 
-from cpu_peers.workload import Workload
+from cpu_peers.workload import COMPRESSIONS, Workload, write_files
 
 
 def write_openvino(work: Workload) -> None:
@@ -23,6 +24,8 @@ def write_openvino(work: Workload) -> None:
 
     from cpu_peers.torch_llama import Growing, load
 
+    source = Workload(work.model, "f32", work.folder) if work.dtype in COMPRESSIONS else work
+    write_files(source)
     shape = work.shape
     group = shape["num_attention_heads"] // shape["num_key_value_heads"]
     layers, sizes = shape["num_hidden_layers"], (shape["num_key_value_heads"], shape["head_dim"])
@@ -33,7 +36,7 @@ def write_openvino(work: Workload) -> None:
         def __init__(self) -> None:
             super().__init__()
             # Separate products, which its CPU plugin joins in its own way.
-            self.model = load(work.checkpoint, shape, torch.float32, joined=False)
+            self.model = load(source.checkpoint, shape, torch.float32, joined=False)
 
         def forward(
             self, input_ids: Any, attention_mask: Any, position_ids: Any, beam_idx: Any, *past: Any
@@ -66,12 +69,22 @@ def write_openvino(work: Workload) -> None:
     model.validate_nodes_and_infer_types()
     apply_make_stateful_transformation(model, {name: "present" + name[4:] for name in past})
     _start_empty(model)
+    if work.dtype in COMPRESSIONS:
+        model = _compressed(model, *COMPRESSIONS[work.dtype])
     folder = work.openvino.parent
     half_done = folder.with_name(folder.name + ".part")
     half_done.mkdir(parents=True, exist_ok=True)
     openvino.save_model(model, half_done / work.openvino.name, compress_to_fp16=work.dtype == "bf16")
-    shutil.copy(work.checkpoint / "config.json", half_done)  # GenAI reads it
+    shutil.copy(source.checkpoint / "config.json", half_done)  # GenAI reads it
     os.rename(half_done, folder)
+
+
+def _compressed(model: Any, mode: str, group: int) -> Any:
+    """The model with all matrices in a low-bit format, the embedding and the last one as well."""
+    import nncf
+
+    low = {} if mode.startswith("INT8") else {"group_size": group, "ratio": 1.0, "all_layers": True}
+    return nncf.compress_weights(model, mode=nncf.CompressWeightsMode[mode], **low)
 
 
 def _start_empty(model: Any) -> None:

@@ -7,16 +7,18 @@ from typing import Any
 import numpy as np
 
 from cpu_peers.engine import Ids, Job, StepEngine, Unavailable
+from cpu_peers.workload import DTYPES
 
 
 def settings(job: Job) -> dict[str, Any]:
-    """Threads and precisions as the other peers have them; compiled code is kept for the warm start."""
+    """Threads and precisions as the other peers have them; compiled code is kept for the warm start. With compressed
+    weights it chooses the precisions itself: x and the cache become 8 bits where that is faster."""
+    precision = job.work.dtype if job.work.dtype in DTYPES else None
     return {
         "INFERENCE_NUM_THREADS": job.threads,
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": "1",
-        "INFERENCE_PRECISION_HINT": job.work.dtype,
-        "KV_CACHE_PRECISION": job.work.dtype,
+        **({} if precision is None else {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}),
         "CACHE_DIR": str(job.cache / "openvino"),
     }
 

@@ -10,11 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cpu_peers.workload import QUANTIZED, Workload, write_files
+from cpu_peers.workload import COMPRESSIONS, QUANTIZED, Workload, write_files
 
 NEEDS = {"llama.cpp": "gguf", "llama-cpp-python": "gguf", "openvino": "openvino", "openvino-genai": "openvino"}
-
-
 READ_GGUF = ("monoplan", "monoplan-avx512", "monoplan-avx2", "llama.cpp", "llama-cpp-python", "limits")
 
 
@@ -23,11 +21,12 @@ def prepare(work: Workload, peer: str) -> str | None:
     from cpu_peers.client import environment
 
     data = {"model": work.model, "dtype": work.dtype, "folder": str(work.folder), "form": NEEDS.get(peer, "checkpoint")}
-    if work.low_bit:
+    compressed = data["form"] == "openvino" and work.dtype in COMPRESSIONS
+    if work.low_bit and not compressed:
         if peer not in READ_GGUF:
             return "it reads no GGUF file"
         data["form"] = "gguf"
-    if work.dtype in QUANTIZED and peer not in (*READ_GGUF[:3], "limits"):
+    if work.dtype in QUANTIZED and not compressed and peer not in (*READ_GGUF[:3], "limits"):
         return "it is not given quantized checkpoints"
     done = subprocess.run(
         [sys.executable, "-m", "cpu_peers.prepare"],

@@ -36,6 +36,11 @@ QUANTIZED: dict[str, tuple[int, dict[str, Any]]] = {
     "int4_128_f16": (67, {"quant_method": "compressed-tensors", "format": "pack-quantized",
                           "config_groups": {"group_0": {"targets": ["Linear"], "weights": _GROUPS}}}),
 }  # fmt: skip
+# What OpenVINO's own compressor (nncf) has nearest to each: its mode and group. It starts from random weights of f32.
+COMPRESSIONS: dict[str, tuple[str, int]] = {
+    "q8_0": ("INT8_SYM", -1), "q4_0": ("INT4_SYM", 32), "q4_k": ("INT4_ASYM", 32), "q4_k_m": ("INT4_ASYM", 32),
+    "int4_128_f16": ("INT4_ASYM", 128),
+}  # fmt: skip
 LONGEST = 8192  # positions of the models
 CONTEXT, PROMPT, STEPS = 128, 512, 16  # decode after CONTEXT tokens for STEPS steps; prefill of PROMPT
 PROMPTS = 3  # in a turn
