@@ -6,12 +6,12 @@ A new family is one dataclass in kernels.py, one row in the table of each back e
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from monoplan.codegen.kernels import Kernel
 from monoplan.codegen.lower.lowerer import Lowered
 from monoplan.codegen.target import Target
+from monoplan.ir.lazy_dataclass import dataclass
 
 Variables = dict[str, Any]  # names and text that a template gets beside the kernel and its schedule
 

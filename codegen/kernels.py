@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from monoplan.codegen.formats import Layout, WeightFormat, format_of
@@ -11,6 +11,7 @@ from monoplan.codegen.views import Buffer, whole
 from monoplan.ir.dims import Dim, symbols_of
 from monoplan.ir.expr import Arg
 from monoplan.ir.graph import Op
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import DType, TensorType, f32
 
 _SURE = frozenset("attention conv matmul norm pointwise reduce route sample scan softmax sort window".split())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from monoplan.codegen.kernels import Conv, Kernel, Linear, Norm, Pointwise
 from monoplan.codegen.lower.lowerer import Loop
 from monoplan.codegen.slots import slot_offsets
 from monoplan.codegen.views import Buffer
 from monoplan.ir.dims import Dim, equal, evaluate, same_dims, symbols_of
+from monoplan.ir.lazy_dataclass import dataclass
 
 _TYPICAL = 64  # the value of every symbol when slots are compared for fit
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from monoplan.codegen.cpu.schedule_attention import FEW, on_tiles
@@ -15,6 +15,7 @@ from monoplan.codegen.operands import Operand
 from monoplan.codegen.target import Target
 from monoplan.codegen.views import Buffer, View
 from monoplan.ir.dims import Dim, equal, evaluate
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import bf16, f32
 
 Items = Sequence[Kernel | Loop]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from monoplan.codegen.expressions import C_TYPES, c_dim, c_expr, c_index, c_literal, compute_type, convert, load
 from monoplan.codegen.formats import format_of
 from monoplan.codegen.views import View
 from monoplan.ir.dims import Dim, Expr, symbols_of
 from monoplan.ir.expr import Node, expr_dtype
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import DType, bool_, product
 
 

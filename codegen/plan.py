@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 
 from monoplan.codegen.backend import back_end
@@ -16,6 +16,7 @@ from monoplan.codegen.views import Buffer, View
 from monoplan.ir.dims import Dim, Expr, evaluate, symbols_of
 from monoplan.ir.errors import CompileError, printable
 from monoplan.ir.graph import Graph, Value
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.printer import print_op
 
 

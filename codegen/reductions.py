@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from monoplan.codegen.expressions import C_TYPES, compute_type
 from monoplan.codegen.kernels import Reduce
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import DType, f32, f64, product
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextvars
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from monoplan.codegen.views import Buffer, View
 from monoplan.ir.dims import Dim, equal
 from monoplan.ir.expr import Call
 from monoplan.ir.graph import Graph, Loc, Op, Param, Value
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.printer import print_op
 from monoplan.ir.types import f32, product
 

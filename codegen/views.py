@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from monoplan.codegen.formats.base import Layout
 from monoplan.ir.dims import Dim, divide_exactly, equal
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import DType, product
 
 

@@ -16,7 +16,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -28,6 +27,7 @@ from monoplan.frontend.parameter import Parameter, changes
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import TraceError
 from monoplan.ir.graph import Loc
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.opdef import exactly
 
 _TABLES = frozenset(("_parameters", "_buffers", "_modules", "_transient"))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from monoplan.frontend.tensor import Tensor
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.opdef import exactly
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from monoplan.frontend.context import user_location
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.dims import Dim, Expr, as_dim
 from monoplan.ir.errors import ArgumentError
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import TensorType, as_dtype, f32
 
 

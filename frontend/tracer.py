@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from monoplan.ir.builder import Builder
 from monoplan.ir.dims import comparisons_raise
 from monoplan.ir.errors import MonoplanError, TraceError, in_words
 from monoplan.ir.graph import Graph, Loc, Op, Param, Value
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.opdef import REGISTRY, OpDef
 from monoplan.ir.ops.shape import full
 from monoplan.ir.types import TensorType

@@ -11,11 +11,11 @@ import contextvars
 import keyword
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Union
 
 from monoplan.ir.errors import ParseError
+from monoplan.ir.lazy_dataclass import dataclass
 
 # Tokens for the two small expression languages of the IR: dims and pointwise expressions.
 #

@@ -7,7 +7,6 @@ the operand beside them. The same tree is evaluated by numpy (the reference) and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Union
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from monoplan.ir.dims import Scanner, number
 from monoplan.ir.errors import TypeRuleError
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.printer import format_attr
 from monoplan.ir.types import DTYPES, Array, DType, TensorType, bool_, f32, i64, promote

@@ -6,11 +6,12 @@ import dataclasses
 import functools
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from monoplan.ir.dims import symbols_of
 from monoplan.ir.errors import printable
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.opdef import NESTED, OpDef
 from monoplan.ir.types import TensorType
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from monoplan.ir.dims import Expr
 from monoplan.ir.errors import TypeRuleError
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import Array, DType, TensorType, as_dtype, bf16, f16, f32, promote
 
 if TYPE_CHECKING:

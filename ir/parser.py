@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from monoplan.ir import ops as _ops  # noqa: F401  (fills the registry)
@@ -13,6 +13,7 @@ from monoplan.ir.builder import make_op
 from monoplan.ir.dims import LARGEST, Dim, parse_dim
 from monoplan.ir.errors import MonoplanError, ParseError
 from monoplan.ir.graph import Graph, Loc, Op, Param, Value
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.opdef import REGISTRY, OpDef
 from monoplan.ir.types import ALL_TYPES, DTYPES, TensorType, unfit
 

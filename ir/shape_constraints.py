@@ -8,13 +8,13 @@ no value of them would do.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from monoplan.ir.dims import Dim, Expr, symbols_of
 from monoplan.ir.errors import ArgumentError, TypeRuleError
 from monoplan.ir.graph import Graph, Loc, all_ops
 from monoplan.ir.interpreter import concrete
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.opdef import OpDef
 from monoplan.ir.printer import print_op
 from monoplan.ir.types import TensorType

@@ -7,12 +7,12 @@ of the element type. Integers and bools must be equal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from monoplan.ir.cache_rows import unpacked_rows
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import Array, DType, as_dtype
 
 EPSILON = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}

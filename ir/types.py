@@ -6,7 +6,7 @@ import functools
 import math
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -14,6 +14,7 @@ import numpy as np
 
 from monoplan.ir.dims import LARGEST, Dim, as_dim, format_dim, same_dims
 from monoplan.ir.errors import ArgumentError, TypeRuleError
+from monoplan.ir.lazy_dataclass import dataclass
 
 Array = np.ndarray[Any, Any]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from monoplan.ir.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)

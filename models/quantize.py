@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -19,6 +19,7 @@ import numpy as np
 from monoplan.codegen.formats.blocks import Blocks, block_format
 from monoplan.frontend.parameter import low_bit_part
 from monoplan.ir.errors import ArgumentError, located
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import LOW_BITS, Array, DType, Part
 from monoplan.models.load.weight_file import code_of
 from monoplan.runtime.machine.threads import default_threads

@@ -39,6 +39,7 @@ from monoplan.frontend.tensor import Tensor
 from monoplan.inspect.inspection import Inspection
 from monoplan.ir.dims import Expr, equal, symbol, symbols_of
 from monoplan.ir.errors import ArgumentError, MonoplanError
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.shape_constraints import SizeError
 from monoplan.ir.types import TensorType, as_dtype, as_weight_dtype, plain_array
 from monoplan.options import Options, debug_level, find_target
@@ -53,7 +54,7 @@ KEPT_VALUES = 16  # sets of plain values of a module whose plans are kept
 MANY_PLANS = 8  # for the values of one argument: then somebody should know
 
 
-@dataclasses.dataclass
+@dataclass
 class Stats:
     """Counts of a Compiled: plans made, how many binaries came from the cache, and milliseconds of each stage."""
 
@@ -67,7 +68,7 @@ class Stats:
             self.milliseconds[name] = self.milliseconds.get(name, 0.0) + value
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Plans:
     """The plans for one set of plain values of the module, and what is known about calls of them."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import and_, attrgetter, eq, is_, itemgetter
 from typing import Any
@@ -17,6 +16,7 @@ from monoplan.frontend.pytree import NoOutline, Tree, outline, unflattener
 from monoplan.frontend.specs import Spec, spec_of
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import ArgumentError
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.opdef import exactly
 from monoplan.ir.types import TensorType, address, as_dtype, torch_types
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph
 from monoplan.ir.interpreter import bind_symbols, interpret
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.ops.collective import among
 from monoplan.ir.shape_constraints import ShapeConstraint
 from monoplan.ir.types import DType

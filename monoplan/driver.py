@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from monoplan.inspect.override import override_text
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph, Param, Value
 from monoplan.ir.interpreter import bind_symbols
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.shape_constraints import ShapeConstraint, shape_constraints
 from monoplan.ir.types import Array, DType, Part
 from monoplan.ir.verifier import verify

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from monoplan.ir.errors import ArgumentError, TypeRuleError, did_you_mean
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import DType, as_dtype, i8, known_target
 
 # The environment variables that are read, for docs/options.md.

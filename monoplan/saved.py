@@ -38,6 +38,7 @@ from monoplan.ir.dims import Expr, FloorDiv
 from monoplan.ir.errors import ArgumentError, CompileError, LoadError, MonoplanError
 from monoplan.ir.garbage import kept
 from monoplan.ir.graph import Loc, Value
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.shape_constraints import ShapeConstraint
 from monoplan.ir.types import Array, TensorType
 from monoplan.options import Options
@@ -364,7 +365,7 @@ def classes() -> tuple[type, ...]:
     return plan_cache.classes()
 
 
-@dataclasses.dataclass
+@dataclass
 class _Reader:
     """Makes compiled modules of what a file holds; `rebuild`: from its graph, else from its plan and code."""
 
@@ -457,7 +458,7 @@ class _Later:
         return getattr(self.load(), name)
 
 
-@dataclasses.dataclass
+@dataclass
 class _Slots:
     """An arena of which only the places are known."""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from monoplan.ir.expr import Arg, Call, Const, Node, arg_indices, expr_dtype, parse_expr, substitute_args
 from monoplan.ir.graph import Op, Value
+from monoplan.ir.lazy_dataclass import dataclass
 
 LARGEST = 48  # ops in one expression; longer ones are hard to read and gain nothing
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from monoplan.ir.builder import make_op
 from monoplan.ir.dims import same_dims
 from monoplan.ir.errors import TypeRuleError
 from monoplan.ir.graph import Graph, Loc, Op, Value, definitions
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.opdef import OpDef
 from monoplan.ir.ops.fused import heads_rope_cache, qkv_rope_cache
 from monoplan.ir.types import bf16, f16, f32

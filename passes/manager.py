@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from monoplan.ir.errors import MonoplanError, VerifyError
 from monoplan.ir.graph import Graph, Loc, Op, Value
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.printer import print_op
 from monoplan.ir.verifier import verify
 from monoplan.passes.rebuild import change_bodies, check_fusions

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
 from monoplan.ir.builder import Builder
 from monoplan.ir.errors import TypeRuleError, VerifyError
 from monoplan.ir.graph import Graph, Op, Value, definitions
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.opdef import OpDef
 from monoplan.ir.types import TensorType, f32
 from monoplan.passes.manager import Notes, Pass

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from monoplan.ir.builder import Builder, make_op
 from monoplan.ir.graph import Graph, Op, Value
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.opdef import NESTED
 from monoplan.ir.ops.fused import repeat_layers
 from monoplan.passes.manager import Notes, Pass

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from monoplan.codegen.cpu.schedule_linear import TILE_PART
 from monoplan.codegen.kernels import Attention
 from monoplan.codegen.target import Target
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import bf16, bool_, f16, f32, i8
 
 # Queries that read the cache key by key and have the bits of one alone; more share a pass over blocks of keys. On NEON

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from monoplan.codegen.cpu.schedule_linear import Packed
 from monoplan.codegen.formats import FORMATS, Layout
 from monoplan.codegen.target import Target
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import TensorType, product
 
 WIDE = 3  # vectors of positions of a register tile: with 8 columns 24 sums, which read 11 numbers for each k

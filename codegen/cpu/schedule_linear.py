@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from monoplan.codegen.formats import FORMATS, Layout, WeightFormat, choose_format, format_of, tiles
 from monoplan.codegen.kernels import Experts, Linear
 from monoplan.codegen.target import Target
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import TensorType
 
 CHUNK, TILE_CHUNK = 512, 256  # rows that share a pass over the weights

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from typing import Any
 
 from monoplan.codegen.backend import Variables
@@ -46,6 +45,7 @@ from monoplan.codegen.reductions import PART_OF_ROW, SCANS, WIDE_SCANS, reductio
 from monoplan.codegen.views import View, merge_dims
 from monoplan.ir.dims import Dim, Expr
 from monoplan.ir.expr import Arg, Call, Node
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import DType, bf16, f32, f64, i8, i64, product
 
 

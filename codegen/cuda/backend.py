@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from monoplan.codegen.backend import BackEnd, Family, Variables
@@ -47,6 +47,7 @@ from monoplan.codegen.target import Target
 from monoplan.codegen.views import Buffer, View, whole
 from monoplan.ir.dims import Dim
 from monoplan.ir.expr import Arg
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import DType, bf16, f16, f32, i8, product
 
 if TYPE_CHECKING:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from monoplan.codegen.expressions import c_dim, c_symbol
 from monoplan.codegen.kernels import Kernel
 from monoplan.codegen.operands import Operand
 from monoplan.ir.dims import Dim, evaluate
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import DType
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from monoplan.codegen.cuda.backend import FAMILIES
@@ -16,6 +16,7 @@ from monoplan.codegen.kernels import Kernel
 from monoplan.codegen.plan import Plan
 from monoplan.codegen.source import Function, environment, headers, kernel_comment, step_line, title, wrap
 from monoplan.codegen.text import block_comment
+from monoplan.ir.lazy_dataclass import dataclass
 
 PART = 4  # functions in one part of a source
 _INCLUDE = re.compile(r'^#include "(\w+\.(?:cuh|h))"\n', re.MULTILINE)

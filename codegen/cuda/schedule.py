@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import product
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from monoplan.codegen.views import View
 from monoplan.ir.cache_rows import SCALE_BYTES
 from monoplan.ir.dims import Dim, equal
 from monoplan.ir.expr import Arg, Call
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import DType, bf16, bool_, f16, f32, f64, i8
 from monoplan.ir.types import product as size_of
 

@@ -8,7 +8,6 @@ may need rows side by side that are far apart in the weight. The two do not know
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from monoplan.codegen.expressions import load
 from monoplan.codegen.target import Target
 from monoplan.ir.dims import Dim
 from monoplan.ir.graph import Value
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import Array, DType, TensorType, bf16
 
 Make = Callable[[tuple[int, ...], Any], Array]  # memory of a shape and a type, at the begin of a cache line

@@ -8,10 +8,11 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from monoplan.ir.lazy_dataclass import dataclass
 
 Array = Any  # of numpy or of CuPy
 ROWS, COLUMNS = 16, 256

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from monoplan.codegen.formats import Layout, ParamUse
@@ -16,6 +16,7 @@ from monoplan.ir.dims import Dim
 from monoplan.ir.errors import CompileError
 from monoplan.ir.expr import Arg, Call, Node, count_ops
 from monoplan.ir.graph import Graph, Op, Value, definitions
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import DType, product
 
 

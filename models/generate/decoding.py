@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from monoplan.ir.errors import ArgumentError
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import Array
 from monoplan.models.rope_scaling import table_key
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from monoplan.ir.errors import ArgumentError
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.models.generate.decoding import Row, may_be_cut, random_values, sampling_arrays
 from monoplan.models.generate.generation import HostSteps, Session
 

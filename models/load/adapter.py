@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from monoplan.ir.errors import LoadError
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import Array, DType, Part
 from monoplan.models.families import family_of
 from monoplan.models.load.checkpoint import Weights

@@ -15,11 +15,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from monoplan.ir.errors import LoadError
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.runtime.build import facts
 from monoplan.runtime.build.background import Work, stoppable
 from monoplan.runtime.build.cache_places import cache_root, read_roots, warn_damaged

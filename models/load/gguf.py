@@ -6,7 +6,6 @@ import math
 import re
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from monoplan.frontend.parameter import low_bit_part
 from monoplan.ir.errors import LoadError, located
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import LOW_BITS, Array, DType, Part
 from monoplan.models.config import LlamaConfig
 from monoplan.models.families import ARCHITECTURES as FAMILY_ARCHITECTURES

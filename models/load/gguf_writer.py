@@ -7,7 +7,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 
 from monoplan.codegen.formats.blocks import BLOCK_FORMATS
 from monoplan.ir.errors import ArgumentError, LoadError, located, writing
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import LOW_BITS, Array, Part
 from monoplan.models.config import LlamaConfig
 from monoplan.models.load.checkpoint import OpenModel, open_model

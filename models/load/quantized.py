@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from monoplan.codegen.formats.blocks import block_format
 from monoplan.frontend.parameter import low_bit_part
 from monoplan.ir.errors import LoadError, located
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import LOW_BITS, Array, DType, Part, as_dtype, f16, f64
 from monoplan.models.load.config_json import short
 from monoplan.models.load.safetensors import DTYPES, FLOATS, Checkpoint

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import Array, DType, Part
 from monoplan.models.load.checkpoint import Weights
 from monoplan.models.load.weight_file import Origin

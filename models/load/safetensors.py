@@ -11,7 +11,6 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from monoplan.ir.errors import LoadError, writing
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import Array, DType, Part
 from monoplan.models.load.config_json import read_json
 from monoplan.models.load.weight_file import Origin, WeightFile

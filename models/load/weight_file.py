@@ -12,7 +12,6 @@ import math
 import os
 import stat
 import time
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from monoplan.ir.errors import LoadError
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import Array, Part, aligned
 
 _BLOCK = 4 << 20  # bytes read at a time where a part is scattered over its tensor

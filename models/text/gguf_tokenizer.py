@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -126,10 +125,8 @@ def _byte_level(vocab: dict[str, int], kinds: Any, metadata: Mapping[str, Any]) 
     if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
         raise LoadError(f"unknown pre-tokenizer {pre!r}", fix=f"supported: {', '.join(PRE_TOKENIZERS)}")
     merges = metadata.get("tokenizer.ggml.merges")
-    if not isinstance(merges, list) or set(map(methodcaller("count", " "), merges)) - {1}:
+    if not isinstance(merges, list) or (pairs := _pairs(merges)) is None:
         raise LoadError("the vocabulary has no usable merges")
-    halves = " ".join(merges).split(" ")
-    pairs = list(zip(halves[::2], halves[1::2], strict=True)) if merges else []
     try:
         core = Core(models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre in _WHOLE_WORDS_FIRST))
     except Exception as error:  # the library raises bare exceptions
@@ -146,6 +143,19 @@ def _byte_level(vocab: dict[str, int], kinds: Any, metadata: Mapping[str, Any]) 
     core.pre_tokenizer = pre_tokenizers.Sequence(steps)
     core.decoder = decoders.ByteLevel()
     return core
+
+
+def _pairs(merges: list[str]) -> list[tuple[str, str]] | None:
+    """The two words of each merge; None unless each has one space. There are 100 000: all are looked at at once."""
+    if not merges:
+        return []
+    text = "\0".join(merges)
+    marks = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+    marks = marks[(marks == 0) | (marks == ord(" "))]
+    if len(marks) != 2 * len(merges) - 1 or marks[::2].min() == 0 or marks[1::2].any():
+        return None
+    words = text.replace("\0", " ").split(" ")
+    return list(zip(words[::2], words[1::2], strict=True))
 
 
 def _sentence_pieces(vocab: dict[str, int], kinds: Any, metadata: Mapping[str, Any]) -> Any:

@@ -22,7 +22,6 @@ import sysconfig
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,6 +32,7 @@ from monoplan.cli.common import DEFAULT_PROMPT, EXTRAS, OWN_MODEL, UsageError, c
 from monoplan.frontend.context import is_internal
 from monoplan.ir.errors import ArgumentError, MonoplanError, in_words
 from monoplan.ir.graph import Loc
+from monoplan.ir.lazy_dataclass import dataclass
 
 
 @dataclass

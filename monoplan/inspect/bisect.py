@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from monoplan.inspect.repro import write_kernel_folder, write_pass_folder
@@ -16,6 +15,7 @@ from monoplan.inspect.verify import Subject
 from monoplan.inspect.walk import Node, compared_type, walk
 from monoplan.ir.errors import MonoplanError, writing
 from monoplan.ir.graph import Graph, Op, Value, bodies, definitions
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.printer import print_op
 from monoplan.ir.tolerances import Difference, compare
 from monoplan.ir.types import Array

@@ -15,7 +15,7 @@ import linecache
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from monoplan.inspect.verify import Subject
 from monoplan.inspect.walk import compared_type, roundings, storable
 from monoplan.ir.errors import ArgumentError, MonoplanError, writing
 from monoplan.ir.graph import all_ops, definitions
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.printer import print_graph
 from monoplan.ir.tolerances import EPSILON, UNITS, compare
 from monoplan.ir.types import Array, as_dtype

@@ -8,7 +8,6 @@ is found where it is made, not where it shows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from monoplan.ir.dims import equal
 from monoplan.ir.expr import Arg
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import concrete
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.opdef import REGISTRY
 from monoplan.ir.tolerances import CACHE, EPSILON, LOW_BIT_EPSILON, Difference, compare, kind_of
 from monoplan.ir.types import Array, TensorType, as_dtype, f64, i8, product

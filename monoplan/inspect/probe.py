@@ -10,7 +10,6 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from monoplan.codegen.source import CallOfStep, after_calls
 from monoplan.codegen.views import Buffer, View
 from monoplan.ir.dims import Dim, evaluate
 from monoplan.ir.errors import CompileError
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import Array, bf16
 from monoplan.runtime.cpu.executable import CDEF, CpuExecutable
 from monoplan.runtime.cuda.arrays import Results

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from monoplan.inspect.verify import Subject, aligned
 from monoplan.inspect.walk import rolled_layers
 from monoplan.ir.dims import Dim, evaluate
 from monoplan.ir.errors import ArgumentError, printable, writing
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.printer import print_op
 from monoplan.ir.types import Array, product
 from monoplan.runtime.machine.limits import Limits, measure_target

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ from monoplan.inspect.probe import Watched, probe
 from monoplan.inspect.walk import Node, Params, compared_type, roundings, walk
 from monoplan.ir.dims import evaluate
 from monoplan.ir.graph import Graph, Value, definitions
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.tolerances import Difference, compare
 from monoplan.ir.types import Array
 

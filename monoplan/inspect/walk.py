@@ -9,7 +9,6 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from monoplan.ir.dims import Dim, evaluate, symbols_of
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Graph, Loc, Op, Value, bodies
 from monoplan.ir.interpreter import bind_symbols, run_op, run_scan
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.tolerances import CACHE, CACHE_EPSILON, EPSILON, LOW_BIT_EPSILON
 from monoplan.ir.types import Array, DType, TensorType, f64, i8
 

@@ -12,7 +12,6 @@ import inspect
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from monoplan.frontend.specs import Spec, spec
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import ArgumentError, MonoplanError, TraceError, in_words
 from monoplan.ir.graph import Loc
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import DTYPES, DType
 from monoplan.pytorch.operators import PYTHON, Function, find
 

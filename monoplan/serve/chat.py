@@ -6,10 +6,10 @@ import json
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from monoplan.ir.errors import ArgumentError
+from monoplan.ir.lazy_dataclass import dataclass
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 # For models whose template knows nothing of tools: the words of Qwen's and Hermes' templates, which others follow too.

@@ -15,7 +15,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -24,6 +24,7 @@ from monoplan.frontend.kv_cache import PagedKVCache
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.cache_rows import row_width
 from monoplan.ir.errors import ArgumentError, MonoplanError, in_words
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import Array, aligned
 from monoplan.llm import PAGE, CompiledLM
 from monoplan.models.generate.decoding import Row

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from monoplan.ir.lazy_dataclass import dataclass
 
 LOOKED_AT = 64  # children of a page that may begin as a text goes on: the newest so many are compared with it
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from monoplan.ir.errors import ArgumentError, MonoplanError
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.models.generate.decoding import is_real, is_whole
 from monoplan.serve.chat import calls_schema, message_of, tool_of
 from monoplan.serve.request import Sampling

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 import numpy as np
 
 from monoplan.ir.errors import ArgumentError, MonoplanError
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import Array
 from monoplan.models.generate.decoding import Row, Settings, is_real, is_whole
 

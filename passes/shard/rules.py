@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from fractions import Fraction
 from typing import Any
 
 from monoplan.ir.dims import Dim, equal
 from monoplan.ir.errors import ArgumentError
 from monoplan.ir.graph import Op, Value
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.rules import normalized_axes
 from monoplan.ir.types import TensorType, product
 

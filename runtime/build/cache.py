@@ -23,12 +23,13 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 
 from monoplan.codegen.text import without_comments
 from monoplan.ir.errors import ArgumentError, CompileError
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.runtime.build import trusted
 from monoplan.runtime.build.cache_places import (
     cache_root,

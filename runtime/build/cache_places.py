@@ -10,10 +10,11 @@ import os
 import shutil
 import tempfile
 import threading
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from monoplan.ir.errors import CompileError
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.runtime.build import trusted
 from monoplan.runtime.warn import warn
 

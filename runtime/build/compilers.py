@@ -13,10 +13,11 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from monoplan.ir.errors import CompileError
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.runtime.build import cache_places
 from monoplan.runtime.build.facts import DAY, Once, recall, remember
 from monoplan.runtime.build.processes import CompileTimeout, run

@@ -10,10 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from monoplan.ir.errors import ArgumentError, CompileError
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.runtime.build.background import Work, stoppable
 
 PROGRESS_AFTER = 1.0  # seconds

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import weakref
 from _signal import SIGINT, default_int_handler, getsignal  # type: ignore[import-not-found]  # without enums: quick
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from sys import getrefcount
 from threading import get_ident, main_thread
@@ -18,6 +16,7 @@ import numpy as np
 
 from monoplan.ir.dims import evaluate
 from monoplan.ir.errors import ArgumentError, CompileError, PlanError
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.printer import print_op
 from monoplan.ir.types import address, aligned, product
 from monoplan.runtime.build import cache, toolchain
@@ -206,7 +205,7 @@ Runner = Callable[[Sequence[Array]], list[Array]]
 INDEX, _POSITION, _CACHE_FULL, _COUNT, _COMM, _STOPPED = 1, 2, 3, 4, 5, 6
 
 
-@dataclasses.dataclass
+@dataclass
 class _Forks:
     """A forked child has none of its parent's OpenMP threads and would wait for them for ever."""
 

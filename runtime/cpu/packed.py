@@ -23,7 +23,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +31,7 @@ import numpy as np
 from monoplan.codegen.formats import Array, ParamUse
 from monoplan.ir.errors import LoadError
 from monoplan.ir.graph import Graph, Value
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import as_dtype
 from monoplan.runtime.build import cache, cache_places, facts, trusted
 from monoplan.runtime.cpu.block_sums import BLOCK, blocks_are_right, pieces, sums

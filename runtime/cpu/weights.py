@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from monoplan.codegen.formats import Array, Layout, Make, Native, ParamUse, form
 from monoplan.ir.errors import CompileError, MonoplanError
 from monoplan.ir.graph import Graph, Op, Value
 from monoplan.ir.interpreter import run_op
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import Part, TensorType, address, aligned, bf16
 from monoplan.runtime.build import toolchain
 from monoplan.runtime.build.background import side_by_side

@@ -11,7 +11,6 @@ import statistics
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +18,7 @@ import numpy as np
 
 from monoplan.codegen.target import Target, cuda_target
 from monoplan.ir.errors import ArgumentError, CompileError, PlanError, install_extra
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import Array, DType, address, bf16, torch_types
 from monoplan.runtime.build.cache import Entry
 from monoplan.runtime.cuda import build as cuda_build

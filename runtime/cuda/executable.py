@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -24,6 +23,7 @@ from monoplan.codegen.plan import Plan, Step, StepLoop
 from monoplan.codegen.views import Buffer
 from monoplan.ir.dims import Dim, evaluate
 from monoplan.ir.errors import PlanError
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.runtime.cpu.executable import INDEX, describe_failure
 from monoplan.runtime.cuda.arrays import Arguments, ErrorRecord, Results, Twins
 from monoplan.runtime.cuda.device import Device, LaunchSpec, MatrixSpec, ProductSpec, gpu

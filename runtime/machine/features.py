@@ -14,10 +14,11 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from monoplan.ir.errors import ArgumentError, CompileError
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.runtime.build import cache_places, compilers, facts, toolchain
 from monoplan.runtime.build.facts import Once
 from monoplan.runtime.build.processes import CompileTimeout

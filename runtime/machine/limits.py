@@ -6,13 +6,13 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from monoplan.ir.errors import CompileError
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import address, aligned
 from monoplan.runtime.build import facts, toolchain
 from monoplan.runtime.cpu.executable import flags_for, host_target

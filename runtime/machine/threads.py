@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from monoplan.ir.errors import ArgumentError
+from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.runtime.machine.features import sysctl
 
 VARIABLES = ("MONOPLAN_NUM_THREADS", "OMP_NUM_THREADS")
