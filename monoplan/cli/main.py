@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _prepare_output()
     # Most of what a start makes stays, 100 000 texts of a vocabulary among it: looking through all of it for garbage
     # after every 700 objects takes a twentieth of the time to the first token.
-    gc.set_threshold(50_000)
+    gc.set_threshold(200_000)
     try:
         status = _run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()  # a closed pipe shows here, where it can still be handled
