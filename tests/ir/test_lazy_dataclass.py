@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import re
 import subprocess
 import sys
 import threading
 from dataclasses import field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import monoplan
 from monoplan.ir import lazy_dataclass
 
 MAKERS = {"standard": dataclasses.dataclass, "lazy": lazy_dataclass.dataclass}
@@ -179,3 +182,12 @@ def test_importing_the_package_compiles_hardly_any_method():
         pytest.skip("this Python compiles the methods of a class at once")
     done = subprocess.run([sys.executable, "-c", count], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 60
+
+
+def test_the_package_uses_it():
+    root = Path(monoplan.__file__).resolve().parents[1]
+    folders = ("codegen", "frontend", "ir", "models", "monoplan", "passes", "runtime")
+    standard = re.compile(r"^from dataclasses import .*\bdataclass\b|^ *@dataclasses\.dataclass", re.M)
+    files = [path for folder in folders for path in (root / folder).rglob("*.py") if path.name != "lazy_dataclass.py"]
+    found = [path.name for path in files if standard.search(path.read_text("utf-8"))]
+    assert sorted(set(found)) == ["config.py"]  # it has an InitVar
