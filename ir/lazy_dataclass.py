@@ -26,6 +26,8 @@ else:
             with _thawed(cls):
                 made = dataclasses.dataclass(cls, init=False, repr=False, eq=False, slots=slots, kw_only=kw_only)
             made.__dataclass_params__.frozen = frozen
+            if any("InitVar" in str(f.type) for f in made.__dataclass_fields__.values()):
+                raise TypeError(f"{made.__name__}: a class with an InitVar takes the standard dataclass")
             for name, method in _methods(made, frozen, eq, repr, slots).items():
                 if name not in own or name == "__hash__" and own[name] is None:
                     setattr(made, name, method)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +12,6 @@ from monoplan.frontend import functional as F
 from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import Parameter
 from monoplan.frontend.tensor import Tensor
-from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import as_dtype
 from monoplan.models.config import LlamaConfig, same, windows_but_every
 from monoplan.models.families import GGUF, Family

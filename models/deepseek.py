@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +16,6 @@ from monoplan.frontend.layers import Linear
 from monoplan.frontend.module import Module
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import LoadError
-from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import Array, DType, Part
 from monoplan.models.config import same
 from monoplan.models.families import GGUF, Family

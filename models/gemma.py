@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from monoplan.frontend.kv_cache import KVCache
 from monoplan.frontend.tensor import Tensor
-from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import as_dtype
 from monoplan.models.config import FrozenDict, LlamaConfig, same, windows_but_every
 from monoplan.models.families import GGUF, Family

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from monoplan.frontend.layers import Embedding
 from monoplan.frontend.module import Module
 from monoplan.frontend.tensor import Tensor
-from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.models.config import LlamaConfig, same
 from monoplan.models.families import GGUF, Family
 from monoplan.models.llama import LlamaForCausalLM, LlamaModel

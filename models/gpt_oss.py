@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from monoplan.ir.errors import LoadError
-from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.types import LOW_BITS, Array, DType, Part
 from monoplan.models.config import same, windows_but_every
 from monoplan.models.families import GGUF, Family

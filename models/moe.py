@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +16,6 @@ from monoplan.frontend.module import Module
 from monoplan.frontend.parameter import Parameter, normal
 from monoplan.frontend.tensor import Tensor
 from monoplan.ir.errors import LoadError
-from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.ir.ops.linear import GATES
 from monoplan.ir.types import DType, Part, as_dtype
 from monoplan.models.config import LlamaConfig, layer_kinds, same

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from monoplan.frontend.kv_cache import KVCache
 from monoplan.frontend.module import Module
 from monoplan.frontend.tensor import Tensor
-from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.models.config import FrozenDict, LlamaConfig, layer_kinds, same, windows_but_every
 from monoplan.models.families import GGUF, Family
 from monoplan.models.llama import LlamaAttention, LlamaForCausalLM, LlamaMLP, make_norm

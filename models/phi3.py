@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from monoplan.ir.lazy_dataclass import dataclass
 from monoplan.models.config import LlamaConfig, same
 from monoplan.models.families import GGUF, Family
 from monoplan.models.llama import LlamaForCausalLM
