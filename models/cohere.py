@@ -16,6 +16,7 @@ from monoplan.ir.types import as_dtype
 from monoplan.models.config import LlamaConfig, same, windows_but_every
 from monoplan.models.families import GGUF, Family
 from monoplan.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM
+from monoplan.models.load.config_json import whole
 
 _ALWAYS: Mapping[str, tuple[Any, ...]] = {
     "use_parallel_block": (True,), "use_gated_activation": (True,), "use_embedding_sharing": (True,),
@@ -58,7 +59,7 @@ class Cohere2Config(CohereConfig):
     @classmethod
     def complete(cls, arguments: dict[str, Any], data: Mapping[str, Any]) -> None:
         if arguments.get("layer_types") is None:
-            pattern = data.get("sliding_window_pattern", 4)
+            pattern = whole(data, "sliding_window_pattern", 4)
             arguments["layer_types"] = windows_but_every(pattern, arguments["num_hidden_layers"])
 
     def layer_has_rope(self, layer: int) -> bool:

@@ -17,10 +17,12 @@ from monoplan.models.load.config_json import (
     FAMILIES,
     OWN,
     SIZES,
+    check_types,
     dtype_name,
     family_arguments,
     family_keys,
     is_size,
+    key_of,
     read_arguments,
     read_json,
     short,
@@ -144,6 +146,8 @@ class LlamaConfig:
             self._set("num_key_value_heads", self.num_attention_heads)
         out_bias = self.attention_bias if self.attention_out_bias is None else self.attention_out_bias
         self._set("attention_out_bias", out_bias)
+        own = self.own_fields()
+        check_types(type(self), {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}, own)
         self._check_sizes()
         self._check_values()
         self._check_tokens()
@@ -163,7 +167,8 @@ class LlamaConfig:
             self._set("head_dim", self.hidden_size // self.num_attention_heads)
         for name in SIZES:
             if not is_size(value := getattr(self, name)):
-                raise LoadError(f"{name} must be a positive integer below 2**31, got {short(value)}")
+                what = f"{key_of(type(self), name)} must be a positive integer below 2**31"
+                raise LoadError(f"{what}, got {short(value)}")
         heads, shared = self.num_attention_heads, self.num_key_value_heads
         if heads % shared:
             raise LoadError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {shared}")
@@ -171,7 +176,7 @@ class LlamaConfig:
     def _check_values(self) -> None:
         for name in _FLAGS:
             if not isinstance(value := getattr(self, name), bool):
-                raise LoadError(f"{name} must be true or false, got {short(value)}")
+                raise LoadError(f"{key_of(type(self), name)} must be true or false, got {short(value)}")
         for name, least, most in (
             ("rms_norm_eps", 0.0, 1.0),
             ("initializer_range", 0.0, 1.0),
@@ -180,14 +185,16 @@ class LlamaConfig:
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+                name = key_of(type(self), name)
                 raise LoadError(f"{name} must be a number from {least} to {most}, got {short(value)}")
             self._set(name, float(value))
         if self.rotary_dim < 2 or self.rotary_dim % 2:
             what = f"head_dim {self.head_dim} gives {self.rotary_dim} rotated values"
+            what += f" with partial_rotary_factor {self.partial_rotary_factor}" * (self.partial_rotary_factor != 1.0)
             raise LoadError(what, why="RoPE turns pairs of values, so their number must be even")
         if not isinstance(self.hidden_act, str) or self.hidden_act not in ACTIVATIONS:
             supported = f"supported: {', '.join(ACTIVATIONS)}"
-            raise LoadError(f"unknown hidden_act {short(self.hidden_act)}", fix=supported)
+            raise LoadError(f"unknown {key_of(type(self), 'hidden_act')} {short(self.hidden_act)}", fix=supported)
 
     def _check_tokens(self) -> None:
         if isinstance(self.eos_token_id, (list, tuple)):
@@ -265,6 +272,12 @@ class LlamaConfig:
         """Read the contents of a `config.json`; an absent key means what it means to transformers."""
         with located(where, LoadError):
             return cls(**(family_arguments if cls.keys else read_arguments)(data, cls))
+
+    @classmethod
+    def own_fields(cls) -> frozenset[str]:
+        """The fields that a family adds."""
+        shared = {field.name for field in dataclasses.fields(LlamaConfig)}
+        return frozenset(field.name for field in dataclasses.fields(cls) if field.name not in shared)
 
     @classmethod
     def complete(cls, arguments: dict[str, Any], data: Mapping[str, Any]) -> None:

@@ -74,10 +74,6 @@ class DeepseekV2Config(MixtralConfig):
     routed_scaling_factor: float = 1.0
 
     def __post_init__(self, torch_dtype: Any) -> None:
-        names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_shared_experts")
-        for name in (*names, *(["q_lora_rank"] if self.q_lora_rank is not None else [])):
-            if not is_size(value := getattr(self, name)):
-                raise LoadError(f"{name} must be a positive integer, got {short(value)}")
         self._set("head_dim", self.qk_rope_head_dim)
         super().__post_init__(torch_dtype)
         if self.topk_method not in _METHODS:
@@ -289,25 +285,25 @@ class SplitLatents:
 
 def _from_gguf(keys: Any, arguments: dict[str, Any]) -> None:
     experts_from_gguf(keys, arguments)
-    if keys.get("expert_weights_norm", False) or keys.number("expert_gating_func", 1) != 1:
+    if keys.flag("expert_weights_norm", False) or keys.size("expert_gating_func", 1) != 1:
         raise LoadError("normalised or sigmoid probabilities of experts are not those of DeepSeek-V2")
-    rank, turned = keys.number("attention.kv_lora_rank"), keys.number("rope.dimension_count")
-    whole, values = keys.number("attention.key_length_mla"), keys.number("attention.value_length_mla")
+    rank, turned = keys.size("attention.kv_lora_rank"), keys.size("rope.dimension_count")
+    whole, values = keys.size("attention.key_length_mla"), keys.size("attention.value_length_mla")
     if None in (rank, turned, whole, values):
         raise LoadError("the file has no attn_k_b and attn_v_b", why="old converters left them in one matrix",
                         fix="convert the model again")  # fmt: skip
-    groups = {"n_group": keys.number("expert_group_count"), "topk_group": keys.number("expert_group_used_count")}
+    groups = {"n_group": keys.size("expert_group_count"), "topk_group": keys.size("expert_group_used_count")}
     arguments |= {
         "norm_topk_prob": False,
         "num_key_value_heads": arguments["num_attention_heads"],
         "partial_rotary_factor": 1.0,
         "kv_lora_rank": rank,
-        "q_lora_rank": keys.number("attention.q_lora_rank"),
+        "q_lora_rank": keys.size("attention.q_lora_rank"),
         "qk_rope_head_dim": turned,
         "qk_nope_head_dim": whole - turned,
         "v_head_dim": values,
-        "first_k_dense_replace": keys.number("leading_dense_block_count", 0),
-        "n_shared_experts": keys.number("expert_shared_count", 1),
+        "first_k_dense_replace": keys.size("leading_dense_block_count", 0),
+        "n_shared_experts": keys.size("expert_shared_count", 1),
         "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
         "topk_method": _METHODS[(groups["n_group"] or 1) > 1],
         **groups,

@@ -14,6 +14,7 @@ from monoplan.ir.types import as_dtype
 from monoplan.models.config import FrozenDict, LlamaConfig, same, windows_but_every
 from monoplan.models.families import GGUF, Family
 from monoplan.models.llama import LlamaDecoderLayer, LlamaForCausalLM, make_norm
+from monoplan.models.load.config_json import rope_of, whole
 from monoplan.models.rotary import RopeRows
 
 _SIZES = {
@@ -74,7 +75,7 @@ class Gemma2Config(GemmaConfig):
 
     @classmethod
     def complete(cls, arguments: dict[str, Any], data: Mapping[str, Any]) -> None:
-        pattern = data.get("sliding_window_pattern") or cls.pattern
+        pattern = whole(data, "sliding_window_pattern", cls.pattern)
         arguments.setdefault("layer_types", None)
         if arguments["layer_types"] is None:
             arguments["layer_types"] = windows_but_every(pattern, arguments["num_hidden_layers"])
@@ -105,7 +106,7 @@ class Gemma3Config(Gemma2Config):
     @classmethod
     def complete(cls, arguments: dict[str, Any], data: Mapping[str, Any]) -> None:
         super().complete(arguments, data)
-        local = (data.get("rope_parameters") or {}).get("sliding_attention") or {}
+        local = rope_of(data, "sliding_attention")
         arguments["local_rope"] = FrozenDict({"rope_theta": data.get("rope_local_base_freq", 10000.0), **local})
 
 
@@ -146,7 +147,7 @@ def _gemma2_gguf(keys: Any, arguments: dict[str, Any]) -> None:
 
 
 def _gemma3_gguf(keys: Any, arguments: dict[str, Any]) -> None:
-    _from_gguf(62, keys.number("attention.sliding_window_pattern", 6), keys, arguments)
+    _from_gguf(62, keys.size("attention.sliding_window_pattern", 6), keys, arguments)
     arguments["local_rope"] = FrozenDict(rope_theta=keys.number("rope.freq_base_swa", 10000.0))
 
 

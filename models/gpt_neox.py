@@ -44,7 +44,7 @@ class GPTNeoXConfig(LlamaConfig):
 
 
 def _from_gguf(keys: Any, arguments: dict[str, Any]) -> None:
-    arguments["use_parallel_residual"] = bool(keys.get("use_parallel_residual", True))
+    arguments["use_parallel_residual"] = keys.flag("use_parallel_residual", True)
 
 
 _LAYOUT = Layout(

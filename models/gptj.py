@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from monoplan.models.config import LlamaConfig
 from monoplan.models.families import Family
 from monoplan.models.llama import LlamaForCausalLM
+from monoplan.models.load.config_json import whole
 from monoplan.models.load.renamed import Layout
 
 
@@ -38,7 +39,9 @@ class GPTJConfig(LlamaConfig):
     def complete(cls, arguments: dict[str, Any], data: Mapping[str, Any]) -> None:
         arguments["intermediate_size"] = arguments["intermediate_size"] or 4 * arguments["hidden_size"]
         dim = arguments["hidden_size"] // arguments["num_attention_heads"]
-        arguments["rope_scaling"]["partial_rotary_factor"] = (arguments.pop("rotary_dim", 64) or dim) / dim
+        arguments.pop("rotary_dim", None)
+        turned = dim if data.get("rotary_dim", 64) is None else whole(data, "rotary_dim", 64)
+        arguments["rope_scaling"]["partial_rotary_factor"] = turned / dim
 
 
 _LAYOUT = Layout(

@@ -22,6 +22,7 @@ from monoplan.models.config import LlamaConfig, layer_kinds, same
 from monoplan.models.families import GGUF, Family
 from monoplan.models.llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaMLP
 from monoplan.models.load.checkpoint import Weights
+from monoplan.models.load.config_json import short
 from monoplan.models.load.weight_file import Origin
 
 Array = NDArray[Any]
@@ -124,6 +125,8 @@ class Qwen2MoeConfig(Qwen3MoeConfig):
         windowed = bool(arguments.get("use_sliding_window"))
         super().complete(arguments, data)
         count, last = arguments["num_hidden_layers"], data.get("max_window_layers", 28)
+        if type(last) is not int:
+            raise LoadError(f"max_window_layers must be an integer, got {short(last)}")
         if not windowed:
             arguments["layer_types"] = None
         elif arguments.get("layer_types") is None:
@@ -286,18 +289,18 @@ class StackedExperts:
 
 
 def experts_from_gguf(keys: Any, arguments: dict[str, Any]) -> None:
-    if keys.number("expert_used_count") is None:
+    if keys.size("expert_used_count") is None:
         raise LoadError("a mixture-of-experts model without expert_used_count")
-    arguments["num_experts"] = keys.number("expert_count")
-    arguments["num_experts_per_tok"] = keys.number("expert_used_count")
-    arguments["moe_intermediate_size"] = keys.number("expert_feed_forward_length")
+    arguments["num_experts"] = keys.size("expert_count")
+    arguments["num_experts_per_tok"] = keys.size("expert_used_count")
+    arguments["moe_intermediate_size"] = keys.size("expert_feed_forward_length")
     arguments["norm_topk_prob"] = True  # llama.cpp always does
 
 
 def _from_gguf_shared(keys: Any, arguments: dict[str, Any]) -> None:
     experts_from_gguf(keys, arguments)
     arguments["norm_topk_prob"] = False  # llama.cpp never does for these
-    shared = keys.number("expert_shared_feed_forward_length")
+    shared = keys.size("expert_shared_feed_forward_length")
     if shared is None:
         raise LoadError("a qwen2moe model without expert_shared_feed_forward_length")
     arguments["shared_expert_intermediate_size"] = shared

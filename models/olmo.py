@@ -12,6 +12,7 @@ from monoplan.frontend.tensor import Tensor
 from monoplan.models.config import FrozenDict, LlamaConfig, layer_kinds, same, windows_but_every
 from monoplan.models.families import GGUF, Family
 from monoplan.models.llama import LlamaAttention, LlamaForCausalLM, LlamaMLP, make_norm
+from monoplan.models.load.config_json import rope_of
 from monoplan.models.rotary import RopeRows
 
 
@@ -38,7 +39,7 @@ class Olmo3Config(Olmo2Config):
     def complete(cls, arguments: dict[str, Any], data: Mapping[str, Any]) -> None:
         if arguments.get("layer_types") is None:
             arguments["layer_types"] = windows_but_every(4, arguments["num_hidden_layers"])
-        local = (data.get("rope_parameters") or {}).get("sliding_attention") or {}
+        local = rope_of(data, "sliding_attention")
         arguments["local_rope"] = FrozenDict({"rope_theta": 500000.0, **local})
 
 

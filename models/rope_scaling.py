@@ -15,6 +15,7 @@ import numpy as np
 
 from monoplan.ir.errors import ArgumentError, LoadError
 from monoplan.ir.types import Array
+from monoplan.models.load.config_json import is_factor
 
 if TYPE_CHECKING:
     from monoplan.models.config import LlamaConfig
@@ -87,24 +88,19 @@ def _checked(kind: str, key: str, value: Any, rotary_dim: int) -> Any:
             raise bad("true or false")
         return value
     if key in ("short_factor", "long_factor"):
-        if not isinstance(value, (list, tuple)) or not all(map(_is_positive, value)):
+        if not isinstance(value, (list, tuple)) or not all(map(is_factor, value)):
             raise bad("a list of positive numbers from 1e-30 to 1e30")
         if len(value) != rotary_dim // 2:
             raise bad(f"{rotary_dim // 2} numbers, one for each pair of rotated values; there are {len(value)}")
         return tuple(float(item) for item in value)
     if key == "original_max_position_embeddings":
         # Formulae divide by the logarithm of this, so 1 is no use either.
-        if not _is_positive(value) or int(value) != value or value < 2:
-            raise bad("an integer of 2 or more")
+        if not is_factor(value) or int(value) != value or not 2 <= value <= MOST_POSITIONS:
+            raise bad("an integer of 2 or more below 2**31")
         return int(value)
-    if not _is_positive(value):
+    if not is_factor(value):
         raise bad("a positive number from 1e-30 to 1e30")
     return float(value)
-
-
-def _is_positive(value: Any) -> bool:
-    # Beyond these bounds a float32 is 0 or infinite.
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 1e-30 <= value <= 1e30
 
 
 def inverse_frequencies(

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from monoplan.ir.errors import LoadError
 from monoplan.models.config import LlamaConfig, layer_kinds, same
 from monoplan.models.families import GGUF, Family
 from monoplan.models.llama import LlamaForCausalLM
+from monoplan.models.load.config_json import whole
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,10 @@ class SmolLM3Config(LlamaConfig):
     @classmethod
     def complete(cls, arguments: dict[str, Any], data: Mapping[str, Any]) -> None:
         count = arguments["num_hidden_layers"]
-        rotated = arguments.get("no_rope_layers") or _rotated(count, data.get("no_rope_layer_interval", 4))
+        rotated = arguments.get("no_rope_layers") or _rotated(count, whole(data, "no_rope_layer_interval", 4))
         arguments["no_rope_layers"] = tuple(rotated)
+        if len(rotated) != count:
+            raise LoadError(f"no_rope_layers has {len(rotated)} numbers, not one for each of {count} layers")
         if arguments.get("layer_types") is None:
             windowed = bool(data.get("use_sliding_window")) and arguments.get("sliding_window") is not None
             arguments["layer_types"] = layer_kinds(windowed and not rotated[i] for i in range(count))

@@ -34,7 +34,7 @@ class StableLmConfig(LlamaConfig):
 
 
 def _from_gguf(keys: Any, arguments: dict[str, Any]) -> None:
-    arguments["use_parallel_residual"] = bool(keys.get("use_parallel_residual", False))
+    arguments["use_parallel_residual"] = keys.flag("use_parallel_residual", False)
 
 
 FAMILIES = {

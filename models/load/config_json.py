@@ -51,6 +51,7 @@ OWN: dict[str, tuple[str, ...]] = {
 ROPE_KEYS = (
     "rope_parameters", "rope_scaling", "rope_theta", "original_max_position_embeddings", "partial_rotary_factor",
 )  # fmt: skip
+MOST_LAYERS = 2**20  # no model has so many: there is an entry of layer_types for each
 _READ = {"rope_parameters", "original_max_position_embeddings", "use_sliding_window", "max_window_layers"}
 # A key that is not read here is let through unless its name says that it may change the numbers.
 _SUSPICIOUS = re.compile(
@@ -110,6 +111,64 @@ def family_keys(config: type[Any]) -> dict[str, str]:
     return {**{name: name for name in COMMON if name not in renamed}, **config.keys}
 
 
+def key_of(config: type[Any], name: str) -> str:
+    """A field as the family's config.json calls it, for messages."""
+    found = next((key for key, field in config.keys.items() if field == name), name)
+    return name if found == name else f"{found} ({name})"
+
+
+def check_types(config: type[Any], values: Mapping[str, Any], own: frozenset[str]) -> None:
+    """Refuse values that sizes, and the fields of a family's `own`, can't have by their types.
+
+    Sizes are positive, unless their default is 0; factors are positive and neither infinite nor too small for float32.
+    """
+    for field in dataclasses.fields(config):
+        name, kind = field.name, str(field.type)
+        if name not in values or name not in (*SIZES, *own):
+            continue
+        value = values[name]
+        # A family may make intermediate_size of other sizes; lists may be null.
+        may_be_none = field.default is None or "None" in kind or "tuple" in kind or name == "intermediate_size"
+        if value is None and may_be_none:
+            continue
+        wanted = _wanted(kind, value, field.default)
+        if wanted is not None:
+            raise LoadError(f"{key_of(config, name)} must be {wanted}, got {short(value)}")
+
+
+def _wanted(kind: str, value: Any, default: Any) -> str | None:
+    """What a value of a type must be; None where it is."""
+    if kind == "bool":
+        return None if isinstance(value, bool) else "true or false"
+    if kind in ("int", "int | None"):
+        if is_size(value) or (default == 0 and type(value) is int and value == 0):
+            return None
+        return "a positive integer below 2**31" + (", or 0" if default == 0 else "")
+    if kind in ("float", "float | None"):
+        return None if is_factor(value) else "a positive number from 1e-30 to 1e30"
+    if kind.startswith("tuple[int"):
+        items = value if isinstance(value, (list, tuple)) else [None]
+        return None if all(type(item) is int and item >= 0 for item in items) else "a list of integers of 0 or more"
+    return None
+
+
+def whole(data: Mapping[str, Any], key: str, default: int) -> int:
+    """A positive integer of a config.json, of which null means the default."""
+    value = default if data.get(key) is None else data[key]
+    if not is_size(value):
+        raise LoadError(f"{key} must be a positive integer below 2**31, got {short(value)}")
+    return value  # type: ignore[no-any-return]
+
+
+def rope_of(data: Mapping[str, Any], layers: str) -> Mapping[str, Any]:
+    """What rope_parameters says of one kind of layer; nothing where it does not tell them apart."""
+    rope = data.get("rope_parameters") or {}
+    found = (rope.get(layers) or {}) if isinstance(rope, Mapping) else None
+    if not isinstance(found, Mapping):
+        raise LoadError(f"rope_parameters must be an object, for {layers}, too: got {short(rope)}")
+    return found
+
+
 def family_arguments(data: Mapping[str, Any], config: type[Any]) -> dict[str, Any]:
     """Translate the `config.json` of a family with a class of its own; see LlamaConfig.keys."""
     keys = family_keys(config)
@@ -122,12 +181,19 @@ def family_arguments(data: Mapping[str, Any], config: type[Any]) -> dict[str, An
                 raise LoadError(f"{key} = {short(value)} is not supported in a {data.get('model_type')} model")
         elif key not in (*ROPE_KEYS, *config.also) and changes_numbers(key, value):
             raise LoadError(f"unsupported key {key!r} in the configuration", why=f"it is {short(value)}")
+    check_types(config, arguments, config.own_fields())  # `complete` reads them
+    if arguments.get("num_hidden_layers", 0) >= MOST_LAYERS:
+        what = f"{key_of(config, 'num_hidden_layers')} is {arguments['num_hidden_layers']}"
+        raise LoadError(what, why="no model has so many layers")
     arguments["dtype"] = data.get("dtype", data.get("torch_dtype"))
     layers = "full_attention" if config.local_rope is not None else None
     rope = arguments["rope_scaling"] = _rope(data, config.defaults.get("rope_theta", config.rope_theta), layers)
-    if isinstance(rope, dict) and rope.get("partial_rotary_factor", 1) != 1 and config.partial is None:
+    if not isinstance(rope, dict):
+        key = "rope_scaling" if data.get("rope_scaling") else "rope_parameters"
+        raise LoadError(f"{key} must be an object, got {short(rope)}")
+    if rope.get("partial_rotary_factor", 1) != 1 and config.partial is None:
         raise LoadError(f"partial_rotary_factor is not defined for a {data.get('model_type')} model")
-    if isinstance(rope, dict) and config.partial is not None:
+    if config.partial is not None:
         rope.setdefault("partial_rotary_factor", config.partial)
     config.complete(arguments, data)
     return arguments
@@ -180,7 +246,7 @@ def _refuse_unsupported(data: Mapping[str, Any], family: str, config: type[Any])
 def _qwen_windows(data: Mapping[str, Any], layers: Any) -> dict[str, Any]:
     window = data.get("sliding_window", 4096) if data.get("use_sliding_window", False) else None
     kinds, full = data.get("layer_types"), data.get("max_window_layers", 28)
-    if kinds is None and window is not None and is_size(layers) and layers < 2**20:  # no model has so many layers
+    if kinds is None and window is not None and is_size(layers) and layers < MOST_LAYERS:
         if not isinstance(full, int):
             raise LoadError(f"max_window_layers must be an integer, got {short(full)}")
         count = min(max(full, 0), layers)
@@ -194,6 +260,11 @@ def _flat(rope: Mapping[str, Any]) -> Mapping[str, Any]:
     if any(value != nested[0] or not isinstance(value, Mapping) for value in nested):
         raise LoadError("rope_parameters differ between layers", fix="use one kind for all of them")
     return nested[0] if nested else rope
+
+
+def is_factor(value: Any) -> bool:
+    """Say whether this is a positive number that float32 has, and its inverse, too."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 1e-30 <= value <= 1e30
 
 
 def is_size(value: Any) -> bool:

@@ -18,7 +18,7 @@ from monoplan.ir.types import LOW_BITS, Array, DType, Part
 from monoplan.models.config import LlamaConfig
 from monoplan.models.families import ARCHITECTURES as FAMILY_ARCHITECTURES
 from monoplan.models.families import Family, family_of
-from monoplan.models.load.config_json import changes_numbers
+from monoplan.models.load.config_json import changes_numbers, is_size
 from monoplan.models.load.safetensors import DTYPES
 from monoplan.models.load.weight_file import Origin, WeightFile
 
@@ -136,9 +136,13 @@ class Header:
             self.metadata[key] = self.value(self.kinds[key])
         infos = [self._tensor_info() for _ in range(tensors)]
         alignment = self.metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-            raise self.damaged(f"the alignment {alignment!r} is not a power of two")
+        # As the format says: with any other, weights would begin at the wrong byte.
+        if not is_size(alignment) or alignment % 8 or alignment & (alignment - 1):
+            raise self.damaged(f"general.alignment is {alignment!r:.60}, not a power of two from 8")
         start = -(-self.position // alignment) * alignment
+        for name, _, _, offset in infos:
+            if offset % alignment:
+                raise self.damaged(f"the tensor {name!r} begins at {offset}, no multiple of the alignment {alignment}")
         self.tensors: dict[str, StoredTensor] = {}
         for name, kind, shape, offset in infos:
             if name in self.tensors:
@@ -410,6 +414,17 @@ _READ = frozenset(
 )
 
 
+# Other numbers are from 1e-30 to 1e30, and those that are 0 count as absent: converters write what a model has not so.
+_BOUNDS = {
+    "rope.freq_base": (1.001, 1e30), "rope.freq_base_swa": (1.001, 1e30),
+    "attention.layer_norm_rms_epsilon": (0.0, 1.0), "attention.layer_norm_epsilon": (0.0, 1.0),
+}  # fmt: skip
+_NOT_ZERO = frozenset(
+    "attention.head_count attention.head_count_kv attention.key_length attention.value_length block_count "
+    "context_length embedding_length feed_forward_length rope.dimension_count rope.freq_base rope.freq_base_swa".split()
+)
+
+
 class _Keys:
     """The metadata under the name of the architecture, with the types that are wanted."""
 
@@ -423,14 +438,33 @@ class _Keys:
         return value.flat[0].item() if is_array else value
 
     def number(self, key: str, default: float | None = None) -> Any:
-        """Return a positive number, a float in its shortest decimal form; 0 stands for an absent key."""
-        value = self.get(key, default)
-        if value is None or (isinstance(value, (int, float)) and value == 0):
+        """Return a positive number, a float in its shortest decimal form; 0 may stand for an absent key."""
+        value, (least, most) = self.get(key), _BOUNDS.get(key, (1e-30, 1e30))
+        if value is None or (least > 0 and self._is_absent(key, value)):
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-            raise LoadError(f"{key} must be a positive number, got {value!r:.60}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+            raise LoadError(f"{key} must be a number from {least} to {most}, got {value!r:.60}")
         # The file holds float32, the model was made with the decimal: 1e-05 and not 9.999999747378752e-06.
         return float(str(np.float32(value))) if isinstance(value, float) else value
+
+    def size(self, key: str, default: int | None = None) -> Any:
+        """Return a positive integer; 0 may stand for an absent key."""
+        value = self.get(key)
+        if value is None or self._is_absent(key, value):
+            return default
+        if not is_size(value):
+            raise LoadError(f"{key} must be a positive integer below 2**31, got {value!r:.60}")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return true or false."""
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise LoadError(f"{key} must be true or false, got {value!r:.60}")
+        return value
+
+    def _is_absent(self, key: str, value: Any) -> bool:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and value == 0 and key not in _NOT_ZERO
 
 
 def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> LlamaConfig:
@@ -441,11 +475,12 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
         supported = ", ".join((*ARCHITECTURES, *FAMILY_ARCHITECTURES))
         raise LoadError(f"unsupported architecture {keys.arch!r}", fix=f"supported: {supported}")
     if not np.isin(metadata.get("split.count", 1), (0, 1)).all():
-        raise LoadError("the model is split into several files", fix="merge them with gguf-split --merge")
+        what = f"the model is split into several files: split.count is {metadata['split.count']!r:.60}"
+        raise LoadError(what, fix="merge them with gguf-split --merge")
     read = _READ if family is None or family.gguf is None else {*_READ, *family.gguf.keys}
-    if keys.number("expert_count") and "expert_used_count" not in read:
+    if keys.size("expert_count") and "expert_used_count" not in read:
         raise LoadError("mixture-of-experts models are not supported")
-    if not keys.get("attention.causal", True):
+    if not keys.flag("attention.causal", True):
         why = "every token of it sees those behind it, so that it can't continue a text"
         raise LoadError("attention.causal is false: the model is an encoder", why=why)
     for name, value in metadata.items():
@@ -453,19 +488,20 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
         if key not in (name, *read) and not isinstance(value, np.ndarray) and changes_numbers(key, value):
             raise LoadError(f"unsupported metadata {name!r}", why=f"it is {value!r:.60}")
     head_dim = _check_shapes(keys, tensors)
-    turned = keys.number("rope.dimension_count", head_dim)
-    if keys.arch == "llama" and turned != head_dim:
-        raise LoadError(f"rope.dimension_count is {turned}, but a head has {head_dim} values")
+    turned = keys.size("rope.dimension_count", head_dim)
+    if turned > head_dim or turned % 2 or (keys.arch == "llama" and turned != head_dim):
+        why = "RoPE turns pairs of values of a head" + (", in a llama model all of them" if turned < head_dim else "")
+        raise LoadError(f"rope.dimension_count is {turned}, but a head has {head_dim} values", why=why)
     stored = next((tensors[n].kind for n in ("blk.0.attn_q.weight", "blk.0.attn_qkv.weight") if n in tensors), "F32")
     arguments: dict[str, Any] = dict(
         vocab_size=tensors["token_embd.weight"].shape[0],
-        hidden_size=keys.number("embedding_length"),
-        intermediate_size=keys.number("feed_forward_length"),
-        num_hidden_layers=keys.number("block_count"),
-        num_attention_heads=keys.number("attention.head_count"),
-        num_key_value_heads=keys.number("attention.head_count_kv"),
+        hidden_size=keys.size("embedding_length"),
+        intermediate_size=keys.size("feed_forward_length"),
+        num_hidden_layers=keys.size("block_count"),
+        num_attention_heads=keys.size("attention.head_count"),
+        num_key_value_heads=keys.size("attention.head_count_kv"),
         head_dim=head_dim,
-        max_position_embeddings=keys.number("context_length"),
+        max_position_embeddings=keys.size("context_length"),
         rms_norm_eps=keys.number("attention.layer_norm_rms_epsilon", keys.number("attention.layer_norm_epsilon", 1e-6)),
         rope_theta=keys.number("rope.freq_base", 10000.0),
         rope_scaling=_rope(keys, tensors),
@@ -478,7 +514,7 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
         bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
         eos_token_id=metadata.get("tokenizer.ggml.eos_token_id"),
         pad_token_id=metadata.get("tokenizer.ggml.padding_token_id"),
-        sliding_window=keys.number("attention.sliding_window"),
+        sliding_window=keys.size("attention.sliding_window"),
         dtype=FLOATS.get(stored, FLOATS["F32"]).name,
     )
     if family is not None and family.gguf is not None:
@@ -500,26 +536,33 @@ def _check_shapes(keys: _Keys, tensors: Mapping[str, StoredTensor]) -> int:
     tokens = keys.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, list) and len(tokens) != rows:
         raise LoadError(f"the vocabulary has {len(tokens)} tokens, but the embedding has {rows} rows")
-    if keys.number("embedding_length") != width:
+    if keys.size("embedding_length") != width:
         raise LoadError(f"embedding_length is {keys.get('embedding_length')!r}, the embedding has {width} columns")
     found = {int(match[1]) for name in tensors if (match := re.match(r"blk\.(\d{1,6})\.", name))}
-    layers, heads = keys.number("block_count"), keys.number("attention.head_count")
+    layers, heads = keys.size("block_count"), keys.size("attention.head_count")
     if not isinstance(layers, int) or found != set(range(min(layers, len(found) + 1))):
         raise LoadError(f"block_count is {layers!r}, but the file has {len(found)} layers")
     if not isinstance(heads, int) or heads > width:
         raise LoadError(f"attention.head_count must be a positive integer up to {width}, got {heads!r}")
-    head_dim = keys.number("attention.key_length", width // heads)
-    latent = keys.number("attention.kv_lora_rank") is not None  # its family knows what its lengths are
-    if not isinstance(head_dim, int) or (keys.number("attention.value_length", head_dim) != head_dim and not latent):
-        raise LoadError("keys and values of different length are not supported")
+    shared = keys.size("attention.head_count_kv", heads)
+    if heads % shared:
+        raise LoadError(f"attention.head_count {heads} is not a multiple of attention.head_count_kv {shared}")
+    head_dim = keys.size("attention.key_length", width // heads)
+    value_dim = keys.size("attention.value_length", head_dim)
+    latent = keys.size("attention.kv_lora_rank") is not None  # its family knows what its lengths are
+    if value_dim != head_dim and not latent:
+        raise LoadError(
+            "keys and values of different length are not supported",
+            why=f"attention.key_length is {head_dim}, attention.value_length {value_dim}",
+        )
     return head_dim
 
 
 def _rope(keys: _Keys, tensors: Mapping[str, StoredTensor]) -> dict[str, Any] | None:
     """Translate the scaling keys and tensors of a GGUF file into `rope_scaling`."""
-    kind, context = str(keys.get("rope.scaling.type", "linear")), keys.number("context_length")
+    kind, context = str(keys.get("rope.scaling.type", "linear")), keys.size("context_length")
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0)) if kind != "none" else 1.0
-    original = keys.number("rope.scaling.original_context_length", context)
+    original = keys.size("rope.scaling.original_context_length", context)
     attention = keys.number("rope.scaling.attn_factor")
     found = {name: tensors[name].values().ravel().tolist() for name in ROPE_TENSORS if name in tensors}
     if kind == "yarn" and not found:
@@ -538,7 +581,8 @@ def _rope(keys: _Keys, tensors: Mapping[str, StoredTensor]) -> dict[str, Any] | 
     elif kind in ("none", "linear") and not found:
         return None if factor == 1.0 else {"rope_type": "linear", "factor": factor}
     else:
-        raise LoadError(f"unsupported rope scaling {kind!r:.60} with the tensors {sorted(found)}")
+        what = f"unsupported rope scaling {kind!r:.60} with the tensors {sorted(found)}"
+        raise LoadError(what, why=f"{keys.arch}.rope.scaling.type says so")
     return {
         "rope_type": "longrope",
         "short_factor": short,

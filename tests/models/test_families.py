@@ -99,6 +99,42 @@ def test_kernels_of_deepseek_layers() -> None:
     assert fast.stats.compiles == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "key", "values"),
+    [
+        ("gemma2", "query_pre_attn_scalar", (0, -1, None, "x", float("nan"), float("inf"))),
+        ("gemma2", "attn_logit_softcapping", (0, float("inf"), "x", [])),
+        ("gemma2", "final_logit_softcapping", (0, float("nan"), -1, True)),
+        ("gemma3_text", "sliding_window_pattern", (0, 0.5, "x")),
+        ("gemma3_text", "num_hidden_layers", (0, 2.0, None, 2**31 - 1)),
+        ("gemma3_text", "rope_parameters", (1, {"sliding_attention": 1})),
+        ("granite", "logits_scaling", (0, None, float("inf"))),
+        ("granite", "embedding_multiplier", (0, float("nan"), [1], True)),
+        ("cohere2", "logit_scale", (0, float("nan"), "x")),
+        ("qwen3_moe", "decoder_sparse_step", (0, -1, 0.5, None)),
+        ("qwen3_moe", "mlp_only_layers", (1, [-1], ["x"])),
+        ("qwen3_moe", "moe_intermediate_size", (0, -1, "x")),
+        ("qwen3_moe", "num_experts_per_tok", (0, None, 1.5)),
+        ("qwen3_moe", "norm_topk_prob", (1, "x")),
+        ("deepseek_v2", "routed_scaling_factor", (0, None, float("nan"))),
+        ("deepseek_v2", "first_k_dense_replace", (-1, None, 0.5)),
+        ("smollm3", "no_rope_layer_interval", (0, "x")),
+        ("smollm3", "no_rope_layers", (1, [1], ["x"])),
+        ("gpt2", "n_head", (0, "4")),
+        ("gptj", "rotary_dim", (0, "x", -2)),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(kind: str, key: str, values: tuple[Any, ...]) -> None:
+    """They gave NaN, an error from the inside, or silently another model."""
+    family = family_of(kind)
+    data = {**(FILES[kind].config if kind in FILES else {}), "model_type": kind}
+    family.config(data)
+    for value in values:
+        data.pop("rope_scaling", None)
+        with pytest.raises(LoadError, match=key):
+            family.config({**data, key: value})
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(RANDOM))
 @pytest.mark.parametrize("kind", KINDS)

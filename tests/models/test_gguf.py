@@ -266,18 +266,28 @@ def test_per_layer_numbers_and_key_length(tmp_path: Path) -> None:
     config = open_gguf(write(tmp_path / "m.gguf", weights(), metadata=lists | lengths)).config
     assert (config.num_key_value_heads, config.intermediate_size, config.head_dim) == (KV_HEADS, INNER, 16)
     for change, message in (
-        ({"attention.head_count_kv": [1, 2]}, "attention.head_count_kv must be a positive number"),
+        ({"attention.head_count_kv": [1, 2]}, "attention.head_count_kv must be a positive integer"),
         ({"attention.key_length": 16, "attention.value_length": 8}, "different length"),
         ({"rope.dimension_count": 8}, "rope.dimension_count is 8"),
         ({"expert_count": 8}, "mixture-of-experts"),
         ({"attention.causal": False}, "attention.causal is false: the model is an encoder"),
         ({"block_count": 3}, "block_count is 3, but the file has 2 layers"),
-        ({"block_count": 2**31}, "block_count is 2147483648"),
+        ({"block_count": 2**31}, "block_count must be .* got 2147483648"),
         ({"embedding_length": 32}, "the embedding has 64 columns"),
-        ({"attention.head_count": 0}, "attention.head_count must be a positive integer up to 64"),
-        ({"attention.head_count": "4"}, "attention.head_count must be a positive number"),
-        ({"context_length": 0}, "max_position_embeddings must be a positive integer"),
+        ({"attention.head_count": 0}, "attention.head_count must be a positive integer"),
+        ({"attention.head_count": "4"}, "attention.head_count must be a positive integer"),
+        ({"context_length": 0}, "context_length must be a positive integer"),
         ({"final_logit_softcapping": 30.0}, "unsupported metadata 'llama.final_logit_softcapping'"),
+        ({"rope.freq_base": 0.0}, "rope.freq_base must be a number from 1.001"),
+        ({"rope.freq_base": float("nan")}, "rope.freq_base must be a number from 1.001"),
+        ({"rope.scaling.factor": 1e-40}, "rope.scaling.factor must be a number from 1e-30"),
+        ({"rope.scaling.original_context_length": 2**31}, "rope.scaling.original_context_length must be a positive"),
+        ({"attention.layer_norm_rms_epsilon": -1e-5}, "attention.layer_norm_rms_epsilon must be a number from 0"),
+        ({"attention.head_count_kv": 0}, "attention.head_count_kv must be a positive integer"),
+        ({"attention.head_count_kv": 3}, "head_count 4 is not a multiple of attention.head_count_kv 3"),
+        ({"attention.key_length": False}, "attention.key_length must be a positive integer"),
+        ({"attention.sliding_window": 0.5}, "attention.sliding_window must be a positive integer"),
+        ({"attention.causal": "no"}, "attention.causal must be true or false"),
         ({"rope.scaling.alpha": 2.0}, "unsupported metadata 'llama.rope.scaling.alpha'"),
         ({"rope.scaling.type": "ntk"}, "unsupported rope scaling 'ntk'"),
         ({"split.count": 3}, "split into several files"),
@@ -287,6 +297,26 @@ def test_per_layer_numbers_and_key_length(tmp_path: Path) -> None:
         with pytest.raises(LoadError, match=message) as caught:
             open_gguf(tmp_path / "bad.gguf")
         assert "bad.gguf" in str(caught.value)
+
+
+def test_an_epsilon_of_zero_is_none(tmp_path: Path) -> None:
+    """Other keys may hold 0 for what a model does not have; norms have an epsilon of 0 then, not the usual one."""
+    zeros = {"attention.layer_norm_rms_epsilon": 0.0, "attention.sliding_window": 0, "rope.scaling.factor": 0.0}
+    config = open_gguf(write(tmp_path / "m.gguf", weights(), metadata=zeros)).config
+    assert (config.rms_norm_eps, config.sliding_window, config.rope_scaling) == (0.0, None, None)
+
+
+@pytest.mark.parametrize("alignment", [0, 1, 2, 4, 24, 2**31])
+def test_alignments_that_are_not_those_of_the_tensors(tmp_path: Path, alignment: int) -> None:
+    """Weights would begin at other bytes: they would be noise, with NaN in it."""
+    whole = write(tmp_path / "m.gguf", weights()).read_bytes()
+    pair = struct.pack("<Q", 17) + b"general.alignment" + struct.pack("<II", 4, alignment)
+    pairs = int.from_bytes(whole[16:24], "little")
+    end = whole.index(b"general.architecture") - 8
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(whole[:16] + (pairs + 1).to_bytes(8, "little") + whole[24:end] + pair + whole[end:])
+    with pytest.raises(LoadError, match="alignment"):
+        open_gguf(bad)
 
 
 def test_another_architecture_is_named(tmp_path: Path) -> None:
