@@ -106,7 +106,8 @@ class _Matrix:
             found -= zeros.astype(np.float32)[place]
         elif zeros:
             found -= zeros
-        found *= self.scales(rows).astype(np.float32)[place]
+        with np.errstate(all="ignore"):  # damaged scales are seen in the numbers
+            found *= self.scales(rows).astype(np.float32)[place]
         return values
 
     def low_bit(self) -> DType | str:
@@ -344,8 +345,12 @@ def _or(values: Any) -> str:
     return " or ".join(sorted(map(str, values)))
 
 
-def _order(stored: Checkpoint, name: str, columns: int) -> str | None:
+def _order(stored: Checkpoint, name: str, columns: int, needed: str) -> str | None:
+    """The name of the tensor with each column's group, if there is one; `needed` says why there must be, or is ""."""
     if name not in stored:
+        if needed:
+            layer, _, own = name.rpartition(".")
+            raise LoadError(f"the quantized layer {layer!r} has no {own}", why=f"{needed}: columns have other groups")
         return None
     _check(stored, name, [(columns,)], _INT32)
     return name
@@ -384,7 +389,8 @@ def _gptq(stored: Checkpoint, config: Config) -> list[_Matrix]:
         columns = words * (32 // bits)
         group = columns if size == -1 else size
         _check_columns(stored, layer, out, -(-columns // group), bits)
-        order = _order(stored, f"{layer}.g_idx", columns)
+        needed = "desc_act is true" if config.get("desc_act") and group < columns else ""
+        order = _order(stored, f"{layer}.g_idx", columns, needed)
         found.append(_Gptq(stored, layer, (out, columns), bits, group, "scales", order, shift=shift))
     return found
 
@@ -450,7 +456,7 @@ def _compressed(stored: Checkpoint, config: Config) -> list[_Matrix]:
             _check(stored, zeros, shapes, _FP8 | _INT8 | FLOATS if expected == "float" else _INT8)
         elif not scheme.symmetric:
             _check(stored, zeros, None, ())
-        order = _order(stored, f"{layer}.weight_g_idx", shape[1])
+        order = _order(stored, f"{layer}.weight_g_idx", shape[1], scheme.needs_order)
         found.append(_Plain(stored, layer, shape, 8, group, "weight_scale", order, tall))
     return found
 
@@ -466,7 +472,7 @@ def _packed(stored: Checkpoint, layer: str, out: int, words: int, scheme: _Schem
     _check(stored, f"{layer}.weight_scale", shapes, FLOATS)
     if not scheme.symmetric or f"{layer}.weight_zero_point" in stored:
         _check(stored, f"{layer}.weight_zero_point", [(-(-out // count), -(-shape[1] // group))], _INT32)
-    order = _order(stored, f"{layer}.weight_g_idx", shape[1])
+    order = _order(stored, f"{layer}.weight_g_idx", shape[1], scheme.needs_order)
     return _Packed(stored, layer, shape, scheme.bits, group, "weight_scale", order, tall)
 
 
@@ -480,6 +486,7 @@ class _Scheme:
     strategy: Any
     group: Any
     block: Any
+    needs_order: str  # why there must be tensors with the columns' groups
 
     @classmethod
     def read(cls, weights: Config) -> _Scheme:
@@ -487,7 +494,9 @@ class _Scheme:
         # Without a strategy the size of a group decides, as in the library.
         strategy = strategy or ("tensor" if size is None else "channel" if size == -1 else "group")
         block, symmetric = weights.get("block_structure"), weights.get("symmetric", True) is not False
-        return cls(weights.get("num_bits", 8), weights.get("type", "int"), symmetric, strategy, size, block)
+        ordered = weights.get("actorder") in (True, "group", "dynamic") and strategy == "group"
+        why = f"actorder is {weights['actorder']!r}" if ordered else ""
+        return cls(weights.get("num_bits", 8), weights.get("type", "int"), symmetric, strategy, size, block, why)
 
     def layout(self, shape: tuple[int, int]) -> tuple[int, int, list[tuple[int, ...]]]:
         """Rows and columns that share a scale, and the shapes that scales may have."""
