@@ -715,10 +715,20 @@ def ones_like(input: Any, *, dtype: Any = None) -> Tensor:
 
 
 def arange(start: Any, end: Any = None, step: Any = 1, *, dtype: Any = None) -> Tensor:
-    """start, start + step, … below end; one argument is the end. Ends may be symbolic sizes."""
+    """start, start + step, … below end; one argument is the end. Ends may be symbolic sizes.
+
+    In a type of integers fractions are counted with, then those of start and step are cut off, as in PyTorch.
+    """
     start, end = (0, start) if end is None else (start, end)
-    if dtype is not None and as_dtype(dtype).is_integer:
+    floats = [v for v in (start, end, step) if isinstance(v, float)]
+    is_known = not any(isinstance(v, Expr) for v in (start, end, step))
+    if (is_known and step == 0) or not all(map(math.isfinite, floats)):
+        raise ArgumentError(f"arange from {start} to {end} by {step} has no end")
+    if floats and dtype is not None and as_dtype(dtype).is_integer:
+        count = max(math.ceil((end - start) / step), 0) if is_known else None
         start, end, step = (int(v) if isinstance(v, float) else v for v in (start, end, step))
+        if count is not None:
+            return (arange(count) * step + start).to(dtype)  # type: ignore[no-any-return]
     whole = all(isinstance(v, int | Expr | np.integer) for v in (start, end))
     if whole and isinstance(step, int) and step > 0:
         length = end - start if step == 1 else (end - start + (step - 1)) // step

@@ -378,15 +378,24 @@ def gelu_tanh(input: Any, *, out: Tensor | None = None) -> Tensor:
     return gelu(input, "tanh", out=out)
 
 
+def _has_none(x: Tensor) -> bool:
+    """Whether there are certainly no elements."""
+    return 0 in [n for n in x.shape if not isinstance(n, Expr)]
+
+
 def softmax(input: Any, dim: int = -1, *, dtype: Any = None, out: Tensor | None = None) -> Tensor:
     """exp(input) / sum(exp(input)) along a dimension."""
-    x = as_tensor(input) if dtype is None else cast(input, dtype)
-    return write(call("softmax", floating(x), axis=dim), out)
+    x = floating(as_tensor(input) if dtype is None else cast(input, dtype))
+    if x.ndim == 0 and dim in (0, -1):
+        return write(call("softmax", x.reshape(1), axis=0).reshape(()), out)
+    return write(x if _has_none(x) else call("softmax", x, axis=dim), out)
 
 
 def log_softmax(input: Any, dim: int = -1, *, dtype: Any = None) -> Tensor:
     """The logarithm of softmax, without its underflow."""
     x = floating(as_tensor(input) if dtype is None else cast(input, dtype))
+    if _has_none(x):
+        return x
     shifted = x - amax(x, dim, True)
     return shifted - log(exp(shifted).sum(dim, keepdim=True))
 

@@ -39,11 +39,11 @@ _SAME = """
     atan2 atanh avg_pool1d bitwise_and bitwise_not bitwise_or bitwise_xor bmm cat ceil celu chunk clamp conv1d conv2d
     cos cosh cummax cummin cumprod cumsum diag_embed diagonal div eq erf erfc exp exp2 expm1 eye flatten flip floor
     floor_divide fmod frac full full_like gather ge gelu glu gt hardshrink hardsigmoid hardswish hardtanh index_add
-    index_copy index_fill index_put index_select isfinite isinf isnan le leaky_relu lerp linear linspace log log10
+    index_copy index_fill index_put index_select isfinite isinf isnan le leaky_relu lerp linspace log log10
     log1p log2 logical_and logical_not logical_or logical_xor logsigmoid logsumexp lt masked_fill matmul max maximum
     mean min minimum mish movedim mul nan_to_num narrow ne neg one_hot ones ones_like outer pad permute pow prelu prod
     reciprocal relu relu6 remainder reshape roll round rsqrt scatter scatter_add scatter_reduce select selu sigmoid
-    sign silu sin sinh softplus softshrink sort split sqrt square squeeze stack std sum take tan tanh threshold tile
+    silu sin sinh softplus softshrink sort split sqrt square squeeze stack std sum take tan tanh threshold tile
     topk tril triu trunc unbind unflatten unsqueeze var var_mean where zeros zeros_like
 """
 OPERATORS.update({f"aten.{name}": getattr(F, name) for name in _SAME.split()})
@@ -84,6 +84,8 @@ _SHORT: dict[str, Function] = {
     "add add_": lambda a, b, *, alpha=1: F.add(a, b if alpha == 1 else F.mul(b, alpha)),
     "sub subtract": lambda a, b, *, alpha=1: F.sub(a, b if alpha == 1 else F.mul(b, alpha)),
     "rsub": lambda a, b, *, alpha=1: F.sub(b, a if alpha == 1 else F.mul(a, alpha)),
+    "dist": lambda x, y, p=2: _norm(F.sub(x, y), p),
+    "ldexp": lambda x, power: F.mul(x, F.pow(2.0, power)),
     "pow.Scalar": lambda base, exponent: F.pow(as_tensor(base), exponent),
     "addcmul": lambda x, a, b, *, value=1: F.add(x, F.mul(F.mul(a, b), value)),
     "clamp_max": lambda x, most: F.clamp(x, None, most),
@@ -131,24 +133,111 @@ def _new_full(x: Any, size: Any, value: Any, *, dtype: DType | None = None, **kw
 
 @aten("arange")
 def _arange(start: Any, end: Any = None, step: Any = 1, *, dtype: DType | None = None, **kwargs: Any) -> Any:
-    fractions = any(isinstance(x, float) for x in (start, end, step))
-    dtype = dtype or (f32 if fractions else i64)
-    if fractions and dtype.is_integer and dtype != i64:  # PyTorch counts with the fractions, then cuts them off
-        start, end = (0, start) if end is None else (start, end)
-        count = math.ceil((end - start) / step)
-        return F.add(F.mul(F.arange(0, count, dtype=dtype), int(step)), int(start))
+    dtype = dtype or (f32 if any(isinstance(x, float) for x in (start, end, step)) else i64)
     return F.arange(int(start) if isinstance(start, bool) else start, end, step, dtype=dtype)
 
 
 # -- arithmetic -------------------------------------------------------------------------------------------
 
 
-@aten("addmm", "baddbmm")
+@aten("addmm", "baddbmm", "addmv")
 def _addmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     if as_tensor(a).dtype.is_integer:
         beta, alpha = int(beta), int(alpha)
     product = F.matmul(a, b) if alpha == 1 else F.mul(F.matmul(a, b), alpha)
+    if beta == 0:  # what is NaN there does not count
+        return product.to(as_tensor(a).dtype)
     return F.add(product, bias if beta == 1 else F.mul(bias, beta)).to(as_tensor(a).dtype)
+
+
+@aten("addbmm")
+def _addbmm(bias: Any, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    return _addmm(bias, a.transpose(0, 1).flatten(1), b.flatten(0, 1), beta=beta, alpha=alpha)
+
+
+@aten("linear")
+def _linear(x: Tensor, weight: Tensor, bias: Any = None) -> Any:
+    if weight.ndim > 1:
+        return F.linear(x, weight, bias)
+    return F.matmul(x, weight) if bias is None else F.add(F.matmul(x, weight), bias)
+
+
+@aten("bilinear")
+def _bilinear(a: Tensor, b: Tensor, weight: Tensor, bias: Any = None) -> Any:
+    y = F.einsum("...i,oij,...j->...o", a, weight, b)
+    return y if bias is None else F.add(y, bias)
+
+
+_ON_BOOLS = {
+    "add": F.logical_or, "mul": F.logical_and, "maximum": F.logical_or, "minimum": F.logical_and,
+    "max.other": F.logical_or, "min.other": F.logical_and, "clamp_min.Tensor": F.logical_or,
+    "clamp_max.Tensor": F.logical_and,
+}  # fmt: skip
+
+
+def _on_bools(numbers: Function, bools: Function) -> Function:
+    """A function of two that is another of two tensors of bools."""
+
+    def either(a: Any, b: Any, **kwargs: Any) -> Any:
+        are_bools = all(isinstance(x, bool) or (isinstance(x, Tensor) and x.dtype == bool_) for x in (a, b))
+        return bools(a, b) if are_bools and not kwargs else numbers(a, b, **kwargs)
+
+    return either
+
+
+OPERATORS.update({f"aten.{name}": _on_bools(OPERATORS[f"aten.{name}"], here) for name, here in _ON_BOOLS.items()})
+
+
+@aten("sign", "sgn")
+def _sign(x: Tensor) -> Any:
+    return x if x.dtype == bool_ else F.sign(x)
+
+
+@aten("signbit")
+def _signbit(x: Tensor) -> Any:
+    """Whether a number is negative, -0.0 included; of NaN it is not known."""
+    negative = F.zeros_like(x) if x.dtype == bool_ else F.lt(x, 0)
+    if not x.dtype.is_float:
+        return negative
+    return F.logical_or(negative, F.logical_and(F.eq(x, 0), F.lt(F.reciprocal(x), 0)))
+
+
+@aten("copysign")
+def _copysign(x: Any, sign: Any) -> Any:
+    size, negative = F.abs(_floats(x)), _signbit(as_tensor(sign))
+    return F.where(negative, F.neg(size), size)
+
+
+@aten("hypot")
+def _hypot(a: Tensor, b: Tensor) -> Any:
+    """sqrt(a * a + b * b), where the squares may be too large for the type."""
+    a, b = F.abs(a), F.abs(b)
+    large, small = F.maximum(a, b), F.minimum(a, b)
+    ratio = F.div(small, F.where(F.eq(large, 0), 1.0, large))
+    size = F.mul(large, F.sqrt(F.add(F.square(ratio), 1.0)))
+    return F.where(F.logical_or(F.isinf(a), F.isinf(b)), math.inf, size)
+
+
+@aten("fmax")
+def _fmax(a: Tensor, b: Tensor) -> Any:
+    return _without_nan(F.maximum, a, b)
+
+
+@aten("fmin")
+def _fmin(a: Tensor, b: Tensor) -> Any:
+    return _without_nan(F.minimum, a, b)
+
+
+def _without_nan(function: Function, a: Tensor, b: Tensor) -> Any:
+    """Of a number and NaN the number."""
+    if not (a.dtype.is_float or b.dtype.is_float):
+        return _on_bools(function, F.logical_or if function is F.maximum else F.logical_and)(a, b)
+    return F.where(F.isnan(a), b, F.where(F.isnan(b), a, function(a, b)))
+
+
+def _floats(x: Any) -> Tensor:
+    x = as_tensor(x)
+    return x if x.dtype.is_float else x.to(f32)
 
 
 @aten("elu")
@@ -174,7 +263,7 @@ def _slice(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: in
 
 @aten("diff")
 def _diff(x: Tensor, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
-    parts = [p for p in (prepend, x, append) if p is not None]
+    parts = [p for p in (prepend, x, append) if p is not None] if n else [x]
     x = x if len(parts) == 1 else F.cat(parts, dim)
     for _ in range(n):
         count = x.shape[dim] - 1
@@ -222,6 +311,37 @@ def _pixel_shuffle(x: Tensor, factor: int) -> Any:
 def _norm(x: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: DType | None = None) -> Any:
     kept = dtype or x.dtype
     return F.norm(x.to(f32) if kept.bits < 32 else x.to(kept), p, dim, keepdim).to(kept)  # powers of halves overflow
+
+
+@aten("cdist", "_cdist_forward")
+def _cdist(a: Tensor, b: Tensor, p: float = 2.0, mode: Any = None) -> Any:
+    return _norm(F.sub(a.unsqueeze(-2), b.unsqueeze(-3)), p, -1)
+
+
+@aten("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")
+def _embedding_bag(
+    weight: Tensor, ids: Tensor, offsets: Tensor, scale: bool = False, mode: int = 0, sparse: bool = False,
+    weights: Any = None, include_last: bool = False, padding: int | None = -1,
+) -> Any:  # fmt: skip
+    """Sums (mode 0), means or maxima of the rows in each bag; an offset says where a bag begins."""
+    bags, count = offsets.shape[0] - int(include_last), ids.shape[0]
+    bag = F.ge(F.arange(count).unsqueeze(1), offsets[:bags].to(i64)).sum(1) - 1
+    rows = F.embedding(ids, weight)
+    is_used = F.ones((count,), dtype=rows.dtype)
+    if padding is not None and padding >= 0:
+        is_used = F.ne(ids, padding).to(rows.dtype)
+    places, wide = bag.unsqueeze(1).expand(*rows.shape), f32 if rows.dtype.bits < 32 else rows.dtype
+    if mode == 2:
+        rows = F.where(is_used.unsqueeze(1) != 0, rows, -math.inf)
+        most = F.scatter_reduce(F.full((bags, rows.shape[1]), -math.inf, dtype=rows.dtype), 0, places, rows, "amax")
+        return F.where(F.eq(most, -math.inf), 0.0, most), None, None, None
+    given = is_used if weights is None else F.mul(is_used, weights)
+    rows = F.mul(rows.to(wide), given.unsqueeze(1).to(wide))
+    total = F.scatter_add(F.zeros((bags, rows.shape[1]), dtype=wide), 0, places, rows)
+    if mode == 1:
+        used = F.scatter_add(F.zeros((bags,), dtype=wide), 0, bag, is_used.to(wide))
+        total = F.div(total, F.clamp(used, 1.0).unsqueeze(1))
+    return total.to(weight.dtype), None, None, None
 
 
 @aten("_safe_softmax")
@@ -299,7 +419,7 @@ def _convolution(
     x: Tensor, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any,
     groups: int,
 ) -> Any:  # fmt: skip
-    one = x.ndim == 3
+    one = weight.ndim == 3  # x may have no batch
     if transposed:
         function = F.conv_transpose1d if one else F.conv_transpose2d
         return function(x, weight, bias, stride, padding, output_padding, groups, dilation)
@@ -311,7 +431,7 @@ def _conv_transpose(
     x: Tensor, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
     groups: int = 1, dilation: Any = 1,
 ) -> Any:  # fmt: skip
-    function = F.conv_transpose1d if x.ndim == 3 else F.conv_transpose2d
+    function = F.conv_transpose1d if weight.ndim == 3 else F.conv_transpose2d
     return function(x, weight, bias, stride, padding, output_padding, groups, dilation)
 
 

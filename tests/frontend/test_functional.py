@@ -305,7 +305,11 @@ def test_new_tensors() -> None:
     )
     assert F.arange(4).dtype is i64 and F.arange(0.0, 1.0, 0.25).tolist() == [0, 0.25, 0.5, 0.75]
     assert F.arange(3, dtype="f16").dtype is f16 and F.arange(5, 2, -1).tolist() == [5, 4, 3]
-    assert F.arange(-0.9, 2.1, 2.0, dtype=i64).tolist() == [0]  # ends and step are cut off first
+    assert F.arange(-0.9, 2.1, 2.0, dtype=i64).tolist() == [0, 2]  # two numbers, of which the fractions are cut off
+    assert F.arange(5, 4, -0.5, dtype="i32").tolist() == [5, 5] and F.arange(5.7, 1.2, -1.3, dtype=i64).shape == (4,)
+    for bad in ((0, 4, 0), (0.0, 1.0, 0.0), (0, float("inf")), (float("nan"),)):
+        with pytest.raises(ArgumentError, match="has no end"):
+            F.arange(*bad, dtype=i64)
     assert F.linspace(4.9, -3.3, 7, dtype=i64).tolist() == [4, 2, 1, 0, 0, -1, -3]
     assert F.full((2,), 1.5).dtype is f32 and F.full(2, True).dtype is bool_ and F.full([1], 3).dtype is i64
     assert F.zeros(2, 3).shape == (2, 3) and F.ones((2,), dtype="i32").dtype is i32

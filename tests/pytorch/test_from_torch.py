@@ -270,6 +270,52 @@ def test_operators_by_pytorchs_rules() -> None:
     matches(One(lambda x: (F.adaptive_max_pool1d(x, 2), F.adaptive_max_pool2d(x, 3))), torch.randn(2, 6, 8))
 
 
+def test_operators_made_of_a_few() -> None:
+    """With the edges that their formulas have: signed zeros, large squares, NaN, what beta = 0 hides, bools."""
+    torch.manual_seed(0)
+
+    def signs(x: Any, y: Any) -> Any:
+        return torch.signbit(x), torch.copysign(x, y), torch.copysign(torch.arange(6), y), torch.hypot(x, y)
+
+    special = torch.tensor([0.0, -0.0, 3.0, -4.0, float("inf"), 1e30])
+    matches(Two(signs), special, torch.tensor([-0.0, 1.0, -4.0, 3.0, float("nan"), -1e30]))
+
+    def with_nan(x: Any, y: Any) -> Any:
+        hidden = torch.full((3,), float("nan"), dtype=x.dtype)
+        return torch.fmax(x, y), torch.fmin(x, y), torch.addmv(hidden, y.outer(y)[:3, :3], y[:3], beta=0)
+
+    nan = float("nan")
+    matches(Two(with_nan), torch.tensor([1.0, nan, 2.0, nan]), torch.tensor([nan, 1.0, 3.0, nan]))
+
+    def distances(x: Any) -> Any:
+        return torch.cdist(x, x[:, :2]), torch.cdist(x, x, 1.0), torch.dist(x[0], x[1]), torch.addbmm(x[0], x, x.mT @ x)
+
+    matches(One(distances), torch.randn(2, 3, 5))
+    matches(nn.Bilinear(5, 5, 4), torch.randn(3, 5), torch.randn(3, 5))
+    bools = torch.tensor([[True, False], [True, True]])
+    matches(One(lambda m: (m * m[0], m + m[1], torch.maximum(m, m[0]), torch.min(m, m[0]), m.sgn())), bools)
+    one = torch.randn(())
+    matches(One(lambda x: (x.softmax(0), x.log_softmax(-1), torch.softmax(x.reshape(1)[:0], 0))), one)
+    matches(One(lambda x: torch.diff(x, 0, prepend=x)), torch.randn(4))
+    matches(nn.ConvTranspose2d(3, 2, 3), torch.randn(3, 5, 5))
+    matches(nn.ConvTranspose1d(3, 2, 3), torch.randn(3, 5))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_embeddings(mode: str) -> None:
+    torch.manual_seed(0)
+    ids = torch.tensor([[1, 2, 4], [4, 3, 9], [0, 0, 0]])
+    matches(nn.EmbeddingBag(10, 4, mode=mode, padding_idx=0), ids)
+    offsets = torch.tensor([0, 4, 4, 8])  # the second bag is empty, and the last ends at 9
+    matches(nn.EmbeddingBag(10, 4, mode=mode), ids.flatten(), offsets)
+    if mode == "sum":
+        matches(
+            Two(lambda x, w: F.embedding_bag(ids, x, per_sample_weights=w, mode="sum")),
+            torch.randn(10, 4),
+            torch.rand(3, 3),
+        )
+
+
 def test_indices_of_pools_are_refused() -> None:
     def pooled(x: Any) -> Any:
         return F.max_pool2d(x, 2, return_indices=True)
