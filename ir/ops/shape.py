@@ -38,12 +38,13 @@ def _slice_type(x: TensorType, *, axis: int, start: Dim, length: Dim, step: int)
     axis = normalize_axis(axis, x.rank, "slice")
     require(step != 0, "slice: the step must not be 0")
     size = x.shape[axis]
+    # An empty slice reads nothing, wherever it begins: that of a flipped empty tensor begins at -1.
     some = not equal(length, 0)
-    last = start + (length - 1) * step if some else start
-    for d, what in ((start, "start"), (length, "length")):
+    last = start + (length - 1) * step
+    for d, what in ((start, "start"), (length, "length")) if some else ():
         low, _ = bounds(d)
         require(low is None or low >= 0 or isinstance(d, Expr), f"slice: the {what} {d} is negative")
-    for room in (size - (1 if some else 0) - (last if step > 0 else start), last if step < 0 else 0):
+    for room in (size - 1 - (last if step > 0 else start), last if step < 0 else 0) if some else ():
         _, high = bounds(room)
         require(
             high is None or high >= 0,
@@ -59,12 +60,13 @@ def _slice_type(x: TensorType, *, axis: int, start: Dim, length: Dim, step: int)
 @op(_slice_type, "view", bounded=True, low_bit=("x",))
 def slice_(x: Array, *, axis: int, start: Dim, length: Dim, step: int = 1) -> Array:
     """`length` elements of an axis from `start`, every `step`-th; backwards where the step is negative."""
-    some = 1 if length else 0
-    last = start + (length - 1) * step if length else start
-    if min(start, last) < 0 or max(start, last) > x.shape[axis] - some:  # type: ignore[type-var, operator]
+    if not length:
+        return np.take(x, range(0), axis)  # type: ignore[no-any-return]
+    last = start + (length - 1) * step
+    if min(start, last) < 0 or max(start, last) >= x.shape[axis]:  # type: ignore[type-var, operator]
         raise ArgumentError(f"slice: {length} elements from {start} go past {x.shape[axis]}, the size of axis {axis}")
     index = [slice(None)] * x.ndim
-    stop = last + (1 if step > 0 else -1) if length else start
+    stop = last + (1 if step > 0 else -1)
     index[axis] = slice(start, stop if stop >= 0 else None, step)  # type: ignore[operator]
     found = x[tuple(index)]
     return found if step > 0 else found.copy()  # no view, as a flip is none in PyTorch

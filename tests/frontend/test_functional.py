@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import monoplan as mp
 import monoplan.nn.functional as F
 from monoplan import nn
 from monoplan.frontend.specs import spec
@@ -360,3 +361,15 @@ def test_errors_say_where() -> None:
     with pytest.raises(TypeRuleError, match="the weight .* takes 5") as caught:
         F.linear(A, np.zeros((2, 5), np.float32))
     assert "test_functional.py" in str(caught.value.where)
+
+
+def test_flips_of_a_symbolic_size_at_its_edges() -> None:
+    class Flip(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return F.flip(x, [0, 1]), x[::-2]
+
+    fast = mp.compile(Flip(), mp.spec("n", 3))
+    for rows in (0, 1, 2, 7):
+        x = np.arange(rows * 3, dtype=np.float32).reshape(rows, 3)
+        for found, wanted in zip(fast(x), (x[::-1, ::-1], x[::-2]), strict=True):
+            np.testing.assert_array_equal(found, wanted)

@@ -58,6 +58,9 @@ def test_slice_refusals() -> None:
     refuses("go past 5", "slice", x, axis=1, start=1, length=2, step=-2)
     assert run("slice", np.arange(5), axis=0, start=4, length=3, step=-2).tolist() == [4, 2, 0]
     assert run("slice", np.arange(5), axis=0, start=0, length=0, step=-1).tolist() == []
+    for start in (-1, 7):  # nothing is read there
+        assert infer("slice", x, axis=1, start=start, length=0, step=-1).shape[1] == 0
+        assert run("slice", np.arange(5), axis=0, start=start, length=0, step=-1).tolist() == []
     refuses("axis 2 is out of range", "slice", x, axis=2, start=0, length=1)
     assert infer("slice", x, axis=0, start=N - 1, length=1) == tensor_type("f32", 1, 5)
     with pytest.raises(ArgumentError, match="2 elements from 3 go past 4"):
