@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import json
 import time
 import uuid
@@ -60,6 +61,7 @@ class Choice:
         self.tokens: list[TokenLogprob] = []  # new ones, if log probabilities were asked for
         self.finish_reason: str | None = None
         self.begun, self.offset = False, 0  # whether a chunk went out; characters before the next token
+        self.decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # tells how many
 
     def push(self, pieces: Iterable[Piece]) -> None:
         """Takes what the engine gave; raises what went wrong there."""
@@ -253,13 +255,22 @@ class CompletionAnswer(Answer):
             return None
         made: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for t in tokens:
-            text = self.texts.of(t.token)[0]
-            made["tokens"].append(text)
-            made["token_logprobs"].append(max(t.logprob, -9999.0))
-            made["top_logprobs"].append({self.texts.of(token)[0]: max(logprob, -9999.0) for token, logprob in t.top})
+            name, logprob = self._name(t.token), max(t.logprob, -9999.0)
+            best = {name: logprob}  # the chosen token is always there; of two with one text it, else the better one
+            for token, other in t.top:
+                best.setdefault(self._name(token), max(other, -9999.0))
+            made["tokens"].append(name)
+            made["token_logprobs"].append(logprob)
+            made["top_logprobs"].append(best)
             made["text_offset"].append(choice.offset)
-            choice.offset += len(text)
+            choice.offset += len(choice.decode(bytes(self.texts.of(t.token)[1])))
         return made
+
+    def _name(self, token: int) -> str:
+        """A token's text; bytes that are no whole characters by their numbers, as OpenAI has them: bytes:\\xe2\\x82."""
+        text, data = self.texts.of(token)
+        is_whole = text.encode() == bytes(data)
+        return text if is_whole else "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def _version() -> str:

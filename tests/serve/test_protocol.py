@@ -124,6 +124,17 @@ def test_logprobs_of_both_kinds(call: Call) -> None:
     assert streamed == content
 
 
+def test_logprobs_of_parts_of_characters(call: Call) -> None:
+    """Tokens of the tiny model are bytes: those without a text of their own must not share one name."""
+    body = {"prompt": "ab", "max_tokens": 7, "temperature": 0, "logprobs": 20, "guided_regex": "€a€"}
+    answer = call(COMPLETIONS, body).json()["choices"][0]
+    found, euro = answer["logprobs"], [rf"bytes:\x{byte:02x}" for byte in "€".encode()]
+    assert answer["text"] == "€a€" and found["tokens"] == [*euro, "a", *euro]
+    assert found["text_offset"] == [0, 0, 0, 1, 2, 2, 2]
+    for token, own, best in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True):
+        assert best[token] == own and len(best) in (20, 21)
+
+
 def test_seeds_and_temperatures(call: Call) -> None:
     body = {"prompt": "ab", "max_tokens": 12, "temperature": 1.5, "seed": 5, "n": 2}
     one, again, other = (
