@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from monoplan.frontend.kv_cache import KVCache
 from monoplan.frontend.module import Module
 from monoplan.frontend.tensor import Tensor
@@ -83,7 +85,11 @@ def _from_gguf(keys: Any, arguments: dict[str, Any]) -> None:
     arguments["local_rope"] = FrozenDict(rope_theta=arguments["rope_theta"])
     pattern = keys.metadata.get(f"{keys.arch}.attention.sliding_window_pattern")
     if arguments["sliding_window"] is not None and pattern is not None:
-        arguments["layer_types"] = layer_kinds(pattern)
+        if isinstance(pattern, np.ndarray):  # for each layer, whether it has the window
+            arguments["layer_types"] = layer_kinds(pattern)
+        else:
+            every = keys.size("attention.sliding_window_pattern", 4)
+            arguments["layer_types"] = windows_but_every(every, arguments["num_hidden_layers"])
 
 
 _GGUF = GGUF(

@@ -365,7 +365,7 @@ def open_gguf(path: str | Path) -> GGUFCheckpoint:
 
 def _family(metadata: Mapping[str, Any]) -> Family | None:
     arch = str(metadata.get("general.architecture"))
-    if arch == "llama" and metadata.get("llama.expert_count"):
+    if arch == "llama" and _Keys(metadata, {}).size("expert_count"):
         return family_of("mixtral")
     return family_of(FAMILY_ARCHITECTURES.get(arch))
 

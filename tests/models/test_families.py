@@ -204,6 +204,20 @@ def test_a_gguf_file_is_the_same_model(kind: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(other, one, rtol=0, atol=1e-5)
 
 
+def test_windows_of_a_gguf_file_by_their_period(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of a list of layers there may be the number of layers after which one sees all."""
+    wanted = AutoModel.from_pretrained(gguf_pair("olmo3", tmp_path)[1]).config
+    key = "attention.sliding_window_pattern"
+    for pattern in (4, 2, 0.5, "x"):
+        monkeypatch.setitem(FILES["olmo3"].metadata, key, pattern)
+        path = gguf_pair("olmo3", tmp_path)[1]
+        if isinstance(pattern, int):
+            assert (AutoModel.from_pretrained(path).config == wanted) == (pattern == 4)
+            continue
+        with pytest.raises(LoadError, match=f"{key} must be a positive integer"):
+            AutoModel.from_pretrained(path)
+
+
 LLAMA_CPP = {"gpt_oss": "mxfp4"}  # the type of experts, where it is not q8_0
 EXPERTS = [kind for kind, written in FILES.items() if "expert_count" in written.metadata]
 

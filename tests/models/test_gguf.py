@@ -269,6 +269,7 @@ def test_per_layer_numbers_and_key_length(tmp_path: Path) -> None:
         ({"attention.head_count_kv": [1, 2]}, "attention.head_count_kv must be a positive integer"),
         ({"attention.key_length": 16, "attention.value_length": 8}, "different length"),
         ({"rope.dimension_count": 8}, "rope.dimension_count is 8"),
+        ({"expert_count": [1, 2]}, "expert_count must be a positive integer"),
         ({"expert_count": 8}, "mixture-of-experts"),
         ({"attention.causal": False}, "attention.causal is false: the model is an encoder"),
         ({"block_count": 3}, "block_count is 3, but the file has 2 layers"),
