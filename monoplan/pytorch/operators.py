@@ -476,6 +476,12 @@ def _attention(
 ) -> Any:  # fmt: skip
     if q.ndim > 4:
         raise ArgumentError(f"attention over tensors of rank {q.ndim} is not covered", fix="join leading dimensions")
+    if q.ndim != k.ndim or q.ndim != v.ndim:
+        q, k, v = (t.unsqueeze(0) if t.ndim == 3 else t for t in (q, k, v))
+    batches = {t.shape[0] for t in (q, k, v) if t.ndim == 4}
+    if len(batches) == 2 and 1 in batches:  # one batch of queries, or of keys, for all
+        (batch,) = batches - {1}
+        q, k, v = (t.expand(batch, *t.shape[1:]) for t in (q, k, v))
     return F.scaled_dot_product_attention(
         q, k, v, mask, is_causal=is_causal, scale=scale, causal_alignment="upper_left"
     )
