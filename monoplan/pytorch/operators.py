@@ -289,6 +289,8 @@ def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Any:
 
 @aten("unfold")
 def _unfold(x: Tensor, dim: int, size: int, step: int) -> Any:
+    if x.ndim == 0:
+        return x.reshape(1)[:size]
     dim %= x.ndim
     count = (x.shape[dim] - size) // step + 1
     places = F.arange(count).unsqueeze(1) * step + F.arange(size)

@@ -82,7 +82,7 @@ class Program:
                     if error.where is not None:
                         raise
                     raise type(error)(error.what, where=step.loc, why=error.why, fix=error.fix) from None
-                except (TypeError, ValueError, IndexError, NotImplementedError) as error:
+                except (TypeError, ValueError, IndexError, ArithmeticError, NotImplementedError) as error:
                     what = f"{step.operator} with these arguments is not covered"
                     raise TraceError(what, where=step.loc, why=in_words(error)) from error
         return _filled(self.outputs, values)

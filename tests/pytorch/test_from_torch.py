@@ -298,7 +298,9 @@ def test_operators_made_of_a_few() -> None:
     bools = torch.tensor([[True, False], [True, True]])
     matches(One(lambda m: (m * m[0], m + m[1], torch.maximum(m, m[0]), torch.min(m, m[0]), m.sgn())), bools)
     one = torch.randn(())
-    matches(One(lambda x: (x.softmax(0), x.log_softmax(-1), torch.softmax(x.reshape(1)[:0], 0))), one)
+    matches(
+        One(lambda x: (x.softmax(0), x.log_softmax(-1), torch.softmax(x.reshape(1)[:0], 0), x.unfold(0, 1, 1))), one
+    )
     matches(One(lambda x: torch.diff(x, 0, prepend=x)), torch.randn(4))
     matches(nn.ConvTranspose2d(3, 2, 3), torch.randn(3, 5, 5))
     matches(nn.ConvTranspose1d(3, 2, 3), torch.randn(3, 5))
