@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -271,3 +272,29 @@ def test_plans_for_x86_build_without_warnings(isa: str, options: tuple[str, ...]
     compile_strictly("x86_64-linux-gnu-gcc", source_of(target), tmp_path, "-O1", "-S", target_flags=flags)
     text = (tmp_path / "plan.o").read_text()
     assert used in text and "vpshufb" in text
+
+
+@needs("x86_64-linux-gnu-gcc")
+@pytest.mark.parametrize("name", ["q4_k", "q6_k"])
+def test_dot_products_of_vnni_take_turns_with_prefetches(name: str, tmp_path: Path) -> None:
+    """Compilers would move the prefetches of a unit to its front, and the sums of a row one behind the other."""
+    fields = FORMATS[name].c_fields(16, 1)
+    text = "\n".join(
+        [
+            *(f'#include "{header}"' for header in ("mp_plan.h", "mp_linear_blocks.h", f"mp_format_{name}.h")),
+            f"static const mp_block_format mp_block_{name} = {{{fields}, .group = mp_group_{name}}};",
+            f"MP_BLOCK_PANEL({name}, one, 1)",
+            f"mp_block_panel panel = mp_panel_{name}_one;",
+        ]
+    )
+    flags = compile_flags(CpuFeatures("x86_64", "avx512", ("avx512_vnni",)))
+    options = "-O3", "-ffp-contract=fast", "-fopenmp", "-Wno-unused-function", "-S"
+    compile_strictly("x86_64-linux-gnu-gcc", text, tmp_path, *options, target_flags=(*flags, "-DMP_LANES=16"))
+    body = (tmp_path / "plan.o").read_text().split(f"mp_panel_{name}_one:")[1].split(".cfi_endproc")[0]
+    found = re.findall(r"\b(vpdpbusd|prefetcht[01])\s.*?(\w+)\)?$", body, re.MULTILINE)
+    sums = [register for instruction, register in found if instruction == "vpdpbusd"]
+    prefetches = [i for i, (instruction, _) in enumerate(found) if instruction != "vpdpbusd"]
+    assert len(sums) == 2 * 256 // 4 and len(prefetches) >= FORMATS[name].unit_bytes // 64
+    assert sum(i < len(found) // 2 for i in prefetches) < 0.6 * len(prefetches)
+    if not FORMATS[name].half_scales:
+        assert all(len(set(sums[i : i + 4])) == 4 for i in range(0, len(sums), 4))

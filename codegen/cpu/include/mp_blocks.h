@@ -351,6 +351,23 @@ typedef struct {
     int first, count;
 } mp_ahead;
 
+/* Prefetches them. Past the end of a panel lies the one that is read next. */
+MP_FN void mp_blocks_prefetch(const mp_ahead ahead)
+{
+    MP_BLOCK_UNROLL
+    for (int line = 0; line < ahead.count; ++line) {
+        if ((ahead.first + line) % MP_LINES_INTO_L2 == 0) __builtin_prefetch(ahead.far + line * 64, 0, 2);
+        __builtin_prefetch(ahead.near + line * 64, 0, 3);
+    }
+}
+
+/* Part n of `parts` of them. */
+MP_FN mp_ahead mp_ahead_part(const mp_ahead all, const int n, const int parts)
+{
+    const int line = all.count * n / parts, end = all.count * (n + 1) / parts;
+    return (mp_ahead){all.near + line * 64, all.far + line * 64, all.first + line, end - line};
+}
+
 /* Bytes 1 and 3 of each word as pairs of 16 bits. */
 MP_FN mp_words mp_odd_bytes(const mp_words w, const int is_signed)
 {
@@ -402,13 +419,15 @@ MP_FN mp_ints mp_add_pair_of(mp_ints sum, const mp_words codes, const int16_t *n
 /* sums[r] = codes * numbers over part h of a group, of `parts`, of every column and of R rows, which take turns so that no sum
  * waits for itself. They begin with x.start, if `begun`. VNNI takes unsigned codes: signed ones are moved by 128, which
  * MP_BLOCK_MOVED says. MP_X_PLANES(R, largest): the numbers of R rows are planes of bytes, not pairs, if `largest` is the largest
- * of the codes. Where MP_DOTS_IN_ORDER is set, the lines `ahead` are prefetched meanwhile. */
+ * of the codes. Where MP_DOTS_IN_ORDER is set, the lines `ahead` are prefetched meanwhile. Where MP_GROUPS_OF_ROW is 2, a row has
+ * too few sums to take turns: G of its groups, one behind the other in `codes`, `x` and `sums`, are multiplied at once. */
 #if defined(__ARM_FEATURE_DOTPROD)
 #define MP_BLOCK_MOVED 0
 #define MP_X_PLANES(R, largest) 1
 /* Instructions stay in the order of the text, as in mp_tile.h: the two sums of a row take turns, and prefetches keep apart,
  * which makes a tenth of the speed of Neoverse-N1 cores. */
 #define MP_DOTS_IN_ORDER 1
+#define MP_GROUPS_OF_ROW 1
 #define MP_DOT_BY(n) __asm__ volatile("sdot %0.4s, %1.16b, %2.4b[" #n "]" : "+w"(sum) : "w"(codes), "w"(x))
 MP_FN int32x4_t mp_dot_by(int32x4_t sum, const mp_words codes, const int8x16_t x, const int place)
 {
@@ -437,12 +456,12 @@ MP_FN void mp_prefetch_here(const mp_ahead ahead, const int line)
     /* Into L1 alone: into L2 as well, Q8_0 has 4 % less of the memory's speed. */
     __asm__ volatile("prfm pldl1keep, %0" : : "m"(*(const word *)(const void *)(ahead.near + line * 64)));
 }
-MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int R, const int h, const int parts,
-                         const int is_signed, const int largest, const int begun, const mp_ahead ahead)
+MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int G, const int R, const int h,
+                         const int parts, const int is_signed, const int largest, const int begun, const mp_ahead ahead)
 {
     const int first = h * MP_QUADS / 2, end = first + MP_QUADS / parts;
     int32x4_t high[MP_BLOCK_ROWS], low[MP_BLOCK_ROWS];
-    (void)is_signed, (void)largest;
+    (void)G, (void)is_signed, (void)largest;
     MP_BLOCK_UNROLL
     for (int r = 0; r < R; ++r) {
         high[r] = mp_no_sum();
@@ -472,41 +491,46 @@ MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *su
 #elif defined(__AVX512VNNI__) && MP_LANES == 16
 #define MP_BLOCK_MOVED 128
 #define MP_X_PLANES(R, largest) 1
-#define MP_DOTS_IN_ORDER 0
+/* Instructions stay in the order of the text here, too. gcc would put the prefetches of a group together, where they wait for each
+ * other, and the sums of a group one after the other, of which the core sees too few at once. */
+#define MP_DOTS_IN_ORDER 1
+#define MP_GROUPS_OF_ROW 2
 /* sum + codes * four numbers, the same ones for every column. gcc would load them by an instruction of its own, and the loops
  * are bound by how many instructions begin in a cycle: 8 rows of Q4_K took 1.4 times as long. */
 MP_FN __m512i mp_dot_with(__m512i sum, const __m512i codes, const int8_t *numbers)
 {
     typedef int32_t word __attribute__((may_alias, aligned(1)));
-    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*(const word *)(const void *)numbers));
+    __asm__ volatile("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*(const word *)(const void *)numbers));
     return sum;
 }
-MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int R, const int h, const int parts,
-                         const int is_signed, const int largest, const int begun, const mp_ahead ahead)
+MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int G, const int R, const int h,
+                         const int parts, const int is_signed, const int largest, const int begun, const mp_ahead ahead)
 {
-    const int first = h * MP_QUADS / 2, end = first + MP_QUADS / parts;
+    const int first = h * MP_QUADS / 2, quads = MP_QUADS / parts;
     __m512i high[MP_BLOCK_ROWS], low[MP_BLOCK_ROWS];
-    (void)ahead, (void)largest;
+    (void)largest;
     MP_BLOCK_UNROLL
-    for (int r = 0; r < R; ++r) {
+    for (int r = 0; r < G * R; ++r) {
         high[r] = _mm512_setzero_si512();
         low[r] = _mm512_set1_epi32(begun ? x[r].start[h] : 0);
     }
     MP_BLOCK_UNROLL
-    for (int i = first; i < end; ++i) {
-        const __m512i q = (__m512i)(codes[i] ^ (is_signed ? 0x80808080u : 0u));
+    for (int i = 0; i < quads; ++i) {
+        mp_blocks_prefetch(mp_ahead_part(ahead, i, quads));
         MP_BLOCK_UNROLL
-        for (int r = 0; r < R; ++r) {
-            high[r] = mp_dot_with(high[r], q, x[r].planes[0] + 4 * i);
-            low[r] = mp_dot_with(low[r], q, x[r].planes[1] + 4 * i);
+        for (int r = 0; r < G * R; ++r) {
+            const __m512i q = (__m512i)(codes[r / R * MP_QUADS + first + i] ^ (is_signed ? 0x80808080u : 0u));
+            high[r] = mp_dot_with(high[r], q, x[r].planes[0] + 4 * (first + i));
+            low[r] = mp_dot_with(low[r], q, x[r].planes[1] + 4 * (first + i));
         }
     }
     MP_BLOCK_UNROLL
-    for (int r = 0; r < R; ++r) sums[r] = (mp_ints)_mm512_add_epi32(_mm512_slli_epi32(high[r], 7), low[r]);
+    for (int r = 0; r < G * R; ++r) sums[r] = (mp_ints)_mm512_add_epi32(_mm512_slli_epi32(high[r], 7), low[r]);
 }
 #else
 #define MP_BLOCK_MOVED 0
 #define MP_DOTS_IN_ORDER 0
+#define MP_GROUPS_OF_ROW 1
 #if (defined(__AVX512BW__) && MP_LANES == 16) || (defined(__AVX2__) && MP_LANES == 8)
 /* One row of x goes by bytes: codes need not become 16 bits. Products of two neighbours are added to one number of 16 bits, and some
  * of those, as many as the largest codes allow, before they become one of 32. */
@@ -538,11 +562,11 @@ MP_FN mp_ints mp_plane_dots(const mp_words *codes, const int8_t *plane, mp_ints 
 #else
 #define MP_X_PLANES(R, largest) 0
 #endif
-MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int R, const int h, const int parts,
-                         const int is_signed, const int largest, const int begun, const mp_ahead ahead)
+MP_FN void mp_block_dots(const mp_words *codes, const mp_x_group *x, mp_ints *sums, const int G, const int R, const int h,
+                         const int parts, const int is_signed, const int largest, const int begun, const mp_ahead ahead)
 {
     const int first = h * MP_QUADS / 2, end = first + MP_QUADS / parts;
-    (void)ahead, (void)largest;
+    (void)G, (void)ahead, (void)largest;
     MP_BLOCK_UNROLL
     for (int r = 0; r < R; ++r) sums[r] = (mp_ints)(codes[0] ^ codes[0]) + (begun ? x[r].start[h] : 0);
 #if defined(MP_BYTE_PAIRS)

@@ -71,33 +71,27 @@ static void mp_blocks_pack(const mp_linear_blocks *s, const void *c, const int64
     }
 }
 
-/* Prefetches lines that are read later. Past the end of a panel lies the one that is read next. */
-MP_INLINE void mp_blocks_prefetch(const mp_ahead ahead)
-{
-    MP_BLOCK_UNROLL
-    for (int line = 0; line < ahead.count; ++line) {
-        if ((ahead.first + line) % MP_LINES_INTO_L2 == 0) __builtin_prefetch(ahead.far + line * 64, 0, 2);
-        __builtin_prefetch(ahead.near + line * 64, 0, 3);
-    }
-}
+/* Groups that a step of R rows takes. */
+MP_INLINE int mp_blocks_abreast(const mp_block_format *f, const int R) { return R == 1 && !f->halves ? MP_GROUPS_OF_ROW : 1; }
 
-/* acc[r] += group g of x, of R rows, times the same group of a vector of columns. */
+/* acc[r] += the groups of x from g on that a step takes, of R rows, times the same groups of a vector of columns. */
 MP_INLINE void mp_blocks_step(const mp_block_format *f, const mp_x_group *x, const char *unit, const int g, const int v,
                               mp_vec *acc, const int R, const mp_ahead ahead)
 {
     const int parts = f->halves ? 2 : 1, begun = !f->offsets && !f->zeros && mp_blocks_zero(f) != 0;
-    mp_words codes[MP_QUADS];
-    mp_vec scale[2], offset[2];
+    const int G = mp_blocks_abreast(f, R);
+    mp_words codes[MP_GROUPS_OF_ROW * MP_QUADS];
+    mp_vec scale[MP_GROUPS_OF_ROW][2], offset[MP_GROUPS_OF_ROW][2];
     if (!MP_DOTS_IN_ORDER) mp_blocks_prefetch(ahead);
-    f->group(unit, g, v, codes, scale, offset);
+    MP_BLOCK_UNROLL
+    for (int n = 0; n < G; ++n) f->group(unit, g + n, v, codes + n * MP_QUADS, scale[n], offset[n]);
     MP_BLOCK_UNROLL
     for (int h = 0; h < parts; ++h) {
-        const int line = ahead.count * h / parts;
-        const mp_ahead some = {ahead.near + line * 64, ahead.far + line * 64, ahead.first + line, ahead.count * (h + 1) / parts - line};
         mp_ints dots[MP_BLOCK_ROWS];
-        mp_block_dots(codes, x, dots, R, h, parts, f->kind == MP_SIGNED, f->largest, begun, some);
+        mp_block_dots(codes, x, dots, G, R, h, parts, f->kind == MP_SIGNED, f->largest, begun, mp_ahead_part(ahead, h, parts));
         MP_BLOCK_UNROLL
-        for (int r = 0; r < R; ++r) acc[r] = mp_block_add(f, x + r, h, scale[h], offset[h], dots[r], acc[r]);
+        for (int i = 0; i < G * R; ++i)
+            acc[i % R] = mp_block_add(f, x + i, h, scale[i / R][h], offset[i / R][h], dots[i], acc[i % R]);
     }
 }
 
@@ -119,19 +113,18 @@ MP_INLINE void mp_blocks_unit(const mp_block_format *f, const mp_x_group *x, con
     enum { V = MP_PANEL / MP_LANES };
     const int lines = (f->unit_bytes + 64 * V - 1) / (64 * V); /* that are prefetched for each vector of columns */
     const char *const ahead = unit + v * lines * 64;
+    const mp_ahead all = {ahead + near, ahead + far, 0, lines};
+    const int G = mp_blocks_abreast(f, R);
     const mp_x_group *const rows = mp_hidden(x);
     mp_vec own[MP_BLOCK_ROWS];
     MP_BLOCK_UNROLL
     for (int r = 0; r < R; ++r) own[r] = acc[v * R + r];
     if (R == 1 || MP_BLOCK_ROWS > 4) {
         MP_BLOCK_UNROLL
-        for (int g = 0; g < f->unit; ++g) {
-            const int first = lines * g / f->unit, end = lines * (g + 1) / f->unit;
-            const char *const from = ahead + first * 64;
-            mp_blocks_step(f, rows + g * R, unit, g, v, own, R, (mp_ahead){from + near, from + far, first, end - first});
-        }
+        for (int g = 0; g < f->unit; g += G)
+            mp_blocks_step(f, rows + g * R, unit, g, v, own, R, mp_ahead_part(all, g / G, f->unit / G));
     } else {
-        mp_blocks_prefetch((mp_ahead){ahead + near, ahead + far, 0, lines});
+        mp_blocks_prefetch(all);
         MP_ONCE
         for (int g = 0; g < f->unit; ++g) mp_blocks_step(f, rows + g * R, unit, g, v, own, R, (mp_ahead){0, 0, 0, 0});
     }
