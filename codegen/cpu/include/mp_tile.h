@@ -22,7 +22,7 @@
  * Cascade Lake cores fetch the next lines by themselves once they see one, and by other buffers, which is a tenth faster.
  * Those with tile units have buffers enough, and are a tenth slower. */
 #if defined(__AVX512F__) && !defined(__AMX_TILE__)
-#define MP_LINES_INTO_L2 4
+#define MP_LINES_INTO_L2 3
 #else
 #define MP_LINES_INTO_L2 1
 #endif
